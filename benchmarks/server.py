@@ -40,8 +40,8 @@ from numpy.typing import NDArray
 
 from adam_async.messages import Push
 from adam_async.model import KERNELS, ModelSpec, Network, Sgd, mlp, named_model
+from adam_async.model.kernels import make_batches
 from adam_async.model.keyed_random import Dice
-from adam_async.model.rule_batches import make_batches
 from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.decode_push import read_gradients
 from adam_async.parameter_server.service import TURN_WORK

@@ -1,4 +1,4 @@
-"""A dataflow graph alone: two tags are in flight, and the one whose inputs come first overtakes the other.
+"""A dataflow graph alone: of two tags in flight, the second gets its inputs first, and overtakes.
 
 left  ---> [double, in a thread] --+
                                    +--> [add] --> sum

@@ -1,4 +1,4 @@
-"""A tensor there and back over TCP. Its bytes are not copied on the way out, and land where we say."""
+"""A tensor sent over TCP and back. The send copies no bytes, and the reply arrives in a given array."""
 
 import asyncio
 import os

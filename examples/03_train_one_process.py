@@ -21,7 +21,7 @@ def show(epoch: EpochResult) -> None:
 
 async def main(source: str = "digits", *, epochs: int = 5) -> RunResult:
     async with Disk() as disk:
-        cache = Path.home() / ".cache" / "adam-async" / "mnist"  # where the command line keeps it, too
+        cache = Path.home() / ".cache" / "adam-async" / "mnist"  # the cache of the command line
         dataset = await load_dataset(source, disk, cache_dir=cache)
     print(f"{dataset!r}: {dataset.source}")
 

@@ -1,8 +1,8 @@
-"""Train with every role in a process of its own, over loopback TCP; kill a worker on the way with --kill.
+"""Train with every role in a separate process, over loopback TCP; --kill kills a worker during training.
 
     python examples/04_train_processes.py [--kill]
 
-The killed worker is started again, and what it held is trained by whoever asks next: not a group is lost.
+The killed worker starts again, and the next worker that requests groups trains those it held: none is lost.
 """
 
 import asyncio

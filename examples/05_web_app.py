@@ -1,6 +1,6 @@
 """A web application that trains while it answers, in one event loop.
 
-uvicorn --app-dir examples 05_web_app:app      and look at http://127.0.0.1:8000
+uvicorn --app-dir examples 05_web_app:app      serves http://127.0.0.1:8000
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from adam_async import Config, Disk, LocalCluster, load_dataset
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    """Train from start to shutdown; whatever is still in training at shutdown ends in good order."""
+    """Train from start to shutdown; a shutdown ends the training in good order."""
     async with Disk() as disk:
         digits = await load_dataset("digits", disk)
     async with LocalCluster(app.state.config, dataset=digits) as cluster, asyncio.TaskGroup() as group:
@@ -29,7 +29,7 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
 
 
 async def progress(request: Request) -> JSONResponse:
-    """Say how far the training is."""
+    """Report the progress of the training."""
     now = request.app.state.cluster.driver.progress
     return JSONResponse(
         {

@@ -1,4 +1,4 @@
-"""Train one replica whose model is cut over two workers, in one process: who computes what, and what crosses.
+"""Train one replica with its model cut over two workers, in one process; print blocks and crossings.
 
 python examples/07_partitioned.py [digits | mnist | FOLDER]
 """
@@ -20,7 +20,7 @@ def show_plan(model: Network, plan: PartitionPlan) -> None:
     for layer in plan.layers:
         blocks = " | ".join(f"{start} to {stop - 1}" if start < stop else "-" for start, stop in layer.blocks)
         print(
-            f"{layer.layer:8} rows or features  {'made by whoever reads it' if layer.recomputed else blocks}"
+            f"{layer.layer:8} rows or features  {'computed by each reader' if layer.recomputed else blocks}"
         )
     parts = [Partition(model, plan, worker) for worker in range(plan.workers)]
     for crossing in parts[0].layout.crossings:
@@ -41,7 +41,7 @@ async def main(source: str = "digits", *, epochs: int = 3) -> RunResult:
     assert run is not None
     assert run.plan is not None
     show_plan(result.model, PartitionPlan.from_dict(run.plan))
-    print("in one process all of it went by reference: worker-0 trained both parts")
+    print("in one process worker-0 trained both parts, without messages between workers")
     return result
 
 

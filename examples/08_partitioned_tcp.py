@@ -1,7 +1,7 @@
-"""The same over TCP: every role listens at a port of its own, and the two halves of the model talk by frames.
+"""The same over TCP: every role listens on its own port, and the two parts of the model exchange frames.
 
-All roles are in this program only because that is short. Workers on two machines, started by `adam-async
-worker`, send one another the same messages.
+All roles are in this program to keep it short. Workers on two machines, started by `adam-async worker`, send
+each other the same messages.
 
 python examples/08_partitioned_tcp.py [digits | mnist | FOLDER]
 """

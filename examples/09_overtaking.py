@@ -1,7 +1,7 @@
-"""Two groups on their way through a cut model over a slow cable, and the later one is done first.
+"""Groups in a cut model over a slow cable: a later group overtakes an earlier one.
 
-Each worker begins whatever has arrived, of whatever group, so a late tensor holds up its own group and no
-thread. With a file name, what happened is written there, for Perfetto and for docs/images/draw_overtaking.py.
+Each worker begins any step with its tensors, of any group, so a late tensor delays its own group and no
+thread. With a file name, writes a trace there, for Perfetto and for docs/images/draw_overtaking.py.
 
 python examples/09_overtaking.py [FILE.json]
 """
@@ -19,7 +19,7 @@ CABLE = "worker-0~worker-1:4ms+8ms"
 
 
 def overtakings(events: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """Pairs of groups of which the second began later at either worker, and was done earlier at both."""
+    """Return pairs of groups: the second began later at both workers, and ended earlier at both."""
     begin, end = moments(events, "segment-0"), moments(events, "push")
     groups = sorted({group for _, group in end})
     return [
@@ -34,7 +34,7 @@ def overtakings(events: list[dict[str, Any]]) -> list[tuple[int, int]]:
 
 
 def moments(events: list[dict[str, Any]], node: str) -> dict[tuple[str, int], float]:
-    """When a node began, in microseconds, by worker and group."""
+    """Return the start of a node in microseconds, by worker and group."""
     return {(e["cat"], e["args"]["group"]): e["ts"] for e in events if e["ph"] == "X" and e["name"] == node}
 
 

@@ -1,4 +1,4 @@
-"""Write the digits of the package in every format of images that can be trained on.
+"""Write the digits of the package in every format of images that training reads.
 
 python examples/make_sample_data.py OUT, and then, for example: adam-async train --data OUT/shards
 """
@@ -22,7 +22,7 @@ def png(image: np.ndarray) -> bytes:
 
 
 def write(out: Path, split: str, images: np.ndarray, labels: np.ndarray) -> None:
-    """Write images (N, rows, columns) with their labels (N,), to train or to test with, in each format."""
+    """Write images (N, rows, columns) with their labels (N,), as one split, in each format."""
     for kind in ("shards", "csv", "csv-paths/images", "npy", "npz", "parquet", "idx"):
         (out / kind).mkdir(parents=True, exist_ok=True)
     for letter, content, name in (("x", images, "images-idx3-ubyte"), ("y", labels, "labels-idx1-ubyte")):

@@ -15,13 +15,13 @@ from statistics import median
 
 import numpy as np
 
-from adam_async.model.bare import StepBuffers
 from adam_async.model.context import Context
 from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import Array, Layer, Weights
 from adam_async.model.network import Network
 from adam_async.model.partition.prediction import LayerTimes
 from adam_async.model.rules import Rule, RuleState, Sgd
+from adam_async.model.step import StepBuffers
 
 SECONDS = 0.4
 """How long the passes take, but for the least of them."""
@@ -77,7 +77,7 @@ class _Passes:
         self._state: dict[str, RuleState] = {
             p.name: self._rule.new_state(p.shape, network.dtype) for p in network.trained
         }
-        self._buffers = StepBuffers.of(network)
+        self._buffers = StepBuffers.of(network.trained, network.dtype)
         self._context: Context = network.context(images)
         drawn = Dice(1).bits("images", count=images * prod(network.input_shape))
         pixels = (drawn >> np.uint64(56)).astype(np.uint8).reshape(images, *network.input_shape)

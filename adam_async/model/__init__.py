@@ -1,14 +1,13 @@
 """Pure: networks as numbers. Specs, layers, contexts, rules; no asyncio anywhere."""
 
-from adam_async.model.bare import new_rule_state, train_step
 from adam_async.model.context import Context
 from adam_async.model.errors import GradientMismatchError, ModelError, SpecError
-from adam_async.model.finite import is_finite
-from adam_async.model.in_place import InPlaceStep
+from adam_async.model.in_place import InPlaceStep, new_rule_state, train_step
+from adam_async.model.kernels import KERNELS
 from adam_async.model.layer import Array, Factors, Layer, Loss, ParameterSpec, Slots, Weights
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.named import NAMED_MODELS, mlp, named_model
-from adam_async.model.network import KERNELS, Network
+from adam_async.model.network import Network
 from adam_async.model.rules import (
     RULES,
     Adagrad,
@@ -21,7 +20,7 @@ from adam_async.model.rules import (
     plain_step,
 )
 from adam_async.model.spec import LayerSpec, ModelSpec
-from adam_async.model.step import StepBuffers, StepOutcome
+from adam_async.model.step import StepBuffers, StepOutcome, is_finite
 
 __all__ = [
     "BUILTIN_LAYERS",

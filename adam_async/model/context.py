@@ -1,42 +1,118 @@
 """Pure: a training context, the arrays of one group in flight.
 
 Everything is allocated once, for `group_size` images. A smaller group (the last of an epoch) uses the front
-of the same memory: each array is a flat buffer, of which a view of the right shape is made for each number
-of images that occurs, once.
+of the same memory: each array is a view of a flat buffer, made once for each number of images that occurs.
 
-An output that several layers read collects one error gradient per reader; they are added up before the
-layer's own way back. Where there is one reader, it writes straight into the one array there is.
+An output with several readers has one error gradient per reader; the layer's backward adds them up first. A
+single reader writes straight into the output's error gradient.
 """
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from adam_async.model.errors import ModelError
-from adam_async.model.kernel_set import KernelSet
 from adam_async.model.keyed_random import Dice, Key
-from adam_async.model.layer import Array, Layer, Loss, Slots
+from adam_async.model.layer import Array, Layer, Loss, Slots, Weights
+from adam_async.model.rules import RuleState, Sgd
 from adam_async.model.spec import Shape
-from adam_async.model.topology import INPUT_INDEX
+from adam_async.model.step import StepBuffers, StepInput, StepOutcome
+from adam_async.model.topology import INPUT_INDEX, Topology
 
-if TYPE_CHECKING:
-    from adam_async.model.network import Network
+
+class Engine(Protocol):
+    """Compiled kernels that run many layers of one network in one call: `fast.engine.TapeEngine`."""
+
+    @property
+    def kernels(self) -> frozenset[int]:
+        """Numbers of the kernels that the network needs."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether these kernels are compiled, in this process or on disk."""
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether this process can read kernels that another process compiles."""
+
+    def warm_up(self, progress: Callable[[int, int], None] | None) -> None:
+        """Compile the kernels, or read them from disk."""
+
+    def forward(self, weights: Weights, context: "Context", layers: range) -> None:
+        """Run these layers forward."""
+
+    def backward(self, weights: Weights, context: "Context", layers: range) -> None:
+        """Run these layers backward, last first."""
+
+    def descend(
+        self,
+        weights: Weights,
+        state: Mapping[str, RuleState],
+        context: "Context",
+        buffers: StepBuffers,
+        rule: Sgd,
+        rate: float,
+    ) -> StepOutcome:
+        """Run forward, backward and the rule in place; one call if every layer has compiled kernels."""
+
+    def can_descend_groups(self, context: "Context", groups: Sequence[StepInput]) -> bool:
+        """Whether `descend_groups` can train these groups, each as large as the context is laid out for."""
+
+    def descend_groups(
+        self,
+        weights: Weights,
+        state: Mapping[str, RuleState],
+        context: "Context",
+        buffers: StepBuffers,
+        rule: Sgd,
+        groups: Sequence[StepInput],
+        steps: Array,
+    ) -> list[StepOutcome]:
+        """Do the same for groups of one size, one after the other, in one call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KernelSet:
+    """The layers of a network with one set of kernels."""
+
+    kernels: str
+    """``"numpy"`` or ``"numba"``."""
+    topology: Topology
+    engine: Engine | None
+    """Runs compiled layers; None with NumPy's kernels."""
+
+
+class RunnableNetwork(Protocol):
+    """The parts of a `Network` that its contexts read."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32 or float64."""
+
+    @property
+    def input_shape(self) -> Shape:
+        """Shape of one image."""
+
+    kernel_set: KernelSet
+    """The layers that groups loaded from now on run with."""
 
 
 class Context:
-    """Activations, error gradients and scratch of one group.
+    """Activations, error gradients and scratch of one group; for one thread at a time.
 
-    Made by `Network.context`; for one thread at a time. The group in it runs with the `kernel_set` that the
-    network used when it was loaded.
+    `Network.context` makes contexts. A group runs with the `kernel_set` that the network had when the group
+    was loaded.
 
     Args:
-        network: The network that it is made for.
+        network: The network that runs groups in this context.
         group_size: Largest number of images.
-        training: Without it there are no error gradients, and no way back.
+        training: Whether to allocate error gradients, which backward needs.
     """
 
-    def __init__(self, network: "Network", *, group_size: int, training: bool) -> None:
+    def __init__(self, network: RunnableNetwork, *, group_size: int, training: bool) -> None:
         if group_size < 1:
             raise ModelError(f"a context must hold at least 1 image, not {group_size}")
         self._network = network
@@ -44,14 +120,14 @@ class Context:
         self._group_size = group_size
         self._dtype = network.dtype
         self._training = training
-        layers = network.layers
+        layers = network.kernel_set.topology.layers
         self._drawing = tuple(number for number, layer in enumerate(layers) if training and layer.DRAWS)
         self._numbers = {layer.name: number for number, layer in enumerate(layers)}
         self._take_up(network.kernel_set)
         self._current = self._bind(group_size)
 
     def _take_up(self, kernel_set: KernelSet) -> None:
-        """Forget what was made for other kernels: they need other scratch."""
+        """Change to these kernels, and drop all arrays: other kernels need other scratch."""
         self.kernel_set = kernel_set
         self._topology = kernel_set.topology
         self._memory: dict[tuple[object, ...], Array] = {}
@@ -68,17 +144,17 @@ class Context:
 
     @property
     def images(self) -> int:
-        """Number of images of the group now in it."""
+        """Number of images of the loaded group."""
         return self._current.images
 
     @property
     def training(self) -> bool:
-        """Whether it holds error gradients."""
+        """Whether the context has error gradients."""
         return self._training
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its arrays."""
+        """Bytes of all arrays."""
         return sum(buffer.nbytes for buffer in self._memory.values())
 
     def load(
@@ -89,18 +165,17 @@ class Context:
         dice: Dice | None = None,
         keys: tuple[Key, ...] = (),
     ) -> None:
-        """Take a group of 1 to `group_size` images; uint8 becomes 0 to 1, floats are copied.
+        """Load a group of 1 to `group_size` images; uint8 becomes 0 to 1, floats are copied.
 
         Args:
-            images: Shape ``(n, C, H, W)``; axes of length 1 may be left out, or all be in one, ``(n, C * H *
-                W)``. None where no layer reads them, in a part of a network; then labels tell how many.
-            labels: What the loss layer takes: class numbers ``(n,)``, or target values. None, only to
-                predict.
-            dice: What layers such as dropout draw with when they train; others need none.
+            images: Shape ``(n, C, H, W)``, axes of length 1 optional, or ``(n, C * H * W)``. None in a part
+                of a network that reads no images; then n is the number of labels.
+            labels: Targets for the loss layer: class numbers ``(n,)``, or target values. None to predict.
+            dice: Random source for layers such as dropout in training; other networks need none.
             keys: The group's name, such as epoch and number: equal keys draw equal values.
 
         Raises:
-            ModelError: Number, shape or dtype does not fit, or a layer that draws has no dice.
+            ModelError: Number, shape or dtype does not fit, or a layer needs dice and there are none.
         """
         counted = images if images is not None else labels
         count = counted.shape[0] if counted is not None and counted.ndim else 0
@@ -111,7 +186,7 @@ class Context:
             self._load_images(images, count)
         elif math.prod(self._input_shape):
             raise ModelError(
-                f"images of shape {list(self._input_shape)} are read here: give more than labels"
+                f"this network reads images of shape {list(self._input_shape)}: load images with the labels"
             )
         if labels is not None:
             self.load_labels(labels)
@@ -125,10 +200,10 @@ class Context:
             layer.draw(self._current.slots[number], dice, keys)
 
     def load_labels(self, labels: Array) -> None:
-        """Take the labels alone, of as many images as the context is laid out for.
+        """Load the labels alone, one per image that the context is laid out for.
 
         Raises:
-            ModelError: They do not fit the loss layer.
+            ModelError: The labels do not fit the loss layer.
         """
         loss = self._topology.layers[-1]
         if isinstance(loss, Loss):
@@ -136,7 +211,7 @@ class Context:
 
     @property
     def targets(self) -> tuple[Array, ...]:
-        """The arrays that the loss layer keeps labels in; none where it does not say which."""
+        """The arrays in which the loss layer keeps labels; empty if its `TARGETS` names none."""
         loss = self._topology.layers[-1]
         scratch = self._current.slots[-1].scratch
         return (
@@ -145,7 +220,7 @@ class Context:
 
     @property
     def draws(self) -> bool:
-        """Whether a layer draws for each group."""
+        """Whether a layer draws random values for each group."""
         return bool(self._drawing)
 
     def _load_images(self, images: Array, count: int) -> None:
@@ -161,10 +236,8 @@ class Context:
             raise ModelError(f"images must be uint8 or floating point, not {images.dtype}")
 
     def resize(self, images: int) -> None:
-        """Lay the context out for another number of images; what it held is lost.
-
-        Here, between two groups, it takes up the kernels that its network uses by now.
-        """
+        """Lay the context out for another number of images; the values in it are lost."""
+        # Kernels change only here, between two groups: a group ends with the kernels that it began with.
         if self._network.kernel_set is not self.kernel_set:
             self._take_up(self._network.kernel_set)
         bound = self._bound.get(images)
@@ -172,7 +245,7 @@ class Context:
 
     @property
     def input(self) -> Array:
-        """The images, in the layout inside a context: ``(C, H, W, B)`` or ``(F, B)``."""
+        """The images, batch last: ``(C, H, W, B)`` or ``(F, B)``."""
         return self._current.input
 
     def slots(self, number: int) -> Slots:
@@ -182,22 +255,22 @@ class Context:
     def output(self, name: str) -> Array:
         """View of a layer's output, batch first: ``(B, C, H, W)`` or ``(B, F)``.
 
-        A layer that works in the memory of its input shows its own output under both names.
+        If a layer works in the memory of its input, both names give its output.
         """
         return np.moveaxis(self.slots(self._number(name)).output, -1, 0)
 
     def error(self, name: str) -> Array:
         """View of the error gradient of a layer's output, batch first.
 
-        Valid from its reader's way back until its own.
+        Valid from the backward of the output's readers until the layer's own.
         """
         slots = self.slots(self._number(name))
         if slots.output_error is None:
-            raise ModelError(f"this context holds no error gradient for layer {name!r}")
+            raise ModelError(f"this context has no error gradient for layer {name!r}")
         return np.moveaxis(slots.output_error, -1, 0)
 
     def gather_error(self, number: int) -> None:
-        """Add up the error gradients that several readers of one output left."""
+        """Add up the error gradients from several readers of one output."""
         parts = self.error_parts(number)
         if not parts:
             return
@@ -207,12 +280,12 @@ class Context:
             np.add(total, part, out=total)
 
     def error_parts(self, number: int) -> tuple[Array, ...]:
-        """The error gradients that `gather_error` adds up; none where one reader writes straight into it."""
+        """The error gradients that `gather_error` adds up; empty if the output has one reader."""
         return self._current.merges.get(number, ())
 
     @property
     def tapes(self) -> dict[Any, Any]:
-        """What whoever runs the network keeps with these arrays, for the current number of images."""
+        """Cache of the network's engine for these arrays and the current number of images."""
         return self._current.tapes
 
     def _number(self, name: str) -> int:
@@ -224,7 +297,7 @@ class Context:
     def _take(self, key: tuple[object, ...], full: Shape, shape: Shape, dtype: Any) -> Array:
         buffer = self._memory.get(key)
         if buffer is None:
-            # Written, where `zeros` would only promise: memory lies near to whoever first writes it.
+            # Not `zeros`, which writes nothing: the thread that first writes memory gets it on its NUMA node.
             buffer = self._memory[key] = np.full(math.prod(full), 0, dtype)
         return buffer[: math.prod(shape)].reshape(shape)
 
@@ -265,7 +338,7 @@ class Context:
         return bound
 
     def _hosted(self, number: int, layer: Layer, images: int) -> Array:
-        """Memory of an output that is a part of a later one's."""
+        """Memory of an output that is a part of a later output."""
         host, start = self._topology.hosts[number]
         whole = self._per_image(("output", host), self._topology.layers[host].output_shape, images)
         stop = start + math.prod(layer.output_shape)
@@ -278,6 +351,7 @@ class Context:
             if not topology.wants_error[number] or isinstance(topology.layers[number], Loss):
                 continue
             shape = topology.layers[number].output_shape
+            # The only reader's error gradient may lie in the memory of this one, as its output does.
             if len(readers) == 1 and topology.shares[readers[0][0]]:
                 error = bound.errors[readers[0][0]].reshape(*shape, bound.images)
             elif len(readers) == 1 and (start := topology.layers[readers[0][0]].hosts_at) is not None:
@@ -301,14 +375,14 @@ class Context:
 
 
 def check_layout(shape: Shape, wanted: Shape) -> None:
-    """Refuse images in another order than a network reads, such as those with their channels last.
+    """Refuse images of another shape or order of axes than a network reads.
 
     Args:
-        shape: Of one image; axes of length 1 do not count, and a flat one is in the right order.
-        wanted: (C, H, W), or another shape that the network's input has.
+        shape: Shape of one image; axes of length 1 do not count, and a flat image fits.
+        wanted: Shape of the network's input, such as (C, H, W).
 
     Raises:
-        ModelError: Another shape; says how to put channels first where they are last.
+        ModelError: The shapes differ; if the channels come last, the message has the call that moves them.
     """
     if shape == (math.prod(wanted),) or _long_axes(shape) == _long_axes(wanted):
         return

@@ -1,20 +1,20 @@
-"""Pure: what can be wrong with a model.
+"""Pure: errors of a model.
 
 ModelError
-    SpecError              a model that cannot be: unknown layer, option or input, shapes that do not fit
-    LayerFailed            a step of a layer raised; `__cause__` is what it raised
-    GradientMismatchError    a layer whose gradient is not that of its output
+    SpecError                a spec cannot be built: unknown layer, option or input, shapes that do not fit
+    LayerFailed              a step of a layer raised; `__cause__` is its error
+    GradientMismatchError    a gradient of a layer is not that of its output
 """
 
 from adam_async.errors import AdamError, ConfigError
 
 
 class ModelError(AdamError, ValueError):
-    """Something about a model or the arrays given to it does not fit."""
+    """A model, or an array given to it, does not fit."""
 
 
 class SpecError(ModelError, ConfigError):
-    """A model specification that cannot be built; the message names the layer and what to change."""
+    """A model specification that cannot be built; the message names the layer and the change to make."""
 
 
 class LayerFailed(ModelError):

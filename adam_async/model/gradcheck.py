@@ -1,4 +1,4 @@
-"""Pure: finite-difference checks of gradients, for our layers and yours.
+"""Pure: finite-difference checks of gradients, for built-in layers and others.
 
 Along a random direction d, a function f of x with gradient g satisfies
 
@@ -21,8 +21,10 @@ from adam_async.model.layer import Layer, Loss, Slots
 from adam_async.model.network import Network
 
 STEP = 1e-6
+"""Step h along a direction."""
+
 TOLERANCE = 1e-6
-"""Relative to the size of the two sides, or to 1e-3 where both are smaller than that."""
+"""Difference allowed, relative to the size of the two sides, or to 1e-3 if both are smaller."""
 
 Floats = NDArray[np.float64]
 
@@ -39,10 +41,10 @@ def check_gradient(
 ) -> None:
     """Compare a gradient with finite differences of `function`, which reads `value`.
 
-    `value` is changed on the way and restored.
+    Changes `value`, and restores it at the end.
 
     Raises:
-        GradientMismatchError: They differ; the message names what was checked and both numbers.
+        GradientMismatchError: They differ; the message has `name` and both numbers.
     """
     kept = value.copy()
     for number in range(directions):
@@ -56,7 +58,7 @@ def check_gradient(
         expected = (above - below) / (2.0 * STEP)
         terms = gradient * direction
         found = float(np.sum(terms))
-        # Terms may cancel to almost nothing; what a finite difference misses of each of them does not.
+        # Terms may cancel to almost nothing, while the errors of their finite differences do not.
         if not abs(found - expected) <= tolerance * max(float(np.sum(np.abs(terms))), abs(expected), 1e-3):
             raise GradientMismatchError(
                 f"gradient of {name}: {found:.9g} along direction {number}, "
@@ -77,7 +79,7 @@ def check_network(
     """Check the gradient of every tensor of a float64 network on one group; factors must multiply to it.
 
     Raises:
-        GradientMismatchError: One is wrong; the message names it.
+        GradientMismatchError: A gradient is wrong; the message names it.
         ModelError: The network computes in float32.
     """
     if network.dtype != np.float64:
@@ -117,11 +119,11 @@ def check_layer(
 ) -> None:
     """Check one layer alone, in float64: error gradients of all inputs, gradients of all tensors.
 
-    The function differentiated is the sum of the outputs times random numbers; for a loss, the mean loss of
+    The function to differentiate is the sum of the outputs times random numbers; for a loss, the mean loss of
     `labels`.
 
     Raises:
-        GradientMismatchError: One is wrong; the message names it.
+        GradientMismatchError: A gradient is wrong; the message names it.
     """
     slots = lone_slots(
         layer,
@@ -173,11 +175,11 @@ def check_layer(
 
 
 def lone_slots(layer: Layer, inputs: Sequence[NDArray[Any]]) -> Slots:
-    """Make the arrays of a layer outside any network, nothing shared, for training.
+    """Make the arrays to train a layer outside any network, with no shared memory.
 
     Args:
         layer: Any layer.
-        inputs: Its inputs, batch last, all of one dtype and number of images; they are used as they are.
+        inputs: Its inputs, batch last, all of one dtype and number of images; not copied.
     """
     images, dtype = inputs[0].shape[-1], inputs[0].dtype
     output_shape = (*layer.output_shape, images)

@@ -1,9 +1,9 @@
-"""Pure: one training step that changes the weights where they are.
+"""Pure: one training step that changes weights in place.
 
-Where a worker's weights are the shard's own memory there is no push to carry a gradient: the thread that
-computed it applies the rule itself, without a lock. Threads may step over the same weights and the same
-rule state at once; an update may then be lost, which is Hogwild's bargain, but nothing that is not finite
-ever reaches the weights: each gradient is checked before its tensor is touched.
+If a worker's weights are the shard's own memory, no push carries a gradient: the thread that computes it
+applies the rule, without a lock. Several threads may change the same weights and rule state at once, so an
+update may be lost, as in Hogwild. The weights stay finite: each gradient is checked before its tensor
+changes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,21 +11,18 @@ from dataclasses import replace
 from itertools import groupby
 
 from adam_async.model.context import Context
-from adam_async.model.finite import is_finite
 from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import Array, Weights
 from adam_async.model.network import Network
 from adam_async.model.rules import Rule, RuleState, Sgd
-from adam_async.model.step import StepBuffers as StepBuffers
-from adam_async.model.step import StepInput as StepInput
-from adam_async.model.step import StepOutcome as StepOutcome
+from adam_async.model.step import StepBuffers, StepInput, StepOutcome, is_finite
 
 
 class InPlaceStep:
     """Forward, backward and rule on given memory. Holds no arrays; any number of threads may share it.
 
     Args:
-        network: What is trained, with its kernels.
+        network: The network to train.
         rule: Its update rule.
     """
 
@@ -34,8 +31,8 @@ class InPlaceStep:
         self._rule = rule
 
     def new_scratch(self) -> StepBuffers:
-        """Allocate what one thread needs beside its context."""
-        return StepBuffers.of(self._network)
+        """Allocate the buffers that one thread needs beside its context."""
+        return StepBuffers.of(self._network.trained, self._network.dtype)
 
     def train(
         self,
@@ -48,14 +45,14 @@ class InPlaceStep:
     ) -> StepOutcome:
         """Train on the group loaded in `context`, changing `weights` and `state`.
 
-        Each layer's tensors are updated right after its own way back, while its arrays are in the cache; no
-        layer before it reads them again, so one thread alone gets the result of updating at the end.
+        Each layer's tensors are updated right after its backward, while its arrays are in the cache. No layer
+        before it reads them again, so the result of one thread alone equals updates at the end.
 
         Args:
             weights: All tensors of the network, C-contiguous and writable.
-            state: For each of them, what the rule's `new_state` made.
-            context: One thread's, made for training, with images and labels loaded.
-            scratch: The same thread's, from `new_scratch`.
+            state: State of each tensor, from the rule's `new_state`.
+            context: The thread's context for training, with images and labels loaded.
+            scratch: The thread's buffers, from `new_scratch`.
             rate: Learning rate of this step.
 
         Raises:
@@ -92,24 +89,25 @@ class InPlaceStep:
     ) -> list[StepOutcome]:
         """Load and train groups one after the other; see `train`.
 
-        Where all layers have compiled kernels, this is one call without the interpreter's lock for all groups
-        of one size, so that no thread waits for the lock between two of them.
+        If all layers have compiled kernels, one call without the interpreter's lock trains all neighbouring
+        groups of one size, so that no thread waits for the lock between two groups.
 
         Args:
             weights: See `train`.
             state: See `train`.
-            context: One thread's, made for training, for at least as many images as a group has.
+            context: The thread's context for training, for at least as many images as a group has.
             scratch: See `train`.
-            groups: What to train on, in this order.
-            steps: int64 ``(1,)``: the steps of all threads, counted here.
-            dice: What layers draw with.
+            groups: Groups to train on, in this order.
+            steps: int64 ``(1,)``: count of the steps of all threads; each group adds 1.
+            dice: Random source of layers such as dropout.
 
         Raises:
-            ModelError: An array has the wrong shape, dtype or layout; groups before it may be trained.
+            ModelError: An array has the wrong shape, dtype or layout; earlier groups may be trained.
         """
         outcomes: list[StepOutcome] = []
         for images, alike in groupby(groups, key=lambda group: len(group.labels)):
             together = list(alike)
+            # A group of any other size goes to `load`, which refuses it by name.
             if 1 <= images <= context.group_size:
                 context.resize(images)
             engine = context.kernel_set.engine
@@ -129,3 +127,22 @@ class InPlaceStep:
                 outcomes.append(replace(outcome, staleness=int(steps[0]) - before))
                 steps[0] += 1
         return outcomes
+
+
+def new_rule_state(network: Network, rule: Rule) -> dict[str, RuleState]:
+    """Allocate a rule's state for every tensor of a network."""
+    return {p.name: rule.new_state(p.shape, network.dtype) for p in network.parameters}
+
+
+def train_step(
+    network: Network,
+    weights: Weights,
+    state: Mapping[str, RuleState],
+    context: Context,
+    buffers: StepBuffers,
+    rule: Rule,
+    *,
+    rate: float,
+) -> float:
+    """Train on the group loaded in `context`, changing weights and state. Returns the mean loss."""
+    return InPlaceStep(network, rule).train(weights, state, context, buffers, rate=rate).loss

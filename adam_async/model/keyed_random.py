@@ -1,16 +1,16 @@
-"""Pure: keyed dice, random values that are functions of what they are for.
+"""Pure: keyed dice, random values that are functions of their purpose.
 
-A draw is a function of (seed, purpose, keys, element index), never of what was drawn before it. Purpose and
-keys (epoch, image or group, layer) are hashed into the 128-bit key of a Philox generator; the counter is
-the element's index in the uncut tensor, so a slice drawn alone equals the slice of the whole:
+A draw is a function of (seed, purpose, keys, element index), never of earlier draws. The 128-bit key of a
+Philox generator is a hash of purpose and keys (epoch, image or group, layer); the counter is the element's
+index in the uncut tensor, so a slice drawn alone equals the slice of the whole:
 
     Dice(7).normal("init", keys=("fc1.weight",), start=100, count=50)
     == Dice(7).normal("init", keys=("fc1.weight",), count=150)[100:]
 
 Philox gives four 64-bit words per counter value; element ``i`` is word ``i % 4`` of block ``i // 4``.
-Uniform values use only shifts and one exact product and are therefore the same bits on every machine.
-Normal values use `log` and `cos` and may differ in the last bit between machines whose mathematics
-libraries differ.
+Uniform values use only shifts and one exact product, so they have the same bits on every machine. Normal
+values use `log` and `cos`, so they may differ in the last bit between machines with different mathematics
+libraries.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class Dice:
 
     @property
     def seed(self) -> int:
-        """The seed this was made with."""
+        """The seed of these dice."""
         return self._seed
 
     def __repr__(self) -> str:
@@ -52,7 +52,7 @@ class Dice:
     def bits(
         self, purpose: str, *, keys: tuple[Key, ...] = (), start: int = 0, count: int
     ) -> NDArray[np.uint64]:
-        """Draw ``count`` raw 64-bit words, those of elements ``start`` to ``start + count``.
+        """Draw ``count`` raw 64-bit words: elements ``start`` to ``start + count``, exclusive.
 
         Raises:
             ValueError: ``start`` or ``count`` is negative.
@@ -86,7 +86,7 @@ class Dice:
     def fill_uniform(
         self, purpose: str, out: NDArray[np.float64], *, keys: tuple[Key, ...] = (), start: int = 0
     ) -> None:
-        """Fill `out` with what `uniform` draws as float64 from element `start` on, allocating no arrays.
+        """Fill `out` with the float64 values of `uniform` from element `start` on; allocates no arrays.
 
         Raises:
             ValueError: `out` is not a C-contiguous float64 array, or `start` is negative.
@@ -142,14 +142,14 @@ class Dice:
 
 
 def philox_words(keys: NDArray[np.uint64], blocks: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Draw from many places at once, where one call of `Dice.bits` for each would take too long.
+    """Draw with many keys in one call; a call of `Dice.bits` for each would take too long.
 
     Args:
-        keys: Shape (m, 2): of each column, what `Dice.key` says.
+        keys: Shape (m, 2): the result of `Dice.key` for each column.
         blocks: Shape (n, m): block ``b`` holds the elements ``4 * b`` to ``4 * b + 3``.
 
     Returns:
-        Shape (n, m, 4): those elements, bit for bit those of `Dice.bits`.
+        Shape (n, m, 4): those elements, with the bits of `Dice.bits`.
     """
     low, high = keys[:, 0].copy(), keys[:, 1].copy()
     # NumPy's generator counts before it draws.
@@ -163,7 +163,7 @@ def philox_words(keys: NDArray[np.uint64], blocks: NDArray[np.uint64]) -> NDArra
 
 
 def _product(a: NDArray[np.uint64], b: np.uint64) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Upper and lower word of a product of 128 bits, from those of the halves."""
+    """Upper and lower word of a product of 128 bits, computed from 32-bit halves."""
     a_low, a_high, b_low, b_high = a & _HALF, a >> _SHIFT, b & _HALF, b >> _SHIFT
     middle = a_high * b_low + (a_low * b_low >> _SHIFT)
     other = a_low * b_high + (middle & _HALF)

@@ -4,24 +4,24 @@ A layer is one class. It knows shapes and arithmetic; it owns no arrays, no opti
 object serves any number of contexts at once. Its three steps are separate, so that segments, partitions and
 push protocols compose:
 
-    forward          inputs and weights to the output
-    backward         the output's error gradient to those of the inputs
-    delta, factors   the output's error gradient to a weight gradient, or to the two factors of it
+    forward          computes the output from inputs and weights
+    backward         computes the inputs' error gradients from the output's
+    delta, factors   compute a weight gradient, or its two factors, from the output's error gradient
 
 Arrays come in `Slots`, allocated once per context and reused. **Inside a context the batch is the last
-axis**: the memory of an activation is (C, H, W, B) or (F, B), C-contiguous. A row of pixels of all images
-then is one run of memory, which makes column copies, pooling and their ways back long strides at any group
-size above a few; a convolution is one GEMM over the whole group, flattening is free, and rows of an image can
-be cut by a slice. The outside sees BCHW views (`Context.output`).
+axis**: an activation is (C, H, W, B) or (F, B), C-contiguous. A row of pixels of all images is then one run
+of memory: column copies and pooling work on long runs, forward and backward, at any group size above a few; a
+convolution is one GEMM over the whole group, flattening is free, and a slice cuts rows of an image.
+`Context.output` gives BCHW views.
 
 Group gradients are means over the group's images: the loss divides its error gradient by the number of
-images, the layers only add up.
+images; layers only add up.
 
-A layer can be *cut*: `Layer.cut` gives a layer that computes one block of the output, a range of image rows
-or of features, from the part of the inputs that `Layer.needs` names. A network cut over several workers is
-made of such layers.
+A layer can be *cut*: `Layer.cut` makes a layer that computes one block of the output, a range of image rows
+or of features, from the part of the inputs that `Layer.needs` names. A network cut over several workers
+consists of such layers.
 
-To add a layer, subclass `Layer`, and hand ``{**BUILTIN_LAYERS, "mine": Mine}`` to the `Network`.
+To add a layer, subclass `Layer` and pass ``{**BUILTIN_LAYERS, "mine": Mine}`` to the `Network`.
 """
 
 import copy
@@ -42,15 +42,26 @@ Array = NDArray[Any]
 Weights = Mapping[str, Array]
 Factors = tuple[Array, Array]
 Cut = Literal["rows", "outputs", "whole"]
-"""How a layer's output may be cut: by rows of an image (or ranges of features, where it is flat), whose
-inputs are cut likewise; by output neurons, each of which reads all of the input; or not at all."""
+"""Ways to cut a layer's output: ``"rows"`` of an image (ranges of features if it is flat), with inputs cut
+alike; ``"outputs"``, neurons that each read all of the input; ``"whole"``, not at all."""
+
+INITS = ("he", "lecun", "zero")
+"""Start values: `he` keeps the variance through a ReLU, `lecun` through a linear layer; `zero` is 0."""
+
+
+def uniform_bound(init: str, fan_in: int) -> float:
+    """Half-width of the uniform distribution from which a weight with `fan_in` inputs starts.
+
+    Start values are uniform, because uniform draws have the same bits on every machine.
+    """
+    return {"he": math.sqrt(6 / fan_in), "lecun": math.sqrt(3 / fan_in), "zero": 0.0}[init]
 
 
 def extent(shape: Shape) -> int:
-    """Count what blocks of an output are ranges of: rows of an image, features of a flat one.
+    """Length of the axis that blocks of an output cut: rows of an image, features of a flat output.
 
     Args:
-        shape: Of one image, without the batch: ``(C, H, W)`` or ``(F,)``. The losses' ``()`` counts as 1.
+        shape: Shape of one image, without the batch: ``(C, H, W)`` or ``(F,)``. The losses' ``()`` gives 1.
     """
     return shape[_axis(shape)] if shape else 1
 
@@ -68,11 +79,11 @@ def _resized(shape: Shape, size: int) -> Shape:
 class ParameterSpec:
     """One tensor of a layer.
 
-    `kind` tells a layer's tensors apart: ``"weight"``, ``"bias"`` or a word of its own. `bound` is the
-    half-width of its uniform start values. A `frozen` one keeps them: it has no gradient and is not trained.
+    `kind` distinguishes a layer's tensors: ``"weight"``, ``"bias"`` or another word. `bound` is the
+    half-width of the uniform start values. A `frozen` tensor keeps them: it has no gradient.
 
-    Of a tensor that was cut, `shape` is that of the part: its rows from `first_row` on, of `of_rows` that
-    the whole tensor has. `of_rows` is 0 where all rows are here. The name is that of the whole.
+    A tensor that was cut has the name of the whole and the `shape` of its part: the rows from `first_row` on,
+    of the whole tensor's `of_rows`. `of_rows` is 0 if the tensor is whole.
     """
 
     name: str
@@ -91,11 +102,11 @@ class ParameterSpec:
 
     @property
     def row_size(self) -> int:
-        """Number of values in one row, a row being one index of the first axis."""
+        """Number of values in one row, which is one index of the first axis."""
         return math.prod(self.shape[1:])
 
     def rows(self, block: range) -> Self:
-        """Describe the part of the tensor that holds these of its rows."""
+        """Describe the part of the tensor with these rows."""
         return replace(
             self,
             shape=(len(block), *self.shape[1:]),
@@ -106,7 +117,7 @@ class ParameterSpec:
     def initial_values(self, dice: Dice, start_row: int, stop_row: int, dtype: np.dtype[Any]) -> Array:
         """Draw rows ``start_row`` to ``stop_row``; they equal the same rows of the whole tensor.
 
-        Of a tensor that was cut, rows are counted from `first_row` on.
+        In a tensor that was cut, rows count from `first_row` on.
         """
         if not 0 <= start_row <= stop_row <= self.shape[0]:
             raise ModelError(
@@ -128,17 +139,17 @@ class ParameterSpec:
 
 
 ScratchSpec = tuple[Shape, Any]
-"""Shape and dtype of one scratch array; dtype None means the network's."""
+"""Shape and dtype of one scratch array; dtype None stands for the network's."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Slots:
     """The arrays of one layer in one context, for one number of images. Batch axis last.
 
-    An entry of `input_errors` is None where nobody needs that gradient. `scratch` is what `Layer.scratch`
-    asked for; its contents survive from forward to backward, but not a change of the number of images.
-    `views` belongs to the layer: `Layer.prepare` fills it once. `training` says whether the group is trained
-    on, or only evaluated.
+    An entry of `input_errors` is None if no layer needs that gradient. `scratch` has the arrays that
+    `Layer.scratch` names; they keep their values from forward to backward, but not through a change of the
+    number of images. `views` belongs to the layer: `Layer.prepare` fills it once. `training` is false if the
+    group is only evaluated.
     """
 
     images: int
@@ -152,7 +163,7 @@ class Slots:
 
     @property
     def error(self) -> Array:
-        """The output's error gradient, in a layer that is known to have one."""
+        """The output's error gradient; the layer must have one."""
         assert self.output_error is not None, "this context holds no error gradients"
         return self.output_error
 
@@ -160,36 +171,35 @@ class Slots:
 class Layer(ABC):
     """One layer of a network. See the head of this file.
 
-    Subclasses set `OPTIONS` and, in ``__init__``, `output_shape` and where they apply `parameters` and
-    `multiply_adds`. One that may be cut otherwise than its class's `CUT` and `MOVES` say sets `cut_by` and
-    `moves`.
+    Subclasses set `OPTIONS` and, in ``__init__``, `output_shape` and, if they have any, `parameters` and
+    `multiply_adds`. A layer for which its class's `CUT` and `MOVES` are wrong sets `cut_by` and `moves`.
 
     Args:
         spec: Name, kind and options.
         input_shapes: Shape of one image at each input, without the batch.
 
     Raises:
-        SpecError: An option is unknown, missing or out of range, or an input's shape does not fit.
+        SpecError: An option is unknown, missing or out of range, or the shape of an input does not fit.
     """
 
     OPTIONS: ClassVar[Mapping[str, OptionValue | None]] = {}
-    """Known options and their defaults; None means that the option is required. Every layer with parameters
-    also knows ``frozen``: whether they stay as they are."""
+    """Known options and their defaults; None marks a required option. A layer with parameters also
+    takes ``frozen``: whether they keep their values."""
     NUM_INPUTS: ClassVar[int | None] = 1
     """Number of inputs; None means two or more."""
     CUT: ClassVar[Cut] = "whole"
-    """How the output may be cut, unless `__init__` sets `cut_by` to something else."""
+    """Way to cut the output, unless ``__init__`` sets `cut_by`."""
     MOVES: ClassVar[bool] = False
-    """Whether it only moves values. Of a network that is cut, nobody sends what such a layer gives: whoever
-    reads it makes all of it from the input himself. ``__init__`` may set `moves` to something else."""
+    """Whether the layer only moves values, unless ``__init__`` sets `moves`. In a network that is cut, no
+    worker sends the output of such a layer: each worker that reads it computes all of it from the input."""
     SHARES_INPUT: ClassVar[bool] = False
-    """Whether output and error gradient may lie in the memory of the (only) input."""
+    """Whether output and error gradient may share the memory of the (only) input."""
     OVERWRITES: ClassVar[bool] = False
-    """Whether, sharing its input's memory, it changes the values there."""
+    """Whether a layer that shares its input's memory changes the values there."""
     READS_OUTPUT: ClassVar[bool] = False
-    """Whether the way back reads the layer's own output, which then nobody may overwrite."""
+    """Whether backward reads the layer's own output; then no other layer may overwrite it."""
     DRAWS: ClassVar[bool] = False
-    """Whether training leaves something to chance, which `draw` settles for each group."""
+    """Whether training needs random values, which `draw` makes for each group."""
 
     def __init__(self, spec: LayerSpec, input_shapes: tuple[Shape, ...]) -> None:
         self.spec = spec
@@ -201,8 +211,8 @@ class Layer(ABC):
         self.cut_by: Cut = self.CUT
         self.moves: bool = self.MOVES
         self.hosts_at: int | None = None
-        """First feature of the output of which the (only) input is a part, and in the memory of the output if
-        nobody else reads it; None where it is not."""
+        """First feature of the (only) input in the output, if the input is a part of the output; else None.
+        The input lies in the output's memory if no other layer reads it."""
         known = ", ".join(self.OPTIONS) or "none"
         given = dict(spec.options)
         self.frozen = given.pop("frozen", False)
@@ -225,7 +235,7 @@ class Layer(ABC):
         return f"<{self.spec.kind} {self.name!r} {shapes} to {list(self.output_shape)}>"
 
     def refusal(self, reason: str) -> SpecError:
-        """Make the error that names this layer."""
+        """Make an error that names this layer."""
         return SpecError(f"layer {self.name!r} ({self.spec.kind}): {reason}")
 
     def tensor(self, kind: str, shape: Shape, *, bound: float = 0.0) -> ParameterSpec:
@@ -252,14 +262,14 @@ class Layer(ABC):
         return float(value)
 
     def choice(self, key: str, known: tuple[str, ...]) -> str:
-        """Read an option that is one of a few words."""
+        """Read an option that is one of the `known` words."""
         value = self._options[key]
         if value not in known:
             raise self.refusal(f"option {key!r} must be one of {', '.join(known)}, not {value!r}")
         return str(value)
 
     def image_input(self) -> tuple[int, int, int]:
-        """The input's channels, height and width, for a layer that needs an image."""
+        """Channels, height and width of the input, which must be an image."""
         if len(self.input_shapes[0]) != 3:
             raise self.refusal(
                 f"needs an input of [channels, height, width], not {list(self.input_shapes[0])}"
@@ -269,19 +279,19 @@ class Layer(ABC):
 
     @property
     def partial(self) -> bool:
-        """Whether the gradients of cut layers are partial sums, which add up to that of the whole layer.
+        """Whether the gradients of cut layers are partial sums, which add up to the whole layer's.
 
-        Such layers keep all of each tensor. Where this is false, each has gradients of rows of its own.
+        Such layers keep all of each tensor. Other cut layers have gradients of separate rows.
         """
         return self.cut_by == "rows" and bool(self.parameters)
 
     def needs(self, block: range, position: int = 0) -> range:
-        """Say what a block of the output needs of an input: rows of an image, or a range of features.
+        """Range of an input that a block of the output needs: rows of an image, or features.
 
-        By default the same block where layers are cut by rows, and all of the input otherwise.
+        By default the same block if the layer is cut by rows, else all of the input.
 
         Args:
-            block: Rows of the output, or features. One that is empty needs nothing.
+            block: Rows or features of the output. An empty block needs nothing.
             position: Number of the input, in the order of the spec.
         """
         if not block:
@@ -289,13 +299,13 @@ class Layer(ABC):
         return block if self.cut_by == "rows" else range(extent(self.input_shapes[position]))
 
     def cut(self, block: range) -> "Layer":
-        """Make a layer of the same name that computes only `block` of the output; this one stays as it is.
+        """Make a layer of the same name that computes only `block` of the output.
 
-        Its inputs hold what `needs` says of each and nothing else; `input_shapes`, `output_shape`,
-        `parameters` and `multiply_adds` are its own. It may be cut again, its rows then counting from 0.
+        Its inputs are exactly the ranges that `needs` returns; `input_shapes`, `output_shape`, `parameters`
+        and `multiply_adds` describe the part. A cut layer can be cut again; its rows count from 0.
 
         Returns:
-            The cut layer; this one itself where the block is the whole output.
+            The cut layer; this layer itself if the block is the whole output.
 
         Raises:
             ModelError: The block is empty or not within the output, or the layer may not be cut.
@@ -304,7 +314,7 @@ class Layer(ABC):
         if block.step != 1 or not 0 <= block.start < block.stop <= whole:
             raise ModelError(
                 f"layer {self.name!r} ({self.spec.kind}): {block} is no block of its output of "
-                f"{list(self.output_shape)}: give at least one of rows or features 0 to {whole - 1}"
+                f"{list(self.output_shape)}: choose at least one of rows or features 0 to {whole - 1}"
             )
         if len(block) == whole:
             return self
@@ -325,25 +335,25 @@ class Layer(ABC):
             piece.parameters = tuple(parameter.rows(block) for parameter in self.parameters)
         return piece
 
-    def limit(self, block: range) -> None:  # noqa: B027 - most layers know nothing else
-        """Change what a cut layer knows beside shapes, parameters and multiply-adds.
+    def limit(self, block: range) -> None:  # noqa: B027 - most layers have no other state
+        """Adapt the state of a cut layer other than shapes, parameters and multiply-adds.
 
-        `cut` calls it on the new layer, which is still a copy of the one that is cut, shapes included.
+        `cut` calls it on the new layer, which is still a copy of the uncut one, shapes included.
         """
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Name the scratch arrays for a group; sizes must not shrink as `images` grows."""
+        """Name the scratch arrays for a group; their sizes must not shrink as `images` grows."""
         return {}
 
     def prepare(self, slots: Slots) -> None:  # noqa: B027 - most layers need no views
-        """Make the views that the steps use, once per context and number of images."""
+        """Make the views that the steps use; called once per context and number of images."""
 
     def draw(self, slots: Slots, dice: Dice, keys: tuple[Key, ...]) -> None:
-        """Settle what is left to chance, as a function of dice, layer and `keys`, the group's name.
+        """Draw the group's random values, a function of dice, layer and `keys`, the group's name.
 
-        Called once per group before forward, in training only, where `DRAWS` says so.
+        Called once per group before forward, in training only, if `DRAWS` is true.
         """
-        raise ModelError(f"layer {self.name!r} leaves nothing to chance")
+        raise ModelError(f"layer {self.name!r} draws no random values")
 
     @abstractmethod
     def forward(self, weights: Weights, slots: Slots) -> None:
@@ -351,31 +361,30 @@ class Layer(ABC):
 
     @abstractmethod
     def backward(self, weights: Weights, slots: Slots) -> None:
-        """Fill each wanted one of ``slots.input_errors`` from ``slots.error``.
+        """Fill each of ``slots.input_errors`` that is not None from ``slots.error``.
 
-        Called only when at least one is wanted. May overwrite ``slots.error`` only where
-        `SHARES_INPUT` says so. Weights are as they are now, not as forward saw them: they may be shared and
-        unlocked, on purpose.
+        Called only if there is at least one. May overwrite ``slots.error`` only if `SHARES_INPUT` is true.
+        Weights may differ from those of forward: other threads update them without a lock, on purpose.
         """
 
     def delta(self, slots: Slots, kind: str, out: Array) -> None:
         """Write the group gradient of the parameter of this kind into `out`, C-contiguous, of its shape.
 
-        Every layer with parameters that are trained defines this method.
+        Every layer with trained parameters defines this method.
         """
         if all(parameter.kind != kind for parameter in self.parameters):
             raise ModelError(f"layer {self.name!r} has no parameter of kind {kind!r}")
         raise ModelError(
             f"layer {self.name!r} ({self.spec.kind}) has no gradient for its parameter of kind {kind!r}: "
-            f"give the class {type(self).__name__} a method delta(slots, kind, out) that writes it into out"
+            f"define a method delta(slots, kind, out) in class {type(self).__name__} that writes it into out"
         )
 
     def factors(self, slots: Slots, kind: str) -> Factors | None:
-        """Give views ``(x_BI, errors_BO)`` with ``errors_BO.T @ x_BI`` the group gradient, or None."""
+        """Return views ``(x_BI, errors_BO)`` with ``errors_BO.T @ x_BI`` the group gradient, or None."""
         return None
 
     def failure(self, method: str, error: Exception) -> Exception:
-        """Make the error that names this layer and its method; one that needs no name stays as it is."""
+        """Make an error that names this layer and its method; a `ModelError` stays as it is."""
         if isinstance(error, ModelError | MemoryError):
             return error
         failure = LayerFailed(self.name, self.spec.kind, method, error)
@@ -383,21 +392,21 @@ class Layer(ABC):
         return failure
 
     def run_forward(self, weights: Weights, slots: Slots) -> None:
-        """Run `forward`; its error names this layer."""
+        """Run `forward`; an error names this layer."""
         try:
             self.forward(weights, slots)
         except Exception as error:
             raise self.failure("forward", error)  # noqa: B904 - it has its cause
 
     def run_backward(self, weights: Weights, slots: Slots) -> None:
-        """Run `backward`; its error names this layer."""
+        """Run `backward`; an error names this layer."""
         try:
             self.backward(weights, slots)
         except Exception as error:
             raise self.failure("backward", error)  # noqa: B904 - it has its cause
 
     def run_delta(self, slots: Slots, kind: str, out: Array) -> None:
-        """Run `delta`; its error names this layer."""
+        """Run `delta`; an error names this layer."""
         try:
             self.delta(slots, kind, out)
         except Exception as error:
@@ -405,10 +414,10 @@ class Layer(ABC):
 
 
 class Loss(Layer):
-    """A last layer: its output is one loss per image, shape ``(B,)``; its way back starts the errors."""
+    """A last layer: its output is one loss per image, shape ``(B,)``; its backward starts the errors."""
 
     TARGETS: ClassVar[tuple[str, ...]] = ()
-    """Names of all scratch that `load_targets` fills. Without them, groups are loaded one by one."""
+    """Names of all scratch arrays that `load_targets` fills. Without them, groups are loaded one by one."""
 
     def __init__(self, spec: LayerSpec, input_shapes: tuple[Shape, ...]) -> None:
         super().__init__(spec, input_shapes)
@@ -416,7 +425,7 @@ class Loss(Layer):
 
     @abstractmethod
     def load_targets(self, slots: Slots, labels: Array) -> None:
-        """Store what the group should have given.
+        """Store the targets of the group.
 
         Raises:
             ModelError: The labels do not fit the layer.

@@ -1,4 +1,4 @@
-"""Pure: the models known by name, all of them written as ordinary specs."""
+"""Pure: the models that have a name, as ordinary specs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -105,14 +105,14 @@ def cifar_conv() -> ModelSpec:
 NAMED_MODELS: Mapping[str, Callable[[], ModelSpec]] = MappingProxyType(
     {"mnist-adam": mnist_adam, "mlp": mlp, "digits": digits, "cifar-conv": cifar_conv}
 )
-"""Models that a name stands for."""
+"""Models by their names."""
 
 
 def named_model(name: str) -> ModelSpec:
     """Look a model up by its name.
 
     Raises:
-        SpecError: There is none of that name; the message lists those there are.
+        SpecError: The name is unknown; the message lists the known names.
     """
     try:
         return NAMED_MODELS[name]()

@@ -1,9 +1,9 @@
 """Pure: a network, from its spec to numbers.
 
-A `Network` holds no weights: weights arrive with every call as a mapping from names to arrays, be they a
-worker's copy or a server's own memory. Arrays of one group live in a `Context`. Any number of threads may use
-one network, each with contexts of its own. Nothing about it changes but the set of kernels, by `use_ready`;
-a group keeps those that it was loaded with.
+A `Network` holds no weights: every call takes a mapping from names to arrays, such as a worker's copy or a
+server's own memory. A `Context` has the arrays of one group. Any number of threads may use one network, each
+with its own contexts. Only `use_ready` changes a network: it replaces the set of kernels for groups that are
+loaded later.
 
     network = Network(named_model("mnist-adam"))
     weights = network.initial_weights(Dice(1))
@@ -16,46 +16,84 @@ a group keeps those that it was loaded with.
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from adam_async.model.context import Context
+from adam_async.model.context import Context, Engine, KernelSet
 from adam_async.model.errors import ModelError, SpecError
-from adam_async.model.kernel_set import KernelSet
+from adam_async.model.kernels import available_kernels
 from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import Array, Factors, Layer, ParameterSpec, Weights
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec, Shape
 from adam_async.model.topology import INPUT_INDEX, Topology
 
-if TYPE_CHECKING:
-    from adam_async.model.fast.engine import Engine
-
-KERNELS = ("numpy", "numba", "auto")
-"""Known sets of kernels; `auto` is `numba` where that is installed."""
-
 RANGE_SLACK = 1e-3
-"""Distance beyond 0 and 1 that the interpolation of floating-point images may reach."""
+"""Distance below 0 or above 1 that floating-point images may reach, by interpolation."""
 
 PREDICT_BATCH = 64
-"""Images per step of an evaluation: columns of a larger group leave the second-level cache."""
+"""Number of images per step of an evaluation: a larger group's columns exceed the second-level cache."""
+
+
+class Trainable(Protocol):
+    """Common interface of `Network` and `JointNetwork`; each takes only contexts that it made."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32 or float64."""
+
+    @property
+    def kernels(self) -> str:
+        """Set of kernels, ``"numpy"`` or ``"numba"``."""
+
+    @property
+    def parameters(self) -> tuple[ParameterSpec, ...]:
+        """All tensors, in the order of their layers."""
+
+    @property
+    def trained(self) -> tuple[ParameterSpec, ...]:
+        """The tensors that have a gradient."""
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Names of the tensors that training leaves unchanged."""
+
+    def parameter(self, name: str) -> ParameterSpec:
+        """Look a tensor up by its name."""
+
+    def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Compile the kernels, or read them from disk."""
+
+    def context(self, group_size: int) -> Any:
+        """Allocate the arrays for one group of up to `group_size` images."""
+
+    def forward(self, weights: Weights, context: Any) -> float:
+        """Run the loaded group up to its loss, and return the mean."""
+
+    def backward(self, weights: Weights, context: Any) -> None:
+        """Run the rest; afterwards `delta` and `factors` are valid."""
+
+    def delta(self, context: Any, name: str, *, out: Array) -> None:
+        """Write the group gradient of one tensor into `out`."""
+
+    def factors(self, context: Any, name: str) -> Factors | None:
+        """Return the factors of one tensor's gradient; None if it has none."""
 
 
 class Network:
-    """A network that can be run. Making one allocates nothing.
+    """A network that can run. The constructor allocates no arrays.
 
     Args:
-        spec: What the network is.
+        spec: Layers and input.
         dtype: float32 in training, float64 in proofs.
-        kernels: Which implementation of the layers. A layer that has no compiled one, such as a user's, runs
+        kernels: Set of kernels, one of `KERNELS`. A layer without compiled kernels, such as a user's, runs
             its own steps in either set.
-        layers: Kinds of layers the spec may use; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
+        layers: Kinds of layers that the spec may use; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
 
     Raises:
-        SpecError: The spec cannot be built, or compiled kernels are asked for and not installed.
+        SpecError: The spec cannot be built, or `kernels` is ``"numba"`` and not installed.
     """
 
     def __init__(
@@ -79,7 +117,7 @@ class Network:
     def _whole(self, kernels: str) -> KernelSet:
         kinds = self._kinds
         if kernels == "numba":
-            # Here, and not above: importing numba takes as long as everything else together.
+            # A late import, because numba takes as long to import as everything else together.
             from adam_async.model.fast.engine import fast_kinds
 
             kinds = fast_kinds(kinds)
@@ -88,14 +126,14 @@ class Network:
     def _run_by(self, kernels: str, topology: Topology) -> KernelSet:
         if kernels == "numpy":
             return KernelSet(kernels=kernels, topology=topology, engine=None)
-        from adam_async.model.fast.engine import Engine
+        from adam_async.model.fast.engine import TapeEngine
 
-        return KernelSet(kernels=kernels, topology=topology, engine=Engine(topology, self._dtype))
+        return KernelSet(kernels=kernels, topology=topology, engine=TapeEngine(topology, self._dtype))
 
     def use_ready(self) -> None:
-        """Run groups that are loaded from now on with the best kernels that need no compiling.
+        """Run groups that are loaded later with the best kernels that need no compiling.
 
-        Without effect on a part of a network, and where the caller chose a set that is not ``"auto"``.
+        Has no effect on a part of a network, or if the constructor's `kernels` was not ``"auto"``.
         """
         if self._may_change and available_kernels("auto") == "numba":
             compiled = self.kernel_set if self.kernels == "numba" else self._whole("numba")
@@ -106,7 +144,7 @@ class Network:
                 self.kernel_set = self._whole("numpy")
 
     def part(self, topology: Topology, input_shape: Shape) -> "Network":
-        """Make a network of other layers, such as those of one partition, that runs with the same kernels."""
+        """Make a network of other layers, such as those of one partition, with the same kernels."""
         other = copy(self)
         other._may_change = False
         other.kernel_set = self._run_by(self.kernels, topology)
@@ -133,7 +171,7 @@ class Network:
 
     @property
     def spec(self) -> ModelSpec:
-        """What the network is."""
+        """The specification of the network."""
         return self._spec
 
     @property
@@ -143,32 +181,32 @@ class Network:
 
     @property
     def kernels(self) -> str:
-        """Which implementation of the layers: ``"numpy"`` or ``"numba"``."""
+        """Set of kernels in use: ``"numpy"`` or ``"numba"``."""
         return self.kernel_set.kernels
 
     @property
-    def engine(self) -> "Engine | None":
-        """What runs many compiled layers in one call; None with NumPy's kernels."""
+    def engine(self) -> Engine | None:
+        """Runs many compiled layers in one call; None with NumPy's kernels."""
         return self.kernel_set.engine
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Compile the kernels, or read them from the disk; without it the first group waits for that.
+        """Compile the kernels, or read them from disk; else the first group waits for that.
 
         Args:
-            progress: Called with how many are done and how many there are, before the first and after each.
-                Never, with NumPy's kernels.
+            progress: Called with the number of ready kernels and of all, before the first and after each; not
+                called with NumPy's kernels.
         """
         if self.engine is not None:
             self.engine.warm_up(progress)
 
     @property
     def topology(self) -> Topology:
-        """Its layers, and who reads whom."""
+        """The layers, and the edges between them."""
         return self.kernel_set.topology
 
     @property
     def input_shape(self) -> Shape:
-        """Of one image."""
+        """Shape of one image."""
         return self._input_shape
 
     @property
@@ -183,12 +221,12 @@ class Network:
 
     @property
     def trained(self) -> tuple[ParameterSpec, ...]:
-        """The tensors that have a gradient: all but those of frozen layers."""
+        """The tensors that have a gradient: all except those of frozen layers."""
         return tuple(parameter for parameter in self._parameters if not parameter.frozen)
 
     @property
     def frozen(self) -> frozenset[str]:
-        """Names of the tensors that stay as they are."""
+        """Names of the tensors that training leaves unchanged."""
         return frozenset(parameter.name for parameter in self._parameters if parameter.frozen)
 
     @property
@@ -205,8 +243,8 @@ class Network:
     def operations(self) -> int:
         """Floating-point operations of training on one image, in convolutions and dense layers.
 
-        Two per multiply-add: forward, to the gradients of what is trained, and back to the inputs whose error
-        gradients something needs; the images' are not among them.
+        Two per multiply-add: forward, for the gradients of trained tensors, and for the error gradients of
+        inputs that a layer needs; images need none.
         """
         topology, passes = self.topology, []
         for number, layer in enumerate(topology.layers):
@@ -222,14 +260,14 @@ class Network:
         """Look a tensor up by its name, such as ``"conv1.weight"``.
 
         Raises:
-            ModelError: There is none of that name.
+            ModelError: The name is unknown.
         """
         return self._owner(name)[1]
 
     def initial_values(
         self, dice: Dice, name: str, start_row: int = 0, stop_row: int | None = None
     ) -> NDArray[Any]:
-        """Draw the start values of rows ``start_row`` to ``stop_row`` of a tensor, as of the whole tensor."""
+        """Draw start values of rows ``start_row`` to ``stop_row``; they equal the same rows of the whole."""
         parameter = self.parameter(name)
         stop = parameter.shape[0] if stop_row is None else stop_row
         return parameter.initial_values(dice, start_row, stop, self._dtype)
@@ -248,12 +286,12 @@ class Network:
         return self.loss(context)
 
     def loss(self, context: Context) -> float:
-        """The mean loss of the group that all layers have run on."""
+        """Mean loss of the group, after all layers have run forward."""
         losses = context.slots(len(self.layers) - 1).output
         return float(np.add.reduce(losses)) / context.images
 
     def forward_layers(self, weights: Weights, context: Context, layers: range) -> None:
-        """Run the layers with these numbers; their inputs must be there."""
+        """Run the layers with these numbers; their inputs must be computed."""
         used = context.kernel_set
         if used.engine is not None:
             used.engine.forward(weights, context, layers)
@@ -262,17 +300,17 @@ class Network:
             used.topology.layers[number].run_forward(weights, context.slots(number))
 
     def backward(self, weights: Weights, context: Context) -> None:
-        """Compute all error gradients of the group that `forward` ran, as of its mean loss."""
+        """Compute all error gradients of the group's mean loss; `forward` must have run."""
         self.backward_layers(weights, context, range(len(self.layers)))
 
     def backward_layers(self, weights: Weights, context: Context, layers: range) -> None:
-        """Run the ways back of the layers with these numbers, last first.
+        """Run the layers with these numbers backward, last first.
 
-        Afterwards `delta` and `factors` of their tensors are valid, but those of frozen layers. Nothing that
-        lies before the first parameters to train is computed.
+        Afterwards `delta` and `factors` of their tensors are valid, except in frozen layers. Layers before
+        the first parameters to train compute nothing.
 
         Raises:
-            ModelError: The context was made without error gradients.
+            ModelError: The context has no error gradients.
         """
         if not context.training:
             raise ModelError("this context was made with training=False and has no error gradients")
@@ -301,25 +339,25 @@ class Network:
         context.kernel_set.topology.layers[number].run_delta(context.slots(number), parameter.kind, out)
 
     def factors(self, context: Context, name: str) -> Factors | None:
-        """Give ``(x_BI, errors_BO)`` with ``errors_BO.T @ x_BI`` the group gradient.
+        """Return ``(x_BI, errors_BO)`` with ``errors_BO.T @ x_BI`` the group gradient.
 
-        None for a tensor that has no factors. They are views into the context, not contiguous: copy them to
-        keep or send them.
+        None for a tensor without factors. The factors are views into the context, not contiguous: copy them
+        to keep or send them.
         """
         number, parameter = self._owner(name)
         return context.kernel_set.topology.layers[number].factors(context.slots(number), parameter.kind)
 
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")  # weights of a run that diverged
     def scores(self, weights: Weights, images: Array, batch: int = PREDICT_BATCH) -> NDArray[Any]:
-        """Compute what the loss layer reads, ``(N, ...)``: in classifiers one score per image and class.
+        """Compute the input of the loss layer, ``(N, ...)``: in classifiers one score per image and class.
 
         Args:
-            weights: Tensor name to its values.
+            weights: Values of each tensor by its name.
             images: ``(N, C, H, W)`` as for `Context.load`: uint8 from 0 to 255, or floats from 0 to 1.
-            batch: Images that are computed together.
+            batch: Number of images computed together.
 
         Raises:
-            ModelError: Other shape or type, or floats beyond 0 and 1 where the input is an image.
+            ModelError: The shape or type does not fit, or the input is an image and a value is not in 0 to 1.
         """
         if len(self._input_shape) == 3:
             _check_range(images)
@@ -347,7 +385,7 @@ class Network:
 
 
 def _check_range(images: Array) -> None:
-    """Refuse floating-point images that are not scaled as uint8 ones are in training."""
+    """Refuse floating-point images with another scale than uint8 images have in training."""
     if images.dtype.kind == "f" and images.size:
         least, most = images.min(), images.max()
         if np.isnan(least):
@@ -360,23 +398,3 @@ def _check_range(images: Array) -> None:
                 f"floating-point images must lie between 0 and 1, not between {least:g} and {most:g}: divide "
                 "pixels from 0 to 255 by 255, or give them as uint8"
             )
-
-
-def available_kernels(kernels: str) -> str:
-    """Settle which set of kernels a name stands for.
-
-    Raises:
-        SpecError: There is no such set, or it is not installed.
-    """
-    if kernels not in KERNELS:
-        raise SpecError(f"unknown kernels {kernels!r}; known: {', '.join(KERNELS)}")
-    if kernels == "numpy":
-        return kernels
-    if find_spec("numba") is not None:
-        return "numba"
-    if kernels == "numba":
-        raise SpecError(
-            "kernels 'numba' need the package numba, which is not installed; install the extra `fast`: "
-            "pip install 'adam-async[fast]', or choose kernels 'numpy'"
-        )
-    return "numpy"

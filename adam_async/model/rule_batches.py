@@ -1,7 +1,7 @@
 """Pure: one update rule on several gradients of the same shards, push after push, block by block (AD-43).
 
-`Batches` is the interface, and `NumpyBatches` does it with NumPy's loops; `adam_async.model.fast.rules` has
-compiled kernels with the same bits.
+`Batches` is the interface and `NumpyBatches` uses NumPy's loops; `adam_async.model.fast.rules` has compiled
+kernels with the same bits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from adam_async.model.network import available_kernels
-from adam_async.model.rules import RULES, Rule, Sgd, new_scratch
+from adam_async.model.rules import Rule, Sgd, new_scratch
 
 BLOCK = 32_768
-"""Elements of a block in a batch: values, gradient and state of 128 KiB each stay inside a 1 MiB L2."""
+"""Number of values in a block: values, gradient and state of 128 KiB each stay inside a 1 MiB L2."""
 
 
 class Target(Protocol):
-    """A shard that a rule changes."""
+    """A shard, which a rule changes."""
 
     @property
     def values(self) -> NDArray[Any]:
@@ -33,7 +32,7 @@ class Target(Protocol):
 
 
 class Batches(Protocol):
-    """Applies one rule. Owns scratch memory, so one per writer."""
+    """Applies one rule. Owns scratch memory, so each writer needs its own."""
 
     def apply(
         self, targets: Sequence[Target], gradients: Sequence[NDArray[Any]], rates: Sequence[float]
@@ -41,24 +40,11 @@ class Batches(Protocol):
         """Apply each gradient to all targets, one gradient after the other.
 
         Args:
-            targets: What to change, in place.
+            targets: The shards to change, in place.
             gradients: Flat, each as long as all targets together, in their order; finite.
             rates: The rate of each gradient.
         """
         ...
-
-
-def make_batches(rule: Rule, dtype: "np.dtype[Any]", kernels: str) -> Batches:
-    """Make batches by the kernels of this name, see `Network`; compiles them, or reads them from the disk.
-
-    Raises:
-        SpecError: There are no such kernels, or they are not installed.
-    """
-    if available_kernels(kernels) == "numpy" or type(rule) not in RULES.values():
-        return NumpyBatches(rule, dtype)
-    from adam_async.model.fast.batches import CompiledBatches  # importing numba takes a while
-
-    return CompiledBatches(rule, dtype)
 
 
 class NumpyBatches:
@@ -85,6 +71,7 @@ class NumpyBatches:
         first = 0
         while first < len(targets):
             last = first + 1
+            # Neighbouring small shards share a block, which saves calls of NumPy; the step has no state.
             while self._plain and last < len(targets) and stops[last + 1] - stops[first] <= BLOCK:
                 last += 1
             if last > first + 1:
@@ -94,7 +81,8 @@ class NumpyBatches:
             else:
                 target, mine = targets[first], [g[stops[first] : stops[last]] for g in gradients]
                 size = len(target.values)
-                # A single gradient is read once whatever the blocks, and the rule has blocks of its own.
+                # Blocks keep values in the cache from gradient to gradient; one gradient needs only the
+                # blocks of the rule itself.
                 step = BLOCK if len(gradients) > 1 else max(size, 1)
                 for start in range(0, size, step):
                     stop = min(start + step, size)
@@ -104,7 +92,7 @@ class NumpyBatches:
     def _step_together(
         self, targets: Sequence[Target], gradients: Sequence[NDArray[Any]], rates: Sequence[float]
     ) -> None:
-        """Plain SGD on small shards: the rate is multiplied in once for all of them."""
+        """Apply plain SGD to small shards: one product with the rate for all of them."""
         for gradient, rate in zip(gradients, rates, strict=True):
             step = np.multiply(gradient, float(rate), out=self._scratch[0, : len(gradient)])
             at = 0
@@ -122,7 +110,7 @@ class NumpyBatches:
         gradients: Sequence[NDArray[Any]],
         rates: Sequence[float],
     ) -> None:
-        """Counts of one number per target advance with the last block, once per gradient."""
+        """Apply the rule to one block of a shard; counts such as Adam's advance with the last block only."""
         whole = target.rule_state
         values = target.values[start:stop]
         state = {name: whole[name][start:stop] for name in self._rule.state_names}

@@ -1,13 +1,12 @@
 """Pure: update rules, from a gradient to new values.
 
-A rule is a frozen record of its constants. Its state belongs to whoever owns the values (a shard) and is a
-dictionary of arrays: `state_names` are elementwise, one number per value, and can be cut, copied and saved
-with the values; `scalar_names` are arrays of one number per shard, such as Adam's count of steps.
+A rule is a frozen value with its constants. Its state belongs to the owner of the values (a shard) and is a
+dictionary of arrays: `state_names` are elementwise, one number per value, and are cut, copied and saved with
+the values; `scalar_names` are arrays of one number per shard, such as Adam's count of steps.
 
 `apply` works in place, block by block, so that a block's values, state, gradient and scratch stay in the
-first two caches through all the operations on it; blocks are independent, so the result does not depend on
-their size. Several gradients applied one after the other mean exactly that. Scratch comes from the caller;
-nothing is allocated. Weight decay is added to the gradient once per application.
+first two caches through all operations; blocks are independent, so the result does not depend on their size.
+The caller gives scratch memory; nothing is allocated. Each application adds weight decay once.
 """
 
 import math
@@ -24,18 +23,18 @@ from adam_async.model.layer import Array
 from adam_async.model.spec import Shape
 
 BLOCK = 32 * 1024
-"""Values per block: 128 KiB of float32. Smaller blocks cost more calls, each a chance to lose the GIL."""
+"""Number of values per block: 128 KiB of float32. Each block takes calls that may lose the GIL."""
 
 RuleState = dict[str, Array]
 
 
 def new_scratch(dtype: DTypeLike = np.float32) -> Array:
-    """Allocate the scratch that every rule's `apply` takes: two blocks. One per thread."""
+    """Allocate the scratch for any rule's `apply`: two blocks. Each thread needs its own."""
     return np.empty((2, BLOCK), dtype)
 
 
 class Rule(Protocol):
-    """What a rule offers. See the head of this file."""
+    """Interface of an update rule. See the head of this file."""
 
     @property
     def name(self) -> str:
@@ -61,10 +60,10 @@ class Rule(Protocol):
 
         Args:
             values: The values, C-contiguous.
-            state: What `new_state` made for them.
-            gradient: Of the same shape and dtype, C-contiguous; not changed.
+            state: Their state, from `new_state`.
+            gradient: Array of the same shape and dtype, C-contiguous; not changed.
             rate: Learning rate of this application.
-            scratch: What `new_scratch` made, of the same dtype.
+            scratch: Scratch of the same dtype, from `new_scratch`.
 
         Raises:
             ModelError: Shapes or dtypes differ, or an array is not C-contiguous.
@@ -128,7 +127,7 @@ def plain_step(values: Array, gradient: Array, *, rate: float, scratch: Array) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adagrad:
-    """Rates that shrink with the squares seen so far.
+    """Rates that shrink with the sum of the squared gradients so far.
 
     g = gradient + w * p;  squares = squares + g * g;  p = p - rate * g / (sqrt(squares) + epsilon).
     """
@@ -175,9 +174,9 @@ class Adam:
     g = gradient + w * p;  mean = b1 * mean + (1 - b1) * g;  square = b2 * square + (1 - b2) * g * g;
     p = p - rate / (1 - b1^t) * mean / (sqrt(square) / sqrt(1 - b2^t) + epsilon).
 
-    Two threads that train in place may leave the mean of one gradient beside the square of another, and a
-    mean beside a square of zero would be a step without bound. No history of whole applications has a mean
-    beyond `largest_mean` times sqrt(square) (the Cauchy-Schwarz inequality), so no step is larger either.
+    Two threads that train in place may leave the mean of one gradient beside the square of another; a mean
+    beside a square of zero would make an unbounded step. After whole applications no mean is larger than
+    `largest_mean` times sqrt(square) (the Cauchy-Schwarz inequality), so steps are clipped to that.
     """
 
     name: ClassVar[str] = "adam"
@@ -244,14 +243,14 @@ class Adam:
 RULES: Mapping[str, type[Sgd] | type[Adagrad] | type[Adam]] = MappingProxyType(
     {"sgd": Sgd, "adagrad": Adagrad, "adam": Adam}
 )
-"""Rules by name."""
+"""Rules by their names in configurations."""
 
 
 def make_rule(name: str, *, momentum: float = 0.0, weight_decay: float = 0.0) -> Rule:
-    """Make a rule from what a configuration says.
+    """Make a rule from the values of a configuration.
 
     Raises:
-        ModelError: The name is unknown, a number is out of range, or momentum is given to a rule without it.
+        ModelError: The name is unknown, a number is out of range, or the rule takes no momentum.
     """
     match name:
         case "sgd":
@@ -296,7 +295,7 @@ def _blocks(
 
 
 def _decayed(gradient: Array, values: Array, weight_decay: float, out: Array) -> Array:
-    """The gradient with weight decay, in `out` if there is any."""
+    """Return the gradient with weight decay, in `out` unless the decay is zero."""
     if not weight_decay:
         return gradient
     np.multiply(values, weight_decay, out=out)

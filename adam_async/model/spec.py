@@ -1,8 +1,8 @@
-"""Pure: what a network is, as plain frozen records.
+"""Pure: the specification of a network, as plain frozen values.
 
-A `ModelSpec` is a list of named layers in an order in which each one's inputs come before it. A layer
-without `inputs` reads the layer before it (the first reads ``"input"``); naming inputs makes any acyclic
-graph. The last layer is the loss.
+A `ModelSpec` lists named layers; the inputs of each layer come before it. A layer without `inputs` reads the
+layer before it (the first reads ``"input"``); named inputs make any acyclic graph. The last layer is the
+loss.
 
 In TOML:
 
@@ -19,7 +19,7 @@ In TOML:
     name = "loss"
     kind = "softmax_cross_entropy"
 
-Kinds and options are checked when a `Network` is built, because users bring layers of their own.
+Kinds and options are checked when a `Network` is built, because users add kinds of layers.
 """
 
 import tomllib
@@ -30,12 +30,12 @@ from typing import Any
 from adam_async.model.errors import SpecError
 
 OptionValue = int | float | str | bool | tuple[float, ...]
-"""What an option can be; in TOML and on the wire the tuple is a list of numbers."""
+"""Types of an option's value; in TOML and on the wire the tuple is a list of numbers."""
 
 Shape = tuple[int, ...]
 
 INPUT = "input"
-"""The name by which a layer reads the images themselves."""
+"""Name of the images as an input of a layer."""
 
 _MODEL_KEYS = ("name", "input", "layers")
 
@@ -51,11 +51,11 @@ class LayerSpec:
 
     @classmethod
     def of(cls, name: str, kind: str, *, inputs: tuple[str, ...] = (), **options: OptionValue) -> "LayerSpec":
-        """Write a layer down in one line: ``LayerSpec.of("conv1", "conv2d", filters=10, kernel=5)``."""
+        """Make a layer in one line: ``LayerSpec.of("conv1", "conv2d", filters=10, kernel=5)``."""
         return cls(name=name, kind=kind, inputs=inputs, options=tuple(sorted(options.items())))
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the layer as plain builtins, in the form of one TOML table."""
+        """Return the layer as plain builtins, in the form of one TOML table."""
         options = {key: list(value) if isinstance(value, tuple) else value for key, value in self.options}
         return {"name": self.name, "kind": self.kind, "inputs": list(self.inputs), **options}
 
@@ -64,11 +64,11 @@ class LayerSpec:
         """Read one layer table.
 
         Raises:
-            SpecError: A name or kind is missing, or a value has a type no layer takes.
+            SpecError: A name or kind is missing, or the type of a value is not in `OptionValue`.
         """
         name, kind = table.get("name"), table.get("kind")
         if not isinstance(name, str) or not isinstance(kind, str):
-            raise SpecError(f"a layer needs a name and a kind, both texts, but one has {dict(table)!r}")
+            raise SpecError(f"a layer needs a name and a kind, both text, but one has {dict(table)!r}")
         inputs = table.get("inputs", [])
         if not isinstance(inputs, list | tuple) or not all(isinstance(item, str) for item in inputs):
             raise SpecError(f"layer {name!r}: inputs must be a list of layer names, not {inputs!r}")
@@ -93,8 +93,7 @@ class ModelSpec:
     """A whole network. After construction every layer's `inputs` are explicit.
 
     Raises:
-        SpecError: Two layers share a name, a layer reads one that does not come before it, or there is no
-            layer.
+        SpecError: Two layers share a name, a layer reads a later one, or there is no layer.
     """
 
     name: str
@@ -128,7 +127,7 @@ class ModelSpec:
         object.__setattr__(self, "layers", tuple(explicit))
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the model as plain builtins, to be sent to another process or written as TOML."""
+        """Return the model as plain builtins, to send to another process or to write as TOML."""
         return {
             "name": self.name,
             "input": list(self.input_shape),
@@ -137,7 +136,7 @@ class ModelSpec:
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> "ModelSpec":
-        """Read what `to_dict` gave.
+        """Read a result of `to_dict`.
 
         Raises:
             SpecError: A key is unknown or missing, or has the wrong type.
@@ -150,7 +149,7 @@ class ModelSpec:
                 raise SpecError(f"a model needs the key {key!r}; it has: {', '.join(table) or 'none'}")
         name, shape, layers = (table[key] for key in _MODEL_KEYS)
         if not isinstance(name, str):
-            raise SpecError(f"a model's name must be a text, not {name!r}")
+            raise SpecError(f"a model's name must be text, not {name!r}")
         if not isinstance(shape, list | tuple):
             raise SpecError(f"model {name!r}: input must be a list of sizes, not {shape!r}")
         if not isinstance(layers, list | tuple) or not all(isinstance(item, Mapping) for item in layers):

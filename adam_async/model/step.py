@@ -1,17 +1,15 @@
-"""Pure: what a training step needs beside weights and context, and what it tells."""
+"""Pure: one training step: its buffers, its input, its outcome, and the check of its gradients."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from adam_async.model.keyed_random import Key
-from adam_async.model.layer import Array
+from adam_async.model.layer import Array, ParameterSpec
 from adam_async.model.rules import new_scratch
-
-if TYPE_CHECKING:
-    from adam_async.model.network import Network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -22,34 +20,41 @@ class StepBuffers:
     scratch: Array
 
     @classmethod
-    def of(cls, network: "Network") -> "StepBuffers":
-        """Allocate them."""
-        gradients = {p.name: np.empty(p.shape, network.dtype) for p in network.trained}
-        return cls(gradients=gradients, scratch=new_scratch(network.dtype))
+    def of(cls, parameters: Iterable[ParameterSpec], dtype: DTypeLike) -> "StepBuffers":
+        """Allocate the buffers for these tensors."""
+        gradients = {p.name: np.empty(p.shape, dtype) for p in parameters}
+        return cls(gradients=gradients, scratch=new_scratch(dtype))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepInput:
-    """One group, before it is loaded into a context."""
+    """One group, to load into a context."""
 
     images: Array | None
-    """Shape ``(n, C, H, W)``; None where no layer reads them."""
+    """Shape ``(n, C, H, W)``; None if no layer reads them."""
     labels: Array
-    """What the loss layer takes, n of them."""
+    """n targets for the loss layer."""
     keys: tuple[Key, ...]
-    """The group's name, for layers that draw."""
+    """The group's name, for layers that draw random values."""
     rate: float
     """Learning rate of its step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """What became of one step."""
+    """The result of one step."""
 
     loss: float
     """Mean over the group's images; not finite if the network's scores were not."""
     staleness: int = 0
-    """Steps that other threads counted while this one was under way; 0 where none is counted."""
+    """Steps that other threads finished during this one; 0 if steps are not counted."""
     refused: tuple[str, ...] = ()
-    """Tensors whose gradient was not finite, in the order of the way back; they and their state are as
-    they were."""
+    """Tensors with a gradient that is not finite, in backward order; they and their state are unchanged."""
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def is_finite(values: Array) -> bool:
+    """Whether all values are finite. Allocates nothing if they are."""
+    flat = values.reshape(-1)
+    # A finite sum of squares proves it at the speed of a dot product; a sum that overflows proves nothing.
+    return math.isfinite(float(np.dot(flat, flat))) or bool(np.isfinite(values).all())

@@ -1,7 +1,7 @@
-"""Pure: the graph of a network's layers, and who may use whose memory.
+"""Pure: the graph of a network's layers, and the memory that layers share.
 
-Numbers stand for layers, in the order of the spec; `INPUT_INDEX` stands for the images. Everything here is
-settled once per network; contexts only follow it.
+Numbers stand for layers, in the order of the spec; `INPUT_INDEX` stands for the images. A network has one
+topology; its contexts follow it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from adam_async.model.spec import INPUT, ModelSpec
 INPUT_INDEX = -1
 
 MAX_PARAMETERS = 1 << 31
-"""Of a model: 8 GiB of float32. What is larger is a slip of the pen, and is not even planned."""
+"""Maximum number of a model's parameters: 8 GiB of float32. More is taken for a typing error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +22,14 @@ class Topology:
     """Layers and the edges between them.
 
     Attributes:
-        layers: In an order in which inputs come first; the last is the loss.
-        producers: For each layer, the numbers of the layers it reads.
-        consumers: For each layer, an entry (layer, position among its inputs) per reader.
-        wants_error: Whether the layer or any before it has parameters to train, so that its output's error
-            gradient is needed.
-        shares: Whether the layer's output lies in the memory of its input.
-        hosts: For a layer whose output lies in the memory of a later one's: which, and from which feature on.
+        layers: The layers, inputs first; the last is the loss.
+        producers: For each layer, the numbers of the layers that it reads.
+        consumers: For each layer, a pair (reader, position among the reader's inputs) per reader.
+        wants_error: For each layer, whether it or a layer before it has parameters to train; then the error
+            gradient of its output is needed.
+        shares: For each layer, whether its output lies in the memory of its input.
+        hosts: For each layer whose output lies in the memory of a later layer's output: that layer, and the
+            first feature there.
     """
 
     layers: tuple[Layer, ...]
@@ -43,8 +44,8 @@ class Topology:
         """Build the layers of a spec, checking shapes layer by layer.
 
         Raises:
-            SpecError: A kind or option is unknown, shapes do not fit, an output is read by nobody, the loss
-                is not last, or there are more than `MAX_PARAMETERS`.
+            SpecError: A kind or option is unknown, shapes do not fit, no layer reads an output, the loss is
+                not last, or there are more than `MAX_PARAMETERS`.
         """
         numbers = {INPUT: INPUT_INDEX} | {layer.name: number for number, layer in enumerate(spec.layers)}
         layers: list[Layer] = []
@@ -77,7 +78,7 @@ class Topology:
     def join(
         cls, layers: Sequence[Layer], producers: Sequence[tuple[int, ...]], wants_error: Sequence[bool]
     ) -> "Topology":
-        """Join layers that fit. Those of a partition may lack a loss, and have ends that nobody reads."""
+        """Join layers that fit. A partition may have no loss, and outputs without a reader."""
         consumers = _consumers(producers)
         shares = _sharing(layers, producers, consumers)
         return cls(
@@ -125,7 +126,7 @@ def _check_ends(layers: list[Layer], consumers: tuple[tuple[tuple[int, int], ...
 def _check_frozen(layers: list[Layer]) -> None:
     for layer in layers:
         if layer.frozen and not layer.parameters:
-            raise layer.refusal("has no parameters that option 'frozen' could leave as they are")
+            raise layer.refusal("has no parameters, so option 'frozen' has no effect; remove it")
     parameters = [parameter for layer in layers for parameter in layer.parameters]
     if parameters and all(parameter.frozen for parameter in parameters):
         names = ", ".join(dict.fromkeys(parameter.layer for parameter in parameters))
@@ -139,11 +140,11 @@ def _sharing(
 ) -> tuple[bool, ...]:
     """Decide which layers work in their input's memory.
 
-    Two conditions: nobody else reads the input, and where the layer changes values there, no way back reads
-    the old ones.
+    A layer does if no other layer reads the input and, in case the layer changes values there, no backward
+    reads the old ones.
     """
     shares: list[bool] = []
-    read_later: list[bool] = []  # whether a way back reads the memory that holds this layer's output
+    read_later: list[bool] = []  # whether backward reads the memory of this layer's output
     for layer, sources in zip(layers, producers, strict=True):
         source = sources[0] if sources else INPUT_INDEX
         shared = (
@@ -164,7 +165,7 @@ def _hosting(
     consumers: tuple[tuple[tuple[int, int], ...], ...],
     shares: Sequence[bool],
 ) -> dict[int, tuple[int, int]]:
-    """Find the layers, each the first that shares its memory, whose output is a part of a later one's."""
+    """Find the layers whose output is a part of a later layer's; of layers that share memory, the first."""
     hosts: dict[int, tuple[int, int]] = {}
     for number, layer in enumerate(layers):
         if layer.hosts_at is None or producers[number][0] == INPUT_INDEX:

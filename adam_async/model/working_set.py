@@ -1,11 +1,11 @@
-"""Pure: what memory a group of images walks through on its way, part by part, and which cache holds it.
+"""Pure: the memory that training on a group touches, part by part, and the cache that holds it.
 
-A *part* begins at each layer with parameters and ends before the next; what lies before the first belongs
-to it. The whole way is the last entry: today one job of a compute thread trains all of it, and what is in
-the caches when a part is reached again on the way back depends on all that came between.
+A *part* begins at each layer with parameters and ends before the next; layers before the first one belong to
+it. The last entry is the whole network: one job of a compute thread trains all of it, so the layers after a
+part decide whether backward finds the part in the caches.
 
-Sizes are those of the real arrays of a context; arrays that layers share count once. They are of one group
-in flight: activations, gradients and scratch exist once per group, weights once per worker.
+Sizes are those of a context's arrays; arrays that layers share count once. They are for one group in flight:
+activations, gradients and scratch exist once per group, weights once per worker.
 """
 
 from collections.abc import Iterable
@@ -22,35 +22,35 @@ Level = Literal["L2", "L3", "memory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkingSet:
-    """Bytes that some layers touch on one group's way forward and back."""
+    """Bytes that some layers touch forward and backward, for one group."""
 
     layers: tuple[str, ...]
-    """Their names, in order."""
+    """Names of the layers, in order."""
     weights: int
-    """Parameters read."""
+    """Bytes of the parameters."""
     activations: int
-    """Inputs and outputs."""
+    """Bytes of inputs and outputs."""
     gradients: int
-    """Error gradients of both."""
+    """Bytes of the error gradients of inputs and outputs."""
     scratch: int
-    """What layers keep beside them, such as columns of a convolution."""
+    """Bytes of the layers' scratch, such as columns of a convolution."""
     push_buffers: int
-    """Gradients of the parameters, as deltas, on their way to the servers or into the weights."""
+    """Bytes of the parameters' gradients, which go to the servers or into the weights."""
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Bytes of all of these."""
         return self.weights + self.activations + self.gradients + self.scratch + self.push_buffers
 
     def fits(self, *, l2_kb: int | None, l3_kb: int | None) -> Level | None:
-        """Name the smallest cache that holds it all, if nobody else uses that cache.
+        """Name the smallest cache that holds the working set, if the layers have the cache for themselves.
 
         Args:
-            l2_kb: Second-level cache of one core, in KiB; None if not known.
-            l3_kb: Third-level cache, in KiB; None if not known.
+            l2_kb: Second-level cache of one core, in KiB; None if unknown.
+            l3_kb: Third-level cache, in KiB; None if unknown.
 
         Returns:
-            None where the sizes of the caches leave it open.
+            The cache, or ``"memory"``; None if it depends on an unknown size.
         """
         if l2_kb is not None and self.total <= l2_kb << 10:
             return "L2"
@@ -66,9 +66,12 @@ class WorkingSet:
 
 
 def working_sets(network: Network, images: int) -> tuple[WorkingSet, ...]:
-    """Look at the arrays of a group of this many images: an entry per part, and one of the whole way.
+    """Measure the arrays for a group of this many images: an entry per part, then the whole network.
 
-    Allocates one context. Raises ModelError if there is not at least one image.
+    Allocates one context.
+
+    Raises:
+        ModelError: The group has no image.
     """
     context = network.context(images)
     ways = _parts(network)
@@ -99,7 +102,7 @@ def _working_set(network: Network, context: Context, way: range) -> WorkingSet:
 
 
 def _bytes(arrays: Iterable[Array | None], seen: set[int]) -> int:
-    """Add up the sizes of arrays whose memory was not seen yet."""
+    """Add up the sizes of the arrays with memory that is not in `seen`; adds it there."""
     total = 0
     for array in arrays:
         if array is not None and array.nbytes and array.ctypes.data not in seen:

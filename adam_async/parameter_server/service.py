@@ -35,12 +35,11 @@ from adam_async.messages import (
     pack,
     part_refusal,
 )
+from adam_async.model.kernels import available_kernels, make_batches
 from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network as Model
-from adam_async.model.network import available_kernels
-from adam_async.model.rule_batches import make_batches
 from adam_async.model.rules import Rule, make_rule
 from adam_async.model.spec import ModelSpec
 from adam_async.parameter_server.apply import Applier, PushGradients, Work

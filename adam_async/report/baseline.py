@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.lazy_images import StoredImages
-from adam_async.model.bare import new_rule_state
-from adam_async.model.in_place import InPlaceStep, StepBuffers, StepInput
+from adam_async.model.in_place import InPlaceStep, new_rule_state
 from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network
 from adam_async.model.rules import Rule, RuleState
+from adam_async.model.step import StepBuffers, StepInput
 from dataflow import ComputePool
 
 SLICE_S = 0.05
@@ -98,7 +98,7 @@ class BareLoop:
         self._trained = weights or TrainedWeights.of(network, rule)
         self._context = network.context(self._group_images)
         self._dice = Dice(1)
-        self._buffers = StepBuffers.of(network)
+        self._buffers = StepBuffers.of(network.trained, network.dtype)
         self._at = 0
 
     def train(self, groups: int) -> int:

@@ -11,7 +11,7 @@ import msgspec
 from adam_async.messages import Finished
 from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network as Model
-from adam_async.model.trainable import Trainable
+from adam_async.model.network import Trainable
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.run.config import Config
 from adam_async.run.ids import ShardId

@@ -14,15 +14,12 @@ from contextlib import contextmanager
 from subprocess import DEVNULL, Popen
 from tempfile import TemporaryFile
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from adam_async.model.network import Network
-from adam_async.model.trainable import Trainable
+from adam_async.model.context import Engine
+from adam_async.model.network import Network, Trainable
 from adam_async.runtime.child_process import child_environment
 from dataflow import ComputePool
-
-if TYPE_CHECKING:
-    from adam_async.model.fast.engine import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +109,7 @@ class KernelChange:
         finally:
             over.set()
 
-    async def _compile(self, engine: "Engine") -> str:
+    async def _compile(self, engine: Engine) -> str:
         """Compile in a child process. Returns why that failed."""
         codes = [str(code) for code in sorted(engine.kernels)]
         command = (sys.executable, "-P", "-m", MODULE, self._network.dtype.name, *codes)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.messages import Values
-from adam_async.model.trainable import Trainable
+from adam_async.model.network import Trainable
 from adam_async.parameter_server.client import OnBehind, ParameterClient
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, ShardTable

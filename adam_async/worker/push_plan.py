@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.messages import Part
-from adam_async.model.network import Network
-from adam_async.model.trainable import Trainable
+from adam_async.model.network import Network, Trainable
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, ShardTable
 

@@ -22,9 +22,8 @@ from adam_async.data_server.client import ImageGroup
 from adam_async.messages import Lease
 from adam_async.model.context import Context
 from adam_async.model.keyed_random import Dice
-from adam_async.model.network import Network
+from adam_async.model.network import Network, Trainable
 from adam_async.model.rules import new_scratch, plain_step
-from adam_async.model.trainable import Trainable
 from adam_async.run.rate_schedule import Schedule
 from adam_async.worker.gradient_clipping import Scaling
 from adam_async.worker.push_plan import PushBuffer, PushPlan, Stage

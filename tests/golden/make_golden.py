@@ -1,17 +1,17 @@
-"""Make the golden files: what PyTorch computes for every kind of layer.
+"""Make the golden files: PyTorch's results for every kind of layer.
 
     python tests/golden/make_golden.py
 
-It needs NumPy and PyTorch (the files here were made with 2.13) and nothing of this package, and writes one
-small .npz per case beside itself. Arrays are float64 and batch first. Each file holds
+It needs NumPy and PyTorch (these files are from 2.13) and no part of this package, and writes one small
+.npz per case into its own folder. Arrays are float64 and batch first. Each file has
 
     kind, options       the layer; options as JSON
-    input0, input1...   inputs, and input_error0... the gradients of what is summed below
-    weight, bias        where the layer has them, and weight_gradient, bias_gradient
-    output              what the layer gives; one loss per image where it is a loss
+    input0, input1...   inputs, and input_error0... their gradients
+    weight, bias        if the layer has them, with weight_gradient, bias_gradient
+    output              the layer's output; one loss per image if it is a loss
     error               factors of the outputs: gradients are those of ``sum(output * error)``
-    labels              instead of error, where it is a loss: gradients are those of the mean loss
-    kept                instead of dice, where it is dropout: what was not dropped
+    labels              instead of error, for a loss: gradients are those of the mean loss
+    kept                instead of dice, for dropout: the values that are not dropped
 """
 
 import json
@@ -62,7 +62,7 @@ CASES: list[tuple[str, str, dict[str, Any], tuple[tuple[int, ...], ...]]] = [
 
 
 def parameter_shapes(kind: str, options: Options, shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Shapes of weight and bias, written down apart from the package's own."""
+    """Shapes of weight and bias, independent of the package's own code."""
     if kind == "dense":
         return {"weight": (options["outputs"], shape[0]), "bias": (options["outputs"],)}
     if kind not in ("conv2d", "locally_connected"):
@@ -85,7 +85,7 @@ def _locally_connected(x: Any, weight: Any, bias: Any, options: Options) -> Any:
 
 
 def layer_output(kind: str, options: Options, inputs: Sequence[Any], given: Mapping[str, Any]) -> Any:
-    """PyTorch's output of a layer; `given` holds weight, bias, labels and kept where they matter."""
+    """PyTorch's output of a layer; `given` has the weight, bias, labels and kept that the layer needs."""
     x, weight, bias = inputs[0], given.get("weight"), given.get("bias")
     stride = options.get("stride") or options.get("kernel")
     simple: dict[str, Callable[[], Any]] = {
@@ -124,7 +124,7 @@ def layer_output(kind: str, options: Options, inputs: Sequence[Any], given: Mapp
 
 
 def reference(kind: str, options: Options, given: Arrays) -> Arrays:
-    """Give output and all gradients of one layer for the arrays in `given`, named as in the files."""
+    """Return output and all gradients of one layer for the arrays in `given`, by their names in the files."""
     tensors = {name: torch.tensor(value) for name, value in given.items()}
     wanted = [name for name in tensors if name.startswith("input") or name in ("weight", "bias")]
     for name in wanted:

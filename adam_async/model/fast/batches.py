@@ -1,4 +1,4 @@
-"""Pure: batches of gradients applied by compiled kernels; see `adam_async.model.fast.rules`."""
+"""Pure: batches of gradients, applied by the compiled kernels of `adam_async.model.fast.rules`."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -17,15 +17,15 @@ from adam_async.model.rule_batches import NumpyBatches, Target
 from adam_async.model.rules import Adagrad, Adam, Rule, Sgd
 
 SMALL = 1024
-"""Values of a gradient up to which plain SGD is left to NumPy: a call of a kernel takes longer."""
+"""Maximum number of a gradient's values for which NumPy applies plain SGD: a kernel call takes longer."""
 
 MOST_TABLES = 256
-"""Groups of targets remembered at most: a peer chooses which shards a push names."""
+"""Maximum number of cached tables. A bound is necessary, because peers choose the shards of a push."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Addresses of a target's arrays. Holding the arrays keeps them alive."""
+class _Arrays:
+    """A target's arrays, kept alive by this reference, and their addresses."""
 
     arrays: tuple[NDArray[Any], ...]
     addresses: tuple[int, int, int]
@@ -33,20 +33,20 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Where several targets lie."""
+    """Addresses of several targets, as an argument of the kernel."""
 
-    places: tuple[_Place, ...]
+    arrays: tuple[_Arrays, ...]
     table: NDArray[np.int64]
 
 
 class CompiledBatches:
-    """`adam_async.model.rule_batches.Batches` by a compiled kernel, with the bits of `NumpyBatches`.
+    """`adam_async.model.rule_batches.Batches` with a compiled kernel and the bits of `NumpyBatches`.
+
+    The constructor compiles the kernel, or reads it from disk.
 
     Args:
         rule: The update rule.
         dtype: float32 or float64.
-
-    Making one compiles the kernel, or reads it from the disk.
 
     Raises:
         ModelError: There is no kernel for the rule.
@@ -121,11 +121,11 @@ class CompiledBatches:
         return gradient if flags.c_contiguous and flags.aligned else gradient.copy()
 
     def _table(self, targets: Sequence[Target]) -> NDArray[np.int64]:
-        """Where the arrays of targets lie, as the kernel takes it."""
+        """Return the addresses of the targets' arrays, as an argument of the kernel."""
         key = tuple(targets)
         known = self._tables.get(key)
         if known is not None and all(
-            place.arrays[0] is target.values for place, target in zip(known.places, targets, strict=True)
+            found.arrays[0] is target.values for found, target in zip(known.arrays, targets, strict=True)
         ):
             return known.table
         places = tuple([self._place(target) for target in targets])
@@ -140,7 +140,7 @@ class CompiledBatches:
         self._tables[key] = _Table(places, table)
         return table
 
-    def _place(self, target: Target) -> _Place:
+    def _place(self, target: Target) -> _Arrays:
         arrays = (target.values, *[target.rule_state[name] for name in self._rule.state_names])
         for array in arrays:
             if array.shape != target.values.shape or array.dtype != self._dtype:
@@ -148,4 +148,4 @@ class CompiledBatches:
             if not array.flags.c_contiguous or not array.flags.aligned or not array.flags.writeable:
                 raise ModelError("values and state must be C-contiguous, aligned and writeable")
         found = [array.ctypes.data for array in arrays] + [0, 0]
-        return _Place(arrays, (found[0], found[1], found[2]))
+        return _Arrays(arrays, (found[0], found[1], found[2]))

@@ -1,7 +1,7 @@
-"""Pure: what a layer with compiled kernels offers beside the interface of all layers.
+"""Pure: the interface of a layer with compiled kernels, beside that of all layers.
 
-It states its steps as `Op`s, so that a network can work many layers off in one call. Alone, its `forward`,
-`backward` and `delta` run tapes of their own, kept in the slots.
+Such a layer returns its steps as `Op`s, so that a network can run many layers in one call. Its `forward`,
+`backward` and `delta` run the layer alone, with tapes kept in the slots.
 """
 
 from abc import abstractmethod
@@ -14,32 +14,32 @@ from adam_async.model.layer import Array, Layer, ParameterSpec, Slots, Weights
 
 
 class Compiled(Layer):
-    """A layer whose steps are rows of a tape. Goes before the NumPy layer among the bases."""
+    """A layer with rows of a tape as its steps. A base class before the NumPy layer."""
 
     KERNELS: ClassVar[tuple[int, ...]] = ()
-    """Numbers of the kernels that its ops name, whatever the number of images; `engine.COMMON` left out."""
+    """Numbers of the kernels of its ops, for any number of images, without `engine.COMMON`."""
 
     @abstractmethod
     def forward_ops(self, slots: Slots) -> list[Op]:
-        """Fill the output."""
+        """Return the ops that fill the output."""
 
     @abstractmethod
     def backward_ops(self, slots: Slots) -> list[Op]:
-        """Fill the wanted input errors."""
+        """Return the ops that fill the needed input errors."""
 
     def delta_ops(self, slots: Slots, kind: str, out: Field) -> list[Op]:
-        """Write the gradient of the parameter of this kind."""
+        """Return the ops that write the gradient of the parameter of this kind to `out`."""
         raise ModelError(f"layer {self.name!r} has no parameter of kind {kind!r}")
 
     def parameter(self, kind: str) -> ParameterSpec:
-        """The parameter of this kind."""
+        """Return the parameter of this kind."""
         for parameter in self.parameters:
             if parameter.kind == kind:
                 return parameter
         raise ModelError(f"layer {self.name!r} has no parameter of kind {kind!r}")
 
     def ref(self, kind: str) -> Ref:
-        """The parameter of this kind, read."""
+        """Return a reference to the parameter of this kind, to read it."""
         parameter = self.parameter(kind)
         return Ref(name=parameter.name, shape=parameter.shape)
 

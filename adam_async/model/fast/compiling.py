@@ -1,8 +1,8 @@
-"""Compiles kernels in a process of its own, so that training can begin before they are there.
+"""Compiles kernels in a separate process, so that training can begin before they are ready.
 
     python -m adam_async.model.fast.compiling float32 0 14 34
 
-The arguments are the type and the numbers of the kernels. What is compiled is kept on the disk.
+The arguments are the type and the numbers of the kernels. The disk keeps the compiled kernels.
 """
 
 import sys

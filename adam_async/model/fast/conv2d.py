@@ -1,16 +1,16 @@
 """Pure: convolution without columns.
 
 A line of output pixels of all images is a product of the weights with runs of the input, one run per
-position in the kernel. Where each run starts, counted from the line's own start, stands in a table. With a
-stride s the input is first *packed*: columns sorted by their place modulo s, so that the pixels that one
-kernel position reads are neighbours; padding is added on the same way.
+position in the kernel. A table has the start of each run, counted from the start of the line. With a stride s
+the input is first *packed*: columns are sorted by their number modulo s, so that the pixels of one kernel
+position are neighbours; packing also adds the padding.
 
-The way back is the same product with the tables turned round: the error gradient of an input pixel is a
-sum over the kernel positions that read it, of runs of the output's error gradient. With a stride, pixels of
-different phase are read by different positions, so each phase has a table of its own. Near the edges fewer
-positions read a pixel. Where the images of one pixel fill a vector, columns with the same positions are a
-*strip* with a table of its own; fewer images would leave vectors half empty, so a whole line is one strip,
-and the error gradient gets a border of zeros.
+Backward is the same product with inverse tables: the error gradient of an input pixel is a sum of runs of the
+output's error gradient, over the kernel positions that read the pixel. With a stride, different positions
+read pixels of different phase, so each phase has its own table. Near the edges fewer positions read a pixel.
+If the images of one pixel fill a vector, columns with the same positions are a *strip* with its own table.
+Fewer images would leave vectors half empty; then a whole line is one strip, and the error gradient gets a
+border of zeros.
 
 The gradient of the weights is a table of dot products of lines of errors with the same runs of the input.
 """
@@ -23,32 +23,32 @@ from typing import ClassVar
 import numpy as np
 
 from adam_async.model.fast import program
+from adam_async.model.fast.compiled import Compiled
 from adam_async.model.fast.products import BIAS, PLAIN
-from adam_async.model.fast.sliding import FastSliding
 from adam_async.model.fast.tape import Field, Op
 from adam_async.model.fast.tiles import DOT_ROWS
 from adam_async.model.fast.vectors import VECTOR_BYTES
 from adam_async.model.layer import Array, ScratchSpec, Slots
 from adam_async.model.layers.conv2d import Conv2d
+from adam_async.model.layers.sliding import SlidingKernel
 from adam_async.model.spec import Shape
 
 LANES = VECTOR_BYTES // 4
-"""Images of a pixel that fill a vector of single precision, and two of double precision."""
+"""Number of images of a pixel that fill a vector of float32, or two vectors of float64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Strip:
-    """Neighbouring columns of the input's error gradient, and what they add up.
+    """Neighbouring columns of the input's error gradient, and the tables of their sums.
 
     Attributes:
-        phase: Number of their phase.
+        phase: Number of the columns' phase.
         first: The first column, counted within the phase.
-        columns: How many.
-        line: Columns of the error gradient that they read.
-        weights: Where each factor lies.
-        errors: Where the run that it is multiplied with starts, counted from the line of the same number.
-        ranges: For each line the first and the last entry of these that lie neither above nor below the error
-            gradient.
+        columns: Number of columns.
+        line: Number of columns in a line of the output's error gradient.
+        weights: Position of each factor.
+        errors: Start of each factor's run, counted from the line of the same number.
+        ranges: For each line the first and the last entry with a run inside the error gradient.
     """
 
     phase: int
@@ -58,6 +58,49 @@ class Strip:
     weights: Array
     errors: Array
     ranges: Array
+
+
+class FastSliding(Compiled, SlidingKernel):
+    """Packed input and runs of a sliding kernel. A base class before the NumPy layer."""
+
+    def _packed(self) -> bool:
+        return bool(self.padding) or self.stride > 1
+
+    def _packed_shape(self, images: int) -> Shape:
+        channels, rows, columns, _ = self.padded_shape(images)
+        return (channels, rows, self.stride, -(-columns // self.stride), images)
+
+    def scratch(self, images: int) -> dict[str, ScratchSpec]:
+        """Packed input and input error, if they differ from the images."""
+        if not self._packed():
+            return {}
+        shape = self._packed_shape(images)
+        return {"packed": (shape, None), "packed_error": (shape, None)}
+
+    def prepare(self, slots: Slots) -> None:
+        """Make the tables of the runs under the kernel, of the weights, and of the filters' outputs."""
+        channels, rows, stride, width, images = self._packed_shape(slots.images)
+        c, y, x = np.indices((channels, self.kernel, self.kernel)).reshape(3, -1)
+        # Kernel column x reads columns of phase x % stride, x // stride of them further to the right.
+        starts = (((c * rows + y) * stride + x % stride) * width + x // stride) * images
+        slots.views["runs"] = _whole_blocks(starts)
+        # Forward reads the weights in the order of memory; the strips of backward have other tables.
+        slots.views["weights"] = np.arange(starts.size)
+        slots.views["filters"] = _whole_blocks(np.arange(self.filters) * slots.output[0].size)
+
+    def _source(self, slots: Slots) -> Array:
+        return slots.scratch["packed"] if self._packed() else slots.inputs[0]
+
+    def _line(self, images: int) -> int:
+        """Number of values from the runs of one output line to those of the next."""
+        # The kernel moves down by `stride` rows, and a packed row has the columns of all phases.
+        _, _, stride, width, _ = self._packed_shape(images)
+        return stride * stride * width * images
+
+    def _pack_op(self, code: int, slots: Slots, packed: Array, image: Array) -> Op:
+        _, rows, stride, width, _ = self._packed_shape(slots.images)
+        place = (rows, width, stride, self.top, self.padding)
+        return Op.of(code, *self.input_shapes[0], slots.images, packed, image, *place)
 
 
 class FastConv2d(FastSliding, Conv2d):
@@ -72,11 +115,12 @@ class FastConv2d(FastSliding, Conv2d):
     )
 
     def _bordered_shape(self, images: int) -> Shape:
+        # A run is as long as a packed line, and starts at most (kernel - 1) // stride columns from the left.
         columns = self._packed_shape(images)[3]
         return (self.filters, self.output_shape[1], columns + (self.kernel - 1) // self.stride, images)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Packed input and input error, where they differ; the error with its border; a block of sums."""
+        """Packed input and input error, if they differ; the error with its border; a block of sums."""
         return {
             **super().scratch(images),
             "bordered": (self._bordered_shape(images), None),
@@ -84,7 +128,7 @@ class FastConv2d(FastSliding, Conv2d):
         }
 
     def prepare(self, slots: Slots) -> None:
-        """Make the tables of each strip of each phase too."""
+        """Make the tables, and those of each strip of each phase."""
         super().prepare(slots)
         slots.views["strips"] = tuple(self._strips(slots.images))
 
@@ -96,8 +140,10 @@ class FastConv2d(FastSliding, Conv2d):
         stride, width = self.stride, self._packed_shape(images)[3]
         most = (self.kernel - 1) // stride
         if self._is_bordered(images):
+            # With a border all columns read all positions, some of them zeros: one strip.
             runs = [((0, most), list(range(width)))]
         else:
+            # Columns near the edges have a strip for each set of positions that read them.
             last = self.output_shape[2] - 1
             ends = groupby(range(width), lambda column: (max(0, column - last), min(most, column)))
             runs = [(reach, list(columns)) for reach, columns in ends]
@@ -113,15 +159,19 @@ class FastConv2d(FastSliding, Conv2d):
         _, lines, columns, _ = self._bordered_shape(images)
         border = (size - 1) // stride
         if not self._is_bordered(images):
+            # All runs of a strip are inside the error gradient itself.
             columns, border = self.output_shape[2], 0
+        # Rows of the kernel come first, so the entries for a range of lines are neighbours: see `ranges`.
         y, o, x = np.indices((size, self.filters, size)).reshape(3, -1)
         mine = (y % stride == down) & (x % stride == across)
         mine &= (reach[0] <= x // stride) & (x // stride <= reach[1])
         y, o, x = y[mine], o[mine], x[mine]
+        # Positions are those of the first input channel; the kernel steps from channel to channel.
         weights = (o * channels * size + y) * size + x
         errors = ((o * lines - y // stride) * columns + own[0] + border - x // stride) * images
         steps = y // stride
         rows = np.arange(-(-(self._packed_shape(images)[1] - down) // stride))
+        # An entry reads line `row - step` of the errors, which must be at least 0 and below `lines`.
         first, last = np.searchsorted(steps, rows - lines, "right"), np.searchsorted(steps, rows, "right")
         ranges = np.stack((first, np.maximum(first, last)), axis=1)
         return Strip(
@@ -135,7 +185,7 @@ class FastConv2d(FastSliding, Conv2d):
         )
 
     def forward_ops(self, slots: Slots) -> list[Op]:
-        """Pack where that is needed, and multiply line by line."""
+        """Pack the input if necessary, and multiply line by line."""
         images, (_, lines, width) = slots.images, self.output_shape
         source, depth = self._source(slots), slots.views["weights"].size
         ops = []
@@ -154,7 +204,7 @@ class FastConv2d(FastSliding, Conv2d):
         return ops
 
     def backward_ops(self, slots: Slots) -> list[Op]:
-        """Give the errors a border where they need one, multiply strip by strip, unpack."""
+        """Add a border to the errors if necessary, multiply strip by strip, unpack."""
         images, (channels, rows, stride, width, _) = slots.images, self._packed_shape(slots.images)
         target = slots.scratch["packed_error"] if self._packed() else slots.input_errors[0]
         assert target is not None
@@ -162,9 +212,11 @@ class FastConv2d(FastSliding, Conv2d):
         if self._is_bordered(images):
             _, lines, columns, _ = self._bordered_shape(images)
             source, border = slots.scratch["bordered"], (self.kernel - 1) // stride
+            # Packing with a stride of 1 copies lines into longer ones, with zeros at both ends.
             place = (lines, columns, 1, 0, border)
             ops.append(Op.of(program.PACK, *self.output_shape, images, source, slots.error, *place))
         flat, line = target.reshape(-1), width * images
+        # In packed rows the lines of a strip are `stride` rows apart.
         for strip in slots.views["strips"]:
             to = flat[strip.phase * line + strip.first * images :]
             ops.append(
@@ -198,3 +250,9 @@ class FastConv2d(FastSliding, Conv2d):
         if kind == "bias":
             return [Op.of(program.ROW_SUMS, self.filters, lines * width * images, out, slots.error)]
         return super().delta_ops(slots, kind, out)
+
+
+def _whole_blocks(starts: Array) -> Array:
+    """Extend a table to whole blocks of dot products, with copies of its last entry."""
+    # The kernel reads whole blocks, so a copy must be a valid start; its results are dropped.
+    return np.pad(starts, (0, -starts.size % DOT_ROWS), mode="edge")

@@ -1,8 +1,7 @@
-"""Pure: exponential, tanh and the logistic function, and kernels of them.
+"""Pure: exponential, tanh and the logistic function, and their kernels.
 
-Numba has no library of these functions for vectors, and one call per value takes three times as long as
-NumPy. So in float32 they are polynomials, written as instructions that a vector has too; float64, which
-is for proofs, calls the C library.
+Numba has no vector library of these functions, and one call per value takes three times as long as NumPy. So
+in float32 they are polynomials, in instructions that vectors have; float64, for proofs, calls the C library.
 
     e**x = 2**n * e**r,   n = x / log 2 rounded,   |r| <= log 2 / 2
     e**r - 1 = r + r**2 * q(r)
@@ -11,8 +10,8 @@ q is the polynomial of degree 4 with the smallest largest error of e**r, 3e-9. E
 e**r - 1 and 2**n: tanh from e**2|x| - 1, which keeps small x exact to the last bits. Errors are at most 2e-7
 relative to the result, as long as that is no denormal number; NaN stays NaN.
 
-Rounding adds and subtracts a number at which floats are whole numbers, and its last bits are n. A compiler
-that reorders sums would drop both, so kernels that call these functions are compiled without.
+Rounding adds and subtracts a number at which floats are integers; the last bits of the sum are n. A compiler
+that reorders sums would drop both, so kernels with these functions are compiled without reordering.
 """
 
 import math
@@ -29,16 +28,16 @@ from adam_async.model.fast.vectors import I32
 _ROUNDER = 1.5 * 2**23
 _LOG2_E = 1.44269504088896341
 _LOG_2 = (0.693359375, -2.12194440054690583e-4)
-"""Two parts; n times the first has no rounding error."""
+"""Two parts of log 2; n times the first part has no rounding error."""
 _Q = (0.4999999403953552, 0.1666652113199234, 0.04166838899254799, 0.00836874544620514, 0.0013814539415761828)
 _EXP_BOUNDS = (-104.0, 89.0)
-"""Beyond them the result is 0 or infinite; n stays small enough for two powers of two."""
+"""Bounds of x, beyond which the result is 0 or infinite; they keep n small enough for two powers of two."""
 _TANH_BOUND = 20.0
-"""Of 2|x|; beyond it the result is 1."""
+"""Bound of 2|x|, beyond which the result is 1."""
 
 
 class _Floats:
-    """Instructions for float32 at the builder's place."""
+    """Instructions for float32, emitted at the builder's position."""
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
@@ -52,19 +51,19 @@ class _Floats:
         return self.builder.fadd(product, total, flags=["contract"])
 
     def bounded(self, x: Any, low: float, high: float) -> Any:
-        """Clip; a NaN, which compares with nothing, stays."""
+        """Clip x; a NaN stays, because it compares false."""
         builder = self.builder
         for name, bound in (("<", self.constant(low)), (">", self.constant(high))):
             x = builder.select(builder.fcmp_ordered(name, x, bound), bound, x)
         return x
 
     def power_of_two(self, n: Any) -> Any:
-        """2**n, for n from -126 to 127."""
+        """Return 2**n, for n from -126 to 127."""
         biased = self.builder.add(n, ir.Constant(I32, 127))
         return self.builder.bitcast(self.builder.shl(biased, ir.Constant(I32, 23)), self.type)
 
     def reduced(self, x: Any) -> tuple[Any, Any]:
-        """The whole number n, and e**r - 1."""
+        """Return the integer n, and e**r - 1."""
         builder, rounder = self.builder, self.constant(_ROUNDER)
         shifted = builder.fadd(builder.fmul(x, self.constant(_LOG2_E)), rounder)
         n = builder.fsub(shifted, rounder)
@@ -105,7 +104,7 @@ class _Floats:
 
 @intrinsic
 def exponential(typing: Any, x: Any) -> Any:
-    """e**x."""
+    """Compute e**x."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if x == types.float32:
@@ -117,7 +116,7 @@ def exponential(typing: Any, x: Any) -> Any:
 
 @intrinsic
 def tanh_of(typing: Any, x: Any) -> Any:
-    """Hyperbolic tangent."""
+    """Compute the hyperbolic tangent."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if x == types.float32:
@@ -129,7 +128,7 @@ def tanh_of(typing: Any, x: Any) -> Any:
 
 @intrinsic
 def logistic_of(typing: Any, x: Any) -> Any:
-    """1 / (1 + e**-x)."""
+    """Compute 1 / (1 + e**-x)."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if x == types.float32:
@@ -149,7 +148,7 @@ def _library(context: Any, builder: Any, function: Any, x: Any) -> Any:
 
 @exact
 def tanh(t, like, hyper):
-    """Fields: n output input."""
+    """Compute tanh. Fields: n output input."""
     n = t[1]
     if t[2] != t[3]:
         copy(t, like, hyper)
@@ -160,7 +159,7 @@ def tanh(t, like, hyper):
 
 @kernel
 def tanh_back(t, like, hyper):
-    """Errors times 1 - y * y. Fields: n input_error error output."""
+    """Multiply errors by 1 - y * y. Fields: n input_error error output."""
     n = t[1]
     if t[2] != t[3]:
         copy(t, like, hyper)
@@ -172,7 +171,7 @@ def tanh_back(t, like, hyper):
 
 @exact
 def sigmoid(t, like, hyper):
-    """Fields: n output input."""
+    """Compute the logistic function. Fields: n output input."""
     n = t[1]
     if t[2] != t[3]:
         copy(t, like, hyper)
@@ -183,7 +182,7 @@ def sigmoid(t, like, hyper):
 
 @kernel
 def sigmoid_back(t, like, hyper):
-    """Errors times y * (1 - y). Fields: n input_error error output."""
+    """Multiply errors by y * (1 - y). Fields: n input_error error output."""
     n = t[1]
     if t[2] != t[3]:
         copy(t, like, hyper)

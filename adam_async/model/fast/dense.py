@@ -1,8 +1,7 @@
 """Pure: the dense layer with compiled kernels.
 
-One image makes its products matrices times a vector, which are bound by reading the weights; they have
-kernels of their own. Otherwise the weights are read row by row and each value is multiplied with a vector
-of images.
+With one image its products are matrix times vector, bounded by reading the weights; they have separate
+kernels. Other products read the weights row by row and multiply each value with a vector of images.
 """
 
 from typing import ClassVar
@@ -34,7 +33,7 @@ class FastDense(Compiled, Dense):
         return self.output_shape[0], self.input_shapes[0][0]
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """The input, batch first; and a block of the gradient, for updates in place."""
+        """Memory for the input, batch first, and for a block of the gradient, for updates in place."""
         inputs = self._sizes[1]
         return {
             "turned": ((images, inputs + LINE // 4), None),
@@ -85,9 +84,9 @@ class FastDense(Compiled, Dense):
         return super().delta_ops(slots, kind, out)
 
     def descent_op(self, slots: Slots, values: Ref, momentum: Field, whole: Op, refused: Array) -> Op:
-        """Apply the gradient of the weights where they are.
+        """Return the op that applies the gradient of the weights in place.
 
-        `whole` is the op that forms all of it, for the case that it must be looked at.
+        `whole` is the op that forms the whole gradient, in case the kernel must check it.
         """
         outputs, inputs = self._sizes
         fields = Tape([whole], slots.output.dtype).rows

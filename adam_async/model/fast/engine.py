@@ -1,8 +1,11 @@
 """Pure: a network's passes as tapes: as many layers as possible in one call.
 
-Neighbouring layers with compiled kernels share one tape; a layer without them, such as one that a user
-wrote, runs its own steps in between. Tapes are kept in the context whose arrays they name, one set per
-number of images.
+Neighbouring layers with compiled kernels share one tape; a layer without them, such as a user's, runs its own
+steps between two tapes. A context keeps the tapes with its arrays' addresses, one set per number of images.
+
+`Descent` is forward, backward and gradient descent in place, as one tape if every layer has compiled kernels.
+Each tensor is updated right after its layer's backward; no layer before it reads the tensor again. A layer
+without compiled kernels runs its own steps between two tapes, and the rule checks and updates its tensors.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,31 +17,40 @@ import numpy as np
 from adam_async.model.context import Context
 from adam_async.model.fast import program
 from adam_async.model.fast.compiled import Compiled
-from adam_async.model.fast.descent import Descent, can_load
+from adam_async.model.fast.dense import FastDense
 from adam_async.model.fast.layers import FAST_LAYERS
-from adam_async.model.fast.tape import Op, Tape
-from adam_async.model.layer import Array, Layer, Weights
+from adam_async.model.fast.tape import Op, Ref, Tape
+from adam_async.model.layer import Array, Layer, ParameterSpec, Slots, Weights
 from adam_async.model.rules import RuleState, Sgd
-from adam_async.model.step import StepBuffers, StepInput, StepOutcome
+from adam_async.model.step import StepBuffers, StepInput, StepOutcome, is_finite
 from adam_async.model.topology import Topology
 
 COMMON = (program.ADD, program.COPY, program.CLEAR, program.DESCEND, program.GROUPS)
-"""Kernels that any network may need."""
+"""Numbers of the kernels that any network may need."""
 
 Step = Tape | int
 """A tape, or the number of a layer without compiled kernels."""
 
+DescentStep = Tape | tuple[str, int]
+"""A tape, or ``("forward", number)`` or ``("backward", number)`` of a layer without compiled kernels."""
+
+_WORD = 4
+"""Bytes of a word, the unit in which targets are copied."""
+
+STALENESS, REFUSED = 2, 3
+"""Columns of a group's row with the number of other threads' steps, and with the first tensor's flag."""
+
 
 def fast_kinds(kinds: Mapping[str, type[Layer]]) -> dict[str, type[Layer]]:
-    """Replace the layers that have a compiled version by it."""
+    """Replace each layer that has a compiled version."""
     return {kind: FAST_LAYERS.get(layer, layer) for kind, layer in kinds.items()}
 
 
-class Engine:
+class TapeEngine:
     """Runs the passes of one network. Holds no arrays; any number of threads may share it.
 
     Args:
-        topology: Its layers.
+        topology: Layers of the network.
         dtype: float32 or float64.
     """
 
@@ -54,20 +66,21 @@ class Engine:
 
     @property
     def is_ready(self) -> bool:
-        """Whether these are compiled, here or on the disk."""
+        """Whether these kernels are compiled, in this process or on disk."""
         return program.are_ready(self.kernels, self.dtype)
 
     @property
     def are_kept(self) -> bool:
-        """Whether kernels that another process compiles can be read by this one."""
+        """Whether this process can read kernels that another process compiles."""
         return program.are_kept()
 
     def warm_up(self, progress: Callable[[int, int], None] | None) -> None:
-        """Compile them, or read them from the disk."""
+        """Compile the kernels, or read them from disk."""
         program.compile_kernels(self.kernels, self.dtype, progress)
 
     def forward(self, weights: Weights, context: Context, layers: range) -> None:
-        """Run these layers."""
+        """Run these layers forward."""
+        # The context gives other tapes for another number of images or other kernels.
         key = ("forward", layers)
         steps = context.tapes.get(key)
         if steps is None:
@@ -79,7 +92,7 @@ class Engine:
                 step.run(weights)
 
     def backward(self, weights: Weights, context: Context, layers: range) -> None:
-        """Run the ways back of these layers, last first."""
+        """Run these layers backward, last first."""
         key = ("backward", layers)
         steps = context.tapes.get(key)
         if steps is None:
@@ -91,7 +104,7 @@ class Engine:
                 step.run(weights)
 
     def own_backward(self, weights: Weights, context: Context, number: int) -> None:
-        """Run the way back of a layer without compiled kernels."""
+        """Run the backward of a layer without compiled kernels."""
         context.gather_error(number)
         slots = context.slots(number)
         if any(error is not None for error in slots.input_errors):
@@ -106,11 +119,12 @@ class Engine:
         rule: Sgd,
         rate: float,
     ) -> StepOutcome:
-        """Do forward, backward and rule in place: one call, where every layer has compiled kernels."""
+        """Run forward, backward and the rule in place; one call if every layer has compiled kernels."""
         return self._descent(context, buffers, rule).run(weights, state, context, rate)
 
     def can_descend_groups(self, context: Context, groups: Sequence[StepInput]) -> bool:
-        """Whether one call trains all these groups, for as many images as the context is laid out for."""
+        """Whether one call can train these groups, each as large as the context is laid out for."""
+        # Between two groups the call runs no Python: no draws, no layer without kernels, no conversion.
         return (
             not context.draws
             and bool(context.targets)
@@ -131,9 +145,10 @@ class Engine:
         """Do the same for groups of one size, one after the other, in one call."""
         return self._descent(context, buffers, rule).run_groups(weights, state, context, groups, steps)
 
-    def _descent(self, context: Context, buffers: StepBuffers, rule: Sgd) -> Descent:
+    def _descent(self, context: Context, buffers: StepBuffers, rule: Sgd) -> "Descent":
         key = ("descend", rule)
         descent = context.tapes.get(key)
+        # Tapes have the addresses of the buffers, so other buffers need other tapes.
         if descent is None or descent.buffers is not buffers:
             descent = context.tapes[key] = Descent(self, context, buffers, rule)
         assert isinstance(descent, Descent)
@@ -152,6 +167,7 @@ class Engine:
             if isinstance(layer, Compiled):
                 ops += ops_of(context, number, layer)
                 continue
+            # A layer without kernels ends the tape; its own steps come before the next one.
             if ops:
                 steps.append(Tape(ops, self.dtype))
             steps.append(number)
@@ -161,22 +177,193 @@ class Engine:
         return tuple(steps)
 
     def forward_ops(self, context: Context, number: int, layer: Compiled) -> list[Op]:
-        """What a layer does forward."""
+        """Ops of a layer's forward."""
         return layer.forward_ops(context.slots(number))
 
     def backward_ops(self, context: Context, number: int, layer: Compiled) -> list[Op]:
-        """What a layer does on the way back, the sum of what its readers handed it before."""
+        """Ops of a layer's backward, after the sum of its readers' error gradients."""
         slots = context.slots(number)
         ops = self.gather_ops(context, number)
+        # Before the first parameters to train no layer needs an error gradient, and backward has no ops.
         if any(error is not None for error in slots.input_errors):
             ops += layer.backward_ops(slots)
         return ops
 
     def gather_ops(self, context: Context, number: int) -> list[Op]:
-        """Add up what several readers of an output handed it; see `Context.gather_error`."""
+        """Ops of the sum of several readers' error gradients; see `Context.gather_error`."""
         parts = context.error_parts(number)
         if not parts:
             return []
         total = context.slots(number).error
+        # The order of `Context.gather_error`, so that both sums have the same bits.
         ops = [Op.of(program.ADD, total.size, total, parts[0], parts[1])]
         return ops + [Op.of(program.ADD, total.size, total, total, part) for part in parts[2:]]
+
+
+class Descent:
+    """Training steps in one context. For one thread at a time.
+
+    Args:
+        engine: Engine of the network.
+        context: Context for training.
+        buffers: Memory for gradients and the rule.
+        rule: The update rule.
+    """
+
+    def __init__(self, engine: TapeEngine, context: Context, buffers: StepBuffers, rule: Sgd) -> None:
+        self.buffers = buffers
+        self._engine = engine
+        self._layers = engine.topology.layers
+        self._rule = rule
+        self._hyper = np.array((0.0, rule.momentum, rule.weight_decay), engine.dtype)
+        # In backward order, as outcomes name refused tensors.
+        self._names = [p.name for layer in reversed(self._layers) for p in layer.parameters]
+        self._refused = np.zeros(len(self._names), np.int64)
+        # The division of `Context.load`, so that a byte becomes the same number in both ways to load.
+        self._levels = np.divide(np.arange(256, dtype=np.uint8), 255, dtype=engine.dtype, casting="unsafe")
+        self._losses = context.slots(len(self._layers) - 1).output
+        self._steps = self._assemble(context)
+
+    def run(
+        self, weights: Weights, state: Mapping[str, RuleState], context: Context, rate: float
+    ) -> StepOutcome:
+        """Train on the group loaded in the context."""
+        # Tapes pass this array to the kernels, so the rate goes into it.
+        self._hyper[0] = rate
+        loss = 0.0
+        for step in self._steps:
+            if isinstance(step, Tape):
+                # Only the tape with the loss returns other than 0.
+                loss += step.run(weights, state)
+            elif step[0] == "forward":
+                self._layers[step[1]].run_forward(weights, context.slots(step[1]))
+            else:
+                self._backward(weights, state, context, step[1], rate)
+        # A loss without kernels has no tape to compute its mean.
+        if not isinstance(self._layers[-1], Compiled):
+            loss = float(np.add.reduce(self._losses)) / self._losses.size
+        if not self._refused.any():
+            return StepOutcome(loss=loss)
+        # Kernels only set flags, so the next step needs them cleared.
+        refused = self._named(self._refused)
+        self._refused.fill(0)
+        return StepOutcome(loss=loss, refused=refused)
+
+    def run_groups(
+        self,
+        weights: Weights,
+        state: Mapping[str, RuleState],
+        context: Context,
+        groups: Sequence[StepInput],
+        steps: Array,
+    ) -> list[StepOutcome]:
+        """Train on groups that `can_load`, one after the other, in one call without the lock."""
+        # With kernels for every layer there is one tape.
+        (tape,) = self._steps
+        assert isinstance(tape, Tape)
+        targets = context.targets
+        labels = np.empty((len(groups), sum(target.nbytes for target in targets) // _WORD), np.int32)
+        rows = np.zeros((len(groups), REFUSED + len(self._names)), np.int64)
+        for number, group in enumerate(groups):
+            # The loss layer checks and converts labels in its own arrays, which the next group overwrites.
+            context.load_labels(group.labels)
+            np.concatenate([target.reshape(-1).view(np.int32) for target in targets], out=labels[number])
+            assert group.images is not None
+            rows[number, :STALENESS] = group.images.ctypes.data, labels[number].ctypes.data
+        rates = np.array([group.rate for group in groups])
+        target_arrays = [(target.ctypes.data, target.nbytes // _WORD) for target in targets]
+        source, shape = groups[0].images, context.input.shape
+        assert source is not None
+        tape.run_groups(
+            weights,
+            state,
+            groups=rows,
+            rates=rates,
+            layout=np.array((context.input.ctypes.data, context.input.size // shape[-1], shape[-1])),
+            target_arrays=np.array(target_arrays),
+            # Images that are numbers already need no levels.
+            levels=self._levels if source.dtype == np.uint8 else self._levels[:0],
+            refused=self._refused,
+            steps=steps,
+        )
+        return [
+            StepOutcome(loss=loss, staleness=int(row[STALENESS]), refused=self._named(row[REFUSED:]))
+            for loss, row in zip(rates.tolist(), rows, strict=True)
+        ]
+
+    def _named(self, flags: Array) -> tuple[str, ...]:
+        return tuple(name for name, flag in zip(self._names, flags, strict=True) if flag)
+
+    def _backward(
+        self, weights: Weights, state: Mapping[str, RuleState], context: Context, number: int, rate: float
+    ) -> None:
+        self._engine.own_backward(weights, context, number)
+        for parameter in self._layers[number].parameters:
+            if parameter.frozen:
+                continue
+            name = parameter.name
+            gradient = self.buffers.gradients[name]
+            self._layers[number].run_delta(context.slots(number), parameter.kind, gradient)
+            # Kernels check gradients themselves; this layer has none.
+            if is_finite(gradient):
+                self._rule.apply(
+                    weights[name], state[name], gradient, rate=rate, scratch=self.buffers.scratch
+                )
+            else:
+                self._refused[self._names.index(name)] = 1
+
+    def _assemble(self, context: Context) -> tuple[DescentStep, ...]:
+        steps: list[DescentStep] = []
+        ops: list[Op] = []
+
+        def flush() -> None:
+            if ops:
+                steps.append(Tape(ops, self._engine.dtype, self._hyper))
+                ops.clear()
+
+        for number, layer in enumerate(self._layers):
+            if isinstance(layer, Compiled):
+                ops += self._engine.forward_ops(context, number, layer)
+            else:
+                flush()
+                steps.append(("forward", number))
+        if isinstance(self._layers[-1], Compiled):
+            ops.append(Op.of(program.MEAN, self._losses.size, self._losses))
+        for number, layer in reversed(tuple(enumerate(self._layers))):
+            if isinstance(layer, Compiled):
+                ops += self._engine.backward_ops(context, number, layer)
+                for parameter in layer.parameters:
+                    if not parameter.frozen:
+                        ops += self._update(context.slots(number), layer, parameter)
+            else:
+                flush()
+                steps.append(("backward", number))
+        flush()
+        return tuple(steps)
+
+    def _update(self, slots: Slots, layer: Compiled, parameter: ParameterSpec) -> list[Op]:
+        gradient = self.buffers.gradients[parameter.name]
+        # A view has the address of the tensor's own flag; a momentum of 0 is no address: no buffer.
+        refused: Array = self._refused[self._names.index(parameter.name) :]
+        values = Ref(name=parameter.name, shape=parameter.shape, written=True)
+        momentum: Ref | int = 0
+        if self._rule.momentum:
+            momentum = Ref(name=parameter.name, shape=parameter.shape, key="momentum", written=True)
+        ops = layer.delta_ops(slots, parameter.kind, gradient)
+        # The largest tensors: one kernel forms and applies their gradient block by block, in the cache.
+        if isinstance(layer, FastDense) and parameter.kind == "weight":
+            return [layer.descent_op(slots, values, momentum, ops[0], refused)]
+        return [*ops, Op.of(program.DESCEND, parameter.size, values, gradient, momentum, refused)]
+
+
+def can_load(context: Context, groups: Sequence[StepInput]) -> bool:
+    """Whether a kernel can read all these images in place; `Context.load` converts others group by group."""
+    shape = context.input.shape
+    # One call has one type of images: bytes, or the network's own.
+    kinds = {None if group.images is None else group.images.dtype for group in groups}
+    return kinds in ({np.dtype(np.uint8)}, {context.input.dtype}) and all(
+        group.images is not None
+        and group.images.shape == (shape[-1], *shape[:-1])
+        and group.images.flags.c_contiguous
+        for group in groups
+    )

@@ -1,8 +1,8 @@
 """Pure: kernels that load the next group's images and targets within one call, and count its steps.
 
-A compute thread that trains one group after the other in Python needs the interpreter's lock twice for each
-group, and waits for it while an event loop works. So `program.run_groups` trains several groups in one call
-without the lock, and the work between two groups is compiled as well.
+A compute thread that trains group after group in Python needs the interpreter's lock twice per group, and
+waits for it while an event loop works. So `program.run_groups` trains several groups in one call without the
+lock, with compiled code between two groups.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ _bytes_at, _words_at = _pointer_to(types.uint8), _pointer_to(types.int32)
 
 @intrinsic
 def add_steps(typing: Any, address: Any, steps: Any) -> Any:
-    """Add to a count atomically, while other threads add to it too; returns the count before."""
+    """Add to a count atomically, because other threads add to it too; returns the count before."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         count = builder.inttoptr(arguments[0], ir.PointerType())
@@ -46,7 +46,7 @@ def load_images(source, layout, levels, like):
     Args:
         source: Address of the images: bytes if there are `levels`, else numbers of the network's type.
         layout: int64: address of the input, features of an image, images.
-        levels: Value of each byte; empty if images are not bytes.
+        levels: Value of each byte; empty if the images are not bytes.
         like: Any number of the network's type.
     """
     features, images = layout[1], layout[2]
@@ -64,16 +64,17 @@ def load_images(source, layout, levels, like):
 
 
 @kernel
-def load_targets(source, places):
+def load_targets(source, target_arrays):
     """Copy a group's targets to the loss layer.
 
     Args:
-        source: Address of the targets; their arrays follow one another.
-        places: int64 (arrays, 2): address of each array in the loss layer, and its number of 4-byte words.
+        source: Address of the targets, one array after the other.
+        target_arrays: int64 (arrays, 2): address of each array in the loss layer, and its number of 4-byte
+            words.
     """
-    for array in range(places.shape[0]):
-        words = places[array, 1]
-        to, kept = carray(_words_at(places[array, 0]), words), carray(_words_at(source), words)
+    for array in range(target_arrays.shape[0]):
+        words = target_arrays[array, 1]
+        to, kept = carray(_words_at(target_arrays[array, 0]), words), carray(_words_at(source), words)
         for i in range(words):
             to[i] = kept[i]
         source += 4 * words

@@ -1,8 +1,8 @@
-"""Pure: all parts of a cut network as tapes that go through the contexts of all of them, one call each way.
+"""Pure: all parts of a cut network as two tapes over the contexts of all parts: one call each way.
 
-Rows of a tape hold addresses, so they do not care whose arrays they work on. Where parts meet, what a
-departure copies out lies in the memory of the arrival that it is for, and an arrival copies nothing but what
-was computed beside it. A tensor that is cut stands on a tape once for each part, under a name of its own.
+Rows of a tape have addresses, so one tape can work on the arrays of several contexts. A departure writes
+straight into the memory of its arrival, and an arrival copies only rows of its own part. A cut tensor is on
+a tape once per part, each time under another name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,13 +11,14 @@ from dataclasses import replace
 from adam_async.model.context import Context
 from adam_async.model.fast import program
 from adam_async.model.fast.compiled import Compiled
+from adam_async.model.fast.engine import TapeEngine
 from adam_async.model.fast.tape import OUT, Field, Op, Ref, Tape
 from adam_async.model.layer import Array, Slots, Weights
 from adam_async.model.partition.exchange import WIRES, Arrival, Departure
 from adam_async.model.partition.network import Partition
 
 Pieces = Mapping[str, Sequence[tuple[int, slice | None]]]
-"""Tensor to the parts that have some of it, and which rows of the whole; None: all of them."""
+"""Parts with rows of a tensor, and these rows of the whole, by the tensor's name; None: all rows."""
 
 
 def can_join(parts: Sequence[Partition]) -> bool:
@@ -34,11 +35,11 @@ class JointTapes:
 
     Args:
         parts: All parts; `can_join` them.
-        contexts: Of each, laid out for such groups and wired to one another.
+        contexts: Contexts of the parts, laid out for such groups and wired to one another.
         there: Parts and segments in their order, up to the loss.
-        back: The rest of them.
-        pieces: Who has what of which tensor.
-        partial: Memory for one part's part of a gradient.
+        back: The other parts and segments.
+        pieces: Rows of each tensor in each part.
+        partial: Memory for one part's summand of a gradient.
     """
 
     def __init__(
@@ -64,11 +65,11 @@ class JointTapes:
         self._deltas: dict[str, Tape] = {}
 
     def forward(self, weights: Weights) -> None:
-        """Run everything up to the loss."""
+        """Run the segments up to the loss."""
         self._there.run(self._named(weights))
 
     def backward(self, weights: Weights) -> None:
-        """Run the rest."""
+        """Run the other segments."""
         self._back.run(self._named(weights))
 
     def _named(self, weights: Weights) -> dict[str, Array]:
@@ -123,7 +124,7 @@ class JointTapes:
     def _backward(self, part: int, number: int) -> list[Op]:
         context, network = self._contexts[part], self._parts[part].network
         layer, slots = network.layers[number], context.slots(number)
-        assert network.engine is not None
+        assert isinstance(network.engine, TapeEngine)
         if isinstance(layer, Compiled):
             return network.engine.backward_ops(context, number, layer)
         ops = network.engine.gather_ops(context, number)
@@ -139,7 +140,7 @@ class JointTapes:
         return ops + _copies(*slots.views["own errors"])
 
     def _renamed(self, part: int, ops: Sequence[Op]) -> Iterator[Op]:
-        """Let ops name tensors that are cut as those of this part."""
+        """Replace the names of cut tensors in ops by those of this part."""
         own = {name for name, whose, _ in self._cuts if whose == part}
 
         def named(field: Field) -> Field:
@@ -152,13 +153,13 @@ class JointTapes:
 
 
 def _departs(layer: Departure, slots: Slots) -> Iterator[Op]:
-    """Copy the rows that others read to where they read them."""
+    """Copy rows into the memory of the parts that read them."""
     for wire, rows in zip(layer.wires, slots.views["rows"], strict=True):
         yield from _copies(slots.views[WIRES][wire.forward], rows)
 
 
 def _returns(layer: Departure, slots: Slots) -> Iterator[Op]:
-    """Add the error gradients of all readers up, in the order of their workers; see `Departure.backward`."""
+    """Add up the error gradients of all readers, in the order of their workers; see `Departure.backward`."""
     before = slots.scratch.get("before")
     if not layer.read:
         yield from _zeros(slots.error)
@@ -176,19 +177,19 @@ def _returns(layer: Departure, slots: Slots) -> Iterator[Op]:
 
 
 def _copies(target: Array, source: Array) -> list[Op]:
-    return [Op.of(program.COPY, to.size, to, of) for to, of in _stretches(target, source)]
+    return [Op.of(program.COPY, to.size, to, of) for to, of in _runs(target, source)]
 
 
 def _adds(target: Array, part: Array) -> list[Op]:
-    return [Op.of(program.ADD, to.size, to, to, of) for to, of in _stretches(target, part)]
+    return [Op.of(program.ADD, to.size, to, to, of) for to, of in _runs(target, part)]
 
 
 def _zeros(target: Array) -> list[Op]:
-    return [Op.of(program.CLEAR, to.size, to) for to, _ in _stretches(target, target)]
+    return [Op.of(program.CLEAR, to.size, to) for to, _ in _runs(target, target)]
 
 
-def _stretches(first: Array, second: Array) -> Iterator[tuple[Array, Array]]:
-    """Two arrays of one shape in stretches without gaps: rows of images are one per channel."""
+def _runs(first: Array, second: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield two arrays of one shape in runs without gaps: rows of images are a run per channel."""
     if first.flags.c_contiguous and second.flags.c_contiguous:
         yield first, second
     else:

@@ -1,4 +1,4 @@
-"""Pure: the layers with compiled kernels, small ones, and the table of all of them.
+"""Pure: small layers with compiled kernels, and the table of all layers with compiled kernels.
 
 Each is the NumPy layer with other steps: shapes, options, parameters and factors are the same.
 """
@@ -13,7 +13,6 @@ from adam_async.model.fast import program
 from adam_async.model.fast.compiled import Compiled
 from adam_async.model.fast.conv2d import FastConv2d
 from adam_async.model.fast.dense import FastDense
-from adam_async.model.fast.joins import FastAdd, FastConcatenate, FastFlatten
 from adam_async.model.fast.locally_connected import FastLocallyConnected
 from adam_async.model.fast.tape import Op, same_memory
 from adam_async.model.layer import Array, Layer, ScratchSpec, Slots
@@ -38,56 +37,58 @@ from adam_async.model.layers.pool import Pool
 
 
 class FastRelu(Compiled, Relu):
-    """ReLU with compiled kernels; mostly the ending of the kernel before it."""
+    """ReLU with compiled kernels; on most tapes the ending of the kernel before it."""
 
     KERNELS: ClassVar[tuple[int, ...]] = (program.RELU, program.RELU_BACK)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """None."""
+        """Need no scratch."""
         return {}
 
     def prepare(self, slots: Slots) -> None:
-        """Nothing."""
+        """Need no views."""
 
     def forward_ops(self, slots: Slots) -> list[Op]:
         """Clip at zero."""
         return [Op.of(program.RELU, slots.output.size, slots.output, slots.inputs[0])]
 
     def backward_ops(self, slots: Slots) -> list[Op]:
-        """Pass where the output is positive."""
+        """Pass the error gradient if the output is positive."""
         target = slots.input_errors[0]
         assert target is not None
         return [Op.of(program.RELU_BACK, target.size, target, slots.error, slots.output)]
 
 
 class FastMaxPool(Compiled, MaxPool):
-    """Max pooling that remembers which place won."""
+    """Max pooling that stores the position of each maximum."""
 
     KERNELS: ClassVar[tuple[int, ...]] = (program.MAX_POOL, program.MAX_POOL_BACK)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """The places, as numbers of the network's type, which vectors compare fastest with its values."""
+        """Positions, as numbers of the network's type, so that vectors of both have one width."""
         return {"winners": ((*self.output_shape, images), None)}
 
     def prepare(self, slots: Slots) -> None:
-        """Say where the places of a square lie: column by column, from the top."""
-        slots.views["places"] = _places(self, slots)
+        """Make the table of a square's positions."""
+        slots.views["positions"] = _positions(self, slots)
 
     def _shape(self, slots: Slots) -> tuple[int, ...]:
         return (*self.input_shapes[0], slots.images, *self.output_shape[1:], self.kernel, self.stride)
 
     def forward_ops(self, slots: Slots) -> list[Op]:
         """Take maxima."""
-        arrays = (slots.output, slots.inputs[0], slots.scratch["winners"], slots.views["places"])
+        arrays = (slots.output, slots.inputs[0], slots.scratch["winners"], slots.views["positions"])
         return [Op.of(program.MAX_POOL, *self._shape(slots), *arrays)]
 
     def backward_ops(self, slots: Slots) -> list[Op]:
-        """Hand each error gradient to the place that won."""
+        """Give each error gradient to the position of the maximum."""
         target = slots.input_errors[0]
         assert target is not None
         arrays = (slots.error, target, slots.scratch["winners"])
         return [
-            Op.of(program.MAX_POOL_BACK, *self._shape(slots), *arrays, 0, slots.output, slots.views["places"])
+            Op.of(
+                program.MAX_POOL_BACK, *self._shape(slots), *arrays, 0, slots.output, slots.views["positions"]
+            )
         ]
 
 
@@ -97,23 +98,23 @@ class FastAveragePool(Compiled, AveragePool):
     KERNELS: ClassVar[tuple[int, ...]] = (program.AVERAGE_POOL, program.AVERAGE_POOL_BACK)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """None."""
+        """Need no scratch."""
         return {}
 
     def prepare(self, slots: Slots) -> None:
-        """Say where the places of a square lie."""
-        slots.views["places"] = _places(self, slots)
+        """Make the table of a square's positions."""
+        slots.views["positions"] = _positions(self, slots)
 
     def _op(self, code: int, slots: Slots, small: Array, large: Array) -> Op:
         shape = (*self.input_shapes[0], slots.images, *self.output_shape[1:], self.kernel, self.stride)
-        return Op.of(code, *shape, small, large, slots.views["places"])
+        return Op.of(code, *shape, small, large, slots.views["positions"])
 
     def forward_ops(self, slots: Slots) -> list[Op]:
         """Take means."""
         return [self._op(program.AVERAGE_POOL, slots, slots.output, slots.inputs[0])]
 
     def backward_ops(self, slots: Slots) -> list[Op]:
-        """Hand each place its part."""
+        """Give each position its part."""
         target = slots.input_errors[0]
         assert target is not None
         return [self._op(program.AVERAGE_POOL_BACK, slots, slots.error, target)]
@@ -152,12 +153,12 @@ class FastSigmoid(Compiled, Sigmoid):
 
 
 class FastDropout(Compiled, Dropout):
-    """Dropout: drawn by NumPy before a pass, applied by kernels."""
+    """Dropout: NumPy draws before a pass, kernels apply the factors."""
 
     KERNELS: ClassVar[tuple[int, ...]] = (program.MULTIPLY_VALUES,)
 
     def forward_ops(self, slots: Slots) -> list[Op]:
-        """Multiply by the factors in training; copy otherwise."""
+        """Multiply by the factors in training; else copy."""
         output, source = slots.output, slots.inputs[0]
         if slots.training:
             return [Op.of(program.MULTIPLY_VALUES, output.size, output, source, slots.scratch["factors"])]
@@ -178,7 +179,7 @@ class FastLocalResponseNorm(Compiled, LocalResponseNorm):
     KERNELS: ClassVar[tuple[int, ...]] = (program.RESPONSE_NORM, program.RESPONSE_NORM_BACK)
 
     def prepare(self, slots: Slots) -> None:
-        """Lay the options out as numbers of the network's type."""
+        """Store the options as numbers of the network's type."""
         share = self.alpha / self.size
         numbers = (share, self.beta, self.k, -2.0 * share * self.beta)
         slots.views["numbers"] = np.array(numbers, slots.output.dtype)
@@ -190,11 +191,11 @@ class FastLocalResponseNorm(Compiled, LocalResponseNorm):
         return Op.of(code, *shape, *arrays, *kept)
 
     def forward_ops(self, slots: Slots) -> list[Op]:
-        """Scales, powers and products."""
+        """Compute scales, powers and products."""
         return [self._op(program.RESPONSE_NORM, slots, slots.output, slots.inputs[0])]
 
     def backward_ops(self, slots: Slots) -> list[Op]:
-        """Both terms of the derivative."""
+        """Compute both terms of the derivative."""
         target = slots.input_errors[0]
         assert target is not None
         arrays = (target, slots.error, slots.inputs[0], slots.output)
@@ -210,13 +211,13 @@ class FastSoftmaxCrossEntropy(Compiled, SoftmaxCrossEntropy):
         return slots.scratch["weights"] if self.class_weights else 0
 
     def forward_ops(self, slots: Slots) -> list[Op]:
-        """Shares and losses."""
+        """Compute shares and losses."""
         scratch = slots.scratch
         arrays = (slots.inputs[0], scratch["shares"], slots.output, scratch["targets"], self._factors(slots))
         return [Op.of(program.SOFTMAX, self.input_shapes[0][0], slots.images, *arrays)]
 
     def backward_ops(self, slots: Slots) -> list[Op]:
-        """Shares minus one at the right class."""
+        """Subtract one from the right class's share."""
         target = slots.input_errors[0]
         assert target is not None
         arrays = (target, slots.scratch["shares"], slots.scratch["targets"], self._factors(slots))
@@ -234,7 +235,7 @@ class FastMeanSquaredError(Compiled, MeanSquaredError):
         return {name: specs[name] for name in ("targets", "difference")}
 
     def forward_ops(self, slots: Slots) -> list[Op]:
-        """Differences and losses."""
+        """Compute differences and losses."""
         difference = slots.scratch["difference"]
         arrays = (slots.inputs[0], slots.scratch["targets"], difference, slots.output)
         return [Op.of(program.SQUARED_ERROR, difference.size // slots.images, slots.images, *arrays)]
@@ -244,6 +245,57 @@ class FastMeanSquaredError(Compiled, MeanSquaredError):
         target = slots.input_errors[0]
         assert target is not None
         return [Op.of(program.SQUARED_ERROR_BACK, target.size, target, slots.scratch["difference"])]
+
+
+class FastFlatten(Compiled, Flatten):
+    """Flattening; no kernel if input and output share memory."""
+
+    def forward_ops(self, slots: Slots) -> list[Op]:
+        """Copy, unless the memory is the same."""
+        if same_memory(slots.output, slots.inputs[0]):
+            return []
+        return [Op.of(program.COPY, slots.output.size, slots.output, slots.inputs[0])]
+
+    def backward_ops(self, slots: Slots) -> list[Op]:
+        """Copy back, unless the memory is the same."""
+        target = slots.input_errors[0]
+        assert target is not None
+        if same_memory(target, slots.error):
+            return []
+        return [Op.of(program.COPY, target.size, target, slots.error)]
+
+
+class FastAdd(Compiled, Add):
+    """Sums of inputs."""
+
+    def forward_ops(self, slots: Slots) -> list[Op]:
+        """Add up, one input after the other."""
+        output, size = slots.output, slots.output.size
+        ops = [Op.of(program.ADD, size, output, slots.inputs[0], slots.inputs[1])]
+        return ops + [Op.of(program.ADD, size, output, output, value) for value in slots.inputs[2:]]
+
+    def backward_ops(self, slots: Slots) -> list[Op]:
+        """Copy the error gradient to every input."""
+        targets = [target for target in slots.input_errors if target is not None]
+        return [Op.of(program.COPY, target.size, target, slots.error) for target in targets]
+
+
+class FastConcatenate(Compiled, Concatenate):
+    """Inputs one after the other."""
+
+    def forward_ops(self, slots: Slots) -> list[Op]:
+        """Copy each input to its part."""
+        parts = zip(slots.inputs, slots.views["parts"], strict=True)
+        return [Op.of(program.COPY, value.size, slots.output[part], value) for value, part in parts]
+
+    def backward_ops(self, slots: Slots) -> list[Op]:
+        """Copy each part of the error gradient to its input."""
+        parts = zip(slots.input_errors, slots.views["parts"], strict=True)
+        return [
+            Op.of(program.COPY, target.size, target, slots.error[part])
+            for target, part in parts
+            if target is not None
+        ]
 
 
 FAST_LAYERS: Mapping[type[Layer], type[Layer]] = MappingProxyType(
@@ -265,11 +317,11 @@ FAST_LAYERS: Mapping[type[Layer], type[Layer]] = MappingProxyType(
         LocallyConnected: FastLocallyConnected,
     }
 )
-"""For each NumPy layer its compiled version, where there is one."""
+"""Compiled versions of NumPy layers."""
 
 
-def _places(pool: Pool, slots: Slots) -> Array:
-    """Where the values of a square lie: column by column, from the top."""
+def _positions(pool: Pool, slots: Slots) -> Array:
+    """Offsets of a square's values: column by column, from the top."""
     columns, rows = np.indices((pool.kernel, pool.kernel)).reshape(2, -1)
-    places: Array = (rows * pool.input_shapes[0][2] + columns) * slots.images
-    return places
+    positions: Array = (rows * pool.input_shapes[0][2] + columns) * slots.images
+    return positions

@@ -1,7 +1,7 @@
-"""Pure: kernels of the locally connected layer: every output pixel is a small dense layer of its own.
+"""Pure: kernels of the locally connected layer: every output pixel is a small dense layer.
 
-Each reads the runs of the input that a convolution would read there, by the same table. Weights are (filters,
-pixels, k), so a filter's next row lies ``pixels * k`` values further.
+Each pixel reads the runs of the input that a convolution reads there, by the same table. Weights are
+(filters, pixels, k), so the rows of two filters are ``pixels * k`` values apart.
 """
 
 from adam_async.model.fast.memory import floats, kernel, longs, size_of
@@ -11,7 +11,7 @@ from adam_async.model.fast.tiles import DOT_ROWS, dots
 
 @kernel
 def local_forward(t, like, hyper):
-    """Fields: filters rows columns k b, output weights bias, steps source runs line.
+    """Compute the output. Fields: filters rows columns k b, output weights bias, steps source runs line.
 
     `line` leads from the runs of one output row to those of the next, in values; `steps` is the address of
     0 to k - 1.
@@ -24,22 +24,22 @@ def local_forward(t, like, hyper):
     for pixel in range(pixels):
         start = source + (pixel // columns * line + pixel % columns * b) * size
         for first in range(0, filters, at_once):
-            count, place = min(at_once, filters - first), first * pixels + pixel
-            to, a = output + place * b * size, weights + place * k * size
+            count, at = min(at_once, filters - first), first * pixels + pixel
+            to, a = output + at * b * size, weights + at * k * size
             table_panel(like, count, b, to, pixels * b, a, pixels * k, steps, start, runs, k)
             for row in range(count):
                 results = floats(to + row * pixels * b * size, b, like)
-                value = biases[place + row * pixels]
+                value = biases[at + row * pixels]
                 for i in range(b):
                     results[i] += value
 
 
 @kernel
 def local_back(t, like, hyper):
-    """Add up what each pixel hands to its runs; the target is cleared first.
+    """Clear the target and add each pixel's error gradients to its runs.
 
-    Fields: filters rows columns k b, error weights target runs line, values block. `values` are those of the
-    target, `block` is memory for ``k * b``.
+    Fields: filters rows columns k b, error weights target runs line, values block. `values` is the number of
+    the target's values, `block` is memory for ``k * b`` values.
     """
     filters, rows, columns, k, b = t[1], t[2], t[3], t[4], t[5]
     error, weights, target, line, block = t[6], t[7], t[8], t[10], t[12]
@@ -60,10 +60,10 @@ def local_back(t, like, hyper):
 
 @kernel
 def local_delta(t, like, hyper):
-    """The gradient of the weights.
+    """Compute the gradient of the weights.
 
-    Fields: filters rows columns k b, c error filter_lines source runs line, block. Both
-    tables are filled up to whole blocks of `DOT_ROWS`; results of what was filled up are dropped.
+    Fields: filters rows columns k b, c error filter_lines source runs line, block. Both tables have whole
+    blocks of `DOT_ROWS` entries; results of the copies at their ends are dropped.
     """
     filters, rows, columns, k, b = t[1], t[2], t[3], t[4], t[5]
     c, error, lines, source, runs, line, block = t[6], t[7], t[8], t[9], t[10], t[11], t[12]
@@ -77,7 +77,7 @@ def local_delta(t, like, hyper):
                 a_part, b_part = lines + 8 * first, runs + 8 * column
                 dots(like, block, errors, a_part, 0, start, b_part, 0, 1, b)
                 for i in range(min(DOT_ROWS, filters - first)):
-                    place = ((first + i) * pixels + pixel) * k + column
-                    results = floats(c + place * size, DOT_ROWS, like)
+                    at = ((first + i) * pixels + pixel) * k + column
+                    results = floats(c + at * size, DOT_ROWS, like)
                     for j in range(min(DOT_ROWS, k - column)):
                         results[j] = found[i * DOT_ROWS + j]

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from adam_async.model.fast import program
-from adam_async.model.fast.sliding import FastSliding
+from adam_async.model.fast.conv2d import FastSliding
 from adam_async.model.fast.tape import Field, Op
 from adam_async.model.fast.tiles import DOT_ROWS
 from adam_async.model.layer import Layer, ScratchSpec, Slots
@@ -11,7 +11,7 @@ from adam_async.model.layers.locally_connected import LocallyConnected
 
 
 class FastLocallyConnected(FastSliding, LocallyConnected):
-    """Filters of their own at every output pixel, with compiled kernels."""
+    """Separate filters at every output pixel, with compiled kernels."""
 
     KERNELS: ClassVar[tuple[int, ...]] = (
         program.PACK,
@@ -23,12 +23,12 @@ class FastLocallyConnected(FastSliding, LocallyConnected):
     )
 
     def cut(self, block: range) -> Layer:
-        """A NumPy layer, unless the block is the whole output: kernels know only weights of all pixels."""
+        """Cut a NumPy layer, unless the block is the whole output: kernels use the weights of all pixels."""
         piece = super().cut(block)
         return self if piece is self else LocallyConnected(self.spec, self.input_shapes).cut(block)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """The packed images; one pixel's input errors; a block of sums."""
+        """Packed images, one pixel's input errors, and a block of sums."""
         return {
             **super().scratch(images),
             "pixel": ((self.fan_in, images), None),
@@ -39,7 +39,7 @@ class FastLocallyConnected(FastSliding, LocallyConnected):
         return (*self.output_shape, self.fan_in, slots.images)
 
     def forward_ops(self, slots: Slots) -> list[Op]:
-        """Pack where that is needed, and multiply pixel by pixel."""
+        """Pack the input if necessary, and multiply pixel by pixel."""
         source, views = self._source(slots), slots.views
         ops = []
         if self._packed():

@@ -8,10 +8,10 @@ from adam_async.model.fast.memory import exact, floats, kernel, longs, size_of
 
 @exact
 def softmax(t, like, hyper):
-    """Shares of the classes and each image's loss. The largest score is subtracted first.
+    """Compute the shares of the classes and each image's loss. Subtracts the largest score first.
 
-    `targets` says where among all scores each image's right one lies; `factors` multiply the images' losses,
-    and 0 means that there are none. Fields: classes images, scores shares losses targets factors.
+    `targets` are the positions of the images' right scores among all scores; `factors` multiply the images'
+    losses, and 0 stands for none. Fields: classes images, scores shares losses targets factors.
     """
     classes, images = t[1], t[2]
     scores, shares = floats(t[3], classes * images, like), floats(t[4], classes * images, like)
@@ -21,6 +21,7 @@ def softmax(t, like, hyper):
         top = scores[i]
         for k in range(1, classes):
             value = scores[k * images + i]
+            # A NaN becomes the largest score, so that the loss is NaN too.
             if value > top or value != value:
                 top = value
         total = like * 0
@@ -37,7 +38,7 @@ def softmax(t, like, hyper):
 
 @kernel
 def softmax_back(t, like, hyper):
-    """Shares minus one at the right class, times the image's factor, divided by the number of images.
+    """Compute shares minus one at the right class, times the image's factor, over the number of images.
 
     Fields: classes images, input_error shares targets factors.
     """
@@ -57,7 +58,7 @@ def softmax_back(t, like, hyper):
 
 @kernel
 def squared_error(t, like, hyper):
-    """Differences, and each image's mean over the features of their squares.
+    """Compute differences, and each image's mean over the features of their squares.
 
     Fields: features images, input targets difference losses.
     """
@@ -79,7 +80,7 @@ def squared_error(t, like, hyper):
 
 @kernel
 def squared_error_back(t, like, hyper):
-    """Twice the difference, divided by features and images. Fields: n input_error difference."""
+    """Compute twice the difference, over features and images. Fields: n input_error difference."""
     n = t[1]
     errors, difference = floats(t[2], n, like), floats(t[3], n, like)
     share = errors.dtype.type(2 / n)

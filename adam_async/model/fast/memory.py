@@ -1,11 +1,10 @@
-"""Pure: how kernels see memory, and how they are compiled.
+"""Pure: the kernels' view of memory, and their compiler.
 
-A kernel takes one row of a tape: whole numbers, some of them addresses in bytes. Arrays never cross from
-Python one by one, because unpacking one takes longer than many a kernel.
+A kernel takes one row of a tape: integers, some of them addresses in bytes. Python passes no arrays one by
+one, because unpacking an array takes longer than some kernels.
 
-No kernel may assume that numbers are finite: of the liberties of fast mathematics only reordering and
-fusing are taken, under which infinities and NaN survive. Looking for them is done on the bits, as
-integers, where no liberty applies.
+No kernel may assume finite numbers: of the options of fast mathematics only reordering and fusing are on,
+which keep infinities and NaN. The check for them works on the bits, as integers, which no option affects.
 """
 
 import hashlib
@@ -24,11 +23,11 @@ from numba.extending import intrinsic
 from adam_async.runtime.kernel_cache import KernelCache, kernel_digest, kernel_folder
 
 REORDER = {"reassoc", "contract", "nsz"}
-"""Sums may be split into vectors, products fused with sums; what is not finite stays so."""
+"""LLVM's options of fast mathematics: reorder sums, fuse products with sums, ignore the sign of 0."""
 
 
 CACHE = KernelCache(config.CACHE_DIR or kernel_folder())
-"""Where compiled kernels are kept."""
+"""Cache of compiled kernels on disk."""
 
 
 _COMPILER = hashlib.blake2b(
@@ -43,16 +42,16 @@ _COMPILER = hashlib.blake2b(
     ).encode(),
     digest_size=8,
 ).hexdigest()
-"""Stands for all that machine code depends on: the kernels' text, the compiler and the processor."""
+"""Digest of all that machine code depends on: the kernels' text, the compiler and the processor."""
 
 
 def kept_name(kernel_name: str, dtype: np.dtype[Any]) -> str:
-    """Return a kernel's name in the cache, which differs by processor and compiler."""
+    """Return a kernel's name in the cache; it depends on processor and compiler."""
     return f"{kernel_name}-{dtype.name}-{_COMPILER}"
 
 
 def _kept(compiler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Let a compiler keep what it makes in our folder, and leave numba's setting to the program around us."""
+    """Make a compiler keep its kernels in `CACHE`, without a change of numba's setting for other programs."""
 
     def decorate(function: Any) -> Any:
         chosen = config.CACHE_DIR
@@ -66,12 +65,12 @@ def _kept(compiler: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 kernel = _kept(njit(nogil=True, cache=CACHE.is_kept, error_model="numpy", fastmath=REORDER))
-"""Compile a kernel: without the interpreter's lock, kept on disk if our folder can be written to."""
+"""Decorator that compiles a kernel: without the interpreter's lock, kept on disk if the cache is writable."""
 
 exact = _kept(njit(nogil=True, cache=CACHE.is_kept, error_model="numpy", fastmath=False))
-"""Compile a kernel that decides whether values are finite, or that needs its sums in their order.
+"""Decorator for a kernel that checks whether values are finite, or needs its sums in their order.
 
-Said outright, because a kernel that says nothing takes the liberties of whoever calls it first.
+The option is explicit, because without it a kernel takes the options of its first caller.
 """
 
 
@@ -110,7 +109,7 @@ def _from_bits(typing: Any, bits: Any, like: Any) -> Any:
 
 @intrinsic
 def size_of(typing: Any, like: Any) -> Any:
-    """Bytes of one value of the type of `like`."""
+    """Return the bytes of one value of the type of `like`."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return ir.Constant(ir.IntType(64), 4 if like == types.float32 else 8)
@@ -120,22 +119,22 @@ def size_of(typing: Any, like: Any) -> Any:
 
 @kernel
 def floats(address, count, like):
-    """The array of `count` values at an address."""
+    """Return the array of `count` values at an address."""
     return carray(_float_pointer(address, like), count)
 
 
 @kernel
 def longs(address, count):
-    """The array of `count` 64-bit whole numbers at an address."""
+    """Return the array of `count` 64-bit integers at an address."""
     return carray(_long_pointer(address), count)
 
 
 @exact
 def largest(address, count, like):
-    """The largest absolute value; inf or NaN if one is there.
+    """Return the largest absolute value; infinity or NaN if there is one.
 
-    Without their sign, the bits of floating-point numbers are in the order of the numbers, infinity comes
-    last, and NaN after it: an integer maximum, which vectors do in any order.
+    Without the sign, the bits of floating-point numbers have the order of the numbers, then infinity, then
+    NaN: so this is a maximum of integers, which vectors compute in any order.
     """
     bits = carray(_bits_pointer(address, like), count)
     kind = bits.dtype.type

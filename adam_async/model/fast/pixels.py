@@ -1,13 +1,13 @@
-"""Pure: kernels that move pixels: padding, and pooling with its way back. The batch is the last axis."""
+"""Pure: kernels that move pixels: padding, and pooling, forward and backward. The batch is the last axis."""
 
 from adam_async.model.fast.memory import floats, kernel, size_of
 from adam_async.model.fast.squares import (
     best_of,
-    hand_out,
-    hand_out_adding,
     mean_of,
-    share_out,
-    share_out_adding,
+    route,
+    route_adding,
+    spread,
+    spread_adding,
 )
 from adam_async.model.fast.vectors import VECTOR_BYTES
 
@@ -28,11 +28,10 @@ def _copy(to, source, count, like):
 
 @kernel
 def pack(t, like, hyper):
-    """Lay images out so that a strided convolution reads runs: with a border, columns sorted by phase.
+    """Arrange images so that a strided convolution reads runs: with a border, columns sorted by phase.
 
-    A packed array is (c, rows, stride, width, b): column x of an image is phase ``(x + left) % stride``,
-    place ``(x + left) // stride``. The border is cleared each time, because groups of another size lay
-    their rows over the same memory. Fields: c h w b, packed source, rows width stride, top left.
+    A packed array is (c, rows, stride, width, b): column x of an image is in phase ``(x + left) % stride``,
+    at ``(x + left) // stride``. Fields: c h w b, packed source, rows width stride, top left.
     """
     c, h, w, b, packed, source = t[1], t[2], t[3], t[4], t[5], t[6]
     rows, width, stride, top, left = t[7], t[8], t[9], t[10], t[11]
@@ -41,6 +40,7 @@ def pack(t, like, hyper):
         for row in range(rows):
             start, y = packed + (channel * rows + row) * line * size, row - top
             image = source + (channel * h + y) * w * b * size
+            # The border is cleared each time, because groups of another size use the same memory.
             if y < 0 or y >= h:
                 _clear(start, line, like)
             elif stride == 1:
@@ -50,13 +50,13 @@ def pack(t, like, hyper):
             else:
                 _clear(start, line, like)
                 for x in range(w):
-                    place = (x + left) % stride * width + (x + left) // stride
-                    _copy(start + place * b * size, image + x * b * size, b, like)
+                    at = (x + left) % stride * width + (x + left) // stride
+                    _copy(start + at * b * size, image + x * b * size, b, like)
 
 
 @kernel
 def unpack(t, like, hyper):
-    """Read the images out of a packed array, without its border. Fields as of `pack`; source is filled."""
+    """Copy the images out of a packed array, without its border. Fields of `pack`; fills the source."""
     c, h, w, b, packed, source = t[1], t[2], t[3], t[4], t[5], t[6]
     rows, width, stride, top, left = t[7], t[8], t[9], t[10], t[11]
     size, line = size_of(like), stride * width * b
@@ -68,16 +68,16 @@ def unpack(t, like, hyper):
                 _copy(image, start + left * b * size, w * b, like)
                 continue
             for x in range(w):
-                place = (x + left) % stride * width + (x + left) // stride
-                _copy(image + x * b * size, start + place * b * size, b, like)
+                at = (x + left) % stride * width + (x + left) // stride
+                _copy(image + x * b * size, start + at * b * size, b, like)
 
 
 @kernel
 def max_pool(t, like, hyper):
-    """Maxima over squares, and which place won: column by column, from the top. NaN wins over all.
+    """Compute maxima over squares and their positions: column by column, from the top. NaN is the largest.
 
-    `table` is the address of where the places of a square lie. Fields: c h w b, rows columns kernel stride,
-    output input winners, table.
+    `table` is the address of the offsets of a square's positions. Fields: c h w b, rows columns kernel
+    stride, output input winners, table.
     """
     c, h, w, b, rows, columns, kernel, stride = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]
     size = size_of(like)
@@ -95,13 +95,14 @@ def max_pool(t, like, hyper):
 
 @kernel
 def max_pool_back(t, like, hyper):
-    """Hand each error gradient to the place that won; with `positive`, only where the maximum is positive.
+    """Give each error gradient to its maximum's position; with `positive`, only if the maximum is positive.
 
     Fields: c h w b, rows columns kernel stride, error input_error winners, positive output, table.
     """
     c, h, w, b, rows, columns, kernel, stride = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]
     size = size_of(like)
     lanes = VECTOR_BYTES // size
+    # Squares that tile the image write every value; others miss some, or add.
     if not (kernel == stride and rows * kernel == h and columns * kernel == w):
         floats(t[10], c * h * w * b, like)[:] = like * 0
     for channel in range(c):
@@ -113,18 +114,16 @@ def max_pool_back(t, like, hyper):
                     behind, target = (at + i) * size, t[10] + (corner + i) * size
                     errors, winner, output = t[9] + behind, t[11] + behind, t[13] + behind
                     if kernel <= stride:
-                        hand_out(like, errors, winner, output, t[12], target, t[14], kernel * kernel, b - i)
+                        route(like, errors, winner, output, t[12], target, t[14], kernel * kernel, b - i)
                     else:
-                        hand_out_adding(
-                            like, errors, winner, output, 0, target, t[14], kernel * kernel, b - i
-                        )
+                        route_adding(like, errors, winner, output, 0, target, t[14], kernel * kernel, b - i)
 
 
 @kernel
 def average_pool(t, like, hyper):
-    """Means over squares. Fields: c h w b, rows columns kernel stride, output input, table.
+    """Compute means over squares. Fields: c h w b, rows columns kernel stride, output input, table.
 
-    `table` is the address of where the places of a square lie.
+    `table` is the address of the offsets of a square's positions.
     """
     c, h, w, b, rows, columns, kernel, stride = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]
     size = size_of(like)
@@ -141,10 +140,11 @@ def average_pool(t, like, hyper):
 
 @kernel
 def average_pool_back(t, like, hyper):
-    """Hand each place its part of the error gradient. Fields as of `average_pool`: error, input_error."""
+    """Give each position its part of the error gradient. Fields of `average_pool`: error, input_error."""
     c, h, w, b, rows, columns, kernel, stride = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]
     size = size_of(like)
     lanes, share = VECTOR_BYTES // size, 1 / (kernel * kernel)
+    # Squares that tile the image write every value; others miss some, or add.
     if not (kernel == stride and rows * kernel == h and columns * kernel == w):
         floats(t[10], c * h * w * b, like)[:] = like * 0
     for channel in range(c):
@@ -155,6 +155,6 @@ def average_pool_back(t, like, hyper):
                 for i in range(0, b, lanes):
                     error, target = t[9] + (at + i) * size, t[10] + (corner + i) * size
                     if kernel <= stride:
-                        share_out(like, error, target, t[11], kernel * kernel, share, b - i)
+                        spread(like, error, target, t[11], kernel * kernel, share, b - i)
                     else:
-                        share_out_adding(like, error, target, t[11], kernel * kernel, share, b - i)
+                        spread_adding(like, error, target, t[11], kernel * kernel, share, b - i)

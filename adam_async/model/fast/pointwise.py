@@ -1,11 +1,11 @@
-"""Pure: kernels that go value by value."""
+"""Pure: elementwise kernels."""
 
 from adam_async.model.fast.memory import floats, kernel
 
 
 @kernel
 def copy(t, like, hyper):
-    """Fields: n to source."""
+    """Copy an array. Fields: n to source."""
     n = t[1]
     to, values = floats(t[2], n, like), floats(t[3], n, like)
     for i in range(n):
@@ -14,7 +14,7 @@ def copy(t, like, hyper):
 
 @kernel
 def clear(t, like, hyper):
-    """Zeros. Fields: n to."""
+    """Fill an array with zeros. Fields: n to."""
     n, zero = t[1], like * 0
     to = floats(t[2], n, like)
     for i in range(n):
@@ -23,11 +23,11 @@ def clear(t, like, hyper):
 
 @kernel
 def relu(t, like, hyper):
-    """The larger of x and 0; a NaN stays one. Fields: n output input."""
+    """Compute the larger of x and 0; a NaN stays. Fields: n output input."""
     n, zero = t[1], like * 0
     if t[2] != t[3]:
         copy(t, like, hyper)
-    # Of one array only: between two that might overlap a loop goes one value at a time.
+    # The loop has only one array, because a loop over two that may overlap is not vector code.
     y = floats(t[2], n, like)
     for i in range(n):
         value = y[i]
@@ -36,19 +36,20 @@ def relu(t, like, hyper):
 
 @kernel
 def relu_back(t, like, hyper):
-    """Pass where the output is positive. Fields: n input_error error output."""
+    """Pass the error if the output is positive. Fields: n input_error error output."""
     n, zero = t[1], like * 0
     if t[2] != t[3]:
         copy(t, like, hyper)
     to, y = floats(t[2], n, like), floats(t[4], n, like)
     for i in range(n):
-        error, output = to[i], y[i]  # both are read in any case, so that there is nothing to jump over
+        # Reads both in any case: a loop without a branch becomes vector code.
+        error, output = to[i], y[i]
         to[i] = error if output > zero else zero
 
 
 @kernel
 def add(t, like, hyper):
-    """to = a + b. Fields: n to a b."""
+    """Compute to = a + b. Fields: n to a b."""
     n = t[1]
     if t[2] != t[3]:
         copy(t, like, hyper)
@@ -59,7 +60,7 @@ def add(t, like, hyper):
 
 @kernel
 def multiply_values(t, like, hyper):
-    """to = a * b. Fields: n to a b."""
+    """Compute to = a * b. Fields: n to a b."""
     n = t[1]
     if t[2] != t[3]:
         copy(t, like, hyper)

@@ -1,8 +1,7 @@
-"""Pure: kernels that multiply: dense layers and convolutions, forward, back and to gradients.
+"""Pure: kernels of products: dense layers and convolutions, forward, backward and gradients.
 
-Every kernel takes a row of a tape; its fields, from 1 on, are listed in its docstring. Names of strides:
-`c_row` leads from one row of c to the next, `a_step` along the sum. Addresses are bytes, all else counts
-values.
+Every kernel takes a row of a tape; its docstring lists the fields, from 1 on. Names of strides: `c_row` leads
+from one row of c to the next, `a_step` along the sum. Addresses are bytes, all else counts values.
 """
 
 from adam_async.model.fast.memory import floats, kernel, longs, size_of
@@ -25,27 +24,27 @@ from adam_async.model.fast.tiles import (
 from adam_async.model.fast.vectors import VECTOR_BYTES
 
 DEPTH = 512
-"""Products per sum before the next tile: the part of a that a tile reads stays in the first cache."""
+"""Maximum number of products per sum in a tile: a tile's part of a then stays in the first cache."""
 
 ONE_TILE_DEPTH = 4096
-"""The same where a row of results is one tile, which reads each part of a once: longer runs of memory are
-read faster."""
+"""`DEPTH` if a row of results is one tile: it reads each part of a once, and longer runs are read faster."""
 
 PAGED_DEPTH, PAGE_BYTES = 128, 4096
-"""The same, where a is read by columns and its rows are longer than a page: each product reads another page,
-and lines that lie a whole number of pages apart drive one another out of the cache."""
+"""`DEPTH` if a is read by columns and has rows longer than a page of this many bytes: each product reads
+another page, and lines a whole number of pages apart evict one another from the cache."""
 
 LINE = 64
-"""Bytes that come into the cache at once."""
+"""Bytes of a cache line."""
 
 PLAIN, BIAS, BIAS_RELU, WHERE_POSITIVE = range(4)
-"""What is done to a row of results while it is in the cache: nothing; a bias is added; and what is negative
-becomes 0; it becomes 0 where another array, laid out like the results, is not positive."""
+"""Endings, applied to a row of results while it is in the cache: none; add a bias; add a bias, then set
+negative results to 0; set results to 0 if an array of their layout is not positive there."""
 
 
 @kernel
 def rows_per_panel(rows):
-    """Rows of equally high panels; but 9 and 7 instead of 8 and 8, whose loop needs too many addresses."""
+    """Number of rows of a panel, at most `TILE_ROWS`; panels are equally high, except the last."""
+    # A tile of 8 rows needs too many addresses: 16 rows are 9 and 7.
     panels = (rows + TILE_ROWS - 1) // TILE_ROWS
     height = (rows + panels - 1) // panels
     return 9 if height == 8 and rows > 8 else height
@@ -57,9 +56,11 @@ def panel(like, rows, n, c, c_row, a, a_row, b, b_step, depth, add):
     size = size_of(like)
     lanes = VECTOR_BYTES // size
     i = 0
+    # Two vectors at a time: each value of a is read once for both.
     while i + 2 * lanes <= n:
         rows_pair(like, rows, c + i * size, c_row, a, a_row, 0, b + i * size, b_step, depth, add, 0)
         i += 2 * lanes
+    # Only machines with slow masks have this step; on others a masked tile is as fast.
     if WHOLE_VECTORS_ALONE and i + lanes <= n:
         rows_one(like, rows, c + i * size, c_row, a, a_row, 0, b + i * size, b_step, depth, add, 0)
         i += lanes
@@ -70,7 +71,7 @@ def panel(like, rows, n, c, c_row, a, a_row, b, b_step, depth, add):
 
 @kernel
 def columns_panel(like, rows, n, c, c_row, a, a_step, b, b_step, depth, add):
-    """The same, where a's columns are contiguous, `a_step` apart."""
+    """Do the same with contiguous columns of a, `a_step` apart."""
     size = size_of(like)
     lanes = VECTOR_BYTES // size
     i = 0
@@ -87,7 +88,7 @@ def columns_panel(like, rows, n, c, c_row, a, a_step, b, b_step, depth, add):
 
 @kernel
 def table_panel(like, rows, n, c, c_row, a, a_row, a_table, b, b_table, depth):
-    """The same, where tables tell the places of a row's factors and of b's rows."""
+    """Do the same with tables of a row's factors and of b's rows."""
     size = size_of(like)
     lanes = VECTOR_BYTES // size
     i = 0
@@ -104,14 +105,15 @@ def table_panel(like, rows, n, c, c_row, a, a_row, a_table, b, b_table, depth):
 
 @kernel
 def _finish(like, first, rows, n, c, c_row, ending, extra):
-    """Do the rest to rows `first` to `first + rows`; c and an array of its shape start at row `first`."""
+    """Apply the ending to rows `first` to `first + rows`; c and `extra` of its shape start at row `first`."""
     size, zero = size_of(like), like * 0
     for row in range(rows):
         results = floats(c + row * c_row * size, n, like)
         if ending == WHERE_POSITIVE:
             guide = floats(extra + row * c_row * size, n, like)
             for i in range(n):
-                result, beside = results[i], guide[i]  # both, so that there is nothing to jump over
+                # Reads both in any case: a loop without a branch becomes vector code.
+                result, beside = results[i], guide[i]
                 results[i] = result if beside > zero else zero
         else:
             bias = floats(extra + (first + row) * size, 1, like)[0]
@@ -121,12 +123,13 @@ def _finish(like, first, rows, n, c, c_row, ending, extra):
             else:
                 for i in range(n):
                     value = results[i] + bias
-                    results[i] = zero if value <= zero else value  # a NaN stays one
+                    # A NaN compares false and stays, so that it reaches the check of the gradients.
+                    results[i] = zero if value <= zero else value
 
 
 @kernel
 def multiply(t, like, hyper):
-    """c (m, n) = a b, and its ending; of a, either rows or columns are contiguous.
+    """Compute c (m, n) = a b, and its ending; rows of a are contiguous, or columns with `by_columns`.
 
     Fields: m n k, c, a by_columns, b, ending extra.
     """
@@ -138,14 +141,17 @@ def multiply(t, like, hyper):
         most = PAGED_DEPTH
     elif not by_columns and n * size <= 2 * VECTOR_BYTES:
         most = ONE_TILE_DEPTH
+    # The depth is the outer loop: all panels of a read the same part of b in turn.
     for done in range(0, k, most):
         depth, from_b = min(most, k - done), b + done * n * size
         for first in range(0, m, at_once):
             rows, to = min(at_once, m - first), c + first * n * size
+            # `done` is the last argument, add: only the first part of the depth replaces c.
             if by_columns:
                 columns_panel(like, rows, n, to, n, a + (done * m + first) * size, m, from_b, n, depth, done)
             else:
                 panel(like, rows, n, to, n, a + (first * k + done) * size, k, from_b, n, depth, done)
+            # Sums are complete, and still in the cache, only after the last part of the depth.
             if ending != PLAIN and done + depth == k:
                 beside = extra + first * n * size if ending == WHERE_POSITIVE else extra
                 _finish(like, first, rows, n, to, n, ending, beside)
@@ -153,10 +159,11 @@ def multiply(t, like, hyper):
 
 @kernel
 def multiply_one(t, like, hyper):
-    """The same for one image, a row of a being contiguous. Fields: m k, c, a, b, ending extra."""
+    """Do the same for one image, with contiguous rows of a. Fields: m k, c, a, b, ending extra."""
     m, k, c, a, b, ending, extra = t[1], t[2], t[3], t[4], t[5], t[6], t[7]
     size = size_of(like)
     results, x = floats(c, m, like), floats(b, k, like)
+    # Four rows at a time: they share each read of x, and their sums do not wait for one another.
     for row in range(0, m - m % 4, 4):
         w0, w1 = floats(a + row * k * size, k, like), floats(a + (row + 1) * k * size, k, like)
         w2, w3 = floats(a + (row + 2) * k * size, k, like), floats(a + (row + 3) * k * size, k, like)
@@ -172,17 +179,20 @@ def multiply_one(t, like, hyper):
         for i in range(k):
             s0 += w0[i] * x[i]
         results[row] = s0
+    # With one image a row of results is one value.
     if ending != PLAIN:
         _finish(like, 0, m, 1, c, 1, ending, extra)
 
 
 @kernel
 def multiply_back_one(t, like, hyper):
-    """c = aT b for one image. Fields: m (rows of a) k (values of a row), c, a, b, ending extra."""
+    """Compute c = aT b for one image. Fields: m (rows of a) k (values of a row), c, a, b, ending extra."""
     m, k, c, a, b, ending, extra = t[1], t[2], t[3], t[4], t[5], t[6], t[7]
     size, zero = size_of(like), like * 0
     results, errors = floats(c, k, like), floats(b, m, like)
     results[:] = zero
+    # Rows of a are read in the order of memory, four at a time, so the results are read and written
+    # once for the four.
     for row in range(0, m - m % 4, 4):
         e0, e1, e2, e3 = errors[row], errors[row + 1], errors[row + 2], errors[row + 3]
         w0, w1 = floats(a + row * k * size, k, like), floats(a + (row + 1) * k * size, k, like)
@@ -193,16 +203,17 @@ def multiply_back_one(t, like, hyper):
         e0, w0 = errors[row], floats(a + row * k * size, k, like)
         for i in range(k):
             results[i] += e0 * w0[i]
+    # Backward adds no bias, so this is its only ending.
     if ending == WHERE_POSITIVE:
         _finish(like, 0, 1, k, c, k, ending, extra)
 
 
 @kernel
 def convolve(t, like, hyper):
-    """One line of output pixels of all images after the other, without columns.
+    """Compute the output pixels of all images line by line, without columns.
 
-    `ranges` is 0, or the address of a first and a last entry of the tables for each line: those that read
-    more than a border of zeros.
+    `ranges` is 0, or the address of a range of table entries for each line, first and last; the entries
+    outside the range would read only a border of zeros.
 
     Fields: m lines n k, c c_row c_line, a a_row a_table, b b_table b_line, ending extra, ranges.
     """
@@ -213,6 +224,7 @@ def convolve(t, like, hyper):
     at_once = rows_per_panel(m)
     for line in range(lines):
         start, stop = 0, k
+        # Lines near the upper and lower edge have no input under some kernel positions.
         if ranges:
             ends = longs(ranges + 16 * line, 2)
             start, stop = ends[0], ends[1]
@@ -227,10 +239,11 @@ def convolve(t, like, hyper):
 
 @kernel
 def correlate(t, like, hyper):
-    """The gradient of a convolution's weights, c (m, k): sums over all pixels of all images.
+    """Compute the gradient of a convolution's weights, c (m, k): sums over all pixels of all images.
 
-    Fields: m k c, a a_table a_line, b b_table b_line, lines length, block. Tables are filled up to whole
-    blocks of `DOT_ROWS` with repetitions, whose results are dropped; `block` holds one block of results.
+    Fields: m k c, a a_table a_line, b b_table b_line, lines length, block. Tables have whole blocks of
+    `DOT_ROWS` entries: the last entry is repeated, and the results of the copies are dropped. `block` is
+    memory for one block of results.
     """
     m, k, c, a, a_table, a_line = t[1], t[2], t[3], t[4], t[5], t[6]
     b, b_table, b_line, lines, length, block = t[7], t[8], t[9], t[10], t[11], t[12]
@@ -239,6 +252,7 @@ def correlate(t, like, hyper):
         for column in range(0, k, DOT_ROWS):
             b_part = b_table + 8 * column
             dots(like, block, a, a_table + 8 * row, a_line, b, b_part, b_line, lines, length)
+            # The block goes through memory of its own, because the last one reaches beyond c.
             for i in range(min(DOT_ROWS, m - row)):
                 results = floats(c + ((row + i) * k + column) * size, DOT_ROWS, like)
                 found = floats(block + i * DOT_ROWS * size, DOT_ROWS, like)
@@ -248,16 +262,16 @@ def correlate(t, like, hyper):
 
 @kernel
 def apart(values, like):
-    """How far rows of so many values lie apart, so that rows below one another are not in one another's way.
+    """Return the distance between rows of this many values, in values.
 
-    A cache has few places for lines that lie a whole number of pages apart.
+    A cache has few places for lines a whole number of pages apart, so such rows get a line more.
     """
     return values + LINE // size_of(like) if values * size_of(like) % (PAGE_BYTES // 4) == 0 else values
 
 
 @kernel
 def transpose(to, source, rows, columns, like):
-    """Write an array (rows, columns) as (columns, rows), each row `apart` from the next."""
+    """Write an array (rows, columns) as (columns, rows), with rows `apart`."""
     size, step = size_of(like), apart(rows, like)
     for column in range(columns):
         turned = floats(to + column * step * size, rows, like)
@@ -268,19 +282,21 @@ def transpose(to, source, rows, columns, like):
 
 @kernel
 def outer(t, like, hyper):
-    """The gradient of a dense layer's weights, c (m, n) = errors (m, k) x (n, k)T.
+    """Compute the gradient of a dense layer's weights, c (m, n) = errors (m, k) x (n, k)T.
 
-    Fields: m n k, c, errors, x, turned. `turned` is memory for x batch first, whose rows are `apart`.
+    Fields: m n k, c, errors, x, turned. `turned` is memory for x batch first, with rows `apart`.
     """
     m, n, k, c, errors, x, turned = t[1], t[2], t[3], t[4], t[5], t[6], t[7]
     size = size_of(like)
     if k == 1:
+        # One image: each result is one product, so x needs no copy batch first.
         e, values = floats(errors, m, like), floats(x, n, like)
         for row in range(m):
             results, error = floats(c + row * n * size, n, like), e[row]
             for i in range(n):
                 results[i] = error * values[i]
         return
+    # A tile reads rows of its second factor along n, but x has the images of a feature side by side.
     transpose(turned, x, n, k, like)
     at_once, step = rows_per_panel(m), apart(n, like)
     for first in range(0, m, at_once):
@@ -292,7 +308,7 @@ def outer(t, like, hyper):
 
 @kernel
 def row_sums(t, like, hyper):
-    """The gradient of a bias. Fields: rows length, c, a."""
+    """Compute the gradient of a bias: the sum of each row. Fields: rows length, c, a."""
     rows, length, c, a = t[1], t[2], t[3], t[4]
     results, size = floats(c, rows, like), size_of(like)
     for row in range(rows):

@@ -1,12 +1,12 @@
-"""Pure: the interpreter of tapes, one call for as many steps of as many layers as a tape holds.
+"""Pure: the interpreter of tapes, one call for all steps of all layers on a tape.
 
-A call from Python costs microseconds and needs the interpreter's lock before and after; where two compute
-threads and an event loop share one interpreter, every call is a chance to wait for it. So a pass over a
-network is a table, one row per kernel, and one call without the lock works it off. Rows are made by
-`adam_async.model.fast.tape`.
+A call from Python costs microseconds and needs the interpreter's lock before and after; if two compute
+threads and an event loop share one interpreter, every call may wait for the lock. So a pass over a network is
+a table, one row per kernel, and one call without the lock runs all rows. `adam_async.model.fast.tape` makes
+the rows.
 
-A row holds the address of its kernel, so the interpreter is small, and only the kernels that a network needs
-are compiled. `run` works one tape off, `run_groups` the same tape for several groups.
+A row has the address of its kernel, so the interpreter is small, and only the kernels of a network are
+compiled. `run` runs one tape, `run_groups` the same tape for several groups.
 """
 
 from collections.abc import Callable, Collection
@@ -44,8 +44,9 @@ from adam_async.model.fast.response_norm import response_norm, response_norm_bac
 from adam_async.model.fast.updates import descend, descend_outer
 
 FIELDS = 17
-"""Whole numbers in a row of a tape: which kernel, and up to 16 fields."""
+"""Number of integers in a row of a tape: the kernel, and up to 16 fields."""
 
+# Numbers of the kernels: positions in `KERNELS`, then two for the interpreter itself.
 (
     MULTIPLY,
     MULTIPLY_ONE,
@@ -85,6 +86,7 @@ FIELDS = 17
     GROUPS,
 ) = range(36)
 
+# In the order of the numbers.
 KERNELS = (
     multiply,
     multiply_one,
@@ -121,7 +123,7 @@ KERNELS = (
     local_delta,
     clear,
 )
-"""The kernels, by their numbers."""
+"""Kernels by their numbers."""
 
 
 @intrinsic
@@ -129,6 +131,8 @@ def _call(typing: Any, address: Any, t: Any, like: Any, hyper: Any) -> Any:
     """Call the compiled kernel at an address."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        # A compiled kernel has numba's calling convention instead of C's. Its status needs no check: kernels
+        # raise nothing.
         convention, fields = context.call_conv, signature.args[1:]
         kind = convention.get_function_type(types.none, fields)
         callee = builder.inttoptr(arguments[0], kind.as_pointer())
@@ -140,12 +144,12 @@ def _call(typing: Any, address: Any, t: Any, like: Any, hyper: Any) -> Any:
 
 @kernel
 def run(tape, like, hyper):
-    """Work a tape off. Returns the mean loss if the tape takes it, else 0.
+    """Run a tape. Returns the mean loss if a row computes it, else 0.
 
     Args:
-        tape: int64 (rows, `FIELDS`); a row begins with the address of its kernel, or with 0 to take the mean.
-        like: Any number of the type that all arrays have.
-        hyper: What rules need: rate, momentum, weight decay; of that type.
+        tape: int64 (rows, `FIELDS`); a row begins with the address of its kernel, or with 0 for the mean.
+        like: Any number of the arrays' type.
+        hyper: Rate, momentum and weight decay, of that type.
     """
     mean = 0.0
     for row in range(tape.shape[0]):
@@ -153,6 +157,7 @@ def run(tape, like, hyper):
         if t[0]:
             _call(t[0], t, like, hyper)
         else:
+            # The mean is no kernel, because kernels return nothing. Its sum is in float64 for any type.
             losses, total = floats(t[2], t[1], like), 0.0
             for i in range(t[1]):
                 total += losses[i]
@@ -161,30 +166,33 @@ def run(tape, like, hyper):
 
 
 @kernel
-def run_groups(tape, like, hyper, groups, rates, layout, places, levels, refused, steps):
-    """Train groups one after the other: load each, work the tape off, count a step.
+def run_groups(tape, like, hyper, groups, rates, layout, target_arrays, levels, refused, steps):
+    """Train groups one after the other: load each, run the tape, count a step.
 
     Args:
         tape: Forward, backward and rule; see `run`.
-        like: Any number of the type that all arrays have.
+        like: Any number of the arrays' type.
         hyper: See `run`; each group sets the rate.
-        groups: int64 (G, 3 + tensors): the addresses of a group's images and of its targets. The rest is
-            filled: the steps that others counted while it was trained, and for each tensor 1 if its gradient
+        groups: int64 (G, 3 + tensors): addresses of a group's images and of its targets; then results: the
+            number of steps of other threads during the group's own, and for each tensor 1 if its gradient
             was refused, else 0.
-        rates: float64 (G,), the learning rates; replaced by the mean losses.
+        rates: float64 (G,): learning rates; replaced by the mean losses.
         layout: See `load_images`.
-        places: See `load_targets`.
+        target_arrays: See `load_targets`.
         levels: See `load_images`.
-        refused: int64 (tensors,), where the tape notes what it refuses.
-        steps: int64 (1,), the steps counted by all threads.
+        refused: int64 (tensors,): flags that the tape sets for refused gradients.
+        steps: int64 (1,): number of steps of all threads.
     """
     for group in range(groups.shape[0]):
         load_images(groups[group, 0], layout, levels, like)
-        load_targets(groups[group, 1], places)
+        load_targets(groups[group, 1], target_arrays)
         hyper[0] = rates[group]
+        # Adding 0 reads the count atomically, while other threads add to it.
         before = add_steps(steps.ctypes.data, 0)
+        # The rate is in `hyper` now, so its place takes the loss.
         rates[group] = run(tape, like, hyper)
         groups[group, 2] = add_steps(steps.ctypes.data, 1) - before
+        # The tape only sets flags, so each group begins without any.
         for tensor in range(refused.size):
             groups[group, 3 + tensor] = refused[tensor]
             refused[tensor] = 0
@@ -194,10 +202,12 @@ _addresses: dict[tuple[int, str], int] = {}
 
 
 def _compiled(code: int) -> Any:
+    # `MEAN` and `GROUPS` are no kernels: as numbers to compile they stand for the interpreter's functions.
     return {MEAN: run, GROUPS: run_groups}.get(code) or KERNELS[code]
 
 
 def _signature(code: int, number: Any) -> tuple[Any, ...]:
+    # Tapes call kernels by address, so numba never sees a call from which it could infer types.
     longs, table, numbers = types.int64[::1], types.int64[:, ::1], number[::1]
     if code == MEAN:
         return (table, number, numbers)
@@ -211,17 +221,17 @@ def _name(code: int, dtype: np.dtype[Any]) -> str:
 
 
 def are_kept() -> bool:
-    """Whether kernels that another process compiles can be read by this one."""
+    """Whether this process can read kernels that another process compiles."""
     return CACHE.is_kept
 
 
 def are_ready(codes: Collection[int], dtype: np.dtype[Any]) -> bool:
-    """Whether these kernels and the interpreter are compiled, in this process or on the disk."""
+    """Whether these kernels and the interpreter are compiled, in this process or on disk."""
     return all((code, dtype.name) in _addresses or CACHE.has(_name(code, dtype)) for code in (MEAN, *codes))
 
 
 def address(code: int, dtype: np.dtype[Any]) -> int:
-    """The address of a kernel, which is compiled or read from the disk at the first time; 0 for `MEAN`.
+    """Return the address of a kernel; the first call compiles it or reads it from disk. 0 for `MEAN`.
 
     Args:
         code: Number of the kernel.
@@ -233,7 +243,9 @@ def address(code: int, dtype: np.dtype[Any]) -> int:
         signature = _signature(code, types.float32 if dtype == np.float32 else types.float64)
         compiled.compile(signature)
         made = compiled.overloads[signature]
+        # The address stays valid, because numba keeps the machine code as long as the function.
         entry = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
+        # Numba does not report whether the disk has a kernel, so the cache has a note for each.
         CACHE.note(_name(code, dtype))
         found = _addresses[code, dtype.name] = 0 if code == MEAN else entry
     return found
@@ -242,16 +254,18 @@ def address(code: int, dtype: np.dtype[Any]) -> int:
 def compile_kernels(
     codes: Collection[int], dtype: np.dtype[Any], progress: Callable[[int, int], None] | None = None
 ) -> None:
-    """Compile some kernels and the interpreter for one type, or read them from the disk.
+    """Compile some kernels and the interpreter for one type, or read them from disk.
 
-    Processes that compile into the same folder do so one after the other: the later ones find it done.
+    Processes compile into a folder one after the other, so that later ones read the kernels.
 
     Args:
         codes: Numbers of the kernels.
         dtype: float32 or float64.
-        progress: Called with how many are done and how many there are, before the first and after each.
+        progress: Called with the number of ready kernels and of all, before the first and after each.
     """
+    # Every tape needs the interpreter too.
     wanted = sorted({MEAN, *codes})
+    # Kernels that are ready are only read, which needs no lock.
     with nullcontext() if are_ready(codes, dtype) else CACHE.turn():
         for done, code in enumerate(wanted):
             if progress is not None:

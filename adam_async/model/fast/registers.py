@@ -1,7 +1,7 @@
 """Pure: the vector registers of a machine, which decide the shape of every innermost loop.
 
-A loop that keeps more sums than there are registers spills them to the stack, and one that keeps fewer waits
-for the last product. So the shapes are reckoned from the width and the number of the registers.
+A loop with more sums than registers spills them to the stack, and a loop with fewer waits for the last
+product. So the width and the number of the registers give the shapes.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from adam_async.errors import ConfigError
 from adam_async.runtime.kernel_cache import AUTO, VECTORS, wanted_vectors
 
 MOST_ROWS = 12
-"""More rows of a tile would not be faster, and each number of rows has code of its own."""
+"""Maximum number of rows of a tile. More are not faster, and each number of rows has its own code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,10 @@ class Registers:
 
     Attributes:
         width: Bytes of a register.
-        number: How many there are.
-        masked_loads: Whether reading a part of a vector costs as much as reading a whole one.
-        masked_stores: Whether writing a part of a vector does.
-        reads_operands: Whether a product may take a factor straight from memory, without a register for it.
+        number: Number of registers.
+        masked_loads: Whether a masked load is as fast as a whole one.
+        masked_stores: Whether a masked store is as fast as a whole one.
+        reads_operands: Whether a product may read a factor from memory, without a register for it.
     """
 
     width: int
@@ -36,12 +36,12 @@ class Registers:
 
     @property
     def tile_rows(self) -> int:
-        """Most rows of a tile of two vectors a row: the sums, two vectors of b and one value of a."""
+        """Maximum number of rows of a tile: it has two sums a row, two vectors of b and one value of a."""
         return min(MOST_ROWS, (self.number - 3) // 2)
 
     @property
     def dot_rows(self) -> int:
-        """Rows of a and of b in a block of dot products: the sums, the vectors of b and one or all of a."""
+        """Rows of a, and of b, in a block of dot products: it has the sums, b, and one or all rows of a."""
         sides = range(1, self.number)
         return max(
             side for side in sides if side * (side + 1) + (1 if self.reads_operands else side) <= self.number
@@ -53,10 +53,10 @@ SETS = {
     "avx2": Registers(32, 16, masked_loads=True, reads_operands=True),
     "neon": Registers(16, 32),
 }
-"""The kinds that have a name, the widest first."""
+"""Kinds of registers by name, the widest first."""
 
 FEWEST = Registers(16, 16)
-"""What every other machine has at least."""
+"""Registers of any other machine; it has at least these."""
 
 _FEATURES = {"avx512": "avx512f", "avx2": "avx2", "neon": "neon"}
 
@@ -65,20 +65,20 @@ def registers_of(features: Mapping[str, bool], wanted: str = AUTO) -> Registers:
     """Choose the registers that kernels use.
 
     Args:
-        features: What the processor can do, by LLVM's names.
+        features: Features of the processor, by LLVM's names.
         wanted: A name of `SETS`, or ``"auto"`` for the widest.
 
     Raises:
-        ConfigError: There is no such set, or the processor does not have it.
+        ConfigError: The name is unknown, or the processor does not have these registers.
     """
     there = [name for name, feature in _FEATURES.items() if features.get(feature, False)]
     if wanted == AUTO:
         return SETS[there[0]] if there else FEWEST
     if wanted not in there:
-        problem = "this processor does not have them" if wanted in SETS else "there are none of this name"
+        problem = "this processor does not have them" if wanted in SETS else "unknown name"
         raise ConfigError(f"{VECTORS}={wanted}: {problem}; choose from {', '.join([*there, AUTO])}")
     return SETS[wanted]
 
 
 HOST = registers_of(llvmlite.binding.get_host_cpu_features(), wanted_vectors())
-"""The registers that this process's kernels use."""
+"""Registers in the kernels of this process."""

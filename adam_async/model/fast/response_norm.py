@@ -1,8 +1,8 @@
 """Pure: kernels of local response normalisation. Formulas are those of the NumPy layer.
 
-An image is gone through in blocks of pixels, all channels of a block after one another: what neighbouring
-channels share stays in the first cache. Powers in quarters, such as the usual 3/4, are square roots, which
-vectors have; others call the C library.
+A kernel goes through an image in blocks of pixels, all channels of a block one after the other: values that
+neighbouring channels share stay in the first cache. Powers in quarters, such as the usual 3/4, are square
+roots, which vectors have; other powers call the C library.
 """
 
 import math
@@ -10,12 +10,12 @@ import math
 from adam_async.model.fast.memory import floats, kernel, size_of
 
 BLOCK = 512
-"""Pixels of one block."""
+"""Number of values of a channel in one block: pixels times images."""
 
 
 @kernel
 def _add_window(to, values, at, width, channel, channels, n, before, window, like):
-    """Sum of `window` channels, the first one `before` before this one, over a block of pixels."""
+    """Add up `window` channels, from `before` channels before this one on, over a block of pixels."""
     size = size_of(like)
     sums = floats(to + (channel * n + at) * size, width, like)
     for i in range(width):
@@ -28,7 +28,7 @@ def _add_window(to, values, at, width, channel, channels, n, before, window, lik
 
 @kernel
 def _inverse_power(to, values, width, beta, like):
-    """values ** -beta."""
+    """Compute values ** -beta."""
     results, found = floats(to, width, like), floats(values, width, like)
     quarters = int(4 * beta)
     if quarters != 4 * beta or quarters > 8:
@@ -53,7 +53,7 @@ def _inverse_power(to, values, width, beta, like):
 
 @kernel
 def response_norm(t, like, hyper):
-    """Fields: channels n size, output input scale power squares numbers.
+    """Normalise. Fields: channels n size, output input scale power squares numbers.
 
     `n` is pixels times images; `numbers` are alpha / size, beta, k and -2 alpha beta / size.
     """
@@ -85,7 +85,10 @@ def response_norm(t, like, hyper):
 
 @kernel
 def response_norm_back(t, like, hyper):
-    """Fields: channels n size, input_error error input output scale power terms numbers."""
+    """Compute input errors.
+
+    Fields: channels n size, input_error error input output scale power terms numbers.
+    """
     channels, n, window = t[1], t[2], t[3]
     numbers, size = floats(t[11], 4, like), size_of(like)
     factor = numbers[3]

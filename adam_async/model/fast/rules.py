@@ -1,11 +1,11 @@
 """Pure: the update rules as compiled kernels, for several gradients of several shards in one call.
 
-Gradients come from memory, values and state mostly from the cache, so that the time goes into reading
-gradients. SGD reads four of them at a time, each in one run, which the processor fetches ahead, and reads and
-writes each value once for the four. The other rules take longer than their memory.
+Gradients come from memory, values and state mostly from the cache, so reading gradients takes the time. SGD
+reads four gradients at a time, each in one run that the processor prefetches, and reads and writes each value
+once for the four. The arithmetic of the other rules takes longer than their memory traffic.
 
-Every value sees the operations of `adam_async.model.rules` in their order, gradient after gradient, each
-rounded on its own: the bits are those of NumPy's loops.
+Each value gets the operations of `adam_async.model.rules` in their order, gradient after gradient, each
+rounded separately: the results have the bits of NumPy's loops.
 """
 
 from typing import Any
@@ -16,10 +16,10 @@ from numba import types
 from adam_async.model.fast.memory import exact, floats, size_of
 
 SGD, MOMENTUM, ADAGRAD, ADAM = range(4)
-"""Rules, as the kernel knows them."""
+"""Numbers of the rules in the kernel."""
 
 TILE = 1 << 16
-"""Values that take all gradients before the next ones: they stay in the second cache meanwhile."""
+"""Number of values that get all gradients before the next values: they stay in the second cache."""
 
 
 @exact
@@ -147,13 +147,13 @@ def apply_rule(kind, like, shards, gradients, constants, rates):
 
     Args:
         kind: `SGD`, `MOMENTUM`, `ADAGRAD` or `ADAM`.
-        like: Any number of the type that all arrays have.
+        like: Any number of the arrays' type.
         shards: int64 (shards, 5): number of values; addresses of the values and of up to two arrays of state;
-            where its gradient starts in each push, in values.
+            start of the shard's gradient in each push, in values.
         gradients: int64 (pushes): addresses.
         constants: float64 (6): weight decay; then the momentum, or epsilon, or Adam's beta1, 1 - beta1,
             beta2, 1 - beta2 and epsilon.
-        rates: float64 (2 * pushes): of each push the rate, and Adam's root.
+        rates: float64 (2 * pushes): the rate of each push, and Adam's root.
     """
     size, pushes = size_of(like), len(gradients)
     for shard in range(shards.shape[0]):
@@ -186,7 +186,7 @@ def apply_rule(kind, like, shards, gradients, constants, rates):
 
 
 def rule_signature(dtype: "np.dtype[Any]") -> tuple[Any, ...]:
-    """The signature of `apply_rule` for a type."""
+    """Return the signature of `apply_rule` for a type."""
     whole, number = types.Array(types.int64, 1, "C"), types.Array(types.float64, 1, "C")
     like = types.float32 if dtype == np.float32 else types.float64
     return types.int64, like, types.Array(types.int64, 2, "C"), whole, number, number

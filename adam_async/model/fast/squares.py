@@ -1,7 +1,7 @@
-"""Pure: what pooling does with the vectors under one square, as vector code.
+"""Pure: pooling of the vectors under one square, as vector code.
 
-Each takes the address of a table of where the vectors of a square start, and how many values are left in the
-run: if these are fewer than a vector, the others are neither read nor written.
+Each function takes the address of a table with the starts of a square's vectors, and the number of values
+left in the run: if these are fewer than a vector, the other lanes are neither read nor written.
 """
 
 from typing import Any
@@ -11,16 +11,16 @@ from numba import types
 from numba.extending import intrinsic
 
 from adam_async.model.fast.registers import HOST, Registers
-from adam_async.model.fast.vectors import POINTER, Places, Vectors, emit_loop, emit_part, whole
+from adam_async.model.fast.vectors import POINTER, Vectors, VectorStarts, emit_loop, emit_part, whole
 
 
 @intrinsic
 def best_of(
     typing: Any, like: Any, best: Any, winner: Any, source: Any, table: Any, count: Any, lanes_left: Any
 ) -> Any:
-    """Write the largest of `count` vectors and its number; of equals the first, of all a NaN, the last.
+    """Write the largest of `count` vectors and its number: of equals the first; of NaNs, if any, the last.
 
-    `table` is the address of where each vector starts, counted from `source`.
+    `table` is the address of the start of each vector, counted from `source`.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -31,12 +31,12 @@ def best_of(
 
 
 def emit_best_of(builder: Any, element: Any, arguments: list[Any], registers: Registers) -> None:
-    """Emit `best_of`; `arguments` are its own from best on."""
+    """Emit `best_of`; `arguments` are those of `best_of`, from best on."""
     to, winner_to, start, offsets, number, left = arguments
     one = ir.Constant(element, 1.0)
 
     def body(vector: Vectors, behind: Any) -> None:
-        values = Places(vector, builder.add(start, behind), offsets)
+        values = VectorStarts(vector, builder.add(start, behind), offsets)
 
         def step(k: Any, kept: list[Any]) -> list[Any]:
             largest, mark, last = kept
@@ -58,9 +58,9 @@ def emit_best_of(builder: Any, element: Any, arguments: list[Any], registers: Re
     emit_part(builder, element, left, body, registers)
 
 
-def _make_hand_out(*, adding: bool) -> Any:
+def _make_route(*, adding: bool) -> Any:
     @intrinsic
-    def hand_out(
+    def route(
         typing: Any,
         like: Any,
         errors: Any,
@@ -72,45 +72,45 @@ def _make_hand_out(*, adding: bool) -> Any:
         count: Any,
         lanes_left: Any,
     ) -> Any:
-        """Write, or add, each error to the vector that won, and zeros to the others.
+        """Write, or add, each error to the vector of the maximum, and zeros to the others.
 
-        With `positive` not 0 an error counts only where the output is positive.
+        With `positive` not 0 an error counts only if the output is positive.
         """
 
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            emit_hand_out(builder, context.get_value_type(like), arguments[1:], HOST, adding=adding)
+            emit_route(builder, context.get_value_type(like), arguments[1:], HOST, adding=adding)
             return context.get_dummy_value()
 
         return types.void(like, *([types.int64] * 8)), emit
 
-    return hand_out
+    return route
 
 
-def emit_hand_out(
+def emit_route(
     builder: Any, element: Any, arguments: list[Any], registers: Registers, *, adding: bool
 ) -> None:
-    """Emit `hand_out`; `arguments` are its own from errors on."""
+    """Emit `route`; `arguments` are those of `route`, from errors on."""
     error_at, winner_at, output_at, guarded, start, offsets, number, left = arguments
     one = ir.Constant(element, 1.0)
 
     def body(vector: Vectors, behind: Any) -> None:
-        places = Places(vector, builder.add(start, behind), offsets)
+        starts = VectorStarts(vector, builder.add(start, behind), offsets)
         error, mark, guide = (
-            vector.load(builder.inttoptr(builder.add(place, behind), POINTER))
-            for place in (error_at, winner_at, output_at)
+            vector.load(builder.inttoptr(builder.add(at, behind), POINTER))
+            for at in (error_at, winner_at, output_at)
         )
-        held_back = builder.and_(
+        blocked = builder.and_(
             builder.fcmp_unordered("ule", guide, vector.zero),
             vector.spread(builder.icmp_signed("!=", guarded, whole(0))),
         )
-        error = builder.select(held_back, vector.zero, error)
+        error = builder.select(blocked, vector.zero, error)
 
         def step(k: Any, kept: list[Any]) -> list[Any]:
             hit = builder.fcmp_ordered("==", mark, vector.spread(kept[0]))
             share = builder.select(hit, error, vector.zero)
             if adding:
-                share = builder.fadd(vector.load(places[k]), share)
-            vector.store(share, places[k])
+                share = builder.fadd(vector.load(starts[k]), share)
+            vector.store(share, starts[k])
             return [builder.fadd(kept[0], one)]
 
         emit_loop(vector, whole(0), number, [ir.Constant(element, 0.0)], step)
@@ -118,8 +118,8 @@ def emit_hand_out(
     emit_part(builder, element, left, body, registers)
 
 
-hand_out = _make_hand_out(adding=False)
-hand_out_adding = _make_hand_out(adding=True)
+route = _make_route(adding=False)
+route_adding = _make_route(adding=True)
 
 
 @intrinsic
@@ -136,11 +136,11 @@ def mean_of(
 
 
 def emit_mean_of(builder: Any, element: Any, arguments: list[Any], registers: Registers) -> None:
-    """Emit `mean_of`; `arguments` are its own from to on."""
+    """Emit `mean_of`; `arguments` are those of `mean_of`, from to on."""
     target, start, offsets, number, factor, left = arguments
 
     def body(vector: Vectors, behind: Any) -> None:
-        values = Places(vector, builder.add(start, behind), offsets)
+        values = VectorStarts(vector, builder.add(start, behind), offsets)
 
         def step(k: Any, sums: list[Any]) -> list[Any]:
             return [builder.fadd(sums[0], vector.load(values[k]))]
@@ -152,35 +152,35 @@ def emit_mean_of(builder: Any, element: Any, arguments: list[Any], registers: Re
     emit_part(builder, element, left, body, registers)
 
 
-def _make_share_out(*, adding: bool) -> Any:
+def _make_spread(*, adding: bool) -> Any:
     @intrinsic
-    def share_out(
+    def spread(
         typing: Any, like: Any, errors: Any, target: Any, table: Any, count: Any, share: Any, lanes_left: Any
     ) -> Any:
         """Write, or add, `share` times each error to `count` vectors."""
 
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            emit_share_out(builder, context.get_value_type(like), arguments[1:], HOST, adding=adding)
+            emit_spread(builder, context.get_value_type(like), arguments[1:], HOST, adding=adding)
             return context.get_dummy_value()
 
         return types.void(like, *([types.int64] * 4), like, types.int64), emit
 
-    return share_out
+    return spread
 
 
-def emit_share_out(
+def emit_spread(
     builder: Any, element: Any, arguments: list[Any], registers: Registers, *, adding: bool
 ) -> None:
-    """Emit `share_out`; `arguments` are its own from errors on."""
+    """Emit `spread`; `arguments` are those of `spread`, from errors on."""
     error_at, start, offsets, number, factor, left = arguments
 
     def body(vector: Vectors, behind: Any) -> None:
-        places = Places(vector, builder.add(start, behind), offsets)
+        starts = VectorStarts(vector, builder.add(start, behind), offsets)
         error = vector.load(builder.inttoptr(builder.add(error_at, behind), POINTER))
         part = builder.fmul(error, vector.spread(factor))
 
         def step(k: Any, kept: list[Any]) -> list[Any]:
-            vector.store(builder.fadd(vector.load(places[k]), part) if adding else part, places[k])
+            vector.store(builder.fadd(vector.load(starts[k]), part) if adding else part, starts[k])
             return []
 
         emit_loop(vector, whole(0), number, [], step)
@@ -188,5 +188,5 @@ def emit_share_out(
     emit_part(builder, element, left, body, registers)
 
 
-share_out = _make_share_out(adding=False)
-share_out_adding = _make_share_out(adding=True)
+spread = _make_spread(adding=False)
+spread_adding = _make_spread(adding=True)

@@ -1,9 +1,8 @@
-"""Pure: tapes, the rows that `program.run` works off, and the arrays whose addresses stand in them.
+"""Pure: tapes, the rows that `program.run` runs, with the addresses of arrays.
 
-Layers say what they do as `Op`s: a kernel and its fields, where an array stands for its address and a
-`Ref` for an array that comes with every call, such as weights. `Tape` keeps the arrays alive, checks every
-array that it has not seen before and writes its address down. Neighbours are fused on the way: a ReLU
-becomes the ending of the kernel before it.
+Layers return their steps as `Op`s: a kernel and its fields. An array stands for its address, and a `Ref` for
+an array that each call passes, such as weights. `Tape` keeps the arrays alive, checks each new array and
+stores its address. It fuses neighbours: a ReLU becomes the ending of the kernel before it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +18,12 @@ from adam_async.model.layer import Array, Weights
 from adam_async.model.spec import Shape
 
 OUT = "out"
-"""The name under which a tape finds the array that a gradient is written to."""
+"""Name of the array for a gradient in the calls of a tape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ref:
-    """An array that comes with every call: a tensor, or with `key` one of the arrays of its rule's state."""
+    """An array that each call passes: a tensor, or with `key` an array of its rule's state."""
 
     name: str
     shape: Shape
@@ -45,14 +44,14 @@ class Op:
 
     @classmethod
     def of(cls, code: int, *fields: Field) -> "Op":
-        """Write an op in one line."""
+        """Make an op in one line."""
         return cls(code, fields)
 
 
 _PARAMETER_OPS = frozenset(
     {program.OUTER, program.ROW_SUMS, program.CORRELATE, program.DESCEND, program.DESCEND_OUTER}
 )
-"""Kernels between two layers' ways back that neither read nor write the error gradient handed on."""
+"""Kernels between the backward of two layers that neither read nor write the error gradient between them."""
 
 _ENDINGS = {
     program.MULTIPLY: (4, 8),
@@ -60,7 +59,7 @@ _ENDINGS = {
     program.MULTIPLY_BACK_ONE: (3, 6),
     program.CONVOLVE: (5, 14),
 }
-"""Where kernels with an ending have their results and their ending; `extra` follows it."""
+"""Fields of the results and of the ending, for kernels with an ending; `extra` is the next field."""
 
 
 def same_memory(first: Field, second: Field) -> bool:
@@ -74,7 +73,7 @@ def same_memory(first: Field, second: Field) -> bool:
 
 
 def fuse(ops: Sequence[Op]) -> list[Op]:
-    """Make each ReLU, and its way back, the ending of the kernel before it where that works in its memory."""
+    """Make each ReLU, and its backward, the ending of the kernel before it, if that has the same results."""
     fused: list[Op] = []
     for op in ops:
         if op.code == program.RELU and fused:
@@ -114,7 +113,7 @@ def _with_relu_back(before: Op, relu: Op) -> Op | None:
             return _replaced(before, ending, WHERE_POSITIVE, output)
     if before.code == program.MAX_POOL_BACK:
         kernel, stride = before.fields[6:8]
-        # The pool's input is what the ReLU gave, so a maximum is positive where the value that won is.
+        # The pool's input is the ReLU's output: a maximum is positive exactly if the ReLU passed its input.
         if kernel <= stride and same_memory(before.fields[9], target):  # type: ignore[operator]
             return _replaced(before, 11, 1)
     return None
@@ -125,12 +124,12 @@ def _replaced(op: Op, start: int, *fields: Field) -> Op:
 
 
 class Tape:
-    """Rows ready to run. For one thread at a time, as the context is whose arrays it works on.
+    """Rows ready to run. For one thread at a time, as the context of its arrays is.
 
     Args:
-        ops: What to do.
-        dtype: Of all arrays of numbers.
-        hyper: Rate, momentum and weight decay, for rules; kept, so that the caller may change them.
+        ops: Steps, in their order.
+        dtype: Type of all arrays of numbers.
+        hyper: Rate, momentum and weight decay, for rules; not copied, so that the caller may change them.
     """
 
     def __init__(self, ops: Sequence[Op], dtype: np.dtype[Any], hyper: Array | None = None) -> None:
@@ -138,31 +137,31 @@ class Tape:
         self._like = dtype.type(0)
         self._rows = np.zeros((len(self._ops), program.FIELDS), np.int64)
         self._hyper = np.zeros(3, dtype) if hyper is None else hyper
-        places: dict[Ref, list[tuple[int, int]]] = {}
+        cells: dict[Ref, list[tuple[int, int]]] = {}
         for row, op in enumerate(self._ops):
             self._rows[row, 0] = program.address(op.code, dtype)
             for column, field in enumerate(op.fields, start=1):
                 if isinstance(field, Ref):
-                    places.setdefault(field, []).append((row, column))
+                    cells.setdefault(field, []).append((row, column))
                 else:
                     self._rows[row, column] = field if isinstance(field, int) else field.ctypes.data
-        self._places = tuple(places.items())
-        self._bound: list[Array | None] = [None] * len(places)
+        self._cells = tuple(cells.items())
+        self._bound: list[Array | None] = [None] * len(cells)
 
     def __repr__(self) -> str:
         return f"<Tape {len(self._ops)} kernels, {self._like.dtype}>"
 
     @property
     def rows(self) -> Array:
-        """The rows themselves, for a kernel that another one calls."""
+        """The rows, for a kernel that calls another one."""
         return self._rows
 
     def run(self, weights: Weights, state: Mapping[str, Mapping[str, Array]] | None = None) -> float:
-        """Work the rows off. Returns the mean loss if a row takes it, else 0.
+        """Run the rows. Returns the mean loss if a row computes it, else 0.
 
         Args:
-            weights: The arrays that names stand for.
-            state: Those of the rule, by tensor, where the tape changes weights.
+            weights: Arrays by name.
+            state: Arrays of the rule by tensor, if the tape changes weights.
 
         Raises:
             ModelError: An array has the wrong shape, dtype or layout.
@@ -178,36 +177,37 @@ class Tape:
         groups: Array,
         rates: Array,
         layout: Array,
-        places: Array,
+        target_arrays: Array,
         levels: Array,
         refused: Array,
         steps: Array,
     ) -> None:
-        """Load groups and work the rows off for each; see `program.run_groups`."""
+        """Load groups and run the rows for each; see `program.run_groups`."""
         self._bind_all(weights, state)
         program.run_groups(
             *(self._rows, self._like, self._hyper),
-            *(groups, rates, layout, places, levels, refused, steps),
+            *(groups, rates, layout, target_arrays, levels, refused, steps),
         )
 
     def _bind_all(self, weights: Weights, state: Mapping[str, Mapping[str, Array]] | None) -> None:
-        for number, (ref, places) in enumerate(self._places):
+        for number, (ref, cells) in enumerate(self._cells):
             if ref.key:
                 assert state is not None
                 array = state[ref.name][ref.key]
             else:
                 array = weights[ref.name]
+            # Most calls pass the arrays of the call before, whose addresses the rows have.
             if array is not self._bound[number]:
-                self._bind(number, ref, places, array)
+                self._bind(number, ref, cells, array)
 
-    def _bind(self, number: int, ref: Ref, places: list[tuple[int, int]], array: Array) -> None:
+    def _bind(self, number: int, ref: Ref, cells: list[tuple[int, int]], array: Array) -> None:
         if array.shape != ref.shape or array.dtype != self._like.dtype or not array.flags.c_contiguous:
             raise ModelError(
                 f"kernels need {ref.name!r} as a C-contiguous {self._like.dtype} array of shape {ref.shape}, "
                 f"not {array.dtype} of {array.shape}"
             )
         if ref.written and not array.flags.writeable:
-            raise ModelError(f"{ref.name!r} is to be changed in place, but its array is read-only")
-        for row, column in places:
+            raise ModelError(f"{ref.name!r} changes in place, but its array is read-only")
+        for row, column in cells:
             self._rows[row, column] = array.ctypes.data
         self._bound[number] = array

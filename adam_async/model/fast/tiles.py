@@ -1,19 +1,19 @@
-"""Pure: the two innermost loops of all products, written as vector code.
+"""Pure: the two innermost loops of all products, as vector code.
 
-A compiler does not keep a block of sums in registers when it is given three nested loops, and a product
-runs at a tenth of the machine's speed without. So these loops are emitted as LLVM vectors, with one
-register per vector of sums:
+A compiler does not keep a block of sums in registers for three nested loops, and without that a product runs
+at a tenth of the machine's speed. So these loops are emitted as LLVM vectors, with one register per vector of
+sums:
 
     tile    c[m, n] (+)= sum over k of a[m, k] * b[k, n]     n along the vectors, a broadcast
     dots    c[m, k]  += sum over n of a[m, n] * b[k, n]      n along the vectors, added up at the end
 
-Neither packs its operands: any b whose rows are runs of memory will do. That makes a convolution a product
-without columns, for a row of output pixels of all images reads one run of the input per position in the
-kernel; where the runs start is told by a table. Addresses are bytes, strides and tables count values.
+Neither packs its operands: the rows of b need only be runs of memory. So a convolution is a product without
+columns: a row of output pixels of all images reads one run of the input per position in the kernel, and a
+table has the start of each run. Addresses are bytes; strides and tables count values.
 
-Products are added in the order of k, whatever the number of vectors: results do not depend on where a tile
-ends. The registers of the machine decide how many rows a tile has. Rows of fewer values than a vector are
-read and written under a mask, or one value after the other where there are no masks.
+Products are added in the order of k for any number of vectors: results do not depend on the ends of tiles.
+The machine's registers decide the number of rows of a tile. The last values of a row, fewer than a vector,
+are read and written under a mask, or one by one if the machine has no masks.
 """
 
 from typing import Any
@@ -25,19 +25,21 @@ from adam_async.model.fast.registers import HOST, Registers
 from adam_async.model.fast.vectors import I64, POINTER, Vectors, emit_loop, whole
 
 TILE_ROWS = HOST.tile_rows
-"""Most rows of a tile of two vectors a row: 12 where there are 32 registers, 6 where there are 16."""
+"""Maximum number of rows of a tile with two vectors a row: 12 with 32 registers, 6 with 16."""
 
 ONE, TWO, REST = "one vector", "two vectors", "rest"
-"""How many values of a row a tile fills. `REST` is at most a vector, of which some lanes are masked, or one
-value where there are no masks."""
+"""Widths of a tile, in values of a row. `REST` is at most a vector, with some lanes masked, or one value if
+the machine has no masks."""
 
 WHOLE_VECTORS_ALONE = not HOST.masked_stores
-"""Whether a last whole vector is worth code without a mask."""
+"""Whether a last whole vector has its own code, without a mask."""
 
 REST_IS_ONE_VALUE = not HOST.masked_loads
+"""Whether a `REST` tile fills one value instead of a masked vector."""
 
 
 def _make_tile(width: str, access: str) -> Any:
+    # Width and access are fixed when the code is emitted, so the loop over k has no branches.
     @intrinsic
     def tile(
         typing: Any,
@@ -56,8 +58,8 @@ def _make_tile(width: str, access: str) -> Any:
     ) -> Any:
         """Fill `rows` rows of c.
 
-        Access to a is by ``"rows"``, of `a_step` values each; by ``"columns"``, `a_step` apart along k; or
-        by ``"table"``, rows of which are `a_step` apart, `a_table` and `b_step` being addresses of tables.
+        Access to a is by ``"rows"`` of `a_step` values each; by ``"columns"``, `a_step` apart along k; or by
+        ``"table"``: then `a_step` leads from row to row, and `a_table` and `b_step` are addresses of tables.
         """
 
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -65,6 +67,8 @@ def _make_tile(width: str, access: str) -> Any:
             vector = tile_vectors(builder, context.get_value_type(like), width, left, HOST)
             end = builder.append_basic_block("tile.end")
             nowhere = builder.append_basic_block("tile.nowhere")
+            # Each number of rows has straight code, whose sums all have a register; the number itself is
+            # known only at run time. A switch needs a default, though no caller passes more rows.
             choice = builder.switch(count, nowhere)
             for number in range(1, TILE_ROWS + 1):
                 block = builder.append_basic_block(f"tile.{number}")
@@ -83,24 +87,25 @@ def _make_tile(width: str, access: str) -> Any:
 
 
 def tile_vectors(builder: Any, element: Any, width: str, left: Any, registers: Registers) -> Vectors:
-    """The vectors of a tile of this width; of a `REST`, `left` values are to come."""
+    """Vectors for a tile of this width; a `REST` has `left` values."""
+    # A masked load is as fast as a whole one only on some machines; others go value by value.
     if width == REST and registers.masked_loads:
         return Vectors(builder, element, registers=registers, lanes_left=left)
     return Vectors(builder, element, registers=registers, lanes=1 if width == REST else None)
 
 
 def emit_tile(vector: Vectors, rows: int, vectors: int, access: str, arguments: list[Any]) -> None:
-    """Emit a tile of so many rows and vectors a row; `arguments` are those of a tile from c to add."""
+    """Emit a tile of `rows` rows of `vectors` vectors; `arguments` are those of a tile, from c to add."""
     c, c_row, a, a_step, a_table, b, b_step, depth, add = arguments
     builder = vector.builder
     a_start, b_start = builder.inttoptr(a, POINTER), builder.inttoptr(b, POINTER)
-    # Addresses of rows would fill more registers than there are: every fourth is reckoned on the way, and
-    # the three behind it by multiples of one step, which the instructions that read take beside an address.
+    # Addresses of all rows need more registers than there are. So only every fourth row has an address; the
+    # three rows after it are multiples of one step away, which load instructions add to the address.
     four_rows = builder.mul(a_step, whole(4))
 
     def entry(table: Any, k: Any) -> Any:
-        place = builder.gep(builder.inttoptr(table, POINTER), [k], source_etype=I64)
-        return builder.load(place, typ=I64, align=8)
+        at = builder.gep(builder.inttoptr(table, POINTER), [k], source_etype=I64)
+        return builder.load(at, typ=I64, align=8)
 
     def row_factors(first: Any) -> list[Any]:
         factors = []
@@ -111,6 +116,7 @@ def emit_tile(vector: Vectors, rows: int, vectors: int, access: str, arguments: 
         return factors
 
     def step(k: Any, sums: list[Any]) -> list[Any]:
+        # A convolution reads the factors in the order of its kernel positions, so a has a table as b has.
         b_at = entry(b_step, k) if access == "table" else builder.mul(k, b_step)
         if access == "table":
             factors = row_factors(vector.at(a_start, entry(a_table, k)))
@@ -119,6 +125,7 @@ def emit_tile(vector: Vectors, rows: int, vectors: int, access: str, arguments: 
         else:
             column = vector.at(a_start, builder.mul(k, a_step))
             factors = [vector.at(column, whole(row)) for row in range(rows)]
+        # The vectors of b are loaded once for all rows of a; each value of a serves all vectors of its row.
         b_row = vector.at(b_start, b_at)
         values = [vector.load(vector.at(b_row, whole(vector.lanes * place))) for place in range(vectors)]
         totals = []
@@ -137,6 +144,7 @@ def emit_tile(vector: Vectors, rows: int, vectors: int, access: str, arguments: 
         for row in range(rows)
         for place in range(vectors)
     ]
+    # The first part of a long depth replaces c, so c needs no zeros; later parts add to it.
     with builder.if_else(builder.icmp_signed("!=", add, whole(0))) as (adding, replacing):
         with adding:
             for total, place in zip(sums, places, strict=True):
@@ -152,7 +160,7 @@ table_pair, table_one, table_rest = (_make_tile(width, "table") for width in (TW
 
 
 DOT_ROWS = HOST.dot_rows
-"""Rows of a and of b in one block of dot products: 5 where there are 32 registers, 3 where there are 16."""
+"""Number of rows of a, and of b, in a block of dot products: 5 with 32 registers, 3 with 16."""
 
 
 @intrinsic
@@ -171,7 +179,7 @@ def dots(
 ) -> Any:
     """Write `DOT_ROWS` times `DOT_ROWS` dot products to `out`, over `lines` runs of `length` values.
 
-    `a_rows` and `b_rows` are addresses of tables of where each row starts; `a_line` and `b_line` lead from
+    `a_rows` and `b_rows` are addresses of tables with the start of each row; `a_line` and `b_line` lead from
     one run to the next.
     """
 
@@ -183,7 +191,7 @@ def dots(
 
 
 def emit_dots(builder: Any, element: Any, arguments: list[Any], registers: Registers) -> None:
-    """Emit a block of dot products; `arguments` are those of `dots` from out on."""
+    """Emit a block of dot products; `arguments` are those of `dots`, from out on."""
     side = registers.dot_rows
     out, a, a_rows, a_line, b, b_rows, b_line, lines, length = arguments
     vector = Vectors(builder, element, registers=registers)
@@ -198,6 +206,7 @@ def emit_dots(builder: Any, element: Any, arguments: list[Any], registers: Regis
             for row in range(side)
         ]
 
+    # Rows start at the same offset in each line, so their addresses are read once.
     a_starts, b_starts, before = starts(a, a_rows), starts(b, b_rows), builder.block
     even = builder.sub(length, builder.urem(length, whole(vector.lanes)))
     line_block, check, body, after, rest, next_line, done = (
@@ -206,6 +215,7 @@ def emit_dots(builder: Any, element: Any, arguments: list[Any], registers: Regis
     )
     builder.branch(line_block)
     cells = range(side * side)
+    # Both loops pass their sums on as phis: the sums stay in registers from the first line to the last.
 
     def phis(*sources: tuple[Any, Any]) -> list[Any]:
         made = [builder.phi(vector.type) for _ in cells]
@@ -215,6 +225,7 @@ def emit_dots(builder: Any, element: Any, arguments: list[Any], registers: Regis
         return made
 
     def step(vectors: Vectors, sums: list[Any], a_at: Any, b_at: Any) -> list[Any]:
+        # Twice `side` loads serve `side` squared products; so the block is a square.
         left = [vectors.load(vector.at(start, a_at)) for start in a_starts]
         right = [vectors.load(vector.at(start, b_at)) for start in b_starts]
         return [vectors.multiply_add(sums[cell], left[cell // side], right[cell % side]) for cell in cells]
@@ -242,6 +253,7 @@ def emit_dots(builder: Any, element: Any, arguments: list[Any], registers: Regis
     builder.position_at_end(after)
     builder.cbranch(builder.icmp_signed("<", even, length), rest, next_line)
 
+    # Lanes under the mask load zeros, which add nothing to the sums.
     builder.position_at_end(rest)
     left = builder.sub(length, even)
     masked = Vectors(builder, element, registers=registers, lanes_left=left)
@@ -256,6 +268,7 @@ def emit_dots(builder: Any, element: Any, arguments: list[Any], registers: Regis
         phi.add_incoming(value, next_line)
     builder.cbranch(builder.icmp_signed("<", following, lines), line_block, done)
 
+    # A sum over the lanes takes several instructions, so it comes only here, after all lines.
     builder.position_at_end(done)
     target = builder.inttoptr(out, POINTER)
     for cell in cells:

@@ -1,9 +1,9 @@
-"""Pure: kernels that apply gradient descent where the weights are, each weight read and written once.
+"""Pure: kernels of gradient descent in place; they read and write each weight once.
 
-`hyper` is (rate, momentum, weight decay). A gradient is checked before its tensor is touched: a small one
-value by value. That of a dense layer is never formed as a whole; no value of it can be larger than the
-number of images times the largest error times the largest input, and only if that is near the end of the
-number range, or not a number, the gradient is formed and looked at.
+`hyper` is (rate, momentum, weight decay). A gradient is checked before its tensor changes: a small one value
+by value. The gradient of a dense layer is not formed as a whole: no value is larger than the number of images
+times the largest error times the largest input. Only if this bound is near the end of the number range, or
+not a number, the gradient is formed and checked.
 """
 
 from typing import Any
@@ -17,18 +17,18 @@ from adam_async.model.fast.products import LINE, apart, outer, panel, transpose
 from adam_async.model.fast.tiles import TILE_ROWS
 
 COLUMNS = 2048
-"""Most columns of a block of rows: its gradient stays in the second cache until it is applied. Weights that
-lie in memory are read and written in runs of this length."""
+"""Maximum number of columns of a block of rows: its gradient stays in the second cache until it is applied.
+Weights are read and written in runs of this length."""
 
 AHEAD = 128
-"""How many values ahead of the products weights are called into the cache, so that both go on at once."""
+"""Number of weights per row that are prefetched before their part of the gradient is computed."""
 
 INFINITE = float("inf")
 
 
 @intrinsic
-def _call_in(typing: Any, address: Any) -> Any:
-    """Call the line at an address into the second cache, to be written."""
+def _prefetch(typing: Any, address: Any) -> Any:
+    """Prefetch the line at an address into the second cache, to write it."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer, number = ir.PointerType(), ir.IntType(32)
@@ -43,7 +43,7 @@ def _call_in(typing: Any, address: Any) -> Any:
 
 @kernel
 def _descend(values, gradient, buffer, n, like, hyper):
-    """Apply a gradient to `n` values. `buffer` is the address of the momentum's, or 0."""
+    """Apply a gradient to `n` values. `buffer` is the address of the momentum, or 0."""
     p, g, rate, decay = floats(values, n, like), floats(gradient, n, like), hyper[0], hyper[2]
     if buffer:
         kept, momentum = floats(buffer, n, like), hyper[1]
@@ -63,7 +63,7 @@ def _descend(values, gradient, buffer, n, like, hyper):
 def descend(t, like, hyper):
     """Check a gradient and apply it. Fields: n, values gradient buffer refused.
 
-    `refused` is the address of a whole number, set to 1 where the gradient is not finite.
+    `refused` is the address of an integer, set to 1 if the gradient is not finite.
     """
     if largest(t[3], t[1], like) < INFINITE:
         _descend(t[2], t[3], t[4], t[1], like, hyper)
@@ -79,12 +79,12 @@ def _bounded(errors, error_count, x, x_count, images, like):
 
 @kernel
 def _panel_beside(like, rows, width, block, errors, k, x, n, weights):
-    """Fill a block of the gradient, while the weights that it is for come into the cache."""
+    """Fill a block of the gradient, while its weights come into the cache."""
     size, block_row, x_row = size_of(like), apart(width, like), apart(n, like)
     for i in range(0, width, AHEAD):
         for row in range(rows):
             for line in range(0, min(AHEAD, width - i) * size, LINE):
-                _call_in(weights + (row * n + i) * size + line)
+                _prefetch(weights + (row * n + i) * size + line)
         columns, x_from = min(AHEAD, width - i), x + i * size
         panel(like, rows, columns, block + i * size, block_row, errors, k, x_from, x_row, k, 0)
 
@@ -93,6 +93,7 @@ def _panel_beside(like, rows, width, block, errors, k, x, n, weights):
 def _descend_outer(t, like, hyper):
     m, n, k, values, errors, turned, buffer, block = t[1], t[2], t[3], t[4], t[5], t[7], t[8], t[9]
     size, x = size_of(like), t[6]
+    # With one image the gradient is a product of two vectors, which needs no tiles.
     if k == 1:
         e = floats(errors, m, like)
         plain = buffer == 0 and hyper[2] == 0
@@ -104,6 +105,7 @@ def _descend_outer(t, like, hyper):
                     gradient[i] = error * x_values[i]
                 behind = row * n * size
                 _descend(values + behind, block, buffer + behind if buffer else 0, n, like, hyper)
+            # Without momentum and decay a row with an error of 0 stays as it is, so it is not even read.
             elif error != 0:
                 p, factor = floats(values + row * n * size, n, like), hyper[0] * error
                 for i in range(n):
@@ -135,8 +137,8 @@ def descend_outer(t, like, hyper):
     """Check and apply the gradient of a dense layer's weights (m, n) = errors (m, k) x (n, k)T.
 
     Fields: m n k, values errors x turned, buffer block refused, whole. `block` is memory for n values and for
-    TILE_ROWS rows of COLUMNS, `turned` for x batch first, rows `apart` in both; `whole` is the address of the
-    fields of an `outer`, for the case that the bound proves nothing.
+    TILE_ROWS rows of COLUMNS, `turned` for x batch first, with rows `apart` in both; `whole` is the address
+    of the fields of an `outer`, in case the bound proves nothing.
     """
     m, n, k = t[1], t[2], t[3]
     if _bounded(t[5], m * k, t[6], n * k, k, like):

@@ -1,7 +1,7 @@
 """Pure: vector instructions, for loops that are emitted instead of compiled.
 
-One register per vector. The last values of a run, fewer than a vector, are read and written under a mask
-where the processor does that well, else one by one. Addresses are bytes, strides and tables count values.
+A vector fills one register. The last values of a run, fewer than a vector, are read and written under a mask
+if the processor is fast at that, else one by one. Addresses are bytes; strides and tables count values.
 """
 
 from collections.abc import Callable
@@ -12,17 +12,17 @@ from llvmlite import ir
 from adam_async.model.fast.registers import HOST, Registers
 
 VECTOR_BYTES = HOST.width
-"""Width of a vector register."""
+"""Width of a vector register, in bytes."""
 
 I32, I64, POINTER = ir.IntType(32), ir.IntType(64), ir.PointerType()
 
 
 class Vectors:
-    """Vector instructions for one element type, at the builder's place.
+    """Vector instructions for one element type, emitted at the builder's position.
 
     Attributes:
-        lanes: Values of a vector: as many as a register holds, unless a number is given.
-        mask: With `lanes_left`, which lanes are read and written; the others are zero.
+        lanes: Number of values of a vector; by default a register full.
+        mask: Lanes to read and write: the first `lanes_left`, or all without a mask. Other lanes are zero.
     """
 
     def __init__(
@@ -42,15 +42,17 @@ class Vectors:
         self.zero = ir.Constant(self.type, None)
         self.mask = None
         if lanes_left is not None:
+            # The number is known only at run time, so the mask compares it with the number of each lane.
             numbers = ir.VectorType(I64, self.lanes)
             counted = ir.Constant(numbers, [ir.Constant(I64, lane) for lane in range(self.lanes)])
             self.mask = builder.icmp_signed("<", counted, self._spread(lanes_left, numbers))
 
     def spread(self, scalar: Any) -> Any:
-        """A vector of one value."""
+        """Return a vector with one value in every lane."""
         return self._spread(scalar, ir.VectorType(scalar.type, self.lanes))
 
     def _spread(self, scalar: Any, vector_type: Any) -> Any:
+        # LLVM has no broadcast of its own; it turns an insert and a shuffle of lane 0 into one.
         first = self.builder.insert_element(
             ir.Constant(vector_type, ir.Undefined), scalar, ir.Constant(I32, 0)
         )
@@ -64,18 +66,20 @@ class Vectors:
         )
 
     def at(self, base: Any, offset: Any) -> Any:
-        """The pointer `offset` values behind `base`."""
+        """Return the pointer `offset` values after `base`."""
         return self.builder.gep(base, [offset], source_etype=self.element)
 
     def load(self, pointer: Any) -> Any:
-        """Read a vector; lanes under the mask are zero."""
+        """Read a vector; lanes outside the mask are zero."""
         if self.mask is None:
+            # A run may start at any value, so only the alignment of a value is certain.
             return self.builder.load(pointer, align=self.bytes, typ=self.type)
+        # The other lanes get zeros, because sums and maxima use all lanes.
         function = self._masked("load", self.type, [POINTER, I32, self.mask.type, self.type])
         return self.builder.call(function, [pointer, ir.Constant(I32, self.bytes), self.mask, self.zero])
 
     def store(self, vector: Any, pointer: Any) -> None:
-        """Write a vector, except under the mask."""
+        """Write a vector, without the lanes outside the mask."""
         if self.mask is None:
             self.builder.store(vector, pointer, align=self.bytes)
             return
@@ -87,12 +91,14 @@ class Vectors:
         return self._spread(self.builder.load(pointer, align=self.bytes, typ=self.element), self.type)
 
     def multiply_add(self, total: Any, a: Any, b: Any) -> Any:
-        """One fused instruction where the machine has it."""
+        """Return ``total + a * b``, as one fused instruction if the machine has it."""
+        # `contract` allows the fusion and nothing else: the order of sums stays.
         product = self.builder.fmul(a, b, flags=["contract"])
         return self.builder.fadd(total, product, flags=["contract"])
 
     def sum(self, vector: Any) -> Any:
-        """Add the lanes up, halves first."""
+        """Add up the lanes, halves first."""
+        # LLVM's own reduction, without permission to reorder, adds one lane after the other.
         lanes = self.lanes
         while lanes > 1:
             lanes //= 2
@@ -111,7 +117,7 @@ class Vectors:
 
 
 def whole(value: int) -> Any:
-    """A 64-bit whole number."""
+    """Return a 64-bit integer constant."""
     return ir.Constant(I64, value)
 
 
@@ -129,12 +135,14 @@ def emit_loop(
     builder.position_at_end(check)
     k = builder.phi(I64)
     k.add_incoming(start, before)
+    # Values go from round to round as phis, so they stay in registers.
     phis = [builder.phi(value.type) for value in values]
     for phi, value in zip(phis, values, strict=True):
         phi.add_incoming(value, before)
     builder.cbranch(builder.icmp_signed("<", k, stop), body, done)
     builder.position_at_end(body)
     stepped = step(k, phis)
+    # `step` may have opened blocks, so the loop continues from the builder's block and not from `body`.
     k.add_incoming(builder.add(k, whole(1)), builder.block)
     for phi, value in zip(phis, stepped, strict=True):
         phi.add_incoming(value, builder.block)
@@ -146,14 +154,16 @@ def emit_loop(
 def emit_part(
     builder: Any, element: Any, left: Any, body: Callable[[Vectors, Any], None], registers: Registers
 ) -> None:
-    """Emit ``body(vector, offset)`` for the next values of a run of which `left` are to come.
+    """Emit ``body(vector, offset)`` for the next values of a run with `left` more values.
 
-    `body` is given a whole vector where there are enough values; else a masked one, or every value alone with
-    its offset in bytes, where writing under a mask takes as long as many single values.
+    `body` gets a whole vector if there are enough values; else a masked one, or each value alone with its
+    offset in bytes.
     """
     if registers.masked_stores:
+        # A mask costs nothing here, so whole vectors share its code.
         body(Vectors(builder, element, registers=registers, lanes_left=left), whole(0))
         return
+    # A write under a mask takes as long here as many single values.
     vector = Vectors(builder, element, registers=registers)
     single = Vectors(builder, element, registers=registers, lanes=1)
 
@@ -168,8 +178,8 @@ def emit_part(
             emit_loop(single, whole(0), left, [], alone)
 
 
-class Places:
-    """Pointers to where vectors start, by their number."""
+class VectorStarts:
+    """Pointers to the starts of vectors, by their number."""
 
     def __init__(self, vector: Vectors, start: Any, table: Any) -> None:
         self._vector = vector

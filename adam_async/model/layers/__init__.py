@@ -1,18 +1,17 @@
-"""Pure: the layers that come with the package, by the kind a spec calls them."""
+"""Pure: the built-in layers, by their kind in a spec."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from adam_async.model.layer import Layer
 from adam_async.model.layers.activations import Relu, Sigmoid, Tanh
-from adam_async.model.layers.average_pool import AveragePool
 from adam_async.model.layers.conv2d import Conv2d
 from adam_async.model.layers.dense import Dense
 from adam_async.model.layers.dropout import Dropout
 from adam_async.model.layers.joins import Add, Concatenate, Flatten
 from adam_async.model.layers.locally_connected import LocallyConnected
 from adam_async.model.layers.losses import MeanSquaredError, SoftmaxCrossEntropy
-from adam_async.model.layers.max_pool import MaxPool
+from adam_async.model.layers.pool import AveragePool, MaxPool
 from adam_async.model.layers.response_norm import LocalResponseNorm
 
 __all__ = [
@@ -53,4 +52,4 @@ BUILTIN_LAYERS: Mapping[str, type[Layer]] = MappingProxyType(
         "mean_squared_error": MeanSquaredError,
     }
 )
-"""Kinds a `Network` knows unless told otherwise. To add one: ``{**BUILTIN_LAYERS, "mine": Mine}``."""
+"""Kinds of layers that a `Network` accepts by default. To add one: ``{**BUILTIN_LAYERS, "mine": Mine}``."""

@@ -10,7 +10,7 @@ from adam_async.model.layer import Cut, Layer, ScratchSpec, Slots, Weights
 class Relu(Layer):
     """The larger of x and 0; its derivative at 0 is 0.
 
-    Works in the memory of its input where nobody else reads that.
+    Works in the memory of its input if no other layer reads that.
     """
 
     CUT: ClassVar[Cut] = "rows"
@@ -23,7 +23,8 @@ class Relu(Layer):
         return {"mask": ((*self.output_shape, images), np.bool_)}
 
     def prepare(self, slots: Slots) -> None:
-        """Make zeros to compare with: four times faster in NumPy than a comparison with a scalar."""
+        """Make flat views of input and output, and a row of zeros."""
+        # NumPy's maximum with an array of zeros is four times as fast as with a scalar.
         rows = slots.output.shape[0] if slots.output.ndim > 2 else 1
         slots.views["zeros"] = np.zeros(slots.output.size // rows, slots.output.dtype)
         slots.views["input"] = slots.inputs[0].reshape(rows, -1)
@@ -34,7 +35,7 @@ class Relu(Layer):
         np.maximum(slots.views["input"], slots.views["zeros"], out=slots.views["output"])
 
     def backward(self, weights: Weights, slots: Slots) -> None:
-        """Pass where the output is positive."""
+        """Pass the error gradient if the output is positive."""
         mask = slots.scratch["mask"]
         np.greater(slots.output, 0, out=mask)
         np.multiply(slots.error, mask, out=slots.input_errors[0])
@@ -60,7 +61,7 @@ class Tanh(Layer):
 
 
 class Sigmoid(Layer):
-    """Logistic function, computed as (1 + tanh(x / 2)) / 2, which overflows nowhere."""
+    """Logistic function, computed as (1 + tanh(x / 2)) / 2, which never overflows."""
 
     CUT: ClassVar[Cut] = "rows"
     READS_OUTPUT: ClassVar[bool] = True

@@ -5,13 +5,12 @@ Weights are O,C,KH,KW and bias O, both C-contiguous.
 
     forward     y_ON = weights_OK @ columns_KN + bias_O
     delta       errors_ON @ columns_KN.T              (columns kept from forward)
-    backward    weights_OK.T @ errors_ON, folded back onto the input pixels they came from
+    backward    weights_OK.T @ errors_ON, folded back onto the input pixels of each column
 """
 
 import numpy as np
 
-from adam_async.model.initial import INITS, uniform_bound
-from adam_async.model.layer import Array, Slots, Weights
+from adam_async.model.layer import INITS, Array, Slots, Weights, uniform_bound
 from adam_async.model.layers.sliding import SlidingKernel
 from adam_async.model.spec import LayerSpec, Shape
 
@@ -28,7 +27,7 @@ class Conv2d(SlidingKernel):
         )
 
     def prepare(self, slots: Slots) -> None:
-        """Make the matrix views too."""
+        """Make the matrix views."""
         super().prepare(slots)
         views = slots.views
         views["columns"] = slots.scratch["columns"].reshape(self.fan_in, -1)
@@ -55,11 +54,9 @@ class Conv2d(SlidingKernel):
         self.fold(slots)
 
     def delta(self, slots: Slots, kind: str, out: Array) -> None:
-        """Multiply errors and columns; for the bias, add the errors up.
-
-        With `dot`: `matmul` keeps the interpreter's lock when the result has fewer than 500 values, however
-        long the sums are, and these are the longest sums there are.
-        """
+        """Multiply errors and columns; for the bias, add the errors up."""
+        # `dot`, because `matmul` keeps the interpreter's lock if the result has fewer than 500 values,
+        # however long its sums are, and these are the longest sums of a network.
         if kind == "weight":
             np.dot(slots.views["error"], slots.views["columns"].T, out=out.reshape(self.filters, -1))
         elif kind == "bias":

@@ -1,7 +1,7 @@
 """Pure: fully connected layer, with the two factors of its weight gradient.
 
 Letters: B batch, I inputs, O outputs. Weights O,I and bias O. The gradient of the weights is a product of
-two thin matrices; B * (I + O) numbers travel to a parameter server instead of I * O when it multiplies them
+two thin matrices: a parameter server that multiplies them receives B * (I + O) numbers instead of I * O
 (Project Adam, parameter server communication).
 """
 
@@ -10,8 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from adam_async.model.initial import INITS, uniform_bound
-from adam_async.model.layer import Array, Cut, Factors, Layer, Slots, Weights
+from adam_async.model.layer import INITS, Array, Cut, Factors, Layer, Slots, Weights, uniform_bound
 from adam_async.model.spec import LayerSpec, OptionValue, Shape
 
 
@@ -61,5 +60,5 @@ class Dense(Layer):
             super().delta(slots, kind, out)
 
     def factors(self, slots: Slots, kind: str) -> Factors | None:
-        """Views of the input and the error gradient, batch first; copy them to send them."""
+        """Return views of the input and the error gradient, batch first; copy them to send them."""
         return (slots.inputs[0].T, slots.error.T) if kind == "weight" else None

@@ -1,9 +1,9 @@
-"""Pure: dropout. Which values are dropped is a function of seed, group and layer.
+"""Pure: dropout. Seed, group and layer decide which values are dropped.
 
-What is kept is divided by the share that is kept, so the expected output is the input, and evaluation is
-the identity. Draws are made once per group, in float64 whatever the network computes in: a network
-in either precision drops the same values, and so does a run that starts again in the middle. A draw belongs
-to a place in the whole output, so a layer that is cut drops what the whole one would drop there.
+Kept values are divided by the share of kept values, so the expected output is the input, and evaluation is
+the identity. Draws are made once per group, always in float64: networks of either precision drop the same
+values, and so does a resumed run. A draw belongs to a position in the whole output, so a cut layer drops the
+same values as the whole layer.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from adam_async.model.spec import LayerSpec, OptionValue, Shape
 
 
 class Dropout(Layer):
-    """Zero a share of the values in training. Options: rate, the share that is dropped."""
+    """Set a share of the values to zero in training. Options: rate, the share of dropped values."""
 
     OPTIONS: ClassVar[Mapping[str, OptionValue | None]] = {"rate": 0.5}
     CUT: ClassVar[Cut] = "rows"
@@ -31,16 +31,16 @@ class Dropout(Layer):
         self._whole, self._first = extent(self.output_shape), 0
 
     def limit(self, block: range) -> None:
-        """Remember where in the whole output the block begins."""
+        """Store the start of the block in the whole output."""
         self._first += block.start
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """What is drawn, and what values are multiplied by: 0, or 1 over the share that is kept."""
+        """Draws, and factors: 0, or 1 over the share of kept values."""
         shape: Shape = (*self.output_shape, images)
         return {"drawn": (shape, np.float64), "factors": (shape, None)}
 
     def draw(self, slots: Slots, dice: Dice, keys: tuple[Key, ...]) -> None:
-        """Drop what draws less than the rate."""
+        """Drop the values with a draw below the rate."""
         drawn, factors = slots.scratch["drawn"], slots.scratch["factors"]
         for start, run in self._runs(drawn):
             dice.fill_uniform("dropout", run, keys=(self.name, *keys), start=start)
@@ -48,21 +48,22 @@ class Dropout(Layer):
         np.multiply(factors, 1.0 / (1.0 - self.rate), out=factors)
 
     def _runs(self, drawn: Array) -> Iterator[tuple[int, Array]]:
-        """Cut what is drawn into runs of the whole output's memory, each with the element it starts at."""
+        """Cut the draws into runs of the whole output's memory, each with its first element there."""
         if extent(self.output_shape) == self._whole:
             yield 0, drawn
             return
+        # A cut layer has some rows of each channel; these rows are one run in the whole output.
         planes = drawn if len(self.output_shape) == 3 else drawn[np.newaxis]
         row = planes[0, 0].size
         for number, plane in enumerate(planes):
             yield (number * self._whole + self._first) * row, plane
 
     def prepare(self, slots: Slots) -> None:
-        """Find out whether evaluation has anything to copy."""
+        """Note whether input and output share memory; then evaluation copies nothing."""
         slots.views["shared"] = np.may_share_memory(slots.inputs[0], slots.output)
 
     def forward(self, weights: Weights, slots: Slots) -> None:
-        """Multiply by the factors in training; copy otherwise."""
+        """Multiply by the factors in training; else copy."""
         if slots.training:
             np.multiply(slots.inputs[0], slots.scratch["factors"], out=slots.output)
         elif not slots.views["shared"]:

@@ -12,7 +12,8 @@ from adam_async.model.spec import LayerSpec, Shape
 class Flatten(Layer):
     """An image as one row of features, in the order channel, row, column.
 
-    Free where the memory can be shared. It may not be cut: rows of an image are no range of its features.
+    Copies nothing if input and output share memory. It may not be cut: rows of an image are no range of its
+    features.
     """
 
     MOVES: ClassVar[bool] = True
@@ -23,7 +24,7 @@ class Flatten(Layer):
         self.output_shape = (math.prod(input_shapes[0]),)
 
     def prepare(self, slots: Slots) -> None:
-        """Find out whether there is anything to copy."""
+        """Note whether input and output share memory; then forward copies nothing."""
         slots.views["shared"] = np.may_share_memory(slots.inputs[0], slots.output)
 
     def forward(self, weights: Weights, slots: Slots) -> None:
@@ -59,7 +60,7 @@ class Add(Layer):
             np.add(slots.output, value, out=slots.output)
 
     def backward(self, weights: Weights, slots: Slots) -> None:
-        """Hand the error gradient to every input."""
+        """Copy the error gradient to every input."""
         for target in slots.input_errors:
             if target is not None:
                 np.copyto(target, slots.error)
@@ -68,8 +69,8 @@ class Add(Layer):
 class Concatenate(Layer):
     """Two or more inputs one after the other, along the channels of images or the features of flat inputs.
 
-    Images may be cut by rows. Flat inputs may not: a range of the output's features is one of some inputs
-    and none of others.
+    Images may be cut by rows. Flat inputs may not be cut: a range of the output's features is a range of only
+    some inputs.
     """
 
     NUM_INPUTS: ClassVar[int | None] = None
@@ -86,7 +87,7 @@ class Concatenate(Layer):
             self.cut_by, self.moves = "whole", True
 
     def prepare(self, slots: Slots) -> None:
-        """Cut output and error into one part per input."""
+        """Make the slice of each input in the output."""
         parts, start = [], 0
         for value in slots.inputs:
             parts.append(slice(start, start + value.shape[0]))

@@ -1,4 +1,4 @@
-"""Pure: a convolution that shares no weights: every output pixel has filters of its own.
+"""Pure: a convolution without shared weights: every output pixel has its own filters.
 
 Letters: O filters, P output pixels, K one position in the kernel of all input channels, B batch. Weights
 are O,rows,columns,C,KH,KW and bias O,rows,columns, both C-contiguous; the first axis is the filters', as in
@@ -6,25 +6,23 @@ every other layer. Each output pixel is a small dense layer, so all steps are st
 
     forward     y_POB = weights_POK @ columns_PKB + bias_OP
     delta       errors_POB @ columns_PKB.T            (columns kept from forward)
-    backward    weights_POK.T @ errors_POB, folded back onto the input pixels they came from
+    backward    weights_POK.T @ errors_POB, folded back onto the input pixels of each column
 
-A layer that is cut has the weights of all pixels and uses those of its rows; the gradient of the others is
-zero, so that gradients of all cuts add up to that of the whole.
+A cut layer has the weights of all pixels and uses those of its rows; the gradient of the others is zero, so
+the gradients of all cuts add up to that of the whole.
 
-The stacks are views with the pixel's axis brought to the front; every matrix in them is one that BLAS takes
-as it lies.
+The stacks are views with the pixels' axis first; BLAS takes each of their matrices without a copy.
 """
 
 import numpy as np
 
-from adam_async.model.initial import INITS, uniform_bound
-from adam_async.model.layer import Array, Slots, Weights
+from adam_async.model.layer import INITS, Array, Slots, Weights, uniform_bound
 from adam_async.model.layers.sliding import SlidingKernel
 from adam_async.model.spec import LayerSpec, Shape
 
 
 class LocallyConnected(SlidingKernel):
-    """Filters of their own at every output pixel. Options: filters, kernel, stride, padding (zeros), init."""
+    """Separate filters at every output pixel. Options: filters, kernel, stride, padding (zeros), init."""
 
     def __init__(self, spec: LayerSpec, input_shapes: tuple[Shape, ...]) -> None:
         super().__init__(spec, input_shapes)
@@ -38,16 +36,16 @@ class LocallyConnected(SlidingKernel):
         self._own_rows = range(self.output_shape[1])
 
     def limit(self, block: range) -> None:
-        """Remember which rows of the weights are used."""
+        """Store the rows of the weights in use."""
         super().limit(block)
         self._own_rows = self._own_rows[block.start : block.stop]
 
     def _own(self, tensor: Array) -> Array:
-        """The part of a tensor, or of its gradient, that belongs to the rows that are computed."""
+        """Part of a tensor, or of its gradient, for the computed rows."""
         return tensor[:, self._own_rows.start : self._own_rows.stop]
 
     def prepare(self, slots: Slots) -> None:
-        """Make the stacks of matrices too."""
+        """Make the stacks of matrices."""
         super().prepare(slots)
         views = slots.views
         views["columns"] = self._stack(slots.scratch["columns"], self.fan_in, slots.images)
@@ -76,6 +74,7 @@ class LocallyConnected(SlidingKernel):
 
     def delta(self, slots: Slots, kind: str, out: Array) -> None:
         """Multiply errors and columns, pixel by pixel; for the bias, add the errors of the images up."""
+        # A cut layer's gradient is zero at the pixels of other cuts.
         if kind in ("weight", "bias") and len(self._own_rows) < out.shape[1]:
             out.fill(0)
         if kind == "weight":

@@ -1,4 +1,4 @@
-"""Pure: losses. The error gradient they start is that of the mean over the group's images.
+"""Pure: losses. Their error gradient is that of the mean over the group's images.
 
 Letters: K classes, F features, B batch.
 """
@@ -15,11 +15,11 @@ from adam_async.model.spec import LayerSpec, OptionValue, Shape
 
 
 class SoftmaxCrossEntropy(Loss):
-    """Softmax over the classes and the negative logarithm of the right one's share.
+    """Softmax over the classes and the negative logarithm of the right class's share.
 
-    Labels: class numbers, ``(n,)``. Options: class_weights, one number per class by which the losses of its
-    images are multiplied (none: 1 for all). The group's loss stays the mean over its images, whatever the
-    weights: an image counts the same in a group of any composition.
+    Labels: class numbers, ``(n,)``. Options: class_weights, one factor per class for the losses of its images
+    (empty: 1 for all). The group's loss is the mean over its images with any weights: an image counts the
+    same in every group.
     """
 
     OPTIONS: ClassVar[Mapping[str, OptionValue | None]] = {"class_weights": ()}
@@ -44,7 +44,7 @@ class SoftmaxCrossEntropy(Loss):
         return tuple(float(weight) for weight in value)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Shares of the classes, rows of per-image numbers, and where each image's right score lies."""
+        """Shares of the classes, rows with a number per image, positions of the images' right scores."""
         classes = self.input_shapes[0][0]
         specs: dict[str, ScratchSpec] = {
             "shares": ((classes, images), None),
@@ -56,7 +56,7 @@ class SoftmaxCrossEntropy(Loss):
         return specs
 
     def prepare(self, slots: Slots) -> None:
-        """Number the images, to turn a class number into a position among all scores."""
+        """Number the images: with a class number this gives a position among all scores."""
         slots.views["numbers"] = np.arange(slots.images)
         if self.class_weights:
             slots.views["class_weights"] = np.array(self.class_weights, slots.output.dtype)
@@ -80,7 +80,7 @@ class SoftmaxCrossEntropy(Loss):
         np.add(slots.scratch["targets"], slots.views["numbers"], out=slots.scratch["targets"])
 
     def forward(self, weights: Weights, slots: Slots) -> None:
-        """Subtract each image's largest score, then exponentiate: nothing overflows."""
+        """Subtract each image's largest score, so that no exponential overflows; then compute the losses."""
         shares_KB, row_B, losses_B = slots.scratch["shares"], slots.scratch["row"], slots.output
         np.maximum.reduce(slots.inputs[0], axis=0, out=row_B)
         np.subtract(slots.inputs[0], row_B, out=shares_KB)
@@ -107,8 +107,8 @@ class SoftmaxCrossEntropy(Loss):
 class MeanSquaredError(Loss):
     """Mean over the features of the squared difference.
 
-    Labels: values of shape ``(n, features...)``; or, where the input is flat, class numbers ``(n,)``,
-    meaning 1 at the class and 0 elsewhere.
+    Labels: values of shape ``(n, features...)``; or, if the input is flat, class numbers ``(n,)``, which
+    stand for 1 at the class and 0 elsewhere.
     """
 
     TARGETS: ClassVar[tuple[str, ...]] = ("targets",)

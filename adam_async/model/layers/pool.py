@@ -1,14 +1,22 @@
-"""Pure: the geometry of pooling.
+"""Pure: max and average pooling.
 
-Squares are taken one axis after the other: down the columns into intermediate values ("tall"), then across
-the rows. Two passes of ``kernel`` operands do the work of ``kernel * kernel``, and the first of them runs
-over whole rows of memory.
+Both take squares one axis after the other: down the columns into intermediate values ("tall"), then across
+the rows. Two passes of ``kernel`` operands do the work of ``kernel * kernel``, and the first pass runs over
+whole rows of memory.
+
+Max pooling: among equal values the leftmost column wins, and in it the topmost row, so exactly one input
+receives the gradient of an output. Backward gives each error gradient to the first operand that equals the
+maximum and subtracts it from the rest; a value passes whole or not at all, so nothing is rounded.
+
+Average pooling: every value of a square receives the same part of its error gradient.
 """
 
 from collections.abc import Mapping
 from typing import ClassVar
 
-from adam_async.model.layer import Array, Cut, Layer, Slots
+import numpy as np
+
+from adam_async.model.layer import Array, Cut, Layer, ScratchSpec, Slots, Weights
 from adam_async.model.spec import LayerSpec, OptionValue, Shape
 
 Views = tuple[Array, ...]
@@ -36,7 +44,7 @@ class Pool(Layer):
 
     @property
     def _tiles(self) -> bool:
-        """Whether squares neither overlap nor leave gaps: the way back writes every input exactly once."""
+        """Whether squares neither overlap nor leave gaps: backward writes every input exactly once."""
         _, rows, columns = self.output_shape
         covered = (rows * self.kernel, columns * self.kernel)
         return self.stride == self.kernel and covered == self.input_shapes[0][1:]
@@ -48,7 +56,7 @@ class Pool(Layer):
         return range(block.start * self.stride, (block.stop - 1) * self.stride + self.kernel)
 
     def tall_shape(self, images: int) -> Shape:
-        """Shape of what lies between the two passes."""
+        """Shape of the values between the two passes."""
         channels, rows, _ = self.output_shape
         return (channels, rows, self.input_shapes[0][2], images)
 
@@ -64,3 +72,129 @@ class Pool(Layer):
         reach = self.stride * (self.output_shape[axis] - 1) + 1
         cuts = (slice(start, start + reach, self.stride) for start in range(self.kernel))
         return tuple(array[:, cut] if axis == 1 else array[:, :, cut] for cut in cuts)
+
+
+class MaxPool(Pool):
+    """Maximum over squares.
+
+    Options: kernel, stride (0: the kernel's size). Rows and columns that fill no square are left out.
+    """
+
+    READS_OUTPUT: ClassVar[bool] = True
+
+    def scratch(self, images: int) -> dict[str, ScratchSpec]:
+        """Maxima over columns only, their error gradient, and a mask and a rest for each backward pass."""
+        tall, whole = self.tall_shape(images), (*self.output_shape, images)
+        return {
+            "tall": (tall, None),
+            "tall_error": (tall, None),
+            "tall_handed": (tall, None),
+            "tall_mask": (tall, np.bool_),
+            "rest": (whole, None),
+            "handed": (whole, None),
+            "mask": (whole, np.bool_),
+        }
+
+    def forward(self, weights: Weights, slots: Slots) -> None:
+        """Take maxima down the columns, then across the rows."""
+        _maximum(slots.views["down"], slots.scratch["tall"])
+        _maximum(slots.views["across"], slots.output)
+
+    def backward(self, weights: Weights, slots: Slots) -> None:
+        """Give each error gradient to the maximum's position: first its column, then its row."""
+        views, scratch = slots.views, slots.scratch
+        input_error = slots.input_errors[0]
+        assert input_error is not None
+        # Squares that tile write every error gradient; others add to it, or miss some.
+        if not self._tiles:
+            scratch["tall_error"].fill(0)
+            input_error.fill(0)
+        np.copyto(scratch["rest"], slots.error)
+        self._hand_back(
+            views["across"],
+            slots.output,
+            views["across_error"],
+            rest=scratch["rest"],
+            handed=scratch["handed"],
+            mask=scratch["mask"],
+        )
+        self._hand_back(
+            views["down"],
+            scratch["tall"],
+            views["down_error"],
+            rest=scratch["tall_error"],
+            handed=scratch["tall_handed"],
+            mask=scratch["tall_mask"],
+        )
+
+    def _hand_back(
+        self, operands: Views, maxima: Array, errors: Views, *, rest: Array, handed: Array, mask: Array
+    ) -> None:
+        """Divide `rest`, the maxima's error gradient, among the operands' `errors`. Overwrites `rest`."""
+        *firsts, last = range(self.kernel)
+        for index in firsts:
+            np.equal(operands[index], maxima, out=mask)
+            target = errors[index] if self._tiles else handed
+            np.multiply(rest, mask, out=target)
+            np.subtract(rest, target, out=rest)
+            if not self._tiles:
+                np.add(errors[index], handed, out=errors[index])
+        if self._tiles:
+            np.copyto(errors[last], rest)
+        else:
+            np.add(errors[last], rest, out=errors[last])
+
+
+def _maximum(operands: Views, out: Array) -> None:
+    if len(operands) == 1:
+        np.copyto(out, operands[0])
+        return
+    np.maximum(operands[0], operands[1], out=out)
+    for operand in operands[2:]:
+        np.maximum(out, operand, out=out)
+
+
+class AveragePool(Pool):
+    """Mean over squares.
+
+    Options: kernel, stride (0: the kernel's size). Rows and columns that fill no square are left out.
+    """
+
+    def scratch(self, images: int) -> dict[str, ScratchSpec]:
+        """Sums over columns only, their error gradient, and each square's part."""
+        tall = self.tall_shape(images)
+        return {
+            "tall": (tall, None),
+            "tall_error": (tall, None),
+            "part": ((*self.output_shape, images), None),
+        }
+
+    def forward(self, weights: Weights, slots: Slots) -> None:
+        """Add up down the columns, then across the rows, and divide."""
+        _sum(slots.views["down"], slots.scratch["tall"])
+        _sum(slots.views["across"], slots.output)
+        np.multiply(slots.output, 1.0 / self.kernel**2, out=slots.output)
+
+    def backward(self, weights: Weights, slots: Slots) -> None:
+        """Copy each part to the whole row, then to the whole column."""
+        views, scratch = slots.views, slots.scratch
+        input_error = slots.input_errors[0]
+        assert input_error is not None
+        np.multiply(slots.error, 1.0 / self.kernel**2, out=scratch["part"])
+        self._spread(scratch["part"], views["across_error"], scratch["tall_error"])
+        self._spread(scratch["tall_error"], views["down_error"], input_error)
+
+    def _spread(self, part: Array, targets: Views, whole: Array) -> None:
+        if self._tiles:
+            for target in targets:
+                np.copyto(target, part)
+            return
+        whole.fill(0)
+        for target in targets:
+            np.add(target, part, out=target)
+
+
+def _sum(operands: Views, out: Array) -> None:
+    np.copyto(out, operands[0])
+    for operand in operands[1:]:
+        np.add(out, operand, out=out)

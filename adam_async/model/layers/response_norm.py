@@ -3,14 +3,14 @@
     scale_c = k + alpha / size * (sum of x_j squared, over the `size` channels j around c)
     y_c     = x_c * scale_c ** -beta
 
-The window of channel c goes from ``c - size // 2`` to ``c + (size - 1) // 2``, cut off at the edges, with
-the sum divided by `size` even there (PyTorch's definition). With errors e, the way back is
+The window of channel c goes from ``c - size // 2`` to ``c + (size - 1) // 2``, cut off at the edges; there
+the sum is divided by `size` too (PyTorch's definition). With errors e, backward computes
 
     e_c * scale_c ** -beta  -  2 * alpha * beta / size * x_c * (sum of e_j * y_j / scale_j, over the channels
-                                                                j whose windows hold c)
+                                                                j with c in their window)
 
-and those channels are the window mirrored. Channels being the first axis, a window is a few additions of
-whole runs of memory; a running sum would be fewer, but rounds.
+and those channels are the mirrored window. Channels are the first axis, so a window takes a few additions of
+whole runs of memory; a running sum would take fewer, but rounds.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class LocalResponseNorm(Layer):
         self.beta = self.real("beta", minimum=0)
         self.k = self.real("k", minimum=0)
         if self.k == 0:
-            raise self.refusal("option 'k' must be more than 0: where all is 0 nothing else keeps y finite")
+            raise self.refusal("option 'k' must be more than 0, to keep the output of an input of 0 finite")
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
         """Scales, their powers, and one array of terms for the sums."""
@@ -61,7 +61,7 @@ class LocalResponseNorm(Layer):
         np.multiply(x, power, out=slots.output)
 
     def backward(self, weights: Weights, slots: Slots) -> None:
-        """Add both terms of the derivative up."""
+        """Add up both terms of the derivative."""
         target = slots.input_errors[0]
         assert target is not None
         scale, power, terms = (slots.scratch[name] for name in ("scale", "power", "terms"))
@@ -74,7 +74,7 @@ class LocalResponseNorm(Layer):
         np.add(target, terms, out=target)
 
     def _add_windows(self, values: Array, out: Array, *, before: int) -> None:
-        """Fill each channel of `out` with the sum of `size` channels, the first one `before` before it."""
+        """Fill each channel of `out` with the sum of `size` channels, from `before` channels before it on."""
         channels = values.shape[0]
         np.copyto(out, values)
         for shift in range(-before, self.size - before):

@@ -1,13 +1,13 @@
-"""Pure: a square kernel that slides over an image, and the columns of what lies under it.
+"""Pure: a square kernel that slides over an image, and the columns of values under it.
 
 Letters: C input channels, K one position in the kernel of all input channels (C * kernel * kernel), N one
 output pixel of one image (height * width * B).
 
-Convolution and its locally connected relative differ only in which weights meet which column. Both read
-`columns`, of shape (C, kernel, kernel, rows, columns, B): what lies under the kernel at every output pixel.
-The batch being the last axis, columns are copied in runs of ``width * B`` numbers. Folding their error
-gradient back onto the pixels they came from goes in two passes, first over the kernel's rows, then over its
-columns: ``2 * kernel`` long additions instead of ``kernel * kernel`` short ones.
+Convolution and the locally connected layer differ only in the weights of each column. Both read `columns`, of
+shape (C, kernel, kernel, rows, columns, B): the values under the kernel at every output pixel. The batch is
+the last axis, so columns are copied in runs of ``width * B`` numbers. Backward folds their error gradient
+onto the input pixels in two passes, first over the kernel's rows, then over its columns: ``2 * kernel`` long
+additions instead of ``kernel * kernel`` short ones.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class SlidingKernel(Layer):
         self.kernel = self.integer("kernel", minimum=1)
         self.stride = self.integer("stride", minimum=1)
         self.padding = self.integer("padding", minimum=0)
-        # Rows of zeros above and below the input: a layer that is cut has them only at the image's borders.
+        # Rows of zeros above and below the input: a cut layer has them only at the image's borders.
         self.top = self.bottom = self.padding
         reach = (height + 2 * self.padding, width + 2 * self.padding)
         if min(reach) < self.kernel:
@@ -63,7 +63,7 @@ class SlidingKernel(Layer):
         return rows or range(0)
 
     def _reach(self, block: range) -> range:
-        """Rows under the kernel, those of the padding, which are not among the image's, included."""
+        """Rows under the kernel, including rows of the padding outside the image."""
         if not block:
             return range(0)
         start = block.start * self.stride - self.top
@@ -96,13 +96,13 @@ class SlidingKernel(Layer):
         return specs
 
     def _inner(self, padded: Array) -> Array:
-        """The part of a padded array that is the image itself."""
+        """Part of a padded array without the padding."""
         _, height, width = self.input_shapes[0]
         top, left = self.top, self.padding
         return padded[:, top : top + height, left : left + width]
 
     def prepare(self, slots: Slots) -> None:
-        """Make the sliding windows, and the pairs of slices that folding back adds up."""
+        """Make the sliding windows, and the pairs of slices for `fold`."""
         views = slots.views
         source = slots.scratch["padded"] if self.padding else slots.inputs[0]
         if self.padding:
@@ -127,7 +127,7 @@ class SlidingKernel(Layer):
         )
 
     def gather(self, slots: Slots) -> None:
-        """Copy what lies under the kernel into the columns."""
+        """Copy the values under the kernel into the columns."""
         if self.padding:
             # The border is cleared each time: groups of another size lay their rows over the same memory.
             slots.scratch["padded"].fill(0)
@@ -135,7 +135,7 @@ class SlidingKernel(Layer):
         np.copyto(slots.scratch["columns"], slots.views["windows"])
 
     def fold(self, slots: Slots) -> None:
-        """Add the columns' error gradients up at the input pixels they came from."""
+        """Add up the columns' error gradients at their input pixels."""
         views = slots.views
         for whole, folds in ((slots.scratch["tall"], "fold_rows"), (views["target"], "fold_columns")):
             whole.fill(0)

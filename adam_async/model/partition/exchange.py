@@ -1,17 +1,15 @@
-"""Pure: where a partition's arrays meet those of other workers: departures and arrivals.
+"""Pure: departures and arrivals, the exchange of a partition's rows with other workers.
 
-Both are layers of a partition's network that compute nothing. A *departure* follows a layer whose output
-others read: on the way forward it copies their rows out, on the way back it adds their error gradients up.
-An *arrival* makes the rows that a layer here reads out of those computed here and those received; on the
-way back it hands the error gradients of both on, to where they came from. Without anything received it is a
-cut through one output.
+Both are layers of a partition's network that compute nothing. A *departure* follows a layer with an output
+that other workers read: forward copies their rows out, backward adds up their error gradients. An *arrival*
+joins the rows that a layer reads: those computed on this worker and those received; backward returns the
+error gradients of both to their sources. An arrival that receives nothing is a slice of one output.
 
-What comes and goes lies in *wires*: arrays by the number of their crossing, batch axis last, which whoever
-runs the network puts into the slots' views before it runs the step. A wire may be the very place where its
-values belong, in the arrays of a reader in the same process; then they are not copied there.
+*Wires* are arrays by the number of their crossing, batch axis last; the caller of a step puts them into the
+slots' views first. A wire may be memory of a reader in the same process; then nothing is copied there.
 
-Of flat features an arrival *hosts* what is computed here: it lies in the arrival's own array from the
-beginning (`Layer.hosts_at`).
+An arrival of flat features *hosts* the features computed on this worker: their layer writes them straight
+into the arrival's array (`Layer.hosts_at`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,27 +28,27 @@ WIRES = "wires"
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What crosses between this worker and another one of one output."""
+    """The exchange of one output between this worker and another."""
 
     peer: int
     rows: range
-    """Of the uncut output."""
+    """Rows of the uncut output."""
     forward: int
-    """Crossing of the values."""
+    """Number of the crossing of the values."""
     back: int | None
-    """Crossing of their error gradients, the other way; None if nobody needs those."""
+    """Number of the crossing of their error gradients, the other way; None if no layer needs them."""
 
 
 class Departure(Layer):
-    """Lets others have rows of its input, which is also its output; adds up their error gradients.
+    """Copies rows of its input for other workers, and adds up their error gradients; outputs the input.
 
     Args:
-        of: Its name.
-        shape: Of one image, uncut.
+        of: Name of the layer.
+        shape: Shape of one image, uncut.
         block: Rows of the input.
-        worker: This one.
-        wires: To whom.
-        read: Whether the output is read here too.
+        worker: Number of this worker.
+        wires: Exchange with each other worker.
+        read: Whether a layer of this worker reads the output too.
     """
 
     SHARES_INPUT: ClassVar[bool] = True
@@ -66,16 +64,17 @@ class Departure(Layer):
         self._before = sum(wire.back is not None and wire.peer < worker for wire in self.wires)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """The sum of what comes before our own part, where that is a sum."""
+        """Sum of the error gradients from lower workers, if there are several."""
         return {"before": ((*self.output_shape, images), None)} if self._before > 1 else {}
 
     def prepare(self, slots: Slots) -> None:
-        """Cut the rows of each wire out."""
+        """Make a view of each wire's rows."""
         slots.views[WIRES] = {}
         slots.views["rows"] = [_rows(slots.inputs[0], wire.rows, self.block) for wire in self.wires]
         if slots.output_error is None:
             return
-        # ((0 + first) + second) + own: what comes before our own part is added up apart, if it is a sum.
+        # Sums go in the order of the workers, ((0 + first) + second) + own: error gradients of several lower
+        # workers are added up apart, because `slots.error` already has this worker's own.
         apart = slots.scratch.get("before", slots.error)
         slots.views["errors"] = [
             _rows(apart if wire.peer < self.worker else slots.error, wire.rows, self.block)
@@ -83,13 +82,13 @@ class Departure(Layer):
         ]
 
     def forward(self, weights: Weights, slots: Slots) -> None:
-        """Copy the rows that others read; afterwards they may be overwritten here."""
+        """Copy the rows that other workers read; later layers may then overwrite them."""
         outgoing = slots.views[WIRES]
         for wire, rows in zip(self.wires, slots.views["rows"], strict=True):
             np.copyto(outgoing[wire.forward], rows)
 
     def backward(self, weights: Weights, slots: Slots) -> None:
-        """Add the error gradients of all readers up, in the order of their workers."""
+        """Add up the error gradients of all readers, in the order of their workers."""
         incoming = slots.views[WIRES]
         if not self.read:
             slots.error.fill(0)
@@ -108,14 +107,14 @@ class Departure(Layer):
 
 
 class Arrival(Layer):
-    """Rows of one output, some computed here, some received.
+    """Rows of one output, some computed on this worker, some received.
 
     Args:
-        of: Name of the output.
-        shape: Of one image, uncut.
-        rows: Rows that are made here.
-        own: Rows that are computed here, those of the input; `Landing` has none.
-        wires: From whom the others come.
+        of: Name of the layer.
+        shape: Shape of one image, uncut.
+        rows: Rows of the result.
+        own: Rows of the input, which this worker computes; None in a `Landing`.
+        wires: Exchange with the other workers.
     """
 
     def __init__(
@@ -131,7 +130,7 @@ class Arrival(Layer):
             self.hosts_at = own.start - rows.start
 
     def prepare(self, slots: Slots) -> None:
-        """Cut out what comes from where."""
+        """Make views of the rows of each source."""
         slots.views[WIRES] = {}
         slots.views["rows"] = [_rows(slots.output, wire.rows, self.rows) for wire in self.wires]
         if slots.output_error is not None:
@@ -149,7 +148,7 @@ class Arrival(Layer):
             slots.views["hosted back"] = np.may_share_memory(target, slots.error)
 
     def forward(self, weights: Weights, slots: Slots) -> None:
-        """Put the rows together."""
+        """Join the rows."""
         incoming = slots.views[WIRES]
         if self.own is not None and not slots.views["hosted"]:
             target, source = slots.views["own"]
@@ -160,7 +159,7 @@ class Arrival(Layer):
                 np.copyto(rows, part)
 
     def backward(self, weights: Weights, slots: Slots) -> None:
-        """Hand the error gradients of what was computed here on; nobody here read the rest of that."""
+        """Return the error gradients of the input; rows that the arrival leaves out get zero."""
         if slots.views["hosted back"]:
             return
         target, source = slots.views["own errors"]
@@ -171,14 +170,14 @@ class Arrival(Layer):
         np.copyto(target, source)
 
     def send_errors(self, slots: Slots) -> None:
-        """Copy the error gradients of what was received; they are complete when `backward` may run."""
+        """Copy the error gradients of received rows; they are complete when `backward` may run."""
         outgoing = slots.views[WIRES]
         for wire, rows in zip(self.wires, slots.views["errors"], strict=True):
             if wire.back is not None and outgoing[wire.back] is not rows:
                 np.copyto(outgoing[wire.back], rows)
 
-    def places(self, slots: Slots) -> Iterator[tuple[int, Array]]:
-        """Where what is received belongs, and its error gradients lie, by the number of the crossing."""
+    def wire_views(self, slots: Slots) -> Iterator[tuple[int, Array]]:
+        """Yield the views of received rows and of their error gradients, by the number of the crossing."""
         errors = slots.views.get("errors", [None] * len(self.wires))
         for wire, rows, error in zip(self.wires, slots.views["rows"], errors, strict=True):
             yield wire.forward, rows
@@ -187,18 +186,18 @@ class Arrival(Layer):
 
 
 class Landing(Arrival):
-    """An arrival of an output none of which is computed here; a network may begin with it."""
+    """An arrival with received rows only; a network may begin with it."""
 
     NUM_INPUTS: ClassVar[int | None] = 0
 
 
 def with_rows(shape: Shape, rows: int) -> Shape:
-    """The shape of so many rows of an output."""
+    """Shape of an output with this number of rows."""
     return (shape[0], rows, shape[2]) if len(shape) == 3 else (rows,)
 
 
 def _rows(array: Array, rows: range, base: range) -> Array:
-    """View rows of an output in an array, batch last, that holds those of `base`."""
+    """View rows of an output in an array, batch last, with the rows `base`."""
     start, stop = rows.start - base.start, rows.stop - base.start
     return array[:, start:stop] if array.ndim == 4 else array[start:stop]
 

@@ -2,14 +2,14 @@
 
 Theory of operation
 -------------------
-What is local needs no message (paper 3.3; AD-15): where all workers of a replica are in one process, and
-nothing is to come between them, one of them runs the segments of all parts, in an order in which whatever a
-segment receives has been sent. What leaves one part is written where the other one reads it, and error
-gradients are read where they lie.
+Local exchange needs no message (paper 3.3; AD-15): if all workers of a replica share a process, and no
+network or delay between them is configured, one of them runs the segments of all parts, each after the
+segments that send to it. A part writes its rows into the memory of the part that reads them, and reads error
+gradients in place.
 
-To whoever trains it a joint network is the whole one: weights are whole tensors, of which each part reads its
-rows, and each gradient is put together of what the parts have of it, or added up in the order of the
-workers, to the last bit as between processes.
+A joint network has the interface of the whole network: weights are whole tensors, and each part reads its
+rows of them. Each gradient is joined from the parts' rows, or is the sum of the parts' gradients in the order
+of the workers, with the bits of a run in several processes.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """What one part has of a tensor."""
+    """The rows of a tensor in one part."""
 
     part: int
     rows: slice | None
-    """Of the whole tensor; None: all of it."""
+    """Rows of the whole tensor; None: all rows."""
 
 
 class JointContext:
@@ -45,9 +45,9 @@ class JointContext:
 
     Args:
         parts: All parts.
-        group_images: Most images of a group.
-        errors: Outputs of each tensor whose factors several parts have.
-        partial: Largest gradient that several parts have a part of.
+        group_images: Largest number of images of a group.
+        errors: Number of outputs of each tensor with rows of factors in several parts.
+        partial: Number of values of the largest gradient that is a sum over parts.
     """
 
     def __init__(
@@ -57,21 +57,21 @@ class JointContext:
         self.contexts: list[Context] = [part.network.context(group_images) for part in parts]
         dtype = parts[0].network.dtype
         self.partial: NDArray[Any] = np.zeros(partial, dtype)
-        """Memory for one part's part of a gradient."""
+        """Memory for one part's summand of a gradient."""
         self.errors = {name: np.zeros((rows, group_images), dtype) for name, rows in errors.items()}
-        """Memory for error gradients of outputs that several parts have."""
+        """Memory for error gradients of outputs in several parts."""
         self._wired: set[int] = set()
         self._cuts = [_cut_of(part) for part in parts]
 
     @property
     def images(self) -> int:
-        """Images of the group that is loaded."""
+        """Number of images of the loaded group."""
         return self.contexts[0].images
 
     def load(
         self, images: Array, labels: Array, *, dice: Dice | None = None, keys: tuple[Key, ...] = ()
     ) -> None:
-        """Take a group; see `Context.load`. Each part takes what it reads of the images."""
+        """Load a group; see `Context.load`. Each part loads the rows of the images that it reads."""
         for context, cut in zip(self.contexts, self._cuts, strict=True):
             context.load(cut(images), labels, dice=dice, keys=keys)
         if self.images not in self._wired:
@@ -79,24 +79,24 @@ class JointContext:
             self._wire()
 
     def _wire(self) -> None:
-        """Lead what crosses to its place, in contexts as they are laid out for groups of this size."""
-        places: dict[int, NDArray[Any]] = {}
+        """Make the arrays of the receiving parts the wires, in the contexts' layout for this group's size."""
+        wires: dict[int, NDArray[Any]] = {}
         for part, context in zip(self._parts, self.contexts, strict=True):
             for number, layer in enumerate(part.network.layers):
                 if isinstance(layer, Arrival):
-                    places |= dict(layer.places(context.slots(number)))
+                    wires |= dict(layer.wire_views(context.slots(number)))
         for part, context in zip(self._parts, self.contexts, strict=True):
             for number, layer in enumerate(part.network.layers):
                 if isinstance(layer, Arrival | Departure):
-                    context.slots(number).views[WIRES] = places
+                    context.slots(number).views[WIRES] = wires
 
 
 class JointNetwork:
-    """A cut network whose parts are run together. Holds no arrays; any number of threads may share it.
+    """A cut network that runs its parts together. Holds no arrays; any number of threads may share it.
 
     Args:
         network: The whole network.
-        plan: How it is cut.
+        plan: Cut of the network.
 
     Raises:
         ModelError: The plan does not fit the network.
@@ -133,7 +133,7 @@ class JointNetwork:
         }
 
     def _ends_in_loss(self, part: int, number: int) -> bool:
-        """Whether the loss is there when this segment has run."""
+        """Whether this segment computes the loss."""
         partition = self.parts[part]
         last = len(partition.network.layers) - 1
         return partition.has_loss and last in partition.segments[number].forward
@@ -145,7 +145,7 @@ class JointNetwork:
 
     @property
     def kernels(self) -> str:
-        """As of `Network`."""
+        """See `Network.kernels`."""
         return self.whole.kernels
 
     @property
@@ -155,20 +155,20 @@ class JointNetwork:
 
     @property
     def trained(self) -> tuple[ParameterSpec, ...]:
-        """As of `Network`."""
+        """See `Network.trained`."""
         return self.whole.trained
 
     @property
     def frozen(self) -> frozenset[str]:
-        """As of `Network`."""
+        """See `Network.frozen`."""
         return self.whole.frozen
 
     def parameter(self, name: str) -> ParameterSpec:
-        """As of `Network`."""
+        """See `Network.parameter`."""
         return self.whole.parameter(name)
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """As of `Network`."""
+        """See `Network.warm_up`."""
         self.whole.warm_up(progress)
 
     def context(self, group_size: int) -> JointContext:
@@ -176,9 +176,9 @@ class JointNetwork:
         return JointContext(self.parts, group_size, errors=self._errors, partial=self._partial)
 
     def forward(self, weights: Weights, context: JointContext) -> float:
-        """Run all parts on the loaded group until its loss is there, and return its mean.
+        """Run all parts on the loaded group up to its loss, and return the mean.
 
-        The segment that ends in the loss goes on to its way back.
+        The segment with the loss runs its backward steps too.
         """
         if self._compiled:
             self._tapes(context).forward(weights)
@@ -188,14 +188,14 @@ class JointNetwork:
         return self._loss_part.loss(context.contexts[at])
 
     def backward(self, weights: Weights, context: JointContext) -> None:
-        """Run what is left; afterwards `delta` and `factors` are valid."""
+        """Run the remaining segments; afterwards `delta` and `factors` are valid."""
         if self._compiled:
             self._tapes(context).backward(weights)
         else:
             self._run(weights, context, self._back)
 
     def _tapes(self, context: JointContext) -> "JointTapes":
-        """What was compiled for the group's images, kept beside the first part's own."""
+        """Tapes for the group's number of images, kept in the context of the first part."""
         kept = context.contexts[0].tapes
         if "joint" not in kept:
             from adam_async.model.fast.joint import JointTapes
@@ -240,10 +240,10 @@ class JointNetwork:
         self.parts[piece.part].network.delta(context.contexts[piece.part], name, out=place)
 
     def factors(self, context: JointContext, name: str) -> Factors | None:
-        """Give the factors of one tensor's gradient, or None; see `Network.factors`."""
+        """Return the factors of one tensor's gradient, or None; see `Network.factors`."""
         pieces = self._pieces[name]
         if len(pieces) > 1 and name not in self._errors:
-            return None  # a sum over parts
+            return None  # the gradient is a sum over parts, which has no two factors
         pairs = [self.parts[p.part].network.factors(context.contexts[p.part], name) for p in pieces]
         if len(pairs) == 1 or pairs[0] is None:
             return pairs[0]
@@ -260,23 +260,23 @@ class JointNetwork:
 
 
 def runnable_order(parts: Sequence[Partition]) -> list[tuple[int, int]]:
-    """Order the segments of all parts so that whatever one receives was sent before: (part, segment)."""
+    """Order the segments of all parts, each after those that send to it: (part, segment)."""
     done: list[int] = [0] * len(parts)
     sent: set[int] = set()
     order: list[tuple[int, int]] = []
     while any(number < len(part.segments) for number, part in zip(done, parts, strict=True)):
         before = len(order)
-        for place, part in enumerate(parts):
-            while done[place] < len(part.segments) and sent.issuperset(part.segments[done[place]].receives):
-                sent.update(part.segments[done[place]].sends)
-                order.append((place, done[place]))
-                done[place] += 1
+        for at, part in enumerate(parts):
+            while done[at] < len(part.segments) and sent.issuperset(part.segments[done[at]].receives):
+                sent.update(part.segments[done[at]].sends)
+                order.append((at, done[at]))
+                done[at] += 1
         assert len(order) > before, "the parts wait for one another"
     return order
 
 
 def _cut_of(part: Partition) -> Callable[[Array], Array | None]:
-    """What a part reads of a group's images."""
+    """Return the function that cuts a part's rows out of a group's images."""
     rows = part.input_rows
     if not rows:
         return lambda images: None

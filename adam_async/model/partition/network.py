@@ -2,11 +2,10 @@
 
 Theory of operation
 -------------------
-A part runs the steps of the whole network that are its own: its layers forward in their order, then their
-ways back. A *segment* is a longest run of steps without a wait: a step that needs something from another
-worker opens one, unless nothing but such steps came before it in its segment. What a segment has for others
-leaves when it ends, and since every worker goes through the same order, whoever waits, waits for somebody
-who is ahead of it.
+A part runs its own steps of the whole network: its layers forward in their order, then backward. A *segment*
+is a longest run of steps without a wait: a step that receives from another worker begins a segment, unless
+the segment has only such steps so far. At its end a segment sends its results. No deadlock can occur: every
+worker runs its steps in the order of the whole network, so each wait is for an earlier step.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,17 +25,17 @@ class Segment:
     """Steps without a wait in between."""
 
     forward: range
-    """Layers of the part, in their order."""
+    """Layers of the part that run forward, in their order."""
     back: range
-    """Layers whose way back follows, last first."""
+    """Layers that run backward afterwards, last first."""
     receives: tuple[int, ...]
-    """Crossings that must have arrived before it begins."""
+    """Crossings that must have arrived before the segment begins."""
     sends: tuple[int, ...]
-    """Crossings that are complete when it ends."""
-    places: tuple[tuple[int, int], ...]
-    """Layer of the part and crossing, for each of them."""
+    """Crossings that are complete when the segment ends."""
+    wiring: tuple[tuple[int, int], ...]
+    """Layer of the part and crossing, for each of `receives`, then of `sends`."""
     departs: tuple[int, ...]
-    """Arrivals among the layers whose way back is run, which copy error gradients out."""
+    """Arrivals in `back` that copy error gradients out."""
 
 
 class Partition:
@@ -44,8 +43,8 @@ class Partition:
 
     Args:
         network: The whole network.
-        plan: How it is cut.
-        worker: Whose part.
+        plan: Cut of the network.
+        worker: Number of the part's worker.
 
     Raises:
         ModelError: The plan does not fit the network.
@@ -55,7 +54,7 @@ class Partition:
         self.worker = worker
         self.layout = Layout(network.topology, network.input_shape, plan)
         self.input_rows = self.layout.input_rows[worker]
-        """Rows of the images that are read here; none if no image is."""
+        """Rows of the images that the part reads; empty if it reads none."""
         builder = _Builder(network.topology, self.layout, worker)
         shape = with_rows(network.input_shape, len(self.input_rows))
         self.network = network.part(builder.topology(), shape)
@@ -65,20 +64,20 @@ class Partition:
         self.incoming: tuple[Crossing, ...] = tuple(c for c in crossings if c.target == worker)
         self.outgoing: tuple[Crossing, ...] = tuple(c for c in crossings if c.source == worker)
         self.sums: tuple[Crossing, ...] = tuple(c for c in self.incoming if c.kind == "gradient")
-        """Partial weight gradients that are added up here."""
+        """Partial weight gradients that this worker adds up."""
         self.partial: tuple[Crossing, ...] = tuple(c for c in self.outgoing if c.kind == "gradient")
-        """Partial weight gradients that are added up elsewhere."""
+        """Partial weight gradients that other workers add up."""
         self.owned = frozenset(self._owned(network))
-        """Parameters whose shards only this worker of the replica pushes or ticks."""
+        """Parameters with shards that only this worker of the replica pushes or ticks."""
         self.segments: tuple[Segment, ...] = tuple(_cut(self.network.layers))
         self._shapes = {crossing.number: self._shape(crossing) for crossing in crossings}
 
     @property
     def image_rows(self) -> tuple[int, int] | None:
-        """Rows of each image to ask a data server for; ``(0, 0)``: none; None: whole images."""
+        """Rows of each image to request from a data server; ``(0, 0)``: none; None: whole images."""
         rows, shape = self.input_rows, self.layout.input_shape
         if rows and (len(shape) == 1 or len(rows) == shape[1]):
-            return None  # features of a flat input are cut out here
+            return None  # data servers cut only rows; the part cuts features out of a flat image itself
         return rows.start, rows.stop
 
     def _owned(self, network: Network) -> Iterator[str]:
@@ -94,7 +93,7 @@ class Partition:
         return with_rows(self.layout.topology.layers[crossing.layer].output_shape, len(crossing.rows))
 
     def wire_shape(self, crossing: Crossing, images: int) -> Shape:
-        """Shape of what crosses for a group of so many images, batch last; gradients have none."""
+        """Shape of a crossing's tensor for this number of images, batch last; flat for weight gradients."""
         shape = self._shapes[crossing.number]
         return shape if crossing.kind == "gradient" else (*shape, images)
 
@@ -102,42 +101,42 @@ class Partition:
         """Run one segment of the group that is loaded in the context.
 
         Args:
-            weights: Of the part.
-            context: Of the part's network.
-            segment: One of `segments`; those before it have run.
-            wires: An array for each crossing that it receives, read, and that it sends, written.
+            weights: Weights of the part.
+            context: Context of the part's network.
+            segment: One of `segments`; the segments before it have run.
+            wires: An array per crossing: the segment reads those it receives and writes those it sends.
         """
-        self.connect(context, segment, [wires[crossing] for _, crossing in segment.places])
+        self.connect(context, segment, [wires[crossing] for _, crossing in segment.wiring])
         self.compute(weights, context, segment)
         self.send_errors(context, segment)
         self.disconnect(context, segment)
 
     def connect(self, context: Context, segment: Segment, wires: Sequence[Array]) -> None:
-        """Lend a segment its wires: what it receives, then what it sends, in its order."""
-        for (layer, crossing), wire in zip(segment.places, wires, strict=True):
+        """Put a segment's wires into its slots: those it receives, then those it sends, in its order."""
+        for (layer, crossing), wire in zip(segment.wiring, wires, strict=True):
             context.slots(layer).views[WIRES][crossing] = wire
 
     def disconnect(self, context: Context, segment: Segment) -> None:
-        """Take the wires back."""
-        for layer, crossing in segment.places:
+        """Remove the wires from the slots."""
+        for layer, crossing in segment.wiring:
             del context.slots(layer).views[WIRES][crossing]
 
     def compute(self, weights: Weights, context: Context, segment: Segment) -> None:
-        """Run the layers of a segment, between wires that are there."""
+        """Run the layers of a connected segment."""
         if segment.forward:
             self.network.forward_layers(weights, context, segment.forward)
         if segment.back:
             self.network.backward_layers(weights, context, segment.back)
 
     def send_errors(self, context: Context, segment: Segment) -> None:
-        """Copy the error gradients that a segment has for others to their wires."""
+        """Copy the error gradients for other workers to their wires."""
         for number in segment.departs:
             arrival = self.network.layers[number]
             assert isinstance(arrival, Arrival)
             arrival.send_errors(context.slots(number))
 
     def write_partial(self, context: Context, crossing: Crossing, out: Array) -> None:
-        """Write the partial weight gradients that one crossing takes, one tensor after the other."""
+        """Write the partial weight gradients of one crossing, one tensor after the other."""
         at = 0
         for name in crossing.tensors:
             parameter = self.network.parameter(name)
@@ -150,7 +149,7 @@ class Partition:
 
 
 class _Builder:
-    """Puts the layers of a part together."""
+    """Assembles the layers of a part."""
 
     def __init__(self, whole: Topology, layout: Layout, worker: int) -> None:
         self._whole, self._layout, self._worker = whole, layout, worker
@@ -158,10 +157,10 @@ class _Builder:
         self._producers: list[tuple[int, ...]] = []
         self._wants: list[bool] = []
         self._made: dict[int, tuple[int, range]] = {}
-        """Layers of the whole whose output is here: in which layer of the part, and which rows."""
+        """For each layer of the whole network: layer of the part with its output, and rows of the output."""
 
     def topology(self) -> Topology:
-        """All of it."""
+        """Assemble the topology of the part."""
         for number in range(len(self._whole.layers)):
             self._make(number)
         return Topology.join(self._layers, self._producers, self._wants)
@@ -202,7 +201,7 @@ class _Builder:
             self._made[number] = at, need
 
     def _source(self, reader: Layer, position: int, source: int, rows: range) -> int:
-        """Give the rows of a source that a layer reads, cut out of what is here if there are more."""
+        """Return the layer with the rows of a source that `reader` reads; may add a slice of more rows."""
         name, shape = f"{reader.name} reads {position}", reader.input_shapes[position]
         if source == INPUT_INDEX:
             at, have, wants = INPUT_INDEX, self._layout.input_rows[self._worker], False
@@ -226,19 +225,19 @@ class _Builder:
 
 
 def _cut(layers: Sequence[Layer]) -> Iterator[Segment]:
-    """Cut the steps of a part, forward and back, into segments."""
+    """Cut the steps of a part, forward and backward, into segments."""
     steps = [(number, False) for number in range(len(layers))]
     steps += [(number, True) for number in reversed(range(len(layers)))]
-    held: list[tuple[int, bool]] = []
+    run: list[tuple[int, bool]] = []
     waiting_only = True
     for number, back in steps:
         waits = bool(_receives(layers[number], back))
-        if waits and held and not waiting_only:
-            yield _segment(layers, held)
-            held, waiting_only = [], True
-        held.append((number, back))
+        if waits and run and not waiting_only:
+            yield _segment(layers, run)
+            run, waiting_only = [], True
+        run.append((number, back))
         waiting_only = waiting_only and waits
-    yield _segment(layers, held)
+    yield _segment(layers, run)
 
 
 def _segment(layers: Sequence[Layer], steps: list[tuple[int, bool]]) -> Segment:
@@ -251,7 +250,7 @@ def _segment(layers: Sequence[Layer], steps: list[tuple[int, bool]]) -> Segment:
         back=range(back[-1], back[0] + 1) if back else range(0),
         receives=tuple(crossing for _, crossing in receives),
         sends=tuple(crossing for _, crossing in sends),
-        places=(*receives, *sends),
+        wiring=(*receives, *sends),
         departs=tuple(n for n in back if isinstance(layers[n], Arrival) and _sends(layers[n], True)),
     )
 

@@ -1,22 +1,22 @@
-"""Pure: how one model is cut over the workers of a replica, and what follows from it.
+"""Pure: the cut of one model over the workers of a replica, and the exchange that follows from it.
 
 Theory of operation
 -------------------
-A `PartitionPlan` says for each layer which *block* of its output each worker owns: image rows, or features.
-Everything else is derived by `Layout`, going from the loss back to the images:
+A `PartitionPlan` names for each layer the *block* of its output that each worker owns: image rows, or
+features. `Layout` derives everything else, from the loss back to the images:
 
-    needs       what a worker's own layers read of an output: the hull of what their blocks need
-    computes    what it computes of that output: its block, or where a layer is *recomputed* all it needs
-    pieces      what it needs and does not compute: it comes from the owners, each value from one
+    needs       the range of an output that a worker's later layers read: the hull of their needs
+    computes    the range that the worker computes: its block, or all it needs if the layer is *recomputed*
+    pieces      the ranges that it needs and does not compute: the owners send them, each value once
 
-A layer that only *moves* values (flatten) is never sent: whoever reads it makes it himself. So each value
-crosses between two workers once at most on the way forward, and its error gradient once on the way back, to
-the owner, who adds what came from all workers in their order. Recomputed rows cross neither way: each
-worker has the error gradient of what its own later layers read, and the weight gradients, of which each is
-a part, are sums anyway.
+No worker sends the output of a layer that only *moves* values (flatten): each reader computes it. So a value
+crosses between two workers at most once forward; its error gradient crosses at most once backward, to the
+owner, which adds up the gradients of all workers in their order. Recomputed rows cross neither way: each
+worker has the error gradients of the rows that its own later layers read, and its weight gradients are
+partial sums anyway.
 
-Weights of convolutions are on every worker that computes a block; their gradients are partial sums, added
-up at one *owner* per layer, who pushes them. Rows of dense weights are where their outputs are.
+Every worker that computes a block has the weights of a convolution; their gradients are partial sums, which
+one *owner* per layer adds up and pushes. Rows of dense weights are on the worker of their outputs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,41 +35,40 @@ PlanKind = Literal["vertical", "layers"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPlan:
-    """How one layer is cut."""
+    """The cut of one layer."""
 
     layer: str
     blocks: tuple[tuple[int, int], ...]
-    """For each worker the first row (or feature) of the output that it owns, and the one behind its last."""
+    """For each worker the first row (or feature) of the output that it owns, and the one after its last."""
     recomputed: bool = False
-    """Whether every worker computes all that it reads of the output, instead of being sent what others
-    own."""
+    """Whether every worker computes all rows of the output that it reads, instead of receiving some."""
     whole: str = ""
-    """Why it is not cut; empty if it is."""
+    """Reason why the layer is not cut; empty if it is."""
 
     def block(self, worker: int) -> range:
-        """What one worker owns."""
+        """Rows (or features) that one worker owns."""
         return range(*self.blocks[worker])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionPlan:
-    """A model cut over several workers. Made by `planner.py`."""
+    """A model cut over several workers. `planner.py` makes plans."""
 
     kind: PlanKind
     workers: int
     layers: tuple[LayerPlan, ...]
-    """In the order of the network."""
+    """Cuts of the layers, in the order of the network."""
     owners: dict[str, int]
-    """Layer to the worker that pushes those of its parameters that several workers have."""
+    """Worker that pushes the parameters of a layer that several workers have, by the name of the layer."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the plan as plain builtins."""
+        """Return the plan as plain builtins."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` gave.
+        """Read a result of `to_dict`.
 
         Raises:
             ModelError: A key is missing or has the wrong type.
@@ -80,7 +79,7 @@ class PartitionPlan:
             raise ModelError(f"not a partition plan: {error}") from None
 
     def row_cuts(self, layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
-        """First rows, but 0, of the pieces that the workers have of each tensor that is cut over them."""
+        """First rows of the workers' pieces of each tensor that is cut, without row 0."""
         cuts: dict[str, tuple[int, ...]] = {}
         for layer, planned in zip(layers, self.layers, strict=True):
             starts = sorted({start for start, stop in planned.blocks if start < stop} - {0})
@@ -90,38 +89,38 @@ class PartitionPlan:
 
 
 def planned_cuts(plain: Mapping[str, Any] | None, layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
-    """Give `PartitionPlan.row_cuts` of a plan as `to_dict` gave it; nothing is cut without one."""
+    """Return `PartitionPlan.row_cuts` of a plan from `to_dict`; no cuts without a plan."""
     return {} if plain is None else PartitionPlan.from_dict(plain).row_cuts(layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """What one worker sends another of every group: one tensor."""
+    """One tensor that one worker sends another for every group."""
 
     number: int
     kind: Kind
     layer: int
-    """Number of the layer whose output (or error gradient of it) crosses; for gradients the first of them."""
+    """Number of the layer whose output or error gradient crosses; for weight gradients the first layer."""
     source: int
     target: int
     rows: range
-    """Rows or features of that output; empty for gradients."""
+    """Rows or features of that output; empty for weight gradients."""
     values: int
-    """Values of one image; for gradients of a group, whatever its size."""
+    """Number of values per image; for weight gradients per group of any size."""
     tensors: tuple[str, ...] = ()
-    """Parameters whose partial gradients cross, one after the other."""
+    """Names of the parameters whose partial gradients cross, one after the other."""
 
 
 class Layout:
-    """What each worker reads, computes, sends and receives under a plan.
+    """The ranges that each worker reads, computes, sends and receives under a plan.
 
     Args:
         topology: The uncut network.
-        input_shape: Of one image.
-        plan: How it is cut.
+        input_shape: Shape of one image.
+        plan: Cut of the network.
 
     Raises:
-        ModelError: The plan is not one of this network, or leaves rows without an owner that are read.
+        ModelError: The plan does not fit this network, or a layer reads rows without an owner.
     """
 
     def __init__(self, topology: Topology, input_shape: tuple[int, ...], plan: PartitionPlan) -> None:
@@ -135,21 +134,21 @@ class Layout:
         self.input_rows: list[range] = list(nothing)
         """Rows (or features) of the images that each worker reads."""
         self.needs: list[list[range]] = [list(nothing) for _ in names]
-        """By layer and worker."""
+        """Rows (or features) of an output that a worker reads, by layer and worker."""
         self.computes: list[list[range]] = [list(nothing) for _ in names]
-        """By layer and worker."""
+        """Rows (or features) of an output that a worker computes, by layer and worker."""
         for number in reversed(range(len(names))):
             self._derive(number)
         self._check_work()
         self._check_input(extent(input_shape))
         self.crossings = tuple(self._cross())
-        """By number; for each output the ways forward, then the ways back."""
+        """Crossings by number: for each output values, then error gradients; weight gradients at the end."""
 
     def reads(self, reader: int, position: int, worker: int) -> range:
-        """What one worker's part of a layer reads of the layer's input at this position.
+        """Range of an input that one worker's part of a layer reads.
 
-        A layer that is not cut reads all there is, even rows that no square of a pool reaches: it is the
-        layer of the uncut network, and so gives the same to the last bit.
+        A layer that is not cut reads all of it, even rows that no square of a pool reaches: so its results
+        have the bits of the uncut network.
         """
         layer, computed = self.topology.layers[reader], self.computes[reader][worker]
         if len(computed) == extent(layer.output_shape):
@@ -162,7 +161,7 @@ class Layout:
         for worker in self.workers:
             hulls = [self.reads(reader, position, worker) for reader, position in readers]
             self.needs[number][worker] = hull(hulls)
-        # What nobody reads, such as the loss, is computed all the same: its parameters have an owner.
+        # An output without a reader, such as the loss, is computed all the same.
         wanted = hull(self.needs[number]) or range(extent(layer.output_shape))
         for worker in self.workers:
             need, block = self.needs[number][worker], planned.block(worker)
@@ -204,7 +203,7 @@ class Layout:
     def _check_input(self, rows: int) -> None:
         for read in self.input_rows:
             if read.stop > rows:
-                raise ModelError(f"rows {read.start} to {read.stop} of an image of {rows} are read")
+                raise ModelError(f"the plan reads rows {read.start} to {read.stop} of an image of {rows}")
 
     def _cross(self) -> Iterator[Crossing]:
         number = 0
@@ -247,13 +246,13 @@ class Layout:
                     number += 1
 
     def piece(self, layer: int, source: int, target: int) -> range:
-        """What one worker sends another of a layer's output; empty if nothing."""
+        """Range of a layer's output that one worker sends another; may be empty."""
         if source == target or self.topology.layers[layer].moves or self.plan.layers[layer].recomputed:
             return range(0)
         return common(self.computes[layer][source], self.needs[layer][target])
 
     def _summed(self, source: int, target: int) -> list[int]:
-        """Layers whose weight gradients one worker has a part of, and another one adds up."""
+        """Layers with a partial weight gradient at the source, which the target adds up."""
         if source == target:
             return []
         return [
@@ -267,14 +266,14 @@ class Layout:
         ]
 
     def owner(self, layer: int) -> int:
-        """Who pushes the parameters of a layer of which several workers may have the whole."""
+        """Worker that pushes the parameters of a layer, if several workers may have all of them."""
         holders = [worker for worker in self.workers if self.computes[layer][worker]]
         planned = self.plan.owners.get(self.topology.layers[layer].name, holders[0] if holders else 0)
         return planned if planned in holders else holders[0]
 
 
 def _check_plan(topology: Topology, plan: PartitionPlan) -> None:
-    """Check what can be told of a plan without deriving anything from it."""
+    """Check the properties of a plan that need no derivation."""
     names = [layer.name for layer in topology.layers]
     if plan.workers < 1:
         raise ModelError(f"a model is cut over at least 1 worker, not {plan.workers}")
@@ -298,7 +297,7 @@ def _check_plan(topology: Topology, plan: PartitionPlan) -> None:
         if planned.recomputed and (layer.cut_by == "outputs" or not topology.consumers[number]):
             raise ModelError(
                 f"layer {layer.name!r} ({layer.spec.kind}) may not be recomputed: "
-                "only what is cut by rows, or not at all, and is read may be"
+                "a recomputed layer is cut by rows or not at all, and another layer reads it"
             )
     for name, worker in plan.owners.items():
         if name not in names or not 0 <= worker < plan.workers:
@@ -314,7 +313,7 @@ def row_values(shape: Sequence[int]) -> int:
 
 
 def hull(ranges: Sequence[range]) -> range:
-    """The smallest range that holds all of them."""
+    """Return the smallest range with all of these ranges."""
     filled = [each for each in ranges if each]
     if not filled:
         return range(0)
@@ -322,6 +321,6 @@ def hull(ranges: Sequence[range]) -> range:
 
 
 def common(one: range, other: range) -> range:
-    """What two ranges have in common."""
+    """Return the intersection of two ranges."""
     start, stop = max(one.start, other.start), min(one.stop, other.stop)
     return range(start, stop) if start < stop else range(0)

@@ -1,16 +1,16 @@
-"""Pure: making partition plans.
+"""Pure: a planner of partitions.
 
 A **vertical** plan cuts every layer over all workers (the paper's partition, AD-10): images by rows,
-features into equal ranges. Where a row of a later layer needs rows of two workers, the cut of the earlier
-one lies in the middle of what both need, so that equally many rows cross both ways. Such a *halo* is sent,
-or computed on both sides together with all that it needs, whichever takes less time; the rows that are
-computed twice grow towards the images. Losses, and layers that cannot be cut, are whole on one worker.
+features into equal ranges. If two workers need the same rows of an earlier layer, its cut lies in the middle
+of these rows, so that equally many rows cross both ways. Such a *halo* is sent, or computed on both sides
+together with all its inputs, whichever takes less time; the number of rows computed twice grows towards the
+images. Losses, and layers that cannot be cut, are whole on one worker.
 
-A **layers** plan gives each worker consecutive layers, so that the slowest worker is as fast as can be; of
-plans that are within `BALANCE` of the best the one that sends the fewest bytes is taken. A part begins with
-a layer that has parameters, as long as there are enough of them.
+A **layers** plan gives each worker consecutive layers and minimises the time of the slowest worker; of plans
+within `BALANCE` of the best, it is the plan that sends the fewest bytes. A part begins with a layer that has
+parameters, if there are enough such layers.
 
-What plans cost is predicted by `prediction.py`, from times that somebody measured or that are estimated.
+`prediction.py` predicts the cost of plans, from measured or estimated times.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ from adam_async.model.topology import Topology
 Halo = Literal["auto", "exchange", "recompute"]
 
 BALANCE = 1.05
-"""A plan may be slower than the best one by so much if it sends fewer bytes."""
+"""Factor by which a plan may be slower than the best plan if it sends fewer bytes."""
 
 
 def vertical_plan(
@@ -44,13 +44,13 @@ def vertical_plan(
 
     Args:
         network: The model.
-        workers: How many, at least 1.
-        halo: Whether rows that two workers need are sent or computed twice; ``auto`` takes what is faster.
-        times: Of the layers, to choose by.
-        link: What crossings cost, to choose by.
+        workers: Number of workers, at least 1.
+        halo: Whether rows that two workers need are sent or computed twice; ``auto`` chooses the faster.
+        times: Times of the layers, for that choice.
+        link: Cost of crossings, for that choice.
 
     Raises:
-        ModelError: There is no worker, or one of them would have nothing to compute, or times are missing.
+        ModelError: There is no worker, a worker would compute nothing, or times are missing.
     """
     _check_workers(workers)
     topology = network.topology
@@ -86,7 +86,7 @@ def _cut_vertically(topology: Topology, number: int, workers: int, later: Sequen
 
 
 def _even(rows: int, workers: int) -> list[int]:
-    """Edges of blocks that differ by one row at most, the larger ones first."""
+    """Edges of blocks that differ by at most one row, larger blocks first."""
     least, more = divmod(rows, workers)
     edges = [0]
     for worker in range(workers):
@@ -95,7 +95,7 @@ def _even(rows: int, workers: int) -> list[int]:
 
 
 def _middles(reader: Layer, position: int, blocks: Sequence[range], rows: int) -> list[int]:
-    """Edges in the middle of what two neighbours read."""
+    """Edges in the middle of the rows that two neighbours read."""
     edges = [0]
     for upper, lower in pairwise(blocks):
         first, last = reader.needs(lower, position).start, reader.needs(upper, position).stop
@@ -108,14 +108,14 @@ def _all_at(worker: int, rows: int, workers: int) -> tuple[tuple[int, int], ...]
 
 
 def _owners(topology: Topology, worker: int) -> dict[str, int]:
-    """Have partial gradients added up at one worker: fewer messages than if every worker had some of them."""
+    """Make one worker add up all partial gradients: fewer messages than with several such workers."""
     return {layer.name: worker for layer in topology.layers if layer.parameters and layer.cut_by != "outputs"}
 
 
 def _choose_halos(
     network: Network, layout: Layout, halo: Halo, times: LayerTimes, link: LinkCost
 ) -> PartitionPlan:
-    """Decide for each halo, from the last one to the images, whether it is sent or computed twice."""
+    """Decide for each halo, from the last layer to the images, whether to send it or to compute it twice."""
 
     def seconds(layout: Layout) -> float:
         return predicted_seconds(layout, times, link, item_bytes=network.dtype.itemsize)
@@ -126,7 +126,7 @@ def _choose_halos(
             continue
         try:
             candidate = Layout(network.topology, network.input_shape, plan)
-        except ModelError:  # whoever computed only what others now make themselves has nothing left
+        except ModelError:  # a worker would have nothing left to compute
             continue
         if halo == "recompute" or seconds(candidate) < seconds(layout):
             layout = candidate
@@ -134,7 +134,7 @@ def _choose_halos(
 
 
 def _has_halo(layout: Layout, number: int) -> bool:
-    """Whether some worker reads rows of an image that others compute, but not all of them."""
+    """Whether workers read image rows of other workers, and no worker reads all rows."""
     layer = layout.topology.layers[number]
     if len(layer.output_shape) != 3 or layer.cut_by != "rows":
         return False
@@ -144,7 +144,7 @@ def _has_halo(layout: Layout, number: int) -> bool:
 
 
 def _recompute(layout: Layout, number: int) -> PartitionPlan | None:
-    """Have a layer and all that it is made from computed by all who read it; None if one is whole."""
+    """Make every reader compute a layer and all layers before it; None if one of these is whole."""
     topology, plan = layout.topology, layout.plan
     wanted, layers = {number}, list(plan.layers)
     for each in reversed(range(number + 1)):
@@ -167,9 +167,9 @@ def layers_plan(
 
     Args:
         network: The model.
-        workers: How many, at least 1.
-        times: Of the layers, to balance by.
-        link: What crossings cost.
+        workers: Number of workers, at least 1.
+        times: Times of the layers, to balance the workers.
+        link: Cost of crossings.
 
     Raises:
         ModelError: There are fewer layers than workers, or times are missing.
@@ -186,7 +186,7 @@ def layers_plan(
     found: list[tuple[float, int, PartitionPlan]] = []
     best = inf
     for edges in sorted(_candidates(topology, workers), key=busiest):
-        if busiest(edges) > best * BALANCE:  # before anything is sent, and so are all that follow
+        if busiest(edges) > best * BALANCE:  # even without crossings; the candidates are sorted by this
             break
         plan = _consecutive(topology, edges)
         layout = Layout(topology, network.input_shape, plan)
@@ -198,8 +198,7 @@ def layers_plan(
 
 
 def _starts(topology: Topology, workers: int) -> list[int]:
-    """Where a part may begin: at a layer with parameters, or where there are too few of them at any that
-    computes."""
+    """Layers at which a part may begin: those with parameters, or if these are too few, all that compute."""
     starts = [number for number, layer in enumerate(topology.layers) if layer.parameters][1:]
     if len(starts) < workers - 1:
         starts = [number for number, layer in enumerate(topology.layers) if not layer.moves][1:]
@@ -212,11 +211,11 @@ def _starts(topology: Topology, workers: int) -> list[int]:
 
 
 MOST_CANDIDATES = 20_000
-"""Ways to cut that are looked at."""
+"""Maximum number of cuts that a layers plan compares."""
 
 
 def _candidates(topology: Topology, workers: int) -> Iterator[tuple[int, ...]]:
-    """Edges between the parts; of a very deep network those that lie on an even grid of its layers."""
+    """Edges between the parts; of a very deep network only those on an even grid of its layers."""
     starts, cuts = _starts(topology, workers), workers - 1
     while len(starts) > cuts and _choices(len(starts), cuts) > MOST_CANDIDATES:
         starts = starts[::2] if len(starts) // 2 >= cuts else starts[:cuts]
@@ -246,7 +245,7 @@ def _consecutive(topology: Topology, edges: Sequence[int]) -> PartitionPlan:
 
 
 def _times_of(network: Network, times: LayerTimes | None) -> LayerTimes:
-    """Times of all layers: those that somebody measured, or estimates."""
+    """Times of all layers, measured or estimated."""
     if times is None:
         return estimated_times(network, 16)
     missing = [layer.name for layer in network.layers if layer.name not in times.seconds]

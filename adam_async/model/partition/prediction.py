@@ -1,17 +1,16 @@
-"""Pure: what a partition plan costs: seconds of workers and links per group, and the rate that follows.
+"""Pure: the cost of a partition plan: seconds of workers and links per group, and the rate that follows.
 
 Theory of operation
 -------------------
-Many groups are in flight, so the rate is that of whatever each of them takes up longest: the threads of one
-worker, the link from one worker to another, or the links to the servers. Few groups are
-bounded by *latency*: n of them in flight are finished n at a time, and one takes as long as the longest way
-from its images to its last sum, through the segments of all workers, in which each crossing costs the link's
-latency, the handling of its tensor at both ends, and its bytes. The crossings on the longest such way, their
-`longest_chain`, depend on the plan alone.
+With many groups in flight, the slowest resource bounds the rate: the threads of a worker, the link from one
+worker to another, or the links to the servers. With few groups, *latency* bounds it: n groups in flight
+finish together, and one group takes the longest path from its images to its last sum, through the segments of
+all workers. Each crossing on a path costs the link's latency, the handling of its tensor at both ends, and
+its bytes. The largest number of crossings on a path, `longest_chain`, depends on the plan alone.
 
-Measured times come from `adam_async/driver/calibration.py`; without them they are estimated from
-multiply-adds and values, which is enough for the proportions. A block of a layer takes its share of the
-layer's time, whatever its size does to kernels and caches.
+`adam_async/driver/calibration.py` measures times. Estimates from multiply-adds and numbers of values have the
+right proportions. A block of a layer takes its share of the layer's time; effects of its size on kernels and
+caches are ignored.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,37 +25,37 @@ from adam_async.model.partition.network import Partition, Segment
 from adam_async.model.partition.plan import Crossing, Layout
 
 MULTIPLY_ADDS_PER_S = 25e9
-"""Of one thread, forward and back, for estimates."""
+"""Multiply-adds per second of one thread, forward and backward, for estimates."""
 VALUES_PER_S = 1e9
-"""Values that one thread moves or compares, for estimates."""
+"""Values per second that one thread moves or compares, for estimates."""
 FORWARD = 1 / 3
-"""What the way forward takes of a layer's time: one product of three, where it multiplies."""
+"""Share of a layer's time for forward: one product of three, if the layer multiplies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTimes:
-    """Seconds that one thread takes for one group, by the name of the layer: forward, back and update."""
+    """Seconds of one thread for one group, by the name of the layer: forward, backward and update."""
 
     images: int
-    """Of the group."""
+    """Number of images of the group."""
     seconds: Mapping[str, float]
     measured: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCost:
-    """What crossings cost."""
+    """The cost of crossings."""
 
     bytes_per_s: float = 1e9
-    """Of a link, each way."""
+    """Bytes per second of a link, each way."""
     latency_s: float = 50e-6
-    """From a send to the start of the segment that waits for it."""
+    """Seconds from a send to the start of the segment that waits for it."""
     tensor_s: float = 25e-6
-    """Of the sender's and of the receiver's time, per tensor."""
+    """Seconds of the sender's time, and of the receiver's, per tensor."""
 
 
 def estimated_times(network: Network, images: int) -> LayerTimes:
-    """Estimate times from multiply-adds and sizes."""
+    """Estimate the times of all layers from multiply-adds and sizes."""
     seconds = {}
     for layer in network.layers:
         values = sum(prod(shape) for shape in (*layer.input_shapes, layer.output_shape))
@@ -67,7 +66,7 @@ def estimated_times(network: Network, images: int) -> LayerTimes:
 
 
 def worker_seconds(layout: Layout, times: LayerTimes) -> list[float]:
-    """Seconds of one thread that each worker computes per group."""
+    """Seconds that each worker computes per group, with one thread."""
     found = []
     for worker in layout.workers:
         total = 0.0
@@ -79,25 +78,25 @@ def worker_seconds(layout: Layout, times: LayerTimes) -> list[float]:
 
 
 def crossing_bytes(crossing: Crossing, images: int, item_bytes: int) -> int:
-    """Bytes of what crosses for a group of so many images."""
+    """Bytes of a crossing for a group of this number of images."""
     return crossing.values * (1 if crossing.kind == "gradient" else images) * item_bytes
 
 
 def predicted_seconds(layout: Layout, times: LayerTimes, link: LinkCost, *, item_bytes: int) -> float:
-    """Seconds per group of the slowest worker or link, with many groups in flight, a thread per worker."""
+    """Seconds per group of the slowest worker or link, with many groups in flight and a thread per worker."""
     bounds = _throughput(layout, times, link, item_bytes=item_bytes, threads=1)
     return max(bound.seconds for bound in bounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """Something that every group takes up for some time, and the next one has to wait for."""
+    """A resource that each group occupies for some time, one group after the other."""
 
     what: Literal["compute", "cores", "link", "servers", "latency"]
     workers: tuple[int, ...]
-    """Whose; of a link its sender and its receiver. Empty for what all of them share."""
+    """Worker of the resource; for a link its sender and receiver; empty if all workers share it."""
     seconds: float
-    """Per group."""
+    """Seconds per group."""
 
     def __str__(self) -> str:
         named = "-".join(map(str, self.workers))
@@ -112,22 +111,22 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The rate of one replica under a plan, and where it comes from."""
+    """The predicted rate of one replica under a plan, and its bounds."""
 
     images: int
-    """Of a group."""
+    """Number of images of a group."""
     in_flight: int
-    """Groups that are under way at once."""
+    """Number of groups in flight."""
     bounds: tuple[Bound, ...]
-    """Of each worker and link, then latency."""
+    """Bounds of each worker and link, then latency."""
     chain: int
-    """Crossings one after the other in one group."""
+    """Largest number of crossings one after the other in one group."""
     chain_s: float
     """Seconds that one group takes alone."""
 
     @property
     def slowest(self) -> Bound:
-        """What bounds the rate."""
+        """The resource that bounds the rate."""
         return max(self.bounds, key=lambda bound: bound.seconds)
 
     @property
@@ -137,9 +136,9 @@ class Prediction:
 
     @property
     def needed_in_flight(self) -> int:
-        """Groups in flight from which on latency no longer bounds the rate."""
+        """Smallest number of groups in flight at which latency does not bound the rate."""
         busy = max(bound.seconds for bound in self.bounds if bound.what != "latency")
-        # A hair less, so that rounding does not ask for one more.
+        # A little less, so that rounding does not add a group.
         return max(1, ceil(self.chain_s / busy * (1 - 1e-9)))
 
 
@@ -157,27 +156,26 @@ def predict(
 ) -> Prediction:
     """Predict how fast one replica trains.
 
-    What a worker and the servers say to each other goes over one link at the worker's end, and over one link
-    per server at the other.
+    Traffic between workers and servers goes over one link per worker, and over one link per server.
 
     Args:
-        parts: Of all workers, in their order.
-        times: Of the layers of the whole network.
-        link: Between any two workers, and between a worker and the servers.
-        threads: Compute threads of each worker.
-        in_flight: Groups in flight.
+        parts: Parts of all workers, in their order.
+        times: Times of the layers of the whole network.
+        link: Cost of a link between any two workers, and between a worker and the servers.
+        threads: Number of compute threads of each worker.
+        in_flight: Number of groups in flight.
         pushed: Bytes that each worker sends to the servers per group.
-        pulled: Bytes that each worker gets from the servers per group.
-        servers: Over how many of them that is spread.
-        shared_cores: Cores of the one machine that all workers are on; None where each has its own.
+        pulled: Bytes that each worker receives from the servers per group.
+        servers: Number of servers that share this traffic.
+        shared_cores: Cores of the machine if all workers are on one; None if each has its own.
 
     Raises:
-        ModelError: They are not the parts of all workers.
+        ModelError: `parts` are not those of all workers.
     """
     item_bytes = parts[0].network.dtype.itemsize
     bounds = _throughput(parts[0].layout, times, link, item_bytes=item_bytes, threads=threads)
     if shared_cores is not None:
-        # Whatever threads and loops there are, they have no more cores than these.
+        # All threads and event loops together have only these cores.
         busy = sum(worker_seconds(parts[0].layout, times))
         busy += 2 * link.tensor_s * len(parts[0].layout.crossings)
         bounds.append(Bound(what="cores", workers=(), seconds=busy / shared_cores))
@@ -196,7 +194,7 @@ def predict(
 def _with_servers(
     pushed: Sequence[int], pulled: Sequence[int], servers: int, link: LinkCost
 ) -> Iterator[Bound]:
-    """What the links to and from the servers take per group; both ways at once."""
+    """Bounds of the links to and from the servers; both directions work at once."""
     for worker, sizes in enumerate(zip(pushed, pulled, strict=True)):
         if any(sizes):
             yield Bound(what="servers", workers=(worker,), seconds=max(sizes) / link.bytes_per_s)
@@ -208,9 +206,9 @@ def _with_servers(
 def _throughput(
     layout: Layout, times: LayerTimes, link: LinkCost, *, item_bytes: int, threads: int
 ) -> list[Bound]:
-    """What the computing of each worker and each link between workers take per group.
+    """Bounds of each worker and of each link between workers.
 
-    Tensors are handled on the one event loop of a worker, however many compute threads it has.
+    A worker handles tensors on its one event loop, with any number of compute threads.
     """
     busy = [seconds / threads for seconds in worker_seconds(layout, times)]
     sent: dict[tuple[int, int], int] = {}
@@ -226,37 +224,36 @@ def _throughput(
 
 
 def longest_chain(parts: Sequence[Partition]) -> int:
-    """Count the crossings that one group makes one after the other, its last weight gradients included.
+    """Count the crossings of one group one after the other, including its last weight gradients.
 
-    It does not depend on the number of images: n groups in flight wait for `longest_chain` latencies together
-    where one would wait for them alone.
+    The count does not depend on the number of images. n groups in flight share these latencies.
 
     Args:
-        parts: Of all workers, in their order.
+        parts: Parts of all workers, in their order.
 
     Raises:
-        ModelError: They are not the parts of all workers.
+        ModelError: `parts` are not those of all workers.
     """
     return round(_longest_way(parts, lambda part, segment: 0.0, lambda crossing: 1.0))
 
 
 def chain_seconds(parts: Sequence[Partition], times: LayerTimes, link: LinkCost) -> float:
-    """Predict how long one group takes alone, one thread per worker, from its images to its last sum.
+    """Predict the seconds of one group alone, one thread per worker, from its images to its last sum.
 
     Args:
-        parts: Of all workers, in their order.
-        times: Of the layers of the whole network.
-        link: Between any two workers.
+        parts: Parts of all workers, in their order.
+        times: Times of the layers of the whole network.
+        link: Cost of a link between any two workers.
 
     Raises:
-        ModelError: They are not the parts of all workers.
+        ModelError: `parts` are not those of all workers.
     """
     item_bytes = parts[0].network.dtype.itemsize
     whole = {layer.name: extent(layer.output_shape) for layer in parts[0].layout.topology.layers}
 
     def layer_s(part: Partition, number: int) -> float:
         layer = part.network.layers[number]
-        if layer.name not in whole:  # a departure or an arrival: its tensors are paid for by the crossing
+        if layer.name not in whole:  # a departure or an arrival: the crossing has its cost
             return 0.0
         return times.seconds[layer.name] * extent(layer.output_shape) / whole[layer.name]
 
@@ -277,7 +274,7 @@ def _longest_way(
     segment_cost: Callable[[Partition, Segment], float],
     crossing_cost: Callable[[Crossing], float],
 ) -> float:
-    """Find the longest way of one group through all segments, in the order in which each worker has them."""
+    """Find the longest path of one group through all segments, in the order of each worker."""
     _check_complete(parts)
     crossings = parts[0].layout.crossings
     arrived: dict[int, float] = {}
@@ -287,7 +284,7 @@ def _longest_way(
         ready = [w for w, left in waiting.items() if left and arrived.keys() >= set(left[0].receives)]
         if not ready:
             raise ModelError(
-                f"segments of workers {[w for w, left in waiting.items() if left]} wait for ever"
+                f"segments of workers {[w for w, left in waiting.items() if left]} wait for one another"
             )
         for worker in ready:
             segment = waiting[worker].pop(0)

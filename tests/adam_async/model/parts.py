@@ -1,4 +1,4 @@
-"""All parts of a cut network in one thread, segment by segment; and networks of any form to be cut."""
+"""All parts of a cut network in one thread, segment by segment; and networks of any form to cut."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ DICE, KEYS = Dice(4), (1, 2)
 
 
 class Mirror(Layer):
-    """A layer of a user's own, which does not say how it may be cut: turns rows or features round."""
+    """A user's layer that names no cut: reverses the order of rows or features."""
 
     def forward(self, weights, slots):
         np.copyto(slots.output, np.flip(slots.inputs[0], axis=slots.output.ndim // 4))
@@ -31,19 +31,19 @@ KINDS = {**BUILTIN_LAYERS, "mirror": Mirror}
 
 
 def network_of(spec, kernels="numpy", dtype=np.float64):
-    """A network that may have a `Mirror`; the test is skipped where the kernels are missing."""
+    """Make a network that may have a `Mirror`; skips the test if the kernels are missing."""
     if kernels == "numba":
         pytest.importorskip("numba", reason="compiled kernels need numba")
     return Network(spec, dtype, kernels=kernels, layers=KINDS)
 
 
 def layout_of(network, plan):
-    """What follows from a plan."""
+    """Derive the layout of a plan."""
     return Layout(network.topology, network.input_shape, plan)
 
 
 def plans_of(network, workers):
-    """Plans of all kinds for so many workers, by what they are called; those that there are."""
+    """Make all kinds of plans that exist for this number of workers, by name."""
     makers = {halo: partial(vertical_plan, halo=halo) for halo in ("exchange", "recompute", "auto")}
     found = {}
     for name, make in {**makers, "layers": layers_plan}.items():
@@ -56,7 +56,7 @@ def plans_of(network, workers):
 
 
 def group_of(network, images, seed=1):
-    """Images, and what the loss takes."""
+    """Draw images, and targets for the loss."""
     shape = (images, *network.spec.input_shape)
     x = Dice(seed).normal("x", count=int(np.prod(shape)), dtype=float).reshape(shape).astype(network.dtype)
     loss = network.layers[-1]
@@ -67,7 +67,7 @@ def group_of(network, images, seed=1):
 
 
 def weights_of(network, seed=1):
-    """Start values, but no zeros: a bias that is 0 hides who adds it."""
+    """Draw start values without zeros: a bias of 0 hides a worker that adds it twice."""
     weights = network.initial_weights(Dice(seed))
     for name, value in weights.items():
         if not np.any(value):
@@ -77,16 +77,16 @@ def weights_of(network, seed=1):
 
 @dataclass
 class Found:
-    """What a group gave: the uncut network, or all parts together."""
+    """Results of a group, from the uncut network or from all parts together."""
 
     loss: float
     gradients: dict
     errors: dict
-    """Error gradients of outputs by the numbers of their layers, where nobody worked in their memory."""
+    """Error gradients of outputs by the numbers of their layers, if no other layer uses their memory."""
 
 
 def run_whole(network, weights, images, labels):
-    """What the uncut network finds."""
+    """Compute the results of the uncut network."""
     context = network.context(len(images))
     context.load(images, labels, dice=DICE, keys=KEYS)
     loss = network.forward(weights, context)
@@ -110,9 +110,9 @@ class Parts:
     """All parts of a cut network.
 
     Args:
-        network: The whole.
-        plan: How it is cut.
-        weights: Of the whole.
+        network: The whole network.
+        plan: Cut of the network.
+        weights: Weights of the whole.
     """
 
     def __init__(self, network, plan, weights):
@@ -125,11 +125,11 @@ class Parts:
         ]
 
     def contexts(self, images):
-        """A context per part, for up to so many images."""
+        """Make a context per part, for up to this number of images."""
         return [part.network.context(images) for part in self.parts]
 
     def cut(self, images):
-        """The rows that each part reads; None for those that read none."""
+        """Cut out the rows that each part reads; None for a part that reads none."""
         found = []
         for rows in self.layout.input_rows:
             cut = slice(rows.start, rows.stop)
@@ -138,23 +138,23 @@ class Parts:
         return found
 
     def load(self, contexts, cut, labels):
-        """Give each part its rows, and all parts the labels."""
+        """Load each part's rows, and the labels."""
         for context, images in zip(contexts, cut, strict=True):
             context.load(images, labels, dice=DICE, keys=KEYS)
 
     def arrays(self, images):
-        """An array for everything that crosses."""
+        """Make an array per crossing."""
         shape_of = self.parts[0].wire_shape
         return {c.number: np.empty(shape_of(c, images), self.whole.dtype) for c in self.layout.crossings}
 
     def run_segments(self, contexts, wires, choose=min, trace=None):
-        """Run every segment when what it receives is there.
+        """Run every segment after the arrival of its crossings.
 
         Args:
-            contexts: With the group.
-            wires: As `arrays` gives them.
-            choose: Which of the workers that can go on does so.
-            trace: Called with worker, segment and wires after each.
+            contexts: Contexts with the group.
+            wires: Arrays from `arrays`.
+            choose: Picks one of the workers that can run.
+            trace: Called with worker, segment and wires after each segment.
         """
         arrived, at = set(), [0] * len(self.parts)
         while ready := self._ready(at, arrived):
@@ -168,7 +168,7 @@ class Parts:
             arrived.update(segment.sends)
             if trace is not None:
                 trace(worker, segment, wires)
-        assert at == [len(part.segments) for part in self.parts], "nobody can go on"
+        assert at == [len(part.segments) for part in self.parts], "no worker can run"
         assert arrived == {c.number for c in self.layout.crossings if c.kind != "gradient"}
 
     def _ready(self, at, arrived):
@@ -179,7 +179,7 @@ class Parts:
         ]
 
     def run(self, images, labels, choose=min, contexts=None):
-        """Run one group. What a segment received is lost when it has ended, as what a link delivered is."""
+        """Run one group. Received arrays are overwritten after each segment, as a link's buffers are."""
         contexts = contexts or self.contexts(len(images))
         wires = self.arrays(len(images))
         for array in wires.values():
@@ -200,7 +200,7 @@ class Parts:
         return Found(losses[0], self._gradients(contexts), self._whole_errors(contexts))
 
     def _gradients(self, contexts):
-        """Gradients of whole tensors: rows from where they are, sums from their owners, in worker order."""
+        """Join the gradients of whole tensors from rows, and from sums in the order of the workers."""
         sums = {}
         for part, context in zip(self.parts, contexts, strict=True):
             for crossing in part.partial:
@@ -227,7 +227,7 @@ class Parts:
         return found
 
     def _whole_errors(self, contexts):
-        """Error gradients of whole outputs: those of all parts added up, where all still have them."""
+        """Add up the parts' error gradients of whole outputs, if all parts still have them."""
         here = [
             {part.network.layers[at].name: error for at, error in _errors(part.network, context).items()}
             for part, context in zip(self.parts, contexts, strict=True)
@@ -249,7 +249,7 @@ def _rows_of(parameter):
 
 
 def assert_close(found, expected, rtol=1e-9):
-    """Loss, gradients and error gradients are the same, but for how sums are rounded."""
+    """Assert that loss, gradients and error gradients are equal up to rounding."""
     assert found.loss == pytest.approx(expected.loss, rel=rtol)
     for name, value, right in _pairs(found, expected):
         limit = rtol * max(np.abs(right).max(initial=0), 1e-3)
@@ -257,7 +257,7 @@ def assert_close(found, expected, rtol=1e-9):
 
 
 def assert_equal(found, expected):
-    """Loss, gradients and error gradients are the same to the last bit."""
+    """Assert that loss, gradients and error gradients have the same bits."""
     assert found.loss == expected.loss
     for name, value, right in _pairs(found, expected):
         np.testing.assert_array_equal(value, right, err_msg=name)
@@ -300,7 +300,7 @@ JOINS = ("add", "concatenate")
 
 
 class _Growing:
-    """A network that gets one layer after the other, where they fit."""
+    """A network that grows layer by layer, by layers that fit."""
 
     def __init__(self, draw, input_shape):
         self.draw = draw
@@ -319,7 +319,7 @@ class _Growing:
         self.last = spec.name
 
     def add_any(self, kinds, axes, *, chain):
-        """Add one of these kinds of layers, or one that joins some; it reads outputs with so many axes."""
+        """Add a layer of one of these kinds, or a join; it reads outputs with this number of axes."""
         draw, shapes = self.draw, self.shapes
         known = [name for name, shape in shapes.items() if len(shape) == axes]
         source = self.last if chain else draw(st.sampled_from(known))
@@ -336,7 +336,7 @@ class _Growing:
 def networks(draw):
     """Networks of any form, of layers of all kinds: first on images, then on features.
 
-    Half of them are chains. In the others each layer reads any before it, and what nobody reads is joined.
+    Half of them are chains. In the others each layer reads any before it; a join reads unread outputs.
     """
     chain = draw(st.booleans())
     shape = (draw(st.integers(1, 2)), draw(st.integers(1, 11)), draw(st.integers(1, 4)))
@@ -380,4 +380,4 @@ EVERYTHING = ModelSpec(
         of("loss", "softmax_cross_entropy"),
     ),
 )
-"""Layers of every kind but the other loss, one that nobody can cut among them."""
+"""Layers of every kind except the other loss; one of them cannot be cut."""

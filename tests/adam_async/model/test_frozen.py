@@ -1,4 +1,4 @@
-"""Frozen layers: their weights stay as they are, and the others train as if nothing had been said."""
+"""Frozen layers keep their weights, and the other layers train as without them."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def gradients_of(network, weights):
     return found
 
 
-def test_what_is_frozen_costs_fewer_operations():
+def test_frozen_layers_cost_fewer_operations():
     def passes(*frozen):
         network = Network(spec_of(*frozen))
         costs = {layer.name: layer.multiply_adds for layer in network.layers if layer.multiply_adds}
@@ -55,14 +55,14 @@ def test_what_is_frozen_costs_fewer_operations():
 
     trained, costs = passes()
     assert trained == 2 * (2 * costs["conv1"] + 3 * costs["fc1"] + 3 * costs["fc2"])
-    # Nothing before fc1 needs an error gradient, so fc1 hands none back.
+    # No layer before fc1 needs an error gradient, so fc1 computes none.
     assert passes("conv1")[0] == 2 * (costs["conv1"] + 2 * costs["fc1"] + 3 * costs["fc2"])
     assert passes("fc2")[0] == 2 * (2 * costs["conv1"] + 3 * costs["fc1"] + 2 * costs["fc2"])
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("frozen", [("conv1",), ("fc1",), ("fc2",), ("conv1", "fc2")], ids=str)
-def test_the_others_have_the_gradients_that_they_had(frozen, kernels):
+def test_other_layers_keep_their_gradients(frozen, kernels):
     whole = Network(digits(), dtype="float64", kernels=kernels)
     part = Network(spec_of(*frozen), dtype="float64", kernels=kernels)
     weights = whole.initial_weights(Dice(4))
@@ -75,7 +75,7 @@ def test_the_others_have_the_gradients_that_they_had(frozen, kernels):
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("rule", ["sgd", "adam"])
-def test_training_in_place_leaves_them_and_their_rule_state_alone(rule, kernels):
+def test_training_in_place_leaves_frozen_tensors_and_their_rule_state_unchanged(rule, kernels):
     network = Network(spec_of("conv1", "fc2"), kernels=kernels)
     update = make_rule(rule)
     step = InPlaceStep(network, update)
@@ -90,7 +90,7 @@ def test_training_in_place_leaves_them_and_their_rule_state_alone(rule, kernels)
     assert not any(array.any() for name in network.frozen for array in state[name].values())
 
 
-def test_nothing_before_the_first_layer_that_trains_is_computed_on_the_way_back():
+def test_backward_computes_nothing_before_the_first_trained_layer():
     network = Network(spec_of("conv1", "fc1"))
     context = network.context(2)
     held = [context.slots(number).output_error is not None for number in range(len(network.layers))]
@@ -98,12 +98,12 @@ def test_nothing_before_the_first_layer_that_trains_is_computed_on_the_way_back(
     assert names == ["fc2"]
 
 
-def test_the_check_of_gradients_leaves_them_out():
+def test_the_check_of_gradients_skips_frozen_tensors():
     network = Network(spec_of("fc1"), dtype="float64")
     check_network(network, network.initial_weights(Dice(4)), *images_of(3), Dice(4))
 
 
-def test_what_has_nothing_to_freeze_or_would_leave_nothing_to_train_is_refused():
+def test_frozen_is_refused_without_parameters_and_if_nothing_is_left_to_train():
     dense = LayerSpec.of("fc", "dense", outputs=3, frozen=True)
     relu = LayerSpec.of("relu", "relu", frozen=True)
     loss = LayerSpec.of("loss", "softmax_cross_entropy")
@@ -111,7 +111,7 @@ def test_what_has_nothing_to_freeze_or_would_leave_nothing_to_train_is_refused()
     def network_of(*layers: LayerSpec) -> Network:
         return Network(ModelSpec(name="m", input_shape=(4,), layers=layers))
 
-    with pytest.raises(SpecError, match=r"layer 'relu' .* has no parameters that option 'frozen'"):
+    with pytest.raises(SpecError, match=r"layer 'relu' .* has no parameters, so option 'frozen'"):
         network_of(LayerSpec.of("fc", "dense", outputs=3), relu, loss)
     with pytest.raises(SpecError, match=r"every layer with parameters is frozen \(fc\)"):
         network_of(dense, loss)

@@ -42,7 +42,7 @@ def inputs(network, sizes, **options):
 
 
 class Place:
-    """Weights and state of one network, and what one thread trains them with."""
+    """Weights and state of one network, with a thread's context and buffers."""
 
     def __init__(self, network, rule, *, images=6):
         self.weights, self.state = network.initial_weights(Dice(1)), new_rule_state(network, rule)

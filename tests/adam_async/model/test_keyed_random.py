@@ -1,4 +1,4 @@
-"""Random values are functions of what they are for."""
+"""Random values are functions of their purpose."""
 
 import numpy as np
 import pytest
@@ -83,7 +83,7 @@ def test_uniform_and_normal_have_their_moments():
     seeds=st.lists(st.integers(0, 2**64), min_size=1, max_size=3),
     blocks=st.lists(st.integers(0, 2**62 - 1), max_size=5),
 )
-def test_words_of_many_places_at_once_are_those_of_bits(seeds, blocks):
+def test_words_with_many_keys_at_once_are_those_of_bits(seeds, blocks):
     keys = np.array([Dice(seed).key("augment", (1, "a")) for seed in seeds], np.uint64)
     places = np.array(blocks, np.uint64)[:, np.newaxis] + np.zeros(len(seeds), np.uint64)
 

@@ -133,13 +133,17 @@ def test_a_group_gradient_is_the_mean_and_does_not_depend_on_the_size_of_the_con
         np.testing.assert_allclose(value, np.mean([g[name] for g in singles], axis=0), rtol=1e-9, atol=1e-13)
 
 
-# What is left is NumPy's own buffers for mixing dtypes: 8192 values per operand, freed at once.
+# The rest is NumPy's own buffers for mixing dtypes: 8192 values per operand, freed at once.
 @pytest.mark.parametrize(("dtype", "limit_bytes"), [(np.float32, 256 * 1024), (np.float64, 512 * 1024)])
 def test_steady_state_allocates_no_tensors(dtype, limit_bytes):
     network = Network(named_model("mnist-adam"), dtype)
     weights = network.initial_weights(Dice(1))
     rule = Sgd(momentum=0.9, weight_decay=1e-4)
-    state, buffers, context = new_rule_state(network, rule), StepBuffers.of(network), network.context(16)
+    state, buffers, context = (
+        new_rule_state(network, rule),
+        StepBuffers.of(network.trained, network.dtype),
+        network.context(16),
+    )
     images = np.zeros((16, 28, 28), np.uint8)
     labels = np.arange(16) % 10
 
@@ -419,7 +423,7 @@ def test_one_image_has_one_score_in_every_layout_and_scale_that_is_taken():
 
 
 class Scaled(Layer):
-    """A layer of a user: its input times one value, with a mistake in the method `at`."""
+    """A user's layer: its input times one value, with a mistake in the method `at`."""
 
     def __init__(self, spec, input_shapes):
         super().__init__(spec, input_shapes)
@@ -439,7 +443,7 @@ class Scaled(Layer):
 
 
 class Measured(Scaled):
-    """The same with a gradient."""
+    """A `Scaled` layer with a gradient."""
 
     def delta(self, slots, kind, out):
         out.fill(0)
@@ -462,7 +466,13 @@ def scaled_step(kind, kernels, rule):
     context = network.context(2)
     context.load(np.zeros((2, 1, 2, 2), np.uint8), np.zeros(2, np.int64))
     train_step(
-        network, weights, new_rule_state(network, rule), context, StepBuffers.of(network), rule, rate=0.1
+        network,
+        weights,
+        new_rule_state(network, rule),
+        context,
+        StepBuffers.of(network.trained, network.dtype),
+        rule,
+        rate=0.1,
     )
 
 
@@ -479,6 +489,6 @@ def test_a_layer_that_fails_is_named_with_its_method(method, kernels, rule, monk
 
 
 @pytest.mark.parametrize("kernels", ["numpy", "auto"])
-def test_a_layer_without_a_gradient_is_told_the_method_to_add(kernels):
-    with pytest.raises(ModelError, match=r"give the class Scaled a method delta\(slots, kind, out\)"):
+def test_the_error_of_a_layer_without_a_gradient_names_the_method_to_add(kernels):
+    with pytest.raises(ModelError, match=r"define a method delta\(slots, kind, out\) in class Scaled"):
         scaled_step(Scaled, kernels, Sgd())

@@ -1,4 +1,4 @@
-"""Batches of gradients equal the rule applied once for each, whichever kernels apply them."""
+"""Batches of gradients equal the rule applied once for each, with any kernels."""
 
 from importlib.util import find_spec
 
@@ -7,8 +7,9 @@ import pytest
 
 from adam_async.model import rule_batches
 from adam_async.model.errors import ModelError
+from adam_async.model.kernels import make_batches
 from adam_async.model.keyed_random import Dice
-from adam_async.model.rule_batches import NumpyBatches, make_batches
+from adam_async.model.rule_batches import NumpyBatches
 from adam_async.model.rules import Adagrad, Adam, Sgd, new_scratch
 
 RULES = [
@@ -67,7 +68,7 @@ def test_blocks_change_no_bit(monkeypatch, rule, block):
 
 
 @pytest.mark.skipif("numba" not in KERNELS, reason="needs the extra fast")
-def test_compiled_batches_read_no_memory_that_is_not_there(monkeypatch):
+def test_compiled_batches_read_no_memory_outside_their_arrays(monkeypatch):
     monkeypatch.setattr("adam_async.model.fast.batches.SMALL", 0)
     rule = Sgd()
     batches = make_batches(rule, np.dtype(np.float32), "numba")

@@ -1,4 +1,4 @@
-"""Rules equal their formulas, in place, whatever the size."""
+"""Rules equal their formulas, in place, at any size."""
 
 import tracemalloc
 

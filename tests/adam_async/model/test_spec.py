@@ -1,4 +1,4 @@
-"""Specs are checked where they are read, and errors name the culprit."""
+"""Specs are checked when they are read, and errors name the wrong value."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_mnist_adam_has_the_counts_of_the_paper():
 
     assert network.num_parameters == 298_090
     assert network.multiply_adds == 756_000
-    # The first layer, of 144,000, has no way back.
+    # The first layer, of 144,000, has no backward.
     assert network.operations == 6 * 756_000 - 2 * 144_000
 
 
@@ -84,7 +84,7 @@ def test_mlp_takes_any_sizes():
         ("input = [1, 6, 6]", "", "needs the key 'input'"),
         ("input = [1, 6, 6]", "input = [6, 6]", r"input must be .* not \[6, 6\]"),
         ("input = [1, 6, 6]", "input = 6", "must be a list of sizes, not 6"),
-        ('name = "small"', "name = 5", "must be a text, not 5"),
+        ('name = "small"', "name = 5", "must be text, not 5"),
         ("kernel = 3", "kernal = 3", "'conv'.*unknown option 'kernal'.*known options: filters, kernel"),
         ("kernel = 3", "", "'conv'.*option 'kernel' is missing"),
         ("kernel = 3", "kernel = 0", "'conv'.*'kernel' must be a whole number of at least 1, not 0"),
@@ -125,7 +125,7 @@ def test_mlp_takes_any_sizes():
         ("[[layers]]", "[layers", "not valid TOML"),
     ],
 )
-def test_a_wrong_model_is_refused_with_the_culprit_named(old, new, message):
+def test_the_refusal_of_a_wrong_model_names_the_wrong_value(old, new, message):
     assert old in TOML
     with pytest.raises(SpecError, match=message):
         Network(ModelSpec.from_toml(TOML.replace(old, new, 1)))

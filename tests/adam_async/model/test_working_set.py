@@ -1,4 +1,4 @@
-"""Working sets are the bytes of the arrays that a group really walks through."""
+"""Working sets are the bytes of the arrays that a group touches."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_a_dense_layer_is_counted_by_hand() -> None:
 
     assert first.layers == ("flat", "fc1", "relu1")
     assert (first.weights, first.push_buffers) == (4 * 65, 4 * 65)
-    # The rectifier works where its input lies; images are flattened into a copy and have no error gradient.
+    # The rectifier works in its input's memory; images are flattened into a copy and have no error gradient.
     assert (first.activations, first.gradients) == (4 * 7 * (2 * 12 + 5), 4 * 7 * 5)
     assert second.layers == ("fc2", "loss")
     assert (second.activations, second.gradients) == (4 * 7 * (5 + 3 + 1), 4 * 7 * (5 + 3))
@@ -26,7 +26,7 @@ def test_a_dense_layer_is_counted_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", NAMED_MODELS)
-def test_the_whole_way_is_the_context_and_the_parameters_twice(name: str) -> None:
+def test_the_whole_network_is_the_context_and_the_parameters_twice(name: str) -> None:
     network = Network(named_model(name))
     whole = working_sets(network, 4)[-1]
 

@@ -36,7 +36,7 @@ from adam_async.messages import (
     state_tables,
     unpack,
 )
-from adam_async.model.rule_batches import make_batches
+from adam_async.model.kernels import make_batches
 from adam_async.model.rules import Sgd
 from adam_async.parameter_server import apply, service
 from adam_async.parameter_server.events import EpochBegan, ReplicasChanged

@@ -22,7 +22,7 @@ def environment(folder):
     return {**os.environ, "NUMBA_CACHE_DIR": str(folder)}
 
 
-def test_what_a_process_compiled_is_ready_for_the_next_and_nothing_else_is(tmp_path):
+def test_kernels_that_a_process_compiles_are_ready_for_the_next_and_no_others(tmp_path):
     command = [sys.executable, "-m", "adam_async.model.fast.compiling", "float64", CLEAR]
     subprocess.run(command, check=True, env=environment(tmp_path))
     asked = subprocess.run(
@@ -45,7 +45,7 @@ def test_a_process_waits_for_another_that_compiles_into_the_folder(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_where_nothing_can_be_kept_each_process_compiles_for_itself(tmp_path):
+def test_without_a_writable_cache_each_process_compiles_for_itself(tmp_path):
     tmp_path.chmod(0o500)
     command = [sys.executable, "-m", "adam_async.model.fast.compiling", "float64", CLEAR]
     assert subprocess.run(command, env=environment(tmp_path)).returncode == 0

@@ -1,4 +1,4 @@
-"""The compiled functions have the errors that are stated, and survive what is not finite."""
+"""The compiled functions keep their error bounds, also for values that are not finite."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def exact_logistic(x):
 
 
 CURVES = [(_exponentials, np.exp), (_tanhs, np.tanh), (_logistics, exact_logistic)]
-"""Each with the function itself, for numbers twice as long."""
+"""Compiled functions, each with its reference in twice the precision."""
 
 
 def applied(function, x):

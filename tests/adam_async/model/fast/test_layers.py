@@ -1,4 +1,4 @@
-"""The compiled layers equal the NumPy ones, whatever their shape, and pass the same check of gradients."""
+"""The compiled layers equal the NumPy ones at any shape, and pass the same check of gradients."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def slots_of(layer, inputs, error):
         output_error=error,
         input_errors=tuple(np.full_like(value, np.nan) for value in inputs),
         scratch={
-            # Whatever an earlier group left there must not matter.
+            # Values of an earlier group must have no effect.
             name: np.full(shape, 7, dtype or inputs[0].dtype)
             for name, (shape, dtype) in layer.scratch(images).items()
         },
@@ -76,7 +76,7 @@ def slots_of(layer, inputs, error):
 
 
 def labels_of(kind, shape, images):
-    """Class numbers, or values where the loss takes those; None for a layer that is no loss."""
+    """Class numbers, or values if the loss takes values; None for a layer that is no loss."""
     if kind == "softmax_cross_entropy" or (kind == "mean_squared_error" and len(shape) == 1):
         return np.arange(images) % shape[0]
     return draw("labels", (images, *shape), np.float32) if kind == "mean_squared_error" else None
@@ -212,7 +212,7 @@ def test_joins_of_any_shape_equal_the_numpy_ones(firsts, rest, images):
     images=st.sampled_from([1, 2, 7, 16, 33]),
     kind=st.sampled_from(["sigmoid", "tanh", "dropout", "relu", "mean_squared_error"]),
 )
-def test_what_goes_value_by_value_equals_numpy_at_any_size(features, images, kind):
+def test_elementwise_layers_equal_numpy_at_any_size(features, images, kind):
     check_equal(kind, {}, ((features,),), images)
     check_equal(kind, {}, ((features,),), images, np.float32)
 
@@ -240,7 +240,7 @@ def test_among_equal_values_the_same_one_receives_the_gradient():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("kind", "options", "shapes"), CASES)
-def test_what_is_not_finite_is_not_hidden(kind, options, shapes, bad):
+def test_values_that_are_not_finite_are_not_hidden(kind, options, shapes, bad):
     spec = LayerSpec.of("it", kind, **options)
     inputs = tuple(draw(f"x{n}", (*shape, 3), np.float32) for n, shape in enumerate(shapes))
     inputs[0][0] = bad

@@ -128,7 +128,7 @@ def test_predictions_agree():
     np.testing.assert_allclose(fast.scores(weights, images), plain.scores(weights, images), atol=1e-4)
 
 
-def test_a_layer_of_a_users_own_runs_its_own_steps():
+def test_a_users_layer_runs_its_own_steps():
     class Twice(Layer):
         def forward(self, weights, slots):
             np.multiply(slots.inputs[0], 2, out=slots.output)
@@ -187,7 +187,7 @@ def test_read_only_weights_are_not_trained_in_place():
     step, context = InPlaceStep(network, Sgd()), network.context(2)
     context.load(*group(network, 2))
 
-    with pytest.raises(ModelError, match=r"'fc1\.weight' is to be changed in place, but .* read-only"):
+    with pytest.raises(ModelError, match=r"'fc1\.weight' changes in place, but .* read-only"):
         step.train(weights, new_rule_state(network, Sgd()), context, step.new_scratch(), rate=0.1)
 
 
@@ -255,7 +255,7 @@ def test_kernels_that_the_user_chose_do_not_change(kernels, monkeypatch):
 
 
 @pytest.mark.slow
-def test_warming_up_tells_how_far_it_is():
+def test_warming_up_reports_its_progress():
     told = []
     Network(named_model("digits"), kernels="numba").warm_up(lambda done, total: told.append((done, total)))
     total = told[0][1]
@@ -273,7 +273,7 @@ def test_auto_takes_the_compiled_kernels():
 
 
 def test_without_numba_auto_is_numpy_and_asking_for_it_names_the_extra(monkeypatch):
-    monkeypatch.setattr("adam_async.model.network.find_spec", lambda name: None)
+    monkeypatch.setattr("adam_async.model.kernels.find_spec", lambda name: None)
 
     assert Network(mlp(), kernels="auto").kernels == "numpy"
     with pytest.raises(SpecError, match=r"adam-async\[fast\]"):

@@ -45,7 +45,7 @@ def test_narrower_registers_can_be_forced():
     ("wanted", "why"),
     [
         ("neon", "ADAM_VECTORS=neon: this processor does not have them; choose from avx512, avx2, auto"),
-        ("avx3", "ADAM_VECTORS=avx3: there are none of this name; choose from avx512, avx2, auto"),
+        ("avx3", "ADAM_VECTORS=avx3: unknown name; choose from avx512, avx2, auto"),
     ],
 )
 def test_registers_that_are_not_there_are_refused(wanted, why):

@@ -1,4 +1,4 @@
-"""The way back of a convolution near its edges, for groups whose images fill whole vectors."""
+"""Backward of a convolution near its edges, for groups with images for whole vectors."""
 
 import numpy as np
 import pytest

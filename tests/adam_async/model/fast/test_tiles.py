@@ -11,7 +11,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from adam_async.model.fast.registers import SETS, Registers
-from adam_async.model.fast.squares import emit_best_of, emit_hand_out, emit_mean_of, emit_share_out
+from adam_async.model.fast.squares import emit_best_of, emit_mean_of, emit_route, emit_spread
 from adam_async.model.fast.tiles import ONE, REST, TWO, emit_dots, emit_tile, tile_vectors
 from adam_async.model.fast.vectors import I64, POINTER, whole
 
@@ -23,13 +23,13 @@ MACHINES = [
     ("apple-m1", "aarch64-apple-darwin", SETS["neon"]),
 ]
 STACK = {"x86_64": re.compile(r"\(%rsp"), "aarch64": re.compile(r"\[sp")}
-"""Nothing keeps a frame pointer here, so the stack is reached in one way."""
+"""Pattern of the stack's addresses; without a frame pointer there is only this one."""
 
 ELEMENTS = [ir.FloatType(), ir.DoubleType()]
 
 
 def function(arguments: int) -> tuple[ir.Module, ir.IRBuilder, list]:
-    """A function whose arguments lie in memory, as a kernel's do on its tape."""
+    """Make a function with arguments in memory, like a kernel's on its tape."""
     module = ir.Module()
     made = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), "kernel")
     builder = ir.IRBuilder(made.append_basic_block("entry"))
@@ -54,7 +54,7 @@ def dots(element: ir.Type, registers: Registers) -> ir.Module:
 
 
 def assembly(module: ir.Module, processor: str, triple: str) -> list[str]:
-    """What the compiler makes of it, optimized as kernels are."""
+    """Compile to assembly, optimised as kernels are."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     machine = llvm.Target.from_triple(triple).create_target_machine(cpu=processor, opt=3)
@@ -66,7 +66,7 @@ def assembly(module: ir.Module, processor: str, triple: str) -> list[str]:
 
 
 def innermost_loops(lines: list[str]) -> list[list[str]]:
-    """The instructions of each loop that holds no other: what lies between a label and a jump back to it."""
+    """Instructions of each innermost loop: those between a label and a jump back to it."""
     labels = {line.split(":")[0]: number for number, line in enumerate(lines) if re.match(r"\.?L\w+:", line)}
     spans = []
     for number, line in enumerate(lines):
@@ -121,13 +121,13 @@ def test_no_sum_of_a_block_of_dots_lies_on_the_stack(processor, triple, register
     ("emit", "arguments"),
     [
         (emit_best_of, 6),
-        (partial(emit_hand_out, adding=False), 8),
-        (partial(emit_hand_out, adding=True), 8),
+        (partial(emit_route, adding=False), 8),
+        (partial(emit_route, adding=True), 8),
         (emit_mean_of, 6),
-        (partial(emit_share_out, adding=False), 6),
-        (partial(emit_share_out, adding=True), 6),
+        (partial(emit_spread, adding=False), 6),
+        (partial(emit_spread, adding=True), 6),
     ],
-    ids=["best_of", "hand_out", "hand_out_adding", "mean_of", "share_out", "share_out_adding"],
+    ids=["best_of", "route", "route_adding", "mean_of", "spread", "spread_adding"],
 )
 @on_each_machine
 def test_no_loop_of_pooling_touches_the_stack(processor, triple, registers, emit, arguments):
@@ -141,7 +141,7 @@ def test_no_loop_of_pooling_touches_the_stack(processor, triple, registers, emit
 
 
 def test_tiles_for_more_registers_would_spill():
-    """What the tests above are worth: shapes for 32 registers, on a machine that has 16."""
+    """Show that the tests above can fail: shapes for 32 registers, on a machine with 16."""
     too_many = Registers(32, 32, masked_loads=True, reads_operands=True)
     processor, triple, _ = MACHINES[0]
 

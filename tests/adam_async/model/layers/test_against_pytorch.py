@@ -1,4 +1,4 @@
-"""Every layer gives what PyTorch gives: in files that it made once, and at hand where it is installed."""
+"""Every layer has PyTorch's results: those in golden files, and PyTorch's own if it is installed."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def batch_last(value, dtype):
 
 
 def kinds_of(kernels):
-    """The layers of a set of kernels; those that have no compiled version are NumPy's in either."""
+    """Layers of a set of kernels; a layer without a compiled version is NumPy's in both sets."""
     if kernels == "numpy":
         return BUILTIN_LAYERS
     pytest.importorskip("numba", reason="compiled kernels need numba")
@@ -33,7 +33,7 @@ def kinds_of(kernels):
 
 
 def computed(kind, options, arrays, dtype, kinds=BUILTIN_LAYERS):
-    """Output and gradients of our layer, named and laid out as in the golden files."""
+    """Output and gradients of our layer, with the names and shapes of the golden files."""
     inputs = [
         batch_last(arrays[f"input{i}"], dtype) for i in range(sum(f"input{i}" in arrays for i in range(9)))
     ]

@@ -97,13 +97,13 @@ def test_float32_agrees_with_float64_of_numpy(end, kernels):
         assert np.linalg.norm(value - exact[name]) <= 1e-4 * np.linalg.norm(exact[name]), name
 
 
-# What is left is NumPy's own buffers for strided operands and mixed dtypes: they do not grow with the group.
+# The rest is NumPy's own buffers for strided operands and mixed dtypes: they do not grow with the group.
 @pytest.mark.parametrize("kernels", ["numpy", "numba"])
 @pytest.mark.parametrize("end", ENDS)
 def test_steady_state_allocates_no_tensors(end, kernels):
     network, rule = network_of(end, np.float32, kernels), Sgd(momentum=0.9)
     weights, context = network.initial_weights(Dice(1)), network.context(1024)
-    state, buffers = new_rule_state(network, rule), StepBuffers.of(network)
+    state, buffers = new_rule_state(network, rule), StepBuffers.of(network.trained, network.dtype)
     images, labels = group_of(1024)
     images, dice = images.astype(np.float32), Dice(4)
 

@@ -1,4 +1,4 @@
-"""Layers that are cut into blocks compute together what the whole layer computes, forward and back."""
+"""Layers cut into blocks compute together the results of the whole layer, forward and backward."""
 
 from itertools import pairwise
 
@@ -42,7 +42,7 @@ WHOLE = {
     "mean_squared_error": ((3, 7, 6),),
 }
 EXACT = {*CUTTABLE} - {"conv2d", "locally_connected", "dense"}
-"""Kinds whose outputs are the same to the last bit; products of matrices may add up in another order."""
+"""Kinds of layers with the same bits when cut; products of matrices may add up in another order."""
 
 
 def kinds_of(kernels):
@@ -60,7 +60,7 @@ def layer_of(kind, *shapes, kernels="numpy", **options):
 
 @st.composite
 def described(draw, kind):
-    """Options and input shapes of a layer of this kind, and where its output is cut."""
+    """Options and input shapes of a layer of this kind, and the cuts of its output."""
     options, shapes = CUTTABLE[kind]
     shape, chosen = draw(shapes), draw(options)
     more = draw(st.integers(1, 2)) if kind in ("add", "concatenate") else 0
@@ -78,7 +78,7 @@ def described(draw, kind):
 
 
 def part(array, block):
-    """The block of an activation, batch last: rows of an image, or features."""
+    """Block of an activation, batch last: rows of an image, or features."""
     return (
         (slice(None), slice(block.start, block.stop)) if array.ndim == 4 else slice(block.start, block.stop)
     )
@@ -89,10 +89,10 @@ def numbers(name, shape):
 
 
 def passes(layer, inputs, error, weights):
-    """A layer's output, input errors and gradients by name; factors are multiplied out."""
+    """Output, input errors and gradients of a layer by name, with factors multiplied."""
     slots = lone_slots(layer, inputs)
     for array in (*slots.scratch.values(), slots.output, *slots.input_errors):
-        array.fill(7)  # whatever an earlier group left there must not matter
+        array.fill(7)  # values of an earlier group must have no effect
     if layer.DRAWS:
         layer.draw(slots, Dice(5), (1, 2))
     layer.forward(weights, slots)
@@ -172,7 +172,7 @@ def test_a_cut_layer_can_be_cut_again(kernels, kind, data):
 
 @pytest.mark.parametrize("kernels", ["numpy", "numba"])
 @pytest.mark.parametrize("kind", BUILTIN_LAYERS)
-def test_layers_are_cut_by_what_their_class_says_and_the_whole_is_the_layer_itself(kind, kernels):
+def test_the_class_decides_the_cut_and_the_whole_is_the_layer_itself(kind, kernels):
     shapes = {"add": ((3, 7, 6),) * 2, "dense": ((7,),)} | WHOLE
     options = {"dense": {"outputs": 5}, "max_pool": {"kernel": 2}, "average_pool": {"kernel": 2}}
     options |= {sliding: {"filters": 2, "kernel": 3} for sliding in ("conv2d", "locally_connected")}
@@ -198,7 +198,7 @@ def test_images_joined_by_channels_are_cut_by_rows_and_sent():
 
 
 @pytest.mark.parametrize(("kind", "shapes"), WHOLE.items())
-def test_what_may_not_be_cut_needs_all_of_every_input(kind, shapes):
+def test_a_layer_that_may_not_be_cut_needs_all_of_every_input(kind, shapes):
     layer = layer_of(kind, *shapes)
 
     for position, shape in enumerate(shapes):
@@ -209,7 +209,7 @@ def test_what_may_not_be_cut_needs_all_of_every_input(kind, shapes):
             layer.cut(range(1))
 
 
-def test_a_layer_of_ones_own_is_not_cut_unless_it_says_how():
+def test_a_users_layer_is_not_cut_unless_it_names_its_cut():
     class Own(Layer):
         forward = backward = None
 

@@ -1,4 +1,4 @@
-"""The table of layers in the documents is that of the code."""
+"""The table of layers in the documents equals that of the code."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ LAYERS = {name: row for row in ROWS if len(row) == 6 for name in re.findall(r"`(
 
 
 def written(default):
-    """How the table writes a default: nothing where the option is required."""
+    """Write a default as the table does: empty if the option is required."""
     if default is None:
         return ""
     return " none" if default == () else f" {default if default != 1e-4 else '0.0001'}"
@@ -30,7 +30,7 @@ def test_every_layer_has_a_row_that_names_its_options_and_their_defaults(kind):
 
 
 @pytest.mark.parametrize("kind", BUILTIN_LAYERS)
-def test_every_layer_has_a_row_that_says_how_it_may_be_cut(kind):
+def test_every_layer_has_a_row_with_its_cut(kind):
     (cut,) = re.findall(rf"^\| (\w+) \|[^|]*`{kind}`", TEXT, re.MULTILINE)
 
     assert cut == BUILTIN_LAYERS[kind].CUT

@@ -1,4 +1,4 @@
-"""Dropout drops what seed, group and layer say, in training only."""
+"""Dropout drops values by seed, group and layer, in training only."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def dropped(network, *, dice, keys=(1, 2), name="drop", context=None):
     return context.output(name).copy()
 
 
-def test_what_is_dropped_is_a_function_of_seed_group_and_layer():
+def test_dropped_values_are_a_function_of_seed_group_and_layer():
     network = network_of(of("drop", "dropout"), of("other", "dropout"))
     first = dropped(network, dice=Dice(3))
     context = network.context(6)
@@ -85,7 +85,7 @@ def test_evaluation_drops_nothing_in_shared_memory_either():
     np.testing.assert_allclose(context.output("drop"), IMAGES @ weights["first.weight"].T, rtol=1e-12)
 
 
-def test_training_without_dice_is_refused_where_the_group_is_loaded():
+def test_loading_a_group_for_training_without_dice_is_refused():
     with pytest.raises(ModelError, match=r"'drop' \(dropout\) draws at random.*dice= and keys="):
         network_of(of("drop", "dropout")).context(6).load(IMAGES, LABELS)
 

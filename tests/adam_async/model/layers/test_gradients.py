@@ -94,7 +94,7 @@ def test_a_wrong_gradient_is_found():
         ("softmax_cross_entropy", {}, (5,), range(1), range(5)),
     ],
 )
-def test_layers_say_what_a_block_of_rows_needs_of_the_input(kind, options, shape, rows, needed):
+def test_layers_return_the_input_rows_that_a_block_needs(kind, options, shape, rows, needed):
     layer = BUILTIN_LAYERS[kind](LayerSpec.of("it", kind, **options), (shape,))
 
     assert layer.needs(rows) == needed

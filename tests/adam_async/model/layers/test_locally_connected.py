@@ -1,4 +1,4 @@
-"""A locally connected layer is a convolution whose every output pixel has weights of its own."""
+"""A locally connected layer is a convolution with separate weights at every output pixel."""
 
 import numpy as np
 import pytest

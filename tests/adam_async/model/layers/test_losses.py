@@ -1,4 +1,4 @@
-"""Class weights: what they multiply, and which are refused."""
+"""Class weights multiply losses and gradients; wrong ones are refused."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What does not fit is refused with the layer, the value and what is allowed."""
+"""Refusals name the layer, the wrong value and the values that are allowed."""
 
 import pytest
 
@@ -13,7 +13,7 @@ REQUIRED = {
 
 
 def fitting(kind):
-    """A layer of this kind that can be made, with whatever input it takes."""
+    """Make a layer of this kind, with an input that fits it."""
     for shapes in ((IMAGE,), ((6,),), (IMAGE, IMAGE)):
         try:
             return BUILTIN_LAYERS[kind](LayerSpec.of("it", kind, **REQUIRED[kind]), shapes)

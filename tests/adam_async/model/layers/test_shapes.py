@@ -10,7 +10,7 @@ from adam_async.model.keyed_random import Dice
 
 of = LayerSpec.of
 KINKED = {"relu", "max_pool"}
-"""Where a kink lies within the step of a finite difference the check must fail: examples are fixed."""
+"""Fixed examples: if a kink lies within the step of a finite difference, the check must fail."""
 
 IMAGES = st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(1, 8))
 ROWS = st.tuples(st.integers(1, 9))
@@ -43,7 +43,7 @@ SINGLE = {
 
 @st.composite
 def lone_layers(draw, kinds):
-    """A layer with options that fit its shape, and the labels of a loss."""
+    """Draw a layer with options that fit its shape, and labels for a loss."""
     kind = draw(st.sampled_from(kinds))
     options, shapes = SINGLE[kind]
     shape, chosen = draw(shapes), dict(draw(options))
@@ -93,7 +93,7 @@ UNARY = [
 
 @st.composite
 def graphs(draw):
-    """Acyclic networks: each node reads any nodes before it; what nobody reads is concatenated at the end."""
+    """Acyclic networks: each node reads any nodes before it; the end joins outputs without a reader."""
     channels, layers, unread = {"input": 2}, [], set()
     for number in range(draw(st.integers(1, 8))):
         name, known = f"n{number}", sorted(channels)

@@ -1,4 +1,4 @@
-"""Departures and arrivals hand values and error gradients on, and add up in the order of the workers."""
+"""Departures and arrivals pass values and error gradients, and add up in the order of the workers."""
 
 import gc
 import itertools
@@ -16,17 +16,17 @@ from tests.adam_async.model.parts import Parts, group_of, network_of, weights_of
 
 of = LayerSpec.of
 ORDER_MATTERS = (1e16, 1.0, -1e16, 3.0)
-"""Added up from the left they give 3; any other order gives something else."""
+"""Terms with the sum 3 from the left, and another sum in any other order."""
 
 
 def departure(workers, worker, *, rows=range(2, 4), read=True):
-    """One whose rows all other workers read."""
+    """Make a departure with rows that all other workers read."""
     wires = [Wire(peer, rows, 2 * peer, 2 * peer + 1) for peer in range(workers) if peer != worker]
     return Departure("it", (1, 9, 3), range(2, 6), worker=worker, wires=wires, read=read)
 
 
 def sum_up(layer, parts, own, images=2):
-    """The error gradient after the way back, `parts` being what the workers sent, of all their rows."""
+    """Error gradient after backward; `parts` are the error gradients of all rows from the workers."""
     slots = lone_slots(layer, [np.zeros((1, 4, 3, images))])
     slots.error.fill(own)
     slots.views[WIRES] = {
@@ -46,12 +46,12 @@ def test_error_gradients_are_added_up_in_the_order_of_the_workers_to_the_last_bi
         found = sum_up(departure(workers, worker), parts, parts[worker])
 
         assert np.all(found[:, :2] == expected), parts
-        assert np.all(found[:, 2:] == parts[worker])  # what nobody else reads
+        assert np.all(found[:, 2:] == parts[worker])  # rows that no other worker reads
         sums.add(expected)
     assert len(sums) > 2
 
 
-def test_an_output_that_is_not_read_here_has_only_the_error_gradients_of_others():
+def test_an_output_without_a_local_reader_has_only_the_error_gradients_of_other_workers():
     found = sum_up(departure(3, 1, read=False), (4.0, np.nan, 0.5), own=np.nan)
 
     assert np.all(found[:, :2] == 4.5)
@@ -69,7 +69,7 @@ def test_whole_parts_add_up_in_the_order_of_the_workers(workers):
     parts = Parts(network, vertical_plan(network, workers), weights_of(network))
     for part in parts.parts:
         for layer in part.network.layers:
-            layer.hosts_at = None  # else our own terms lie where their sum is to be
+            layer.hosts_at = None  # else the layer's own terms lie in the memory of the sum
     contexts, wires, checked = parts.contexts(4), parts.arrays(4), []
     images, targets = group_of(network, 4)
     parts.load(contexts, parts.cut(images), targets * 1e6)
@@ -123,12 +123,12 @@ def test_a_departure_copies_the_rows_that_others_read():
     ("own", "rows"),
     [
         (range(2, 5), range(1, 7)),  # between two others
-        (range(2, 5), range(3, 7)),  # its first row is read elsewhere only
+        (range(2, 5), range(3, 7)),  # only another worker reads its first row
         (range(5, 7), range(1, 3)),  # none of its own
-        (range(2, 8), range(3, 5)),  # nothing comes
+        (range(2, 8), range(3, 5)),  # no rows received
     ],
 )
-def test_an_arrival_puts_rows_together_and_hands_their_error_gradients_back(own, rows):
+def test_an_arrival_joins_rows_and_returns_their_error_gradients(own, rows):
     shape, images = (2, 9, 3), 2
     whole = np.random.default_rng(1).random((2, 9, 3, images))
     missing = [range(rows.start, min(own.start, rows.stop)), range(max(own.stop, rows.start), rows.stop)]
@@ -162,7 +162,7 @@ def test_features_cross_like_rows():
     assert (leaving.output_shape, landing.output_shape) == ((4,), (2,))
 
 
-def test_nothing_is_sent_back_to_what_has_nothing_to_train():
+def test_no_error_gradients_are_sent_to_layers_with_nothing_to_train():
     layers = (
         of("fixed", "conv2d", filters=2, kernel=3, padding=1, frozen=True),
         of("conv", "conv2d", filters=2, kernel=3, padding=1),

@@ -1,4 +1,4 @@
-"""All parts of a cut network, run by one thread, find to the last bit what parts find that talk."""
+"""All parts of a cut network in one thread have the bits of parts that exchange messages."""
 
 import numpy as np
 import pytest
@@ -55,20 +55,20 @@ def check_all_plans(network, workers, images):
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("workers", [1, 2, pytest.param(4, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", NAMED_MODELS)
-def test_named_models_find_together_what_parts_find_that_talk(name, workers, kernels):
+def test_joint_named_models_have_the_results_of_separate_parts(name, workers, kernels):
     check_all_plans(network_of(named_model(name), kernels), workers, images=3)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("workers", [2, 3])
-def test_a_network_of_all_layers_finds_together_what_parts_find_that_talk(workers, kernels):
+def test_a_joint_network_of_all_layers_has_the_results_of_separate_parts(workers, kernels):
     check_all_plans(network_of(EVERYTHING, kernels), workers, images=5)
 
 
 @pytest.mark.thorough
 @settings(max_examples=30, deadline=None)
 @given(spec=networks(), workers=st.integers(2, 4), images=st.integers(1, 4), kernels=st.sampled_from(KERNELS))
-def test_random_networks_find_together_what_parts_find_that_talk(spec, workers, images, kernels):
+def test_joint_random_networks_have_the_results_of_separate_parts(spec, workers, images, kernels):
     check_all_plans(network_of(spec, kernels), workers, images)
 
 
@@ -89,7 +89,7 @@ def test_factors_of_all_parts_multiply_to_the_gradient_of_the_whole_tensor(worke
                 np.testing.assert_allclose(errors.T @ x, gradients[parameter.name], rtol=1e-9, atol=1e-12)
 
 
-def test_segments_run_in_an_order_in_which_all_that_one_receives_was_sent():
+def test_each_segment_runs_after_those_that_send_to_it():
     network = network_of(EVERYTHING)
     for plan in plans_of(network, 3).values():
         parts = [Partition(network, plan, worker) for worker in range(3)]

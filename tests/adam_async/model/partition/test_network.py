@@ -1,4 +1,4 @@
-"""Parts of a cut network find together what the whole one finds, in whatever order their segments run."""
+"""Parts of a cut network have together the results of the whole, in any order of their segments."""
 
 import gc
 import random
@@ -34,7 +34,7 @@ KERNELS = ("numpy", "numba")
 
 
 def may_round(network, name, workers):
-    """Whether sums may be added up in another order than in the uncut network.
+    """Whether sums may have another order than in the uncut network.
 
     Error gradients of an output with several readers are: each worker adds up those of its own.
     """
@@ -43,7 +43,7 @@ def may_round(network, name, workers):
 
 
 def check_all_plans(network, workers, images, choose=min):
-    """Compare all plans with the uncut network, in contexts that hold the rest of a larger group."""
+    """Compare all plans with the uncut network, in contexts with values of a larger group."""
     weights, group = weights_of(network), group_of(network, images)
     expected = run_whole(network, weights, *group)
     for name, plan in plans_of(network, workers).items():
@@ -60,14 +60,14 @@ def check_all_plans(network, workers, images, choose=min):
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", NAMED_MODELS)
-def test_parts_of_named_models_find_what_the_whole_finds(name, workers, kernels):
+def test_parts_of_named_models_have_the_results_of_the_whole(name, workers, kernels):
     check_all_plans(network_of(named_model(name), kernels), workers, images=3)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("images", [1, 6])
-def test_parts_of_a_network_of_all_layers_find_what_the_whole_finds(images, workers, kernels):
+def test_parts_of_a_network_of_all_layers_have_the_results_of_the_whole(images, workers, kernels):
     network = network_of(EVERYTHING, kernels)
 
     assert plans_of(network, workers).keys() == {"exchange", "recompute", "auto", "layers"}
@@ -75,7 +75,7 @@ def test_parts_of_a_network_of_all_layers_find_what_the_whole_finds(images, work
 
 
 def images_of(rows, *layers):
-    """A small network of these layers on images with so many rows."""
+    """Make a small network of these layers, on images with this number of rows."""
     ends = (
         of("flat", "flatten"),
         of("out", "dense", outputs=3),
@@ -108,7 +108,7 @@ ODD = {
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("odd", ODD)
-def test_parts_of_odd_networks_find_what_the_whole_finds(odd, workers, kernels):
+def test_parts_of_odd_networks_have_the_results_of_the_whole(odd, workers, kernels):
     check_all_plans(network_of(ODD[odd], kernels), workers, images=2)
 
 
@@ -120,7 +120,9 @@ def test_parts_of_odd_networks_find_what_the_whole_finds(odd, workers, kernels):
     images=st.integers(1, 3),
     order=st.randoms(use_true_random=False),
 )
-def test_parts_of_any_network_find_what_the_whole_finds_in_any_order(kernels, spec, workers, images, order):
+def test_parts_of_any_network_have_the_results_of_the_whole_in_any_order(
+    kernels, spec, workers, images, order
+):
     check_all_plans(network_of(spec, kernels), workers, images, order.choice)
 
 
@@ -129,12 +131,12 @@ def test_parts_of_any_network_find_what_the_whole_finds_in_any_order(kernels, sp
 @pytest.mark.parametrize("kernels", KERNELS)
 @settings(max_examples=1500, derandomize=True)
 @given(spec=networks(), workers=st.integers(2, 4), images=st.integers(1, 3), seed=st.integers(0, 999))
-def test_parts_of_a_great_many_networks_find_what_the_whole_finds(kernels, spec, workers, images, seed):
+def test_parts_of_a_great_many_networks_have_the_results_of_the_whole(kernels, spec, workers, images, seed):
     check_all_plans(network_of(spec, kernels), workers, images, random.Random(seed).choice)
 
 
 def schedules(workers):
-    """Ways to choose who goes on: the first or last worker as long as it can, by turns, by chance."""
+    """Ways to choose the next worker: the first or last as long as it can run, alternating, at random."""
     turns = iter(range(10_000))
     yield min
     yield max
@@ -170,7 +172,7 @@ def test_the_order_of_segments_of_any_network_changes_no_bit(spec, workers, orde
 
 @settings(max_examples=20)
 @given(spec=networks(), workers=st.integers(1, 4), images=st.integers(1, 4))
-def test_what_crosses_is_as_large_as_the_plan_says(spec, workers, images):
+def test_crossings_have_the_sizes_of_the_plan(spec, workers, images):
     network = network_of(spec)
     for plan in plans_of(network, workers).values():
         for part in Parts(network, plan, weights_of(network)).parts:
@@ -226,7 +228,7 @@ def test_a_part_of_mnist_runs_from_one_wait_to_the_next():
     assert repr(upper) == "<Partition 0 of 2, 10 segments>"
 
 
-def test_a_part_that_reads_no_image_takes_labels_only_and_others_must_have_theirs():
+def test_a_part_without_images_loads_labels_only_and_other_parts_need_images():
     network = network_of(named_model("digits"))
     plan = layers_plan(network, 2)
     first, last = (Partition(network, plan, worker) for worker in (0, 1))
@@ -235,7 +237,7 @@ def test_a_part_that_reads_no_image_takes_labels_only_and_others_must_have_their
     assert (first.input_rows, last.input_rows) == (range(8), range(0))
     assert (first.has_loss, last.has_loss) == (False, True)
     last.network.context(3).load(None, labels)
-    with pytest.raises(ModelError, match=r"images of shape \[1, 8, 8\] are read here"):
+    with pytest.raises(ModelError, match=r"this network reads images of shape \[1, 8, 8\]"):
         first.network.context(3).load(None, labels)
     with pytest.raises(ModelError, match=r"images must have shape \[1, 5, 8\], not \[1, 8, 8\]"):
         upper = Partition(network, vertical_plan(network, 2), 0).network
@@ -254,7 +256,7 @@ def test_start_values_of_parts_are_those_of_the_whole():
             )
 
 
-def test_a_part_keeps_none_of_the_arrays_that_it_was_lent():
+def test_a_part_keeps_no_reference_to_its_wires():
     network = network_of(EVERYTHING)
     parts = Parts(network, vertical_plan(network, 3), weights_of(network))
     contexts = parts.contexts(2)
@@ -265,7 +267,7 @@ def test_a_part_keeps_none_of_the_arrays_that_it_was_lent():
             assert not context.slots(number).views.get(WIRES)
 
 
-# What is left is NumPy's own buffers for strided operands and mixed dtypes: they do not grow with the group.
+# The rest is NumPy's own buffers for strided operands and mixed dtypes: they do not grow with the group.
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("make", [vertical_plan, layers_plan])
 def test_steady_state_allocates_no_tensors(make, kernels):

@@ -1,4 +1,4 @@
-"""What follows from a plan: each value comes from one worker and crosses once; plans that do not fit."""
+"""Layouts of plans: each value comes from one worker and crosses once; plans that do not fit."""
 
 from dataclasses import replace
 
@@ -19,13 +19,13 @@ PLAN = vertical_plan(DIGITS, 2)
 
 
 def changed(name, **fields):
-    """The plan with something else for one layer."""
+    """The plan with other values for one layer."""
     layers = [replace(each, **fields) if each.layer == name else each for each in PLAN.layers]
     return replace(PLAN, layers=tuple(layers))
 
 
 def values_each_way(layout):
-    """Values of one image that each worker sends each other one, weight gradients aside."""
+    """Values of one image that each worker sends each other worker, without weight gradients."""
     found = {}
     for crossing in layout.crossings:
         if crossing.kind != "gradient":
@@ -87,7 +87,7 @@ def test_every_value_that_is_read_is_there_once_and_crosses_once(spec, workers):
 
 
 def needed_elsewhere(layout, number):
-    """Whether somebody reads rows that he does not compute."""
+    """Whether a worker reads rows that it does not compute."""
     rows = zip(layout.needs[number], layout.computes[number], strict=True)
     return any(set(need) - set(here) for need, here in rows)
 
@@ -106,7 +106,7 @@ def test_recomputing_never_sends_more(spec, workers):
 
 @settings(max_examples=40)
 @given(spec=networks(), workers=st.integers(1, 4))
-def test_partial_gradients_come_to_the_owner_from_everybody_else_who_has_some(spec, workers):
+def test_every_other_worker_with_a_partial_gradient_sends_it_to_the_owner(spec, workers):
     network = network_of(spec)
     for plan in plans_of(network, workers).values():
         layout = layout_of(network, plan)
@@ -143,7 +143,7 @@ def test_a_plan_survives_json(spec, make):
         ("owners", None, r"Expected `object`, got `null` - at `\$\.owners`"),
     ],
 )
-def test_what_is_no_plan_is_refused_with_the_place(key, value, message):
+def test_an_invalid_plan_is_refused_with_the_position_of_the_error(key, value, message):
     with pytest.raises(ModelError, match=message):
         PartitionPlan.from_dict(PLAN.to_dict() | {key: value})
     with pytest.raises(ModelError, match=f"missing required field `{key}`"):
@@ -172,12 +172,12 @@ def test_what_is_no_plan_is_refused_with_the_place(key, value, message):
         (replace(PLAN, owners={"conv1": 2}), r"has worker 2 own .* 'conv1': workers are 0 to 1"),
     ],
 )
-def test_a_plan_that_does_not_fit_says_what_is_wrong(plan, message):
+def test_the_refusal_of_a_plan_that_does_not_fit_names_the_reason(plan, message):
     with pytest.raises(ModelError, match=message):
         layout_of(DIGITS, plan)
 
 
-def test_a_plan_that_cuts_what_may_not_be_cut_names_it():
+def test_a_plan_that_cuts_an_uncuttable_layer_is_refused_by_name():
     network = network_of(EVERYTHING)
     plan = vertical_plan(network, 2)
     layers = [
@@ -193,11 +193,11 @@ def test_a_plan_for_larger_images_is_refused():
 
     with pytest.raises(ModelError, match=r"layer 'fc1'|layer 'pool1'"):
         layout_of(larger, PLAN)
-    with pytest.raises(ModelError, match="rows 0 to 5 of an image of 4 are read"):
+    with pytest.raises(ModelError, match="reads rows 0 to 5 of an image of 4"):
         Layout(DIGITS.topology, (1, 4, 8), PLAN)
 
 
-def test_a_layer_of_which_nobody_reads_more_than_padding_is_computed_all_the_same():
+def test_a_layer_with_readers_of_padding_only_is_computed_all_the_same():
     layers = (
         of("conv", "conv2d", filters=1, kernel=1),
         of("sparse", "conv2d", filters=1, kernel=1, padding=1, stride=3),

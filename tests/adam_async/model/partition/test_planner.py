@@ -1,4 +1,4 @@
-"""Plans are balanced, leave nothing whole that can be cut, and name what cannot."""
+"""Plans are balanced, cut every layer that can be cut, and name the others."""
 
 from dataclasses import replace
 from itertools import combinations, pairwise
@@ -30,7 +30,7 @@ def sizes(blocks):
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("name", NAMED_MODELS)
-def test_of_named_models_only_the_loss_is_whole_and_everybody_has_some_of_the_rest(name, workers):
+def test_in_named_models_only_the_loss_is_whole_and_every_worker_has_some_of_the_rest(name, workers):
     network = network_of(named_model(name))
     plan = vertical_plan(network, workers)
 
@@ -81,7 +81,7 @@ def test_recomputing_leaves_only_the_last_image_to_be_sent(workers):
     assert layout.input_rows[0].stop > 32 / workers + 4
 
 
-def test_what_cannot_be_cut_is_named_and_is_on_one_worker():
+def test_a_layer_that_cannot_be_cut_is_named_and_is_on_one_worker():
     plan = vertical_plan(network_of(EVERYTHING), 3)
 
     assert {each.layer: each.whole for each in plan.layers if each.whole} == {
@@ -133,7 +133,7 @@ def test_auto_recomputes_where_links_are_slow_and_sends_where_they_are_fast():
 
 
 def all_cuts(network, workers):
-    """Every way to give the workers consecutive layers that begin with one that has parameters."""
+    """All cuts into consecutive layers that begin with a layer with parameters."""
     starts = [n for n, layer in enumerate(network.layers) if layer.parameters][1:]
     for cuts in combinations(starts, workers - 1):
         yield list(pairwise((0, *cuts, len(network.layers))))
@@ -180,7 +180,7 @@ def test_consecutive_layers_are_balanced_as_well_as_any_cut_balances_them(widths
 
 
 @pytest.mark.parametrize("slow", ["fc1", "fc2", "fc3", "fc4"])
-def test_a_layer_that_is_said_to_be_slow_has_a_worker_of_its_own(slow):
+def test_a_slow_layer_has_a_worker_to_itself(slow):
     network = network_of(mlp((8, 8, 8, 8, 8), input_shape=(8, 1, 1)))
     seconds = (
         {layer.name: 0.0 for layer in network.layers} | {f"fc{n}": 0.3 for n in range(1, 5)} | {slow: 1.0}

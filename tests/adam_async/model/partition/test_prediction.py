@@ -1,4 +1,4 @@
-"""What a plan costs is what can be counted by hand, and the slowest of it bounds the predicted rate."""
+"""The cost of a plan equals a count by hand, and its slowest part bounds the predicted rate."""
 
 from functools import cache
 
@@ -60,7 +60,7 @@ def prediction(parts: list[Partition], link: LinkCost, *, in_flight: int = 2) ->
 
 
 def longest_by_recursion(parts: list[Partition]) -> int:
-    """The same by another way: the longest path back from every segment."""
+    """Compute the same by another method: the longest path back from every segment."""
     senders = {
         number: (part.worker, place)
         for part in parts
@@ -92,7 +92,7 @@ def test_the_longest_chain_is_the_longest_path_through_all_segments(
 def test_the_network_of_the_paper_has_one_crossing_after_each_cut_layer_and_one_back() -> None:
     network = Network(named_model("mnist-adam"))
 
-    # pool1, pool2, fc1, fc2 and fc3 there and back; the halo of pool1 is not sent where it is recomputed.
+    # pool1, pool2, fc1, fc2 and fc3 forward and back; no halo of pool1 is sent if it is recomputed.
     assert longest_chain(parts_of(network, vertical_plan(network, 2, halo="exchange"))) == 10
     assert longest_chain(parts_of(network, vertical_plan(network, 2, halo="recompute"))) == 9
 
@@ -166,7 +166,7 @@ def test_the_slowest_of_workers_links_and_latency_bounds_the_rate() -> None:
     assert (str(far.slowest), far.slowest.seconds) == ("latency", pytest.approx((9.75 + 2 * 1000.0) / 4))
 
 
-def test_tensors_cost_time_of_whoever_sends_and_of_whoever_gets_them() -> None:
+def test_tensors_cost_time_of_the_sender_and_of_the_receiver() -> None:
     found = prediction(two_layers(), LinkCost(bytes_per_s=1e30, latency_s=0.0, tensor_s=2.0))
 
     assert [bound.seconds for bound in found.bounds if bound.what == "compute"] == [4.5 + 4.0, 5.25 + 4.0]
@@ -219,7 +219,7 @@ def test_servers_are_reached_over_a_link_of_each_worker_and_one_of_each_server()
 
 
 @given(latency_s=st.floats(0.0, 50.0), tensor_s=st.floats(0.0, 5.0))
-def test_so_many_groups_in_flight_as_are_needed_hide_latency_and_one_less_does_not(
+def test_the_needed_groups_in_flight_hide_latency_and_one_less_does_not(
     latency_s: float, tensor_s: float
 ) -> None:
     parts = two_layers()
@@ -253,7 +253,7 @@ def test_a_faster_link_never_makes_a_replica_slower(
     assert fast <= slow
 
 
-def test_the_way_forward_is_the_smaller_part_of_a_layer() -> None:
+def test_forward_is_the_smaller_part_of_a_layer() -> None:
     parts = two_layers()
     begin = TIMES.seconds["flat"] + TIMES.seconds["fc1"] + TIMES.seconds["relu1"]
     only_first = LayerTimes(images=7, seconds={**dict.fromkeys(TIMES.seconds, 0.0), "fc1": 3.0})

@@ -1,0 +1,47 @@
+"""Pure: the choice between NumPy's kernels and compiled ones, for networks and for update rules."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from adam_async.model.errors import SpecError
+from adam_async.model.rule_batches import Batches, NumpyBatches
+from adam_async.model.rules import RULES, Rule
+
+KERNELS = ("numpy", "numba", "auto")
+"""Known sets of kernels; `auto` is `numba` if that is installed, else `numpy`."""
+
+
+def available_kernels(kernels: str) -> str:
+    """Return the set of kernels that a name stands for, ``"numpy"`` or ``"numba"``.
+
+    Raises:
+        SpecError: There is no such set, or it is not installed.
+    """
+    if kernels not in KERNELS:
+        raise SpecError(f"unknown kernels {kernels!r}; known: {', '.join(KERNELS)}")
+    if kernels == "numpy":
+        return kernels
+    if find_spec("numba") is not None:
+        return "numba"
+    if kernels == "numba":
+        raise SpecError(
+            "kernels 'numba' need the package numba, which is not installed; install the extra `fast`: "
+            "pip install 'adam-async[fast]', or choose kernels 'numpy'"
+        )
+    return "numpy"
+
+
+def make_batches(rule: Rule, dtype: "np.dtype[Any]", kernels: str) -> Batches:
+    """Make batches with the kernels of this name, see `Network`; compiles them, or reads them from disk.
+
+    Raises:
+        SpecError: There are no such kernels, or they are not installed.
+    """
+    # A user's rule has no compiled kernel, even if it is a subclass of a rule that has one.
+    if available_kernels(kernels) == "numpy" or type(rule) not in RULES.values():
+        return NumpyBatches(rule, dtype)
+    from adam_async.model.fast.batches import CompiledBatches  # importing numba takes a while
+
+    return CompiledBatches(rule, dtype)
