@@ -17,13 +17,13 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
+from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.host import Host
+from adam_async.simulation.loop import SimulatedLoop
+from adam_async.simulation.wire import Wire
 from transport.path import Path, PathConditions
-
-if TYPE_CHECKING:
-    from adam_async.simulation.network import SimulatedNetwork, Wire
 
 HIGH_WATER_BYTES = 64 << 10
 """asyncio's own limits for what waits in a transport."""
@@ -37,6 +37,39 @@ RAGGED = 0.5
 """Share of the pieces that are cut where pieces are: more would show nothing else, and take longer."""
 
 Address = tuple[str, int]
+
+
+class EndNetwork(Protocol):
+    """The part of `SimulatedNetwork` that an end uses."""
+
+    @property
+    def loop(self) -> SimulatedLoop:
+        """The loop of the run."""
+
+    @property
+    def dice(self) -> Dice:
+        """The network's random stream."""
+
+    def is_up(self, name: str) -> bool:
+        """Whether a machine of that name has power."""
+
+    def send(self, wire: Wire, path: Path, count: int, arrive: Callable[..., object], *args: Any) -> None:
+        """Deliver a piece at the other side of a wire."""
+
+    def acknowledge(self, wire: Wire, arrive: Callable[[int], object], count: int) -> None:
+        """Deliver a count without delay, unless the wire is cut."""
+
+    def damaged(self, end: "End", wire: Wire, payload: bytes) -> bytes:
+        """Return a piece for an end with one bit flipped."""
+
+    def break_off(self, end: "End") -> None:
+        """Reset a connection at both ends."""
+
+    def forget(self, end: "End") -> None:
+        """Drop a closed end."""
+
+    def miss(self, end: "End") -> None:
+        """Note a piece that arrived at a machine without power."""
 
 
 class End(asyncio.Transport):
@@ -53,9 +86,9 @@ class End(asyncio.Transport):
 
     def __init__(
         self,
-        network: "SimulatedNetwork",
+        network: EndNetwork,
         host: Host,
-        wire: "Wire",
+        wire: Wire,
         address: Address,
         *,
         number: int,
@@ -368,7 +401,7 @@ class End(asyncio.Transport):
     def was_read(self, count: int) -> None:
         """The other side has taken bytes; if the way back is cut, we hear of it later."""
         if self.peer._wire.cut:
-            self._network.tell(self.peer._wire, self._was_read, count)
+            self._network.acknowledge(self.peer._wire, self._was_read, count)
         else:
             self._was_read(count)
 

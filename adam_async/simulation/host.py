@@ -6,13 +6,12 @@ makes a new host of the same name. What was to run on a host that is frozen, or 
 long, waits in `held`, in its order.
 """
 
+import asyncio
 import math
 from collections import deque
+from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from adam_async.simulation.steps import Step
+from typing import Any
 
 HOST: ContextVar["Host"] = ContextVar("simulated host")
 
@@ -78,3 +77,46 @@ class Host:
     def __repr__(self) -> str:
         state = "down" if not self.up else "frozen" if self.frozen else "up"
         return f"<Host {self.name} {state}>"
+
+
+class Step(asyncio.TimerHandle):
+    """One call that the loop shall make. The base class is only its type: asyncio's own fields stay empty."""
+
+    __slots__ = ("args", "call", "context", "due", "gone", "host")
+
+    def __init__(
+        self,
+        host: "Host | None",
+        due: float,
+        call: Callable[..., object],
+        args: tuple[Any, ...],
+        context: Context | None,
+    ) -> None:
+        self.host = host
+        self.due = due  # by the host's clock
+        self.call: Callable[..., object] | None = call
+        self.args: tuple[Any, ...] = args
+        self.context = context
+        self.gone = False
+
+    def cancel(self) -> None:
+        self.gone = True
+        self.call, self.args, self.context = None, (), None
+
+    def cancelled(self) -> bool:
+        return self.gone
+
+    def when(self) -> float:
+        return self.due
+
+    def __repr__(self) -> str:
+        return f"<Step {'cancelled' if self.call is None else label_of(self.call)}>"
+
+
+def label_of(call: Callable[..., object]) -> str:
+    """Name a callback without its address: the task it drives, or its own name."""
+    owner = getattr(call, "__self__", None)
+    if isinstance(owner, asyncio.Task):
+        return owner.get_name()
+    label: str = getattr(call, "__qualname__", "") or label_of(getattr(call, "func", type(call)))
+    return label

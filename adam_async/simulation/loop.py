@@ -34,8 +34,8 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 from adam_async.runtime.random_streams import Dice
-from adam_async.simulation.host import HOST, Host
-from adam_async.simulation.steps import SimulatedFuture, SimulatedTask, Step, label_of, place_of
+from adam_async.simulation.host import HOST, Host, Step, label_of
+from adam_async.simulation.tasks import SimulatedFuture, SimulatedTask, place_of
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

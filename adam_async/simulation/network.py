@@ -13,12 +13,12 @@ import errno
 import itertools
 from collections.abc import Callable
 from contextvars import copy_context
-from dataclasses import dataclass
 from typing import Any
 
 from adam_async.simulation.connection import Address, End
 from adam_async.simulation.host import Host
 from adam_async.simulation.loop import SimulatedLoop
+from adam_async.simulation.wire import Conditions, Wire
 from transport.path import Path, PathConditions
 
 CONNECT_S = 127.0
@@ -35,51 +35,6 @@ EVERYWHERE = ("", "0.0.0.0", "::")
 FIRST_PORT = 49152
 
 MakeProtocol = Callable[[], asyncio.BaseProtocol]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conditions:
-    """How one direction between two hosts behaves. New connections take it up; limits hold at once.
-
-    Attributes:
-        delay_s: Least seconds from one side to the other.
-        jitter_s: Most seconds on top, drawn for each piece.
-        bytes_per_s: Width for each connection; None for as much as comes.
-        window_bytes: Most bytes under way or unread.
-        segment_bytes: Most bytes that arrive at once.
-        ragged: Whether pieces are cut at random, down to single bytes.
-        refuse: Share of connections that are refused.
-        duplicate: Share of connections that the listener sees twice; nobody is behind the second.
-        reset_after_bytes: A connection that has carried so many bytes is reset; None for never.
-    """
-
-    delay_s: float = 0.0005
-    jitter_s: float = 0.0005
-    bytes_per_s: float | None = None
-    window_bytes: int = 256 << 10
-    segment_bytes: int = 64 << 10
-    ragged: bool = False
-    refuse: float = 0.0
-    duplicate: float = 0.0
-    reset_after_bytes: int | None = None
-
-
-class Wire:
-    """One direction between two hosts: conditions, whether it is cut, and what waits for its end.
-
-    Attributes:
-        made: Connections that were made from its source to its target.
-        broken: Connections that were reset because they had carried too much on it.
-        damages: Number of coming pieces in which a bit flips; see `SimulatedNetwork.damaged`.
-    """
-
-    __slots__ = ("broken", "conditions", "cut", "damages", "made", "waiting")
-
-    def __init__(self, conditions: Conditions) -> None:
-        self.conditions = conditions
-        self.cut = False
-        self.waiting: list[Callable[[], object]] = []
-        self.made = self.broken = self.damages = 0
 
 
 class Listener(asyncio.AbstractServer):
@@ -280,7 +235,7 @@ class SimulatedNetwork:
         else:
             self.loop.at(path.arrival(now=self.loop.now, nbytes=count), arrive, *args)
 
-    def tell(self, wire: Wire, arrive: Callable[[int], object], count: int) -> None:
+    def acknowledge(self, wire: Wire, arrive: Callable[[int], object], count: int) -> None:
         """Let a number arrive at once, unless the wire is cut."""
         if wire.cut:
             wire.waiting.append(lambda: arrive(count))

@@ -25,7 +25,8 @@ from adam_async.simulation.disk import DiskConditions, SimulatedDisk
 from adam_async.simulation.disk_model import DiskModel
 from adam_async.simulation.host import Host
 from adam_async.simulation.loop import SimulatedLoop
-from adam_async.simulation.network import Conditions, SimulatedNetwork
+from adam_async.simulation.network import SimulatedNetwork
+from adam_async.simulation.wire import Conditions
 
 T = TypeVar("T")
 

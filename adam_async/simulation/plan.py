@@ -14,7 +14,7 @@ import msgspec
 
 from adam_async.errors import ConfigError
 from adam_async.runtime.random_streams import Dice
-from adam_async.simulation.network import Conditions
+from adam_async.simulation.wire import Conditions
 
 Setting = bool | int | float | str
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from adam_async.simulation.network import Conditions
 from adam_async.simulation.plan import Fault, Plan, in_order
+from adam_async.simulation.wire import Conditions
 
 MOST_TRIES = 200
 """Runs that making one plan smaller may take."""

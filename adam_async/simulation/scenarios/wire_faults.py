@@ -8,10 +8,11 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from adam_async.simulation.faults import Strike, check_noticed, waits
-from adam_async.simulation.network import Conditions, SimulatedNetwork, Wire
+from adam_async.simulation.network import SimulatedNetwork
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenarios.fault_targets import Targets
+from adam_async.simulation.wire import Conditions, Wire
 
 Pair = tuple[str, str]
 """A direction: from one machine to another."""

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from adam_async.simulation.network import Conditions
 from adam_async.simulation.nodes import simulate
+from adam_async.simulation.wire import Conditions
 
 PORT = 700
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from adam_async.errors import ConfigError
 from adam_async.runtime.random_streams import Dice
-from adam_async.simulation.network import Conditions
 from adam_async.simulation.plan import Case, Fault, Options, Plan, draw_options, in_order, read_case
+from adam_async.simulation.wire import Conditions
 
 SECONDS = st.floats(0, 1e6)
 

@@ -22,9 +22,9 @@ from adam_async.run.config import Config, Waits
 from adam_async.run.shard_table import shard_table
 from adam_async.runtime.machine import ProcessMemory
 from adam_async.runtime.traffic import Traffic
-from adam_async.simulation.network import Conditions
 from adam_async.simulation.nodes import simulate
 from adam_async.simulation.pool import SimulatedPool
+from adam_async.simulation.wire import Conditions
 from adam_async.worker.service import ModelWorker
 from tests.adam_async.runs import HandClient, tiny_dataset
 from transport import BufferPool, Identity, LinkConfig, TcpNetwork

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.simulation.network import Conditions
 from adam_async.simulation.plan import Fault, Options, Plan
 from adam_async.simulation.shrinking import LEAST_S, shrink
+from adam_async.simulation.wire import Conditions
 
 
 def plan_with(names: list[str], options: Options | None = None) -> Plan:

@@ -10,13 +10,13 @@ import pytest
 
 from adam_async.data_server.state import DataState
 from adam_async.parameter_server.state import ServerState
-from adam_async.simulation.network import Conditions
 from adam_async.simulation.plan import Fault, Options, Plan
 from adam_async.simulation.runner import draw_case, run_case, run_seed
 from adam_async.simulation.scenarios import SCENARIOS, training, training_faults
 from adam_async.simulation.scenarios.training import BRIEF_S, TRAIN
 from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, IMAGES, WORKERS, images
 from adam_async.simulation.scenarios.training_faults import CONTROLLER_KINDS
+from adam_async.simulation.wire import Conditions
 from tests.adam_async.simulation.scenarios.cases import plain_training, with_faults
 from tests.adam_async.simulation.test_ablations import rewrite
 

@@ -1,50 +1,15 @@
-"""Calls that the simulated loop shall make, its futures and tasks, and what all of them are called.
+"""Futures and tasks of the simulated loop.
 
 asyncio's own futures and tasks hash by address, and so a set of them has another order in each process.
 These hash by the number that the loop gave them.
 """
 
 import asyncio
-from collections.abc import Callable
 from contextvars import Context
 from types import CodeType
 from typing import Any
 
 from adam_async.simulation.host import Host
-
-
-class Step(asyncio.TimerHandle):
-    """One call that the loop shall make. The base class is only its type: asyncio's own fields stay empty."""
-
-    __slots__ = ("args", "call", "context", "due", "gone", "host")
-
-    def __init__(
-        self,
-        host: Host | None,
-        due: float,
-        call: Callable[..., object],
-        args: tuple[Any, ...],
-        context: Context | None,
-    ) -> None:
-        self.host = host
-        self.due = due  # by the host's clock
-        self.call: Callable[..., object] | None = call
-        self.args: tuple[Any, ...] = args
-        self.context = context
-        self.gone = False
-
-    def cancel(self) -> None:
-        self.gone = True
-        self.call, self.args, self.context = None, (), None
-
-    def cancelled(self) -> bool:
-        return self.gone
-
-    def when(self) -> float:
-        return self.due
-
-    def __repr__(self) -> str:
-        return f"<Step {'cancelled' if self.call is None else label_of(self.call)}>"
 
 
 class SimulatedFuture(asyncio.Future[Any]):
@@ -79,15 +44,6 @@ class SimulatedTask(asyncio.Task[Any]):
 
     def __hash__(self) -> int:
         return self.number
-
-
-def label_of(call: Callable[..., object]) -> str:
-    """Name a callback without its address: the task it drives, or its own name."""
-    owner = getattr(call, "__self__", None)
-    if type(owner) is SimulatedTask:
-        return owner.get_name()
-    label: str = getattr(call, "__qualname__", "") or label_of(getattr(call, "func", type(call)))
-    return label
 
 
 def place_of(task: asyncio.Task[Any]) -> str:
