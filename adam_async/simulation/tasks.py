@@ -13,7 +13,7 @@ from adam_async.simulation.host import Host
 
 
 class SimulatedFuture(asyncio.Future[Any]):
-    """A future that hashes by its number, which the loop sets."""
+    """A future that hashes by a number from the loop."""
 
     __slots__ = ("number",)
 
@@ -47,7 +47,7 @@ class SimulatedTask(asyncio.Task[Any]):
 
 
 def place_of(task: asyncio.Task[Any]) -> str:
-    """Say where a task waits: the innermost line of the coroutines that await one another."""
+    """Return where a task waits: the innermost line of the coroutines that await one another."""
     awaited: Any = task.get_coro()
     place = "its beginning"
     while awaited is not None:

@@ -1,4 +1,4 @@
-"""Pure: what all clients of the controllers were told, to be checked at the end of a run (I6)."""
+"""Pure: records the answers to all clients of the controllers, and checks them at the end of a run (I6)."""
 
 import itertools
 from collections.abc import Callable
@@ -18,20 +18,20 @@ from adam_async.simulation.linearizability import (
 from adam_async.simulation.scenario import Violation
 
 MOST_STEPS = 1_000_000
-"""Of the search for an order of all operations; what takes longer is refused as undecided."""
+"""Most steps of the search for an order of all operations; a longer search is undecided."""
 
 _ENCODER = msgspec.msgpack.Encoder(order="sorted")
 
 
 class Histories:
-    """All operations, and all versions of the map that anybody was shown.
+    """All operations, and all versions of the map that any client received.
 
     Args:
-        clock: Seconds of the simulation.
+        clock: Time of the simulation, in seconds.
 
     Attributes:
-        operations: On the keys that only clients set.
-        group: Which group of controllers it is; there is one in a run.
+        operations: Operations on the keys that only clients set.
+        group: Name of the one group of controllers.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -40,22 +40,22 @@ class Histories:
         self._sights: list[Sight] = []
 
     def shown(self, watcher: str, group: str, cluster: ClusterMap, *, whole: bool) -> None:
-        """Somebody was shown a version of the map, all of it or what changed.
+        """Record a version of the map that a watcher received, whole or as changes.
 
         Raises:
-            Violation: It is the map of another group: this one has forgotten everything.
+            Violation: The map is that of another group: this group lost its state.
         """
         self.group = self.group or group
         if group != self.group:
-            raise Violation("I6", f"{watcher} met group {group} in place of {self.group}")
+            raise Violation("I6", f"{watcher} found group {group} in place of {self.group}")
         digest = f"{crc32(_ENCODER.encode(cluster)):08x}"
         self._sights.append(Sight(watcher=watcher, version=cluster.version, digest=digest, whole=whole))
 
     def check(self) -> None:
-        """See that there is one order of all operations, and that watches had no gaps.
+        """Check that one order explains all operations, and that watches had no gaps.
 
         Raises:
-            Violation: Of I6.
+            Violation: The history breaks I6.
             Undecided: The search took too long.
         """
         steps = itertools.count()

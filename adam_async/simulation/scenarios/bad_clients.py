@@ -51,12 +51,12 @@ from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenario import Violation
 from transport import Identity, Link, Network, RemoteError, TransportError
 
-VISITOR = "visitor"
+BAD_CLIENT = "visitor"
 
 REPLICA = 99
 """That it speaks for; no run has it."""
 
-ANSWER_S, VISIT_S, STEP_S = 2.0, 30.0, 0.1
+ANSWER_S, ATTEMPT_S, STEP_S = 2.0, 30.0, 0.1
 """So long one answer may take, and a visit at most; so long it waits before it begins anew."""
 
 CALM_S = 12.0
@@ -91,7 +91,7 @@ class Word:
     """That the acknowledgement of a push names."""
 
 
-class Visitors:
+class BadClients:
     """Visits servers and workers.
 
     Args:
@@ -127,7 +127,7 @@ class Visitors:
         (server,) = fault.targets
         async with self._one:
             self._asked = "no word was said"
-            node = world.node(VISITOR)
+            node = world.node(BAD_CLIENT)
             node.start(partial(self._visit, server=server))
             try:
                 check_noticed(await self._ends(world, node, server))
@@ -139,7 +139,7 @@ class Visitors:
         assert node.task is not None
         begun = calm_since = world.now
         scene = self._scene(world, server)
-        while world.now < begun + VISIT_S:
+        while world.now < begun + ATTEMPT_S:
             done, _ = await asyncio.wait([node.task], timeout=STEP_S)
             if done:
                 return True
@@ -157,7 +157,7 @@ class Visitors:
         if state is None:
             return None
         for name in (server, *workers):
-            node, ways = world.nodes[name], ((name, VISITOR), (VISITOR, name))
+            node, ways = world.nodes[name], ((name, BAD_CLIENT), (BAD_CLIENT, name))
             if not is_running(node) or node.host.frozen:
                 return None
             if any(world.network.wire(*way).cut for way in ways):
@@ -172,7 +172,7 @@ class Visitors:
             state = self._state(server)
             if state is None:
                 continue
-            visit = _Visit(node, network, self._cluster(), server, state, on_word=self._ask)
+            visit = _Attempt(node, network, self._cluster(), server, state, on_word=self._ask)
             try:
                 await visit.say_to_server()
                 if self._reports_steps:
@@ -194,7 +194,7 @@ class Visitors:
         return found.state if found is not None and server in self._cluster().buckets else None
 
 
-class _Visit:
+class _Attempt:
     """One attempt."""
 
     def __init__(
@@ -216,7 +216,7 @@ class _Visit:
         self._session = int.from_bytes(node.entropy(7), "little")
 
     def _identity(self, role: str) -> Identity:
-        return Identity(role=role, node=VISITOR, incarnation=self._session)
+        return Identity(role=role, node=BAD_CLIENT, incarnation=self._session)
 
     async def say_to_server(self) -> None:
         """Say what is refused, as each role that may say it."""
@@ -257,13 +257,13 @@ class _Visit:
             ),
             addresses={self._server: self._cluster.nodes[self._server].address},
             waits=WAITS,
-            traffic=Traffic(VISITOR),
+            traffic=Traffic(BAD_CLIENT),
         )
         self._on_word(f"{self._server} did not count steps in place")
         reported = False
         try:
             async with asyncio.TaskGroup() as group:
-                runs = group.create_task(client.run(), name=f"{VISITOR}/reports")
+                runs = group.create_task(client.run(), name=f"{BAD_CLIENT}/reports")
                 for _ in range(2):
                     client.record(self._server, tuple(shards), STEPS, on_answer=_counted)
                 await client.flush()

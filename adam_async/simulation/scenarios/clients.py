@@ -18,10 +18,10 @@ from adam_async.simulation.faults import PATIENCE_S, strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, Setting, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
-from adam_async.simulation.scenarios.asker import Asker
 from adam_async.simulation.scenarios.controller_faults import draw_fault, strikes_of
 from adam_async.simulation.scenarios.controller_group import draw_settings
-from adam_async.simulation.scenarios.controller_story import MARKS, STEP_S, UNDER_WAY, Story
+from adam_async.simulation.scenarios.controller_run import MARKS, STEP_S, UNDER_WAY, ControllerRun
+from adam_async.simulation.scenarios.map_client_user import MapClientUser
 from adam_async.simulation.scenarios.membership_holder import Member
 
 KINDS = (
@@ -94,7 +94,7 @@ def _draw_fault(dice: Dice, kind: str, clients: list[str]) -> Fault:
     return Fault(at_s=round(at_s, 3), kind=kind, targets=(dice.choose(clients),), lasts_s=lasts_s)
 
 
-class _Story(Story):
+class _Run(ControllerRun):
     """One run."""
 
     def __init__(self, world: World, plan: Plan, ledger: Ledger) -> None:
@@ -108,7 +108,7 @@ class _Story(Story):
         )
         pause_s = float(settings["pause_s"])
         self.users = [
-            Asker(
+            MapClientUser(
                 f"user-{number}",
                 self.group,
                 ledger,
@@ -132,7 +132,7 @@ class _Story(Story):
             )
             for name, how, other in zip(MEMBERS, ("all", "one"), reversed(MEMBERS), strict=True)
         ]
-        self.clients: list[Asker | Member] = [*self.users, *self.members]
+        self.clients: list[MapClientUser | Member] = [*self.users, *self.members]
 
     def _addresses(self, how: str) -> list[str]:
         addresses = list(self.group.addresses.values())
@@ -187,7 +187,7 @@ class _Story(Story):
 
 async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     """Go through a plan."""
-    await _Story(world, plan, ledger).run()
+    await _Run(world, plan, ledger).run()
 
 
 CLIENTS = Scenario(

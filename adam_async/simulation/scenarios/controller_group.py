@@ -136,7 +136,7 @@ class ControllerGroup:
             permits=permit_all,
             network=network_of(node),
             address=self.addresses[node.name],
-            identity=Identity(role="controller", node=node.name, incarnation=node.life),
+            identity=Identity(role="controller", node=node.name, incarnation=node.incarnation),
             waits=WAITS,
             peers=self.addresses,
             file=_WatchedLog(self, node),

@@ -20,7 +20,7 @@ from adam_async.simulation.plan import Fault, Options, Plan, Setting, draw_optio
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
 from adam_async.simulation.scenarios.controller_faults import COSTS_A_DISK, KINDS, draw_fault, strikes_of
 from adam_async.simulation.scenarios.controller_group import draw_settings
-from adam_async.simulation.scenarios.controller_story import MARKS, STEP_S, UNDER_WAY, Story
+from adam_async.simulation.scenarios.controller_run import MARKS, STEP_S, UNDER_WAY, ControllerRun
 from adam_async.simulation.scenarios.disk_faults import mend_disk
 from adam_async.simulation.scenarios.map_user import User
 from adam_async.simulation.scenarios.wire_faults import widen
@@ -71,7 +71,7 @@ def _cheaper(options: Options, dice: Dice) -> Options:
     return msgspec.structs.replace(options, network=network)
 
 
-class _Story(Story):
+class _Run(ControllerRun):
     """One run."""
 
     def __init__(self, world: World, plan: Plan, ledger: Ledger) -> None:
@@ -197,7 +197,7 @@ class _Story(Story):
 
 async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     """Go through a plan."""
-    await _Story(world, plan, ledger).run()
+    await _Run(world, plan, ledger).run()
 
 
 CONTROLLERS = Scenario(

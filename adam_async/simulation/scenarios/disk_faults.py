@@ -38,7 +38,7 @@ class DiskFaults:
 
     async def _slow_disk(self, _: World, fault: Fault) -> None:
         """Let a disk be slow, or stuck, until its controller had to write."""
-        async with self._targets.held(fault) as node:
+        async with self._targets.reserved(fault) as node:
             writes = self._group.writes[node.name]
             node.disk_conditions.sync_s = fault.amount
             node.disk_conditions.stuck = fault.amount > 0.3
@@ -50,12 +50,12 @@ class DiskFaults:
             check_noticed(noticed)
 
     async def _disk_error(self, _: World, fault: Fault) -> None:
-        async with self._targets.held(fault) as node:
+        async with self._targets.reserved(fault) as node:
             node.disk_conditions.fail = 1.0
             await self._ends(node, fault)
 
     async def _disk_full(self, _: World, fault: Fault) -> None:
-        async with self._targets.held(fault) as node:
+        async with self._targets.reserved(fault) as node:
             node.disk_model.capacity_bytes = node.disk_model.used_bytes
             await self._ends(node, fault)
 

@@ -65,7 +65,7 @@ class Targets:
         return True
 
     @asynccontextmanager
-    async def held(self, fault: Fault) -> AsyncIterator[Node]:
+    async def reserved(self, fault: Fault) -> AsyncIterator[Node]:
         """Have a machine for a fault alone, which must find a program there.
 
         Raises:

@@ -24,7 +24,7 @@ _PEER = Struct("<32s80s64sQ32s")
 
 
 @dataclass(frozen=True, slots=True)
-class Connect:
+class BadHandshake:
     """What is said in place of a handshake."""
 
     says: bytes
@@ -33,7 +33,7 @@ class Connect:
 
 
 @dataclass(frozen=True, slots=True)
-class Breach:
+class BadFrames:
     """What is said on a link."""
 
     says: bytes
@@ -52,17 +52,17 @@ def _refusal() -> bytes:
     return (_HEAD.pack(b"TLNKHAND", PROTOCOL_VERSION, 5, False) + b"token").ljust(RECORD_BYTES, b"\0")
 
 
-CONNECTS: Mapping[str, Connect] = {
-    "knock-noise": Connect(b"GET / HTTP/1.1\r\n".ljust(RECORD_BYTES, b"\n"), ""),
-    "knock-version": Connect(_hello(version=PROTOCOL_VERSION + 1), "version"),
-    "knock-kind": Connect(_hello(kind=3), ""),
-    "knock-name": Connect(_hello(role=b"\xff\xfe"), ""),
-    "knock-nobody": Connect(_hello(role=b""), ""),
-    "knock-role": Connect(_hello(role=b"ghost"), "role"),
-    "knock-proof": Connect(_hello() + _hello(kind=3), "token"),
-    "knock-refusal": Connect(_refusal(), ""),
-    "knock-half": Connect(_hello()[:100], "late"),
-    "knock-silent": Connect(b"", "late"),
+HANDSHAKES: Mapping[str, BadHandshake] = {
+    "knock-noise": BadHandshake(b"GET / HTTP/1.1\r\n".ljust(RECORD_BYTES, b"\n"), ""),
+    "knock-version": BadHandshake(_hello(version=PROTOCOL_VERSION + 1), "version"),
+    "knock-kind": BadHandshake(_hello(kind=3), ""),
+    "knock-name": BadHandshake(_hello(role=b"\xff\xfe"), ""),
+    "knock-nobody": BadHandshake(_hello(role=b""), ""),
+    "knock-role": BadHandshake(_hello(role=b"ghost"), "role"),
+    "knock-proof": BadHandshake(_hello() + _hello(kind=3), "token"),
+    "knock-refusal": BadHandshake(_refusal(), ""),
+    "knock-half": BadHandshake(_hello()[:100], "late"),
+    "knock-silent": BadHandshake(b"", "late"),
 }
 
 
@@ -112,40 +112,42 @@ LARGEST = bytes([BYTES, 1]) + LinkConfig().max_message_bytes.to_bytes(4, "little
 FIRST = _frame(flags=MORE, meta=_packed("note", TENSOR), payload=bytes(999))
 """The first frame of a message of several, as it should be."""
 
-BREACHES: Mapping[str, Breach] = {
-    "breach-magic": Breach(_frame(magic=b"GET ", meta=NOTE), "magic"),
-    "breach-version": Breach(_frame(version=9, meta=NOTE), "version"),
-    "breach-kind": Breach(_frame(99, meta=NOTE), "kind"),
-    "breach-flags": Breach(_frame(flags=4, meta=NOTE), "flags"),
-    "breach-meta-length": Breach(_frame(claims=(MIB, 0)), "meta-length"),
-    "breach-signal-length": Breach(_frame(PONG, claims=(5, 0)), "meta-length"),
-    "breach-payload-length": Breach(_frame(meta=NOTE, claims=(len(NOTE), 1 << 40)), "payload-length"),
-    "breach-checksum": Breach(_frame(meta=NOTE, spoilt=1), "checksum"),
-    "breach-msgpack": Breach(_frame(meta=b"\xc1" * 9), "meta"),
-    "breach-extension": Breach(_frame(meta=NOTE_X + b"\xc7\x00\x04"), "meta"),
-    "breach-parts": Breach(_frame(meta=b"\x91\xa4note"), "meta"),
-    "breach-types": Breach(_frame(meta=b"\x92\x07\x90"), "meta"),
-    "breach-depth": Breach(_frame(meta=NOTE_X + b"\x91" * 20 + b"\x01"), "meta-depth"),
-    "breach-chunk": Breach(_frame(CHUNK, payload=b"x"), "chunk"),
-    "breach-specs": Breach(_frame(meta=_packed("note", b"\x00\x09\x00"), payload=b"x"), "tensor-specs"),
-    "breach-dtype": Breach(
+BREACHES: Mapping[str, BadFrames] = {
+    "breach-magic": BadFrames(_frame(magic=b"GET ", meta=NOTE), "magic"),
+    "breach-version": BadFrames(_frame(version=9, meta=NOTE), "version"),
+    "breach-kind": BadFrames(_frame(99, meta=NOTE), "kind"),
+    "breach-flags": BadFrames(_frame(flags=4, meta=NOTE), "flags"),
+    "breach-meta-length": BadFrames(_frame(claims=(MIB, 0)), "meta-length"),
+    "breach-signal-length": BadFrames(_frame(PONG, claims=(5, 0)), "meta-length"),
+    "breach-payload-length": BadFrames(_frame(meta=NOTE, claims=(len(NOTE), 1 << 40)), "payload-length"),
+    "breach-checksum": BadFrames(_frame(meta=NOTE, spoilt=1), "checksum"),
+    "breach-msgpack": BadFrames(_frame(meta=b"\xc1" * 9), "meta"),
+    "breach-extension": BadFrames(_frame(meta=NOTE_X + b"\xc7\x00\x04"), "meta"),
+    "breach-parts": BadFrames(_frame(meta=b"\x91\xa4note"), "meta"),
+    "breach-types": BadFrames(_frame(meta=b"\x92\x07\x90"), "meta"),
+    "breach-depth": BadFrames(_frame(meta=NOTE_X + b"\x91" * 20 + b"\x01"), "meta-depth"),
+    "breach-chunk": BadFrames(_frame(CHUNK, payload=b"x"), "chunk"),
+    "breach-specs": BadFrames(_frame(meta=_packed("note", b"\x00\x09\x00"), payload=b"x"), "tensor-specs"),
+    "breach-dtype": BadFrames(
         _frame(meta=_packed("note", b"\xee\x01\x01\x00\x00\x00"), payload=b"x"), "tensor-dtype"
     ),
-    "breach-size": Breach(
+    "breach-size": BadFrames(
         _frame(meta=_packed("note", b"\x01\x02" + b"\xff" * 8), payload=b"x"), "message-size"
     ),
-    "breach-dims": Breach(
+    "breach-dims": BadFrames(
         _frame(meta=_packed("note", bytes([BYTES, 9]) + bytes([1, 0, 0, 0]) * 9), payload=b"x"),
         "tensor-specs",
     ),
-    "breach-sum": Breach(_frame(meta=_packed("note", 2 * LARGEST), payload=b"x"), "message-size"),
-    "breach-tensors": Breach(_frame(meta=_packed("note", b"\x01\x00"), payload=b"x" * 999), "payload-length"),
-    "breach-type": Breach(_frame(meta=_packed("give me everything")), "role"),
-    "breach-first": Breach(_frame(flags=MORE, meta=_packed("note", TENSOR)), "payload-length"),
-    "breach-large": Breach(2 * FIRST, "chunk"),
-    "breach-chunk-length": Breach(FIRST + _frame(CHUNK, payload=bytes(1 << 16)), "chunk"),
-    "breach-twice": Breach(2 * _frame(REQUEST, meta=_packed("count", items=1)), "request-id"),
-    "breach-signal": Breach(_frame(PONG + 1), "kind"),
+    "breach-sum": BadFrames(_frame(meta=_packed("note", 2 * LARGEST), payload=b"x"), "message-size"),
+    "breach-tensors": BadFrames(
+        _frame(meta=_packed("note", b"\x01\x00"), payload=b"x" * 999), "payload-length"
+    ),
+    "breach-type": BadFrames(_frame(meta=_packed("give me everything")), "role"),
+    "breach-first": BadFrames(_frame(flags=MORE, meta=_packed("note", TENSOR)), "payload-length"),
+    "breach-large": BadFrames(2 * FIRST, "chunk"),
+    "breach-chunk-length": BadFrames(FIRST + _frame(CHUNK, payload=bytes(1 << 16)), "chunk"),
+    "breach-twice": BadFrames(2 * _frame(REQUEST, meta=_packed("count", items=1)), "request-id"),
+    "breach-signal": BadFrames(_frame(PONG + 1), "kind"),
 }
 """Rules of frames, and of what may be in them."""
 

@@ -464,7 +464,7 @@ class _Peer:
             except (ConnectionError, ProtocolError):
                 self._peers.count("links closed")
             finally:
-                wire.hang_up()
+                wire.close()
             await asyncio.sleep(0.2)
 
     async def speak_for_others(self) -> bool:
@@ -516,7 +516,7 @@ class _Peer:
                     wire.say(says)
                     await asyncio.sleep(HELD_S)
             finally:
-                wire.hang_up()
+                wire.close()
 
     async def read_nothing(self) -> bool:
         """Ask for large answers and read none of them."""
@@ -531,14 +531,14 @@ class _Peer:
                 await wire.prove(handshake)
                 break
             except (HandshakeRejected, ConnectionError, ValueError):
-                wire.hang_up()
+                wire.close()
                 await asyncio.sleep(0.2)
         wire.stop_reading()
         for number in range(1, self._amount + 1):
             wire.say(request_frame(number, self._large()))
         await self._peers.probe(self._target)
         await asyncio.sleep(self._dice.between(0.5, 4.0))
-        wire.hang_up()
+        wire.close()
         return True
 
     def _large(self) -> Message:

@@ -72,7 +72,7 @@ def _draw_fault(dice: Dice, kind: str) -> Fault:
     )
 
 
-class _Story:
+class _Run:
     """One run."""
 
     def __init__(self, world: World, plan: Plan, ledger: Ledger) -> None:
@@ -149,7 +149,7 @@ class _Story:
 async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     """Carry out a plan."""
     images()
-    await _Story(world, plan, ledger).run()
+    await _Run(world, plan, ledger).run()
 
 
 HOSTILE = Scenario(

@@ -38,20 +38,20 @@ class MachineFaults:
         self._clocks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def _crash(self, _: World, fault: Fault) -> None:
-        async with self._targets.held(fault) as node:
+        async with self._targets.reserved(fault) as node:
             node.crash()
             if await self._targets.lasts(fault.lasts_s):
                 self._group.restart(node.name)
 
     async def _kill(self, _: World, fault: Fault) -> None:
-        async with self._targets.held(fault) as node:
+        async with self._targets.reserved(fault) as node:
             node.kill()
             if await self._targets.lasts(fault.lasts_s):
                 self._group.restart(node.name)
 
     async def _stop(self, _: World, fault: Fault) -> None:
         """End a controller in good order: it hands over, if it leads."""
-        async with self._targets.held(fault) as node:
+        async with self._targets.reserved(fault) as node:
             assert node.task is not None
             node.task.cancel()
             await asyncio.wait([node.task], timeout=ENDS_S)
@@ -62,16 +62,16 @@ class MachineFaults:
             check_noticed(ended)
 
     async def _freeze(self, _: World, fault: Fault) -> None:
-        async with self._targets.held(fault) as node:
+        async with self._targets.reserved(fault) as node:
             node.freeze()
             await self._targets.lasts(fault.lasts_s)
-            noticed = await self._targets.until(lambda: bool(node.host.held))
+            noticed = await self._targets.until(lambda: bool(node.host.waiting))
             if not self._targets.over.is_set():
                 node.thaw()
             check_noticed(noticed)
 
     async def _slow(self, _: World, fault: Fault) -> None:
-        async with self._targets.held(fault) as node:
+        async with self._targets.reserved(fault) as node:
             host = node.host
             node.slow(fault.amount)
             if await self._targets.lasts(fault.lasts_s):
@@ -109,7 +109,7 @@ class MachineFaults:
         check_noticed(2 * ran > len(names))
 
     async def _crash_user(self, _: World, fault: Fault) -> None:
-        async with self._targets.held(fault) as node:
+        async with self._targets.reserved(fault) as node:
             node.crash()
             if await self._targets.lasts(fault.lasts_s):
                 node.restart()

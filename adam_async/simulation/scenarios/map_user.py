@@ -34,7 +34,7 @@ from adam_async.model.named import mlp
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word
 from adam_async.run.config import Config
 from adam_async.runtime.random_streams import Dice
-from adam_async.simulation import linearizability as told
+from adam_async.simulation import linearizability as lin
 from adam_async.simulation.nodes import Node
 from adam_async.simulation.scenario import Ledger, Violation
 from adam_async.simulation.scenarios.controller_group import ControllerGroup, network_of
@@ -110,99 +110,99 @@ class User:
         self._pause_s = pause_s
         self._written = 0
 
-    async def live(self, node: Node) -> None:
+    async def run(self, node: Node) -> None:
         """Ask, and watch, as the program of one life."""
-        life = _Life(self, node, self._group, self._ledger)
+        state = _State(self, node, self._group, self._ledger)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._ask(life), name=f"{self.name}/asks")
+            group.create_task(self._ask(state), name=f"{self.name}/asks")
             if self._watches:
-                group.create_task(life.watch(), name=f"{self.name}/watches")
+                group.create_task(state.watch(), name=f"{self.name}/watches")
 
-    async def _ask(self, life: "_Life") -> None:
-        dice = life.dice
+    async def _ask(self, state: "_State") -> None:
+        dice = state.dice
         while True:
             await asyncio.sleep(dice.around(self._pause_s) * (SHORT if dice.chance(0.5) else 2.0 - SHORT))
             if not self.working:
                 continue
-            self._group.progress.owe(self.name)
-            record, run = life.map.nodes.get(self.name), life.map.run
-            joined = record is not None and record.live and record.incarnation == life.node.life
-            if not joined or record is None or record.ready != self._ready(life, record) or dice.chance(0.1):
-                answered = await self._sit(life)
+            self._group.progress.begin(self.name)
+            record, run = state.map.nodes.get(self.name), state.map.run
+            joined = record is not None and record.live and record.incarnation == state.node.incarnation
+            if not joined or record is None or record.ready != self._ready(state, record) or dice.chance(0.1):
+                answered = await self._join(state)
             elif self._submits and (run is None or run.phase in ("failed", "finished")):
-                answered = await self._submit(life)
+                answered = await self._submit(state)
             elif dice.chance(0.45):
-                answered = await self._get(life)
+                answered = await self._get(state)
             else:
-                answered = await self._set(life, dice.choose(KEYS))
-            self._group.progress.pay(self.name, answered=answered)
+                answered = await self._set(state, dice.choose(KEYS))
+            self._group.progress.end(self.name, answered=answered)
             self._ledger.operations += answered
 
-    async def _sit(self, life: "_Life") -> bool:
+    async def _join(self, state: "_State") -> bool:
         self._written += 1
-        number, old = self._written, life.map.nodes.get(self.name)
+        number, old = self._written, state.map.nodes.get(self.name)
         value = {
             "role": self.role,
             "address": f"tcp://{self.name}:1",
-            "incarnation": life.node.life,
-            "ready": self._ready(life, old) if old is not None else "",
+            "incarnation": state.node.incarnation,
+            "ready": self._ready(state, old) if old is not None else "",
             "info": {"n": number, "train_images": 20},
         }
         expected = old.changed if old is not None else 0
-        answer = await life.set(f"nodes/{self.name}", expected, value)
+        answer = await state.set(f"nodes/{self.name}", expected, value)
         if answer is not None and answer.done:
             self.acknowledged = number
         return answer is not None
 
-    def _ready(self, life: "_Life", record: NodeRecord) -> str:
+    def _ready(self, state: "_State", record: NodeRecord) -> str:
         """What it has to be ready for."""
-        run = life.map.run
+        run = state.map.run
         if run is None or run.phase in ("failed", "finished"):
             return record.ready
         return (
-            ready_word(run.id, life.map.replica_generation(record.replica))
+            ready_word(run.id, state.map.replica_generation(record.replica))
             if self.role == "worker"
             else run.id
         )
 
-    async def _submit(self, life: "_Life") -> bool:
-        old = life.map.run
-        value = {**RUN, "id": f"run-{life.map.version}", "driver": self.name}
-        answer = await life.set("run", old.changed if old is not None else 0, value)
+    async def _submit(self, state: "_State") -> bool:
+        old = state.map.run
+        value = {**RUN, "id": f"run-{state.map.version}", "driver": self.name}
+        answer = await state.set("run", old.changed if old is not None else 0, value)
         self._ledger.counts["runs"] += answer is not None and answer.done
         return answer is not None
 
-    async def _get(self, life: "_Life") -> bool:
+    async def _get(self, state: "_State") -> bool:
         operations = self._group.histories.operations
-        handles = {key: operations.begin(self.name, key, told.Get()) for key in KEYS}
-        if not await life.get():
+        handles = {key: operations.begin(self.name, key, lin.Get()) for key in KEYS}
+        if not await state.get():
             return False
         for key, handle in handles.items():
-            record = life.map.nodes.get(key.removeprefix("nodes/"))
+            record = state.map.nodes.get(key.removeprefix("nodes/"))
             if record is None:
-                operations.end(handle, told.Read(version=0, value=None))
+                operations.end(handle, lin.Read(version=0, value=None))
             else:
-                operations.end(handle, told.Read(version=record.changed, value=str(record.info["n"])))
+                operations.end(handle, lin.Read(version=record.changed, value=str(record.info["n"])))
         return True
 
-    async def _set(self, life: "_Life", key: str) -> bool:
-        operations, record = self._group.histories.operations, life.map.nodes.get(key.removeprefix("nodes/"))
+    async def _set(self, state: "_State", key: str) -> bool:
+        operations, record = self._group.histories.operations, state.map.nodes.get(key.removeprefix("nodes/"))
         expected = record.changed if record is not None else 0
-        if life.dice.chance(0.1):
-            expected = life.dice.below(expected + 1)
+        if state.dice.chance(0.1):
+            expected = state.dice.below(expected + 1)
         self._ledger.counts["values"] += 1
         number = self._ledger.counts["values"]
         value = {"role": "worker", "address": "", "incarnation": 1, "live": False, "info": {"n": number}}
-        asked = told.CompareAndSet(expected=expected, value=str(number))
+        asked = lin.CompareAndSet(expected=expected, value=str(number))
         handle = operations.begin(self.name, key, asked)
-        answer = await life.set(key, expected, value)
+        answer = await state.set(key, expected, value)
         if answer is None:
             operations.unknown(handle)
             return False
         if answer.done:
-            operations.end(handle, told.Done(version=answer.at))
+            operations.end(handle, lin.Done(version=answer.at))
         else:
-            operations.end(handle, told.Conflict(version=answer.at))
+            operations.end(handle, lin.Conflict(version=answer.at))
         return True
 
     def check_kept(self, cluster: ClusterMap) -> None:
@@ -214,17 +214,17 @@ class User:
             raise Violation("I6", text)
 
 
-class _Life:
+class _State:
     """What a client knows in one life."""
 
     def __init__(self, user: User, node: Node, group: ControllerGroup, ledger: Ledger) -> None:
         self.node = node
-        self.dice: Dice = group.world.dice.fork(f"{user.name}/{node.life}")
+        self.dice: Dice = group.world.dice.fork(f"{user.name}/{node.incarnation}")
         self.map = ClusterMap()
         self._user = user
         self._group = group
         self._ledger = ledger
-        self._identity = Identity(role=user.role, node=user.name, incarnation=node.life)
+        self._identity = Identity(role=user.role, node=user.name, incarnation=node.incarnation)
         self._network = network_of(node)
         self._addresses = list(group.addresses.values())
         self.dice.shuffle(self._addresses)
@@ -286,7 +286,7 @@ class _Life:
     def _show(self, reply: Message, seen: ClusterMap, what: str) -> ClusterMap:
         """Take what a controller says of the map, and write down what it shows."""
         body, histories = unpack_any(reply), self._group.histories
-        watcher = f"{self._user.name}/{self.node.life}/{what}"
+        watcher = f"{self._user.name}/{self.node.incarnation}/{what}"
         if isinstance(body, MapState):
             seen = msgspec.convert(read_text_tensor(reply, dict[str, Any], MOST_MAP_TEXT_BYTES), ClusterMap)
             histories.shown(watcher, body.group, seen, whole=True)

@@ -26,7 +26,14 @@ from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Fault, Plan, Setting, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
 from adam_async.simulation.scenarios.controller_group import permit_all
-from adam_async.simulation.scenarios.short_runs import ADDRESS, CONTROLLER, DRIVER, LIVES, WAITS, ShortRuns
+from adam_async.simulation.scenarios.short_runs import (
+    ADDRESS,
+    CONTROLLER,
+    DRIVER,
+    INCARNATIONS,
+    WAITS,
+    ShortRuns,
+)
 from transport import BufferPool, Identity, LinkConfig, TcpNetwork
 
 TOKEN = b"a token of the simulated cluster"
@@ -98,7 +105,7 @@ class _Member:
     pace_s: float = 0.0
 
 
-class _Story:
+class _Run:
     """One run."""
 
     def __init__(self, world: World, plan: Plan, ledger: Ledger) -> None:
@@ -114,9 +121,9 @@ class _Story:
         """It never writes: a write sets the whole record, and so gives back a seat that was lost."""
         self.writing = True
         world.node(CONTROLLER).start(self._serve)
-        world.node(DRIVER).start(self.runs.disk_model)
+        world.node(DRIVER).start(self.runs.run_driver)
         for number in range(int(plan.options.settings["lenders"])):
-            world.node(f"data-{number}").start(self.runs.lend)
+            world.node(f"data-{number}").start(self.runs.run_data_server)
         for name in self.members:
             world.node(name).start(self._stay)
 
@@ -126,7 +133,7 @@ class _Story:
         )
 
     async def _serve(self, node: Node) -> None:
-        identity = Identity(role="controller", node=CONTROLLER, incarnation=node.life)
+        identity = Identity(role="controller", node=CONTROLLER, incarnation=node.incarnation)
         controller = Controller(
             permits=permit_all,
             network=self._network(node),
@@ -142,8 +149,8 @@ class _Story:
     async def _stay(self, node: Node) -> None:
         """Be a member. What ends by an error starts again, as a role's supervisor would do it."""
         network, member = self._network(node), self.members[node.name]
-        for attempt in range(LIVES):
-            member.incarnation = incarnation = node.life * LIVES + attempt
+        for attempt in range(INCARNATIONS):
+            member.incarnation = incarnation = node.incarnation * INCARNATIONS + attempt
             identity = Identity(role="worker", node=node.name, incarnation=incarnation)
             record = NodeRecord(
                 role="worker",
@@ -284,18 +291,18 @@ STEP_S = 0.05
 
 async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     """Go through a plan."""
-    story = _Story(world, plan, ledger)
+    current = _Run(world, plan, ledger)
     async with asyncio.TaskGroup() as group:
-        watch = group.create_task(story.watch(), name="watch")
-        own: dict[str, Strike] = dict.fromkeys(LINK_KINDS, story.strike_link)
+        watch = group.create_task(current.watch(), name="watch")
+        own: dict[str, Strike] = dict.fromkeys(LINK_KINDS, current.strike_link)
         await strike_all(world, plan.faults, ledger, own=own)
         await asyncio.sleep(max(0.0, STRIKE_S - world.now))
-        await story.end_an_epoch()
-        story.writing = story.runs.going_on = False
-        await story.settle()
+        await current.end_an_epoch()
+        current.writing = current.runs.going_on = False
+        await current.settle()
         watch.cancel()
-    for name in story.members:
-        story.check_written(name)
+    for name in current.members:
+        current.check_written(name)
 
 
 MEMBERS = Scenario(

@@ -26,7 +26,7 @@ from transport import Identity, LinkClosed
 AGAIN_S = 0.3
 """Before a program that gave up begins anew."""
 
-LIVES = 1000
+INCARNATIONS = 1000
 """A program that begins anew takes the next incarnation; a machine's lives are so far apart."""
 
 LINGERS_S = 1.0
@@ -77,10 +77,10 @@ class Member:
         self._other = other
         self._written = 0
 
-    async def live(self, node: Node) -> None:
+    async def run(self, node: Node) -> None:
         """Be a member, as the program of one life."""
         async with asyncio.TaskGroup() as group:
-            for incarnation in itertools.count(node.life * LIVES):
+            for incarnation in itertools.count(node.incarnation * INCARNATIONS):
                 self.membership = membership = self._new_membership(node, incarnation)
                 try:
                     async with asyncio.TaskGroup() as membership_group:

@@ -70,7 +70,7 @@ class RawWire(asyncio.Protocol):
         self.say(handshake.receive(await self.record()))
         handshake.receive(await self.record())
 
-    def hang_up(self) -> None:
+    def close(self) -> None:
         """End the connection at once."""
         assert self.transport is not None
         self.transport.abort()

@@ -15,7 +15,7 @@ from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, Setting, draw_options
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
 from adam_async.simulation.scenarios.controller_group import ANSWER_S, draw_settings
-from adam_async.simulation.scenarios.controller_story import MARKS, STEP_S, Story
+from adam_async.simulation.scenarios.controller_run import MARKS, STEP_S, ControllerRun
 from adam_async.simulation.scenarios.map_user import User
 
 ROUNDS = 8
@@ -51,7 +51,7 @@ def draw_plan(dice: Dice) -> Plan:
     return Plan(options=draw_options(dice, settings), faults=tuple(faults))
 
 
-class _Story(Story):
+class _Run(ControllerRun):
     """One run."""
 
     def __init__(self, world: World, plan: Plan, ledger: Ledger) -> None:
@@ -111,7 +111,7 @@ class _Story(Story):
 
 async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     """Go through a plan."""
-    await _Story(world, plan, ledger).run()
+    await _Run(world, plan, ledger).run()
 
 
 RESTARTS = Scenario(

@@ -66,7 +66,7 @@ TAKEN_UP = ((0, 20), (31, 47))
 
 SPEC = mlp((4, 2), input_shape=(1, 2, 2)).to_dict()
 
-LIVES = 1000
+INCARNATIONS = 1000
 """A program that starts itself again takes the next incarnation; a machine's lives are so far apart."""
 
 
@@ -124,14 +124,16 @@ class ShortRuns:
         self.going_on = True
         self._network = network
 
-    async def lend(self, node: Node) -> None:
+    async def run_data_server(self, node: Node) -> None:
         """Be a data server, as one that a supervisor starts again."""
-        for attempt in range(LIVES):
+        for attempt in range(INCARNATIONS):
             server = DataServer(
                 network=self._network(node),
                 address=f"tcp://{node.name}:1",
                 controller=ADDRESS,
-                identity=Identity(role="data", node=node.name, incarnation=node.life * LIVES + attempt),
+                identity=Identity(
+                    role="data", node=node.name, incarnation=node.incarnation * INCARNATIONS + attempt
+                ),
                 waits=WAITS,
                 dataset=images(),
                 make_pool=SimulatedPool,
@@ -146,11 +148,11 @@ class ShortRuns:
                 self._ledger.counts["started again"] += 1
             await asyncio.sleep(0.5)
 
-    async def disk_model(self, node: Node) -> None:
+    async def run_driver(self, node: Node) -> None:
         """Have one run follow the other, and each of their epochs begin; be ready for all of them."""
         network = self._network(node)
-        identity = Identity(role="ps", node=node.name, incarnation=node.life)
-        record = NodeRecord(role="ps", address=f"tcp://{node.name}:1", incarnation=node.life)
+        identity = Identity(role="ps", node=node.name, incarnation=node.incarnation)
+        record = NodeRecord(role="ps", address=f"tcp://{node.name}:1", incarnation=node.incarnation)
         membership = Membership(
             network=network,
             controller=ADDRESS,

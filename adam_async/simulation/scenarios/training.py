@@ -16,7 +16,7 @@ from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
-from adam_async.simulation.scenarios.bad_clients import Visitors
+from adam_async.simulation.scenarios.bad_clients import BadClients
 from adam_async.simulation.scenarios.training_cluster import (
     CONTROLLERS,
     IMAGES,
@@ -163,7 +163,7 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     images()
     setup = setup_of(plan.options.settings, TRAINING)
     cluster = TrainingCluster(world, setup, ledger)
-    visitors = Visitors(
+    bad_clients = BadClients(
         cluster=lambda: cluster.map,
         servers=cluster.servers,
         network_of=network_of,
@@ -172,7 +172,7 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     async with asyncio.TaskGroup() as group:
         watch = group.create_task(cluster.watch(), name="watch")
         strikes = TrainingFaults(world, cluster, ledger).strikes
-        await strike_all(world, plan.faults, ledger, own={**strikes, "visit": visitors.strike})
+        await strike_all(world, plan.faults, ledger, own={**strikes, "visit": bad_clients.strike})
         result = await run_result(cluster)
         await asyncio.sleep(SETTLE_S)
         watch.cancel()

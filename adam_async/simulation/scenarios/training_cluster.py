@@ -134,17 +134,17 @@ class TrainingCluster:
         self._over: set[int] = set()
         """Sessions of a run that has ended: servers have forgotten them."""
         for name in CONTROLLERS:
-            world.node(name).start(self._control)
+            world.node(name).start(self._run_controller)
         for name in SERVERS:
-            world.node(name).start(self._serve)
+            world.node(name).start(self._run_parameter_server)
         for name in LEDGER_LEADERS:
-            world.node(name).start(self._lend)
+            world.node(name).start(self._run_data_server)
         for name in WORKERS:
-            world.node(name).start(self._work)
+            world.node(name).start(self._run_worker)
         if setup.late_s:
             world.node(LATE).start(self._join_late)
         self.driver = world.node("driver")
-        self.driver.start(self._disk_model, may_fail=True)
+        self.driver.start(self._run_driver, may_fail=True)
 
     # --- roles -------------------------------------------------------------------------------
 
@@ -170,11 +170,11 @@ class TrainingCluster:
             "waits": self.setup.config.waits,
         }
 
-    async def _control(self, node: Node) -> None:
+    async def _run_controller(self, node: Node) -> None:
         controller = Controller(
             network=self._network(node),
             address=CONTROLLERS[node.name],
-            identity=Identity(role="controller", node=node.name, incarnation=node.life),
+            identity=Identity(role="controller", node=node.name, incarnation=node.incarnation),
             waits=self.setup.config.waits,
             peers=CONTROLLERS,
             file=LogFile(node.open_disk(), FOLDER),
@@ -185,13 +185,13 @@ class TrainingCluster:
             self.controllers[node.name] = controller
             await asyncio.Event().wait()
 
-    async def _serve(self, node: Node) -> None:
+    async def _run_parameter_server(self, node: Node) -> None:
         server = ParameterServer(buffers=BufferPool(), **self._member("ps", node))
         self.servers[node.name] = server
         async with server:
             await asyncio.Event().wait()
 
-    async def _lend(self, node: Node) -> None:
+    async def _run_data_server(self, node: Node) -> None:
         while True:
             server = DataServer(
                 dataset=images(),
@@ -199,9 +199,9 @@ class TrainingCluster:
                 available_bytes=lambda: 1 << 30,
                 **self._member("data", node),
             )
-            await self._stay(node, server)
+            await self._supervise(node, server)
 
-    async def _work(self, node: Node) -> None:
+    async def _run_worker(self, node: Node) -> None:
         def entropy(count: int) -> bytes:
             drawn = node.entropy(count)
             self.look(node.name)
@@ -220,13 +220,13 @@ class TrainingCluster:
             )
             self._sessions.pop(node.name, None)
             self.workers[node.name] = worker
-            await self._stay(node, worker)
+            await self._supervise(node, worker)
 
     async def _join_late(self, node: Node) -> None:
         await asyncio.sleep(self.setup.late_s)
-        await self._work(node)
+        await self._run_worker(node)
 
-    async def _stay(self, node: Node, role: AbstractAsyncContextManager[object]) -> None:
+    async def _supervise(self, node: Node, role: AbstractAsyncContextManager[object]) -> None:
         """Run a role until it ends by an error; its supervisor starts it again."""
         try:
             async with role:
@@ -236,7 +236,7 @@ class TrainingCluster:
             self._ledger.note("ended", node.name, str(first_cause(errors)))
         await asyncio.sleep(0.5)
 
-    async def _disk_model(self, node: Node) -> RunResult:
+    async def _run_driver(self, node: Node) -> RunResult:
         config = self.setup.config
         if not self.setup.resumed:
             return await self._train(node, config)
@@ -294,7 +294,7 @@ class TrainingCluster:
         """Push session of a worker's newest life; 0 before its first life."""
         return next(iter(self._sessions.values()), 0)
 
-    def look_who_leads(self) -> None:
+    def note_leader(self) -> None:
         """Note who leads, if it is news."""
         name = self.leader
         term = self.controllers[name].group.term if name else 0
@@ -314,7 +314,7 @@ class TrainingCluster:
         """Look at controllers, workers, and what servers hold, again and again."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self.look_who_leads()
+            self.note_leader()
             for name in self.workers:
                 self.look(name)
             self.check_acknowledged()

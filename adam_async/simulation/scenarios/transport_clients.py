@@ -92,7 +92,7 @@ def network_of(node: Node, *, token: bytes | None = TOKEN, rules: RoleTable = RU
     return TcpNetwork(token=token, entropy=node.entropy, rules=rules, config=LINKS, pool=BufferPool())
 
 
-class Honest:
+class TransportClients:
     """The one who serves, and the clients.
 
     Args:
@@ -114,7 +114,7 @@ class Honest:
             world.node(name).start(self._ask)
 
     async def _serve(self, node: Node) -> None:
-        identity = Identity(role="server", node=HOST, incarnation=node.life)
+        identity = Identity(role="server", node=HOST, incarnation=node.incarnation)
 
         async def on_link(link: Link) -> None:
             name = link.peer.node
@@ -154,7 +154,7 @@ class Honest:
         self.ended[name] = rule
 
     async def _ask(self, node: Node) -> None:
-        identity = Identity(role="client", node=node.name, incarnation=node.life)
+        identity = Identity(role="client", node=node.name, incarnation=node.incarnation)
         network, dice = network_of(node), self._world.dice.fork(node.name)
         while True:
             try:

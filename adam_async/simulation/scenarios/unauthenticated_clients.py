@@ -16,7 +16,7 @@ from adam_async.simulation.faults import Strike, strike_all
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
-from adam_async.simulation.scenarios.hostile import BREACHES, CONNECTS, DEAF, FIRST, MIB
+from adam_async.simulation.scenarios.hostile import BREACHES, DEAF, FIRST, HANDSHAKES, MIB
 from adam_async.simulation.scenarios.raw_wire import RawWire, dial_raw
 from adam_async.simulation.scenarios.transport_clients import (
     ADDRESS,
@@ -26,7 +26,7 @@ from adam_async.simulation.scenarios.transport_clients import (
     PORT,
     RULES,
     TOKEN,
-    Honest,
+    TransportClients,
     network_of,
 )
 from transport import DialFailed, HandshakeRejected, Identity, RoleTable
@@ -38,7 +38,7 @@ OTHER_TOKEN = b"a token of some other cluster"
 GHOSTS = RoleTable({"note": [("ghost", "server")]})
 """What those believe who have nothing to say here."""
 
-STRANGERS = ("stranger-0", "stranger-1")
+MACHINES = ("stranger-0", "stranger-1")
 JOINER = "joiner"
 """Machine of the member that joins beside a flood."""
 
@@ -61,18 +61,18 @@ LINK_KINDS = ("cut", "cut-one-way", "reset")
 GUISES = ("guise-token", "guise-no-token", "guise-role")
 """Shipped code with what it should not have."""
 
-KINDS_HERE = (*CONNECTS, "knock-crowd", "knock-flood", *GUISES, *BREACHES, "breach-half", "breach-deaf")
+KINDS_HERE = (*HANDSHAKES, "knock-crowd", "knock-flood", *GUISES, *BREACHES, "breach-half", "breach-deaf")
 
 
 def draw_plan(dice: Dice) -> Plan:
     """Draw each kind of stranger and fault once, and some more."""
-    kinds = [*STRANGE.kinds, *(dice.choose(STRANGE.kinds) for _ in range(dice.below(4)))]
+    kinds = [*UNAUTHENTICATED.kinds, *(dice.choose(UNAUTHENTICATED.kinds) for _ in range(dice.below(4)))]
     return Plan(options=draw_options(dice, {}), faults=in_order([_draw_fault(dice, kind) for kind in kinds]))
 
 
 def _draw_fault(dice: Dice, kind: str) -> Fault:
     at_s, lasts_s, amount = dice.between(1.0, STRIKE_S), 0.0, 0.0
-    targets: tuple[str, ...] = (dice.choose(STRANGERS),)
+    targets: tuple[str, ...] = (dice.choose(MACHINES),)
     if kind in LINK_KINDS:
         ends = [dice.choose(CLIENTS), HOST]
         dice.shuffle(ends)
@@ -91,15 +91,15 @@ def _told(heard: bytes) -> str:
     return heard[12:28].rstrip(b"\0").decode()
 
 
-class _Story:
+class _Run:
     """One run."""
 
     def __init__(self, world: World, ledger: Ledger) -> None:
         self.world = world
         self.ledger = ledger
         self.breakers = self.joined = 0
-        self.honest = Honest(world, ledger)
-        for name in (*STRANGERS, JOINER):
+        self.clients = TransportClients(world, ledger)
+        for name in (*MACHINES, JOINER):
             world.node(name).start(self._idle)
 
     # --- strangers -----------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class _Story:
         """Be a stranger, until turned away."""
         node = world.nodes[fault.targets[0]]
         kind = fault.kind
-        if kind in CONNECTS:
+        if kind in HANDSHAKES:
             work = self._connect(node, kind)
         elif kind == "knock-crowd":
             work = self._crowd(node)
@@ -131,14 +131,14 @@ class _Story:
 
     async def _connect(self, node: Node, kind: str) -> None:
         wire = await dial_raw(HOST, PORT)
-        wire.say(CONNECTS[kind].says)
+        wire.say(HANDSHAKES[kind].says)
         told = _told(await wire.until(RECORD_BYTES))
         if kind == "knock-proof" and told == CHALLENGED:
             told = _told(await wire.until(RECORD_BYTES))
-        self._check_code(kind, told, CONNECTS[kind].code)
+        self._check_code(kind, told, HANDSHAKES[kind].code)
         if await wire.until(1):
             raise Violation("strangers are turned away", f"{kind}: was told more after {told!r}")
-        wire.hang_up()
+        wire.close()
 
     def _check_code(self, kind: str, code: str, expected: str) -> None:
         if code != expected:
@@ -151,14 +151,16 @@ class _Story:
         if "crowded" not in codes or set(codes) - {"crowded", "late"}:
             raise Violation("strangers are turned away", f"a crowd was told {codes}")
         for wire in wires:
-            wire.hang_up()
+            wire.close()
 
     async def _flood(self, node: Node) -> None:
         """Open connections without a proof repeatedly, until a member has joined beside them."""
         joiner = self.world.nodes[JOINER]
         async with asyncio.TaskGroup() as group:
             floods = [
-                group.create_task(self._renew(CONNECTS[kind].says[:RECORD_BYTES]), name=f"{node.name}/{kind}")
+                group.create_task(
+                    self._renew(HANDSHAKES[kind].says[:RECORD_BYTES]), name=f"{node.name}/{kind}"
+                )
                 for kind in ("knock-silent", "knock-half", "knock-proof")
                 for _ in range(FLOOD // 3)
             ]
@@ -174,7 +176,7 @@ class _Story:
                 wire.say(says)
                 await wire.until(MIB)  # its end
             finally:
-                wire.hang_up()
+                wire.close()
 
     async def _join(self, node: Node) -> None:
         self.joined += 1
@@ -207,7 +209,7 @@ class _Story:
                 await wire.prove(handshake)
                 break
             except (HandshakeRejected, ConnectionError, ValueError):
-                wire.hang_up()
+                wire.close()
                 await asyncio.sleep(0.5)
         await self._say_and_see(wire, kind, name)
 
@@ -219,27 +221,27 @@ class _Story:
         elif kind == "breach-half":
             wire.say(FIRST)
             await asyncio.sleep(0.5)
-            wire.hang_up()
+            wire.close()
         else:
             rule = BREACHES[kind].rule
             wire.say(BREACHES[kind].says)
         while True:
             await asyncio.sleep(0.05)
-            if name in self.honest.ended:
+            if name in self.clients.ended:
                 break
-        if self.honest.ended[name] != rule:
+        if self.clients.ended[name] != rule:
             raise Violation(
                 "who breaks a rule is shown out",
-                f"{kind} lost its link for {self.honest.ended[name]!r}, not {rule!r}",
+                f"{kind} lost its link for {self.clients.ended[name]!r}, not {rule!r}",
             )
         self.ledger.counts["shown out"] += 1
-        wire.hang_up()
+        wire.close()
 
     # --- the end -------------------------------------------------------------------------------
 
     async def settle(self) -> None:
         """See that everybody is answered once more."""
-        answered = self.honest.answered
+        answered = self.clients.answered
         before, by = dict(answered), self.world.now + SETTLED_S
         while any(answered[name] == before[name] for name in CLIENTS):
             if self.world.now > by:
@@ -249,14 +251,14 @@ class _Story:
 
 async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     """Go through a plan."""
-    story = _Story(world, ledger)
-    own: dict[str, Strike] = dict.fromkeys(KINDS_HERE, story.strike)
+    current = _Run(world, ledger)
+    own: dict[str, Strike] = dict.fromkeys(KINDS_HERE, current.strike)
     await strike_all(world, plan.faults, ledger, own=own)
     await asyncio.sleep(max(0.0, STRIKE_S - world.now))
-    await story.settle()
+    await current.settle()
 
 
-STRANGE = Scenario(
+UNAUTHENTICATED = Scenario(
     name="strangers",
     about="strangers knock, members break rules of the wire, links break, and the honest are answered",
     kinds=(*KINDS_HERE, *LINK_KINDS),

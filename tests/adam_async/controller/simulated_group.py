@@ -106,7 +106,7 @@ class Trio:
             permits=self._permits,
             network=network_of(node),
             address=self.peers[node.name],
-            identity=Identity(role="controller", node=node.name, incarnation=node.life),
+            identity=Identity(role="controller", node=node.name, incarnation=node.incarnation),
             waits=WAITS,
             peers=self.peers,
             file=file,

@@ -145,7 +145,7 @@ def crashed(seed, write):
 
         async def program(node):
             async with node.open_disk() as disk:
-                if node.life == 1:
+                if node.incarnation == 1:
                     await write_versions(disk, told)
                 with contextlib.suppress(FileNotFoundError):
                     return await disk.read_bytes(FILE)
@@ -202,7 +202,7 @@ def lines_after_a_crash(seed, append):
 
         async def program(node):
             async with node.open_disk() as disk:
-                if node.life == 1:
+                if node.incarnation == 1:
                     await disk.make_folder(HOME)
                     await append_lines(disk, told, append)
                 with contextlib.suppress(FileNotFoundError):
@@ -240,7 +240,7 @@ def test_folders_that_were_made_outlive_a_crash_with_what_is_in_them():
 
         async def program(node):
             async with node.open_disk() as disk:
-                if node.life == 1:
+                if node.incarnation == 1:
                     return await write(disk)
                 return await disk.names(deep)
 
@@ -409,7 +409,7 @@ def test_a_machine_may_return_with_an_empty_disk_and_keeps_it_when_only_its_prog
 
         async def program(node):
             async with node.open_disk() as disk:
-                if node.life == 1:
+                if node.incarnation == 1:
                     await disk.write_from(Path("/file"), 0, b"never synced")
                     await asyncio.Event().wait()
                 return await disk.names(Path("/"))

@@ -67,8 +67,8 @@ def seen_under(*faults: Fault, look=lambda world: None, own=None, program=talks)
 
 
 LOOKS = {
-    "crash": (("a",), 0.0, lambda world: (world.node("a").host.up, world.node("a").life)),
-    "kill": (("a",), 0.0, lambda world: (world.node("a").host.up, world.node("a").life)),
+    "crash": (("a",), 0.0, lambda world: (world.node("a").host.up, world.node("a").incarnation)),
+    "kill": (("a",), 0.0, lambda world: (world.node("a").host.up, world.node("a").incarnation)),
     "freeze": (("a",), 0.0, lambda world: world.node("a").host.frozen),
     "slow": (("a",), 0.01, lambda world: world.node("a").host.step_s),
     "clock": (("a",), 2.0, lambda world: world.node("a").host.rate),

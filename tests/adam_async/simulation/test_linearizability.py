@@ -246,8 +246,8 @@ def test_a_search_without_time_left_decides_nothing():
         (2.0, Get(), None, "an end and an answer, or neither"),
         (0.5, Get(), Read(0, None), "ends after it begins"),
         (float("nan"), Get(), Read(0, None), "ends after it begins"),
-        (2.0, Get(), Done(5), "no answer to what was asked"),
-        (2.0, CompareAndSet(0, "x"), Read(5, "x"), "no answer to what was asked"),
+        (2.0, Get(), Done(5), "does not belong to the question"),
+        (2.0, CompareAndSet(0, "x"), Read(5, "x"), "does not belong to the question"),
         (2.0, Get(), Read(0, "x"), "a value is None where the version is 0"),
         (2.0, Get(), Read(5, None), "a value is None where the version is 0"),
     ],
@@ -642,11 +642,11 @@ def test_watchers_that_saw_each_version_once_are_accepted():
 @pytest.mark.parametrize(
     ("versions", "whole", "claim"),
     [
-        ((1, 3), (), "a was told of version 3; due was 2"),
-        ((1, 2, 2), (), "a was told of version 2; due was 3"),
-        ((1, 2, 1), (), "a was told of version 1; due was 3"),
-        ((3,), (), "a was told of version 3; due was 1"),
-        ((5, 4), (5, 4), "a was told of version 4; due was 5 or later"),
+        ((1, 3), (), "a received version 3 instead of 2"),
+        ((1, 2, 2), (), "a received version 2 instead of 3"),
+        ((1, 2, 1), (), "a received version 1 instead of 3"),
+        ((3,), (), "a received version 3 instead of 1"),
+        ((5, 4), (5, 4), "a received version 4 instead of 5 or later"),
     ],
     ids=["gap", "twice", "back", "beginning", "older map"],
 )

@@ -45,7 +45,7 @@ def test_a_restarted_machine_begins_again_in_another_life():
     lives = []
 
     async def program(node):
-        lives.append((node.life, node.entropy(4)))
+        lives.append((node.incarnation, node.entropy(4)))
         await asyncio.sleep(1000.0)
 
     async def scenario(world):

@@ -116,7 +116,7 @@ async def skips_its_plan(world, plan, ledger):
 @pytest.mark.parametrize(
     ("run", "invariant", "text"),
     [
-        (deadlocks, "no deadlock", "nothing can ever run again"),
+        (deadlocks, "no deadlock", "no step can ever run again"),
         (never_ends, "the run ends", "100 s have passed"),
         (divides, "ZeroDivisionError", "by nothing"),
         (is_cancelled, "CancelledError", ""),

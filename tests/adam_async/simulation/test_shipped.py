@@ -57,7 +57,7 @@ class Cluster:
             world.node(worker).start(self._stay)
 
     async def _serve(self, node):
-        identity = Identity(role="controller", node="controller", incarnation=node.life)
+        identity = Identity(role="controller", node="controller", incarnation=node.incarnation)
         controller = Controller(
             network=network_of(node), address=ADDRESS, identity=identity, waits=WAITS, entropy=node.entropy
         )
@@ -66,8 +66,8 @@ class Cluster:
             await asyncio.Event().wait()
 
     async def _stay(self, node):
-        identity = Identity(role="worker", node=node.name, incarnation=node.life)
-        record = NodeRecord(role="worker", address=f"tcp://{node.name}:1", incarnation=node.life)
+        identity = Identity(role="worker", node=node.name, incarnation=node.incarnation)
+        record = NodeRecord(role="worker", address=f"tcp://{node.name}:1", incarnation=node.incarnation)
         self.memberships[node.name] = membership = Membership(
             network=network_of(node),
             controller=ADDRESS,
@@ -197,7 +197,7 @@ async def calls_under_faults(world):
         request.reply(Message(type="added", meta={"number": number}, tensors=[np.array([total])]))
 
     async def serve(node):
-        identity = Identity(role="server", node="server", incarnation=node.life)
+        identity = Identity(role="server", node="server", incarnation=node.incarnation)
 
         async def on_link(link):
             link.serve(answer)
@@ -208,7 +208,7 @@ async def calls_under_faults(world):
 
     async def call(node):
         nonlocal links
-        identity = Identity(role="client", node="client", incarnation=node.life)
+        identity = Identity(role="client", node="client", incarnation=node.incarnation)
         network = network_of(node, CALLS)
         number = 0
         while number < 40:

@@ -21,7 +21,7 @@ def lose_power(seed):
         async def program(node):
             nonlocal done
             async with node.open_disk() as disk:
-                if node.life > 1:
+                if node.incarnation > 1:
                     return await load_checkpoint(FOLDER, disk)
                 folder = CheckpointFolder(FOLDER, disk)
                 await folder.take_up(None)

@@ -27,7 +27,7 @@ def network_of(node):
 
 
 async def control(node):
-    identity = Identity(role="controller", node=node.name, incarnation=node.life)
+    identity = Identity(role="controller", node=node.name, incarnation=node.incarnation)
     async with Controller(
         network=network_of(node), address=CONTROLLER, identity=identity, waits=WAITS, entropy=node.entropy
     ):
@@ -36,19 +36,19 @@ async def control(node):
 
 async def sit(node, joined):
     """Be a member; `seated` is told of each life that has a seat."""
-    identity = Identity(role="worker", node=node.name, incarnation=node.life)
+    identity = Identity(role="worker", node=node.name, incarnation=node.incarnation)
     membership = Membership(
         network=network_of(node),
         controller=CONTROLLER,
         identity=identity,
-        record=NodeRecord(role="worker", address="tcp://worker:1", incarnation=node.life),
+        record=NodeRecord(role="worker", address="tcp://worker:1", incarnation=node.incarnation),
         waits=WAITS,
         traffic=Traffic(node.name),
     )
     async with asyncio.TaskGroup() as group:
         group.create_task(membership.run(), name="seat")
         await membership.wait_for(lambda _: membership.joined, "a seat", WAITS.dial_s)
-        joined.append(node.life)
+        joined.append(node.incarnation)
 
 
 def lives_with_a_membership(down_s, *, seed):

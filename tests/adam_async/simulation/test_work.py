@@ -44,7 +44,7 @@ def test_a_broken_scenario_is_shrunk_to_the_one_fault_that_it_takes() -> None:
 def test_making_smaller_tells_after_each_run_how_far_it_has_come() -> None:
     told: list[Answer] = []
 
-    (answer,) = do(Shrink(case=draw_case(BROKEN, 0)), SCENARIOS, tell=told.append)
+    (answer,) = do(Shrink(case=draw_case(BROKEN, 0)), SCENARIOS, report=told.append)
 
     assert [each.tries for each in told] == list(range(1, answer.tries + 1))
     assert all(each.under_way for each in told)

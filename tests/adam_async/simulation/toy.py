@@ -28,8 +28,8 @@ def draw_plan(dice):
 def ticking(*, breaks: bool):
     async def run(world: World, plan: Plan, ledger: Ledger) -> None:
         async def tick(node: Node) -> None:
-            if breaks and node.name == "b" and node.life > 1:
-                raise Violation("I0", f"b came back as {node.life}")
+            if breaks and node.name == "b" and node.incarnation > 1:
+                raise Violation("I0", f"b came back as {node.incarnation}")
             while True:
                 await asyncio.sleep(plan.options.settings["ticks_s"])
                 ledger.operations += 1

@@ -34,7 +34,7 @@ def test_a_version_that_a_watcher_is_not_shown_is_noticed():
     histories = Histories(Clock())
     for version in (1, 2, 4):
         histories.shown("w", "g", ClusterMap(version=version), whole=False)
-    with pytest.raises(Violation, match="I6: w was told of version 4; due was 3"):
+    with pytest.raises(Violation, match="I6: w received version 4 instead of 3"):
         histories.check()
 
 
@@ -49,5 +49,5 @@ def test_two_maps_of_one_version_are_noticed():
 def test_a_group_that_was_founded_anew_is_noticed():
     histories = Histories(Clock())
     histories.shown("v", "g", ClusterMap(version=1), whole=True)
-    with pytest.raises(Violation, match="I6: w met group h in place of g"):
+    with pytest.raises(Violation, match="I6: w found group h in place of g"):
         histories.shown("w", "h", ClusterMap(version=1), whole=True)

@@ -41,14 +41,14 @@ def test_who_comes_back_knows_the_term_in_which_it_spoke(said):
     first = core_of(term=5, vote="b", entries=(Entry(2, 1),))
     terms.saw(first, None, said)
     terms.saw(core_of(term=5, vote="b", entries=(Entry(2, 1),)), None, ())
-    with pytest.raises(Violation, match="a is back in term 4, and has spoken in 5"):
+    with pytest.raises(Violation, match="a restarts in term 4 after messages of term 5"):
         terms.saw(core_of(term=4, entries=(Entry(2, 1),)), None, ())
 
 
 def test_who_comes_back_knows_its_vote():
     terms = Terms()
     terms.saw(core_of(term=5, vote="b"), None, vote_for("b", term=5))
-    with pytest.raises(Violation, match="a voted for b in term 5, and knows of None"):
+    with pytest.raises(Violation, match="a voted for b in term 5, and restarts with None"):
         terms.saw(core_of(term=5), None, ())
 
 
@@ -56,7 +56,7 @@ def test_who_asked_for_votes_has_voted_for_itself():
     terms = Terms()
     ask = AskVote(sender="a", to="b", term=5, last_index=1, last_term=1, pre=False)
     terms.saw(core_of(term=5, vote="a"), None, says(ask))
-    with pytest.raises(Violation, match="a voted for a in term 5, and knows of c"):
+    with pytest.raises(Violation, match="a voted for a in term 5, and restarts with c"):
         terms.saw(core_of(term=5, vote="c"), None, ())
 
 
@@ -78,7 +78,7 @@ def test_who_comes_back_has_what_it_acknowledged():
     terms = Terms()
     terms.saw(core_of(entries=(Entry(2, 1), Entry(3, 1))), None, has(3))
     terms.saw(core_of(entries=(Entry(2, 1), Entry(3, 1))), None, ())
-    with pytest.raises(Violation, match="a acknowledged entry 3 of term 1, and is back without it"):
+    with pytest.raises(Violation, match="a acknowledged entry 3 of term 1, and restarts without it"):
         terms.saw(core_of(entries=(Entry(2, 1),)), None, ())
 
 

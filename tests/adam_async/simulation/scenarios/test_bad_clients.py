@@ -1,4 +1,4 @@
-"""Visitors of a cluster that trains: what they would not miss if a server took what it must refuse."""
+"""BadClients of a cluster that trains: what they would not miss if a server took what it must refuse."""
 
 import pytest
 

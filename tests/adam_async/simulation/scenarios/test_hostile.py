@@ -2,7 +2,7 @@
 
 import pytest
 
-from adam_async.simulation.scenarios.hostile import BREACHES, CONNECTS, DEAF, FIRST
+from adam_async.simulation.scenarios.hostile import BREACHES, DEAF, FIRST, HANDSHAKES
 from transport import BufferPool, HandshakeRejected, Identity, LinkConfig, RemoteProtocolError, RoleTable
 from transport.frames import FrameDecoder
 from transport.handshake import RECORD_BYTES, ServerHandshake
@@ -44,9 +44,9 @@ def test_what_the_deaf_ask_is_in_order_and_half_a_message_is_none() -> None:
     assert feed(FIRST) == 0
 
 
-@pytest.mark.parametrize("name", CONNECTS)
+@pytest.mark.parametrize("name", HANDSHAKES)
 def test_a_knock_is_refused_for_what_it_is_named_for(name: str) -> None:
-    connect = CONNECTS[name]
+    connect = HANDSHAKES[name]
     server = ServerHandshake(
         Identity(role="server", node="server", incarnation=1), token=bytes(16), entropy=bytes, rules=RULES
     )

@@ -10,7 +10,7 @@ import pytest
 
 from adam_async.simulation.runner import draw_case, run_seed
 from adam_async.simulation.scenarios import SCENARIOS
-from adam_async.simulation.scenarios.unauthenticated_clients import STRANGE
+from adam_async.simulation.scenarios.unauthenticated_clients import UNAUTHENTICATED
 from tests.adam_async.simulation.test_ablations import rewrite
 from transport.calls import CallTable
 from transport.entrance import Entrance
@@ -30,17 +30,17 @@ def test_seeds_count() -> None:
 
 
 def test_every_plan_has_each_kind_and_plans_differ() -> None:
-    plans = [draw_case(STRANGE, seed).plan for seed in range(100)]
+    plans = [draw_case(UNAUTHENTICATED, seed).plan for seed in range(100)]
 
     for plan in plans:
-        assert {fault.kind for fault in plan.faults} == set(STRANGE.kinds)
+        assert {fault.kind for fault in plan.faults} == set(UNAUTHENTICATED.kinds)
     assert len({plan.faults for plan in plans}) == 100
 
 
 IN_A_PROCESS = """
 from adam_async.simulation.runner import run_seed
-from adam_async.simulation.scenarios.unauthenticated_clients import STRANGE
-print(run_seed(STRANGE, 2).replay_hash)
+from adam_async.simulation.scenarios.unauthenticated_clients import UNAUTHENTICATED
+print(run_seed(UNAUTHENTICATED, 2).replay_hash)
 """
 
 
@@ -49,7 +49,7 @@ def test_a_seed_is_the_same_run_in_every_process() -> None:
     command = [sys.executable, "-c", IN_A_PROCESS]
     told = subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout
 
-    assert told.strip() == run_seed(STRANGE, 2).replay_hash
+    assert told.strip() == run_seed(UNAUTHENTICATED, 2).replay_hash
 
 
 ABLATIONS = {
@@ -78,7 +78,7 @@ def test_a_safeguard_that_is_taken_out_is_missed(safeguard: str, monkeypatch: py
     owner, method, old, new, invariant, seed = ABLATIONS[safeguard]
     rewrite(monkeypatch, owner, method, old, new)
 
-    assert run_seed(STRANGE, seed).invariant == invariant
+    assert run_seed(UNAUTHENTICATED, seed).invariant == invariant
 
 
 def test_answers_that_are_mixed_up_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,4 +90,4 @@ def test_answers_that_are_mixed_up_are_seen(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(CallTable, "pop", mixed)
 
-    assert run_seed(STRANGE, 1).invariant == "answers fit"
+    assert run_seed(UNAUTHENTICATED, 1).invariant == "answers fit"

@@ -32,11 +32,11 @@ class Client(Protocol):
 
     name: str
 
-    async def live(self, node: Node) -> None:
+    async def run(self, node: Node) -> None:
         """Be one life."""
 
 
-class Story:
+class ControllerRun:
     """One run: some controllers, and what the plan says of them.
 
     Args:
@@ -60,4 +60,4 @@ class Story:
         """Start all machines."""
         self.group.start()
         for client in clients:
-            self.world.node(client.name).start(client.live)
+            self.world.node(client.name).start(client.run)

@@ -16,7 +16,7 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.runtime.random_streams import Dice
 from adam_async.runtime.traffic import Traffic
-from adam_async.simulation import linearizability as told
+from adam_async.simulation import linearizability as lin
 from adam_async.simulation.nodes import Node
 from adam_async.simulation.scenario import Ledger, Violation
 from adam_async.simulation.scenarios.controller_group import ControllerGroup, network_of
@@ -30,7 +30,7 @@ ANOTHER = "another group"
 """Of which a version is none of this one: nothing is done."""
 
 
-class Asker:
+class MapClientUser:
     """Reads and sets keys by `MapClient`, one question at a time, over all lives of its machine.
 
     Args:
@@ -72,29 +72,29 @@ class Asker:
         self._watches = watches
         self._owed = False
 
-    async def live(self, node: Node) -> None:
+    async def run(self, node: Node) -> None:
         """Ask, and watch, as the program of one life."""
-        life = _Life(self.name, node, self._group)
+        state = _State(self.name, node, self._group)
         while True:
             client = MapClient(
                 network=network_of(node),
                 controllers=self._controllers,
-                identity=Identity(role="worker", node=self.name, incarnation=node.life),
+                identity=Identity(role="worker", node=self.name, incarnation=node.incarnation),
                 waits=self._waits,
                 traffic=Traffic(self.name),
             )
             try:
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(self._ask(client, life), name=f"{self.name}/asks")
+                    group.create_task(self._ask(client, state), name=f"{self.name}/asks")
                     if self._watches:
-                        group.create_task(life.watch(client), name=f"{self.name}/watches")
+                        group.create_task(state.watch(client), name=f"{self.name}/watches")
             except* (RoleDied, LinkClosed):
                 self._ledger.counts["clients made anew"] += 1
             finally:
                 client.close()
 
-    async def _ask(self, client: MapClient, life: "_Life") -> None:
-        dice, progress = life.dice, self._group.progress
+    async def _ask(self, client: MapClient, state: "_State") -> None:
+        dice, progress = state.dice, self._group.progress
         while True:
             await asyncio.sleep(dice.around(self._pause_s))
             if not self.working:
@@ -102,33 +102,35 @@ class Asker:
             if dice.chance(0.02):
                 client.close()  # who asks or watches is told, and another client takes its place
             if not self._owed:  # to the machine: giving up, or another life, does not make it less
-                progress.owe(self.name)
+                progress.begin(self.name)
                 self._owed = True
-            asks = self._get(client, life) if dice.chance(0.4) else self._set(client, life, dice.choose(KEYS))
+            asks = (
+                self._get(client, state) if dice.chance(0.4) else self._set(client, state, dice.choose(KEYS))
+            )
             try:
                 await asks
             except DeadlineExceeded:
                 self._ledger.counts["given up"] += 1
                 continue
-            progress.pay(self.name, answered=True)
+            progress.end(self.name, answered=True)
             self._owed = False
             self.answered += 1
             self._ledger.operations += 1
 
-    async def _get(self, client: MapClient, life: "_Life") -> None:
+    async def _get(self, client: MapClient, state: "_State") -> None:
         operations = self._group.histories.operations
-        handles = {key: operations.begin(self.name, key, told.Get()) for key in KEYS}
-        life.map = life.show(await client.get(timeout_s=self._patience_s), life.map, "asks")
+        handles = {key: operations.begin(self.name, key, lin.Get()) for key in KEYS}
+        state.map = state.show(await client.get(timeout_s=self._patience_s), state.map, "asks")
         for key, handle in handles.items():
-            record = life.map.nodes.get(key.removeprefix("nodes/"))
+            record = state.map.nodes.get(key.removeprefix("nodes/"))
             if record is None:
-                operations.end(handle, told.Read(version=0, value=None))
+                operations.end(handle, lin.Read(version=0, value=None))
             else:
-                operations.end(handle, told.Read(version=record.changed, value=str(record.info["n"])))
+                operations.end(handle, lin.Read(version=record.changed, value=str(record.info["n"])))
 
-    async def _set(self, client: MapClient, life: "_Life", key: str) -> None:
-        operations, dice = self._group.histories.operations, life.dice
-        expected = version_of(life.map, key)
+    async def _set(self, client: MapClient, state: "_State", key: str) -> None:
+        operations, dice = self._group.histories.operations, state.dice
+        expected = version_of(state.map, key)
         if dice.chance(0.1):
             expected = dice.below(expected + 1)
         self._ledger.counts["values"] += 1
@@ -140,15 +142,15 @@ class Asker:
             "live": False,
             "info": {"n": number},
         }
-        knows = life.group != "" and dice.chance(0.7)
-        group = life.group if knows else ANOTHER if dice.chance(0.05) else ""
-        handle = operations.begin(self.name, key, told.CompareAndSet(expected=expected, value=str(number)))
+        knows = state.group != "" and dice.chance(0.7)
+        group = state.group if knows else ANOTHER if dice.chance(0.05) else ""
+        handle = operations.begin(self.name, key, lin.CompareAndSet(expected=expected, value=str(number)))
         try:
             outcome = await client.compare_and_set(
                 key,
                 expected,
                 value,
-                after=life.map.version if knows else -1,
+                after=state.map.version if knows else -1,
                 group=group,
                 timeout_s=self._patience_s,
             )
@@ -159,26 +161,26 @@ class Asker:
             operations.refused(handle)
             return
         for news in outcome.news:
-            life.map = life.show(news, life.map, "asks")
+            state.map = state.show(news, state.map, "asks")
         if group == ANOTHER and outcome.done is False:
             operations.refused(handle)
         elif outcome.done is None:
             self._ledger.counts["unknown outcomes"] += 1
             operations.unknown(handle)
         elif outcome.done:
-            operations.end(handle, told.Done(version=outcome.at))
+            operations.end(handle, lin.Done(version=outcome.at))
         else:
-            operations.end(handle, told.Conflict(version=outcome.at))
+            operations.end(handle, lin.Conflict(version=outcome.at))
 
 
-class _Life:
+class _State:
     """What an asker knows in one life, whichever client it has."""
 
     def __init__(self, name: str, node: Node, group: ControllerGroup) -> None:
-        self.dice: Dice = group.world.dice.fork(f"{name}/{node.life}")
+        self.dice: Dice = group.world.dice.fork(f"{name}/{node.incarnation}")
         self.map = ClusterMap()
         self.group = ""
-        self._name = f"{name}/{node.life}"
+        self._name = f"{name}/{node.incarnation}"
         self._histories = group.histories
         self._watched = ClusterMap()
 
