@@ -161,7 +161,7 @@ def too_little(scenario: Scenario, ledger: Ledger) -> tuple[str, ...]:
     if ledger.leader_changes < scenario.least_leader_changes:
         reasons.append(f"fewer than {scenario.least_leader_changes} changes of leader")
     reasons += [f"no {kind}" for kind in scenario.kinds if not (ledger.faults + ledger.misses)[kind]]
-    reasons += [f"a {kind} that nobody noticed" for kind in ledger.misses]
+    reasons += [f"a {kind} without an effect" for kind in ledger.misses]
     return tuple(reasons)
 
 

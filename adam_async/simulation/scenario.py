@@ -13,6 +13,7 @@ The `Ledger` records the events of a run. A run fails if a fault of its plan was
 only if all faults struck and enough operations completed, so an idle scenario is not taken for a success.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -37,6 +38,21 @@ class Violation(Exception):
         super().__init__(f"{invariant}: {text}")
         self.invariant = invariant
         self.text = text
+
+
+async def settle(
+    world: World, problem: Callable[[], str], *, within_s: float, invariant: str, step_s: float = 0.05
+) -> None:
+    """Wait until `problem` returns an empty text, and check it at intervals of `step_s`.
+
+    Raises:
+        Violation: The problem is not over within `within_s`.
+    """
+    by = world.now + within_s
+    while text := problem():
+        if world.now > by:
+            raise Violation(invariant, f"{within_s:g} s after the last fault {text}")
+        await asyncio.sleep(step_s)
 
 
 class Span(msgspec.Struct, frozen=True):

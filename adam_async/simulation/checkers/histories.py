@@ -1,15 +1,17 @@
 """Pure: records the answers to all clients of the controllers, and checks them at the end of a run (I6)."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from zlib import crc32
 
 import msgspec
 
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.simulation.linearizability import (
+    Get,
     History,
     NotLinearizable,
+    Read,
     Sight,
     WatchBroken,
     check,
@@ -51,6 +53,19 @@ class Histories:
         digest = f"{crc32(_ENCODER.encode(cluster)):08x}"
         self._sights.append(Sight(watcher=watcher, version=cluster.version, digest=digest, whole=whole))
 
+    def begin_reads(self, client: str, keys: Iterable[str]) -> dict[str, int]:
+        """Record the begin of a read of several keys of nodes; return a handle for each."""
+        return {key: self.operations.begin(client, key, Get()) for key in keys}
+
+    def end_reads(self, handles: dict[str, int], cluster: ClusterMap) -> None:
+        """Record the map that answers a read of several keys."""
+        for key, handle in handles.items():
+            record = cluster.nodes.get(key.removeprefix("nodes/"))
+            if record is None:
+                self.operations.end(handle, Read(version=0, value=None))
+            else:
+                self.operations.end(handle, Read(version=record.changed, value=str(record.info["n"])))
+
     def check(self) -> None:
         """Check that one order explains all operations, and that watches had no gaps.
 
@@ -64,3 +79,11 @@ class Histories:
             check_watch(self._sights)
         except (NotLinearizable, WatchBroken) as error:
             raise Violation("I6", str(error)) from None
+
+
+def check_kept(cluster: ClusterMap, name: str, acknowledged: int, *, field: str = "n") -> None:
+    """Check that a map has the last acknowledged write of a node to a field of its own. Raises Violation."""
+    record = cluster.nodes.get(name)
+    kept = record.info[field] if record is not None else 0
+    if kept < acknowledged:
+        raise Violation("I6", f"write {acknowledged} of {name} is acknowledged; the map has {kept}")

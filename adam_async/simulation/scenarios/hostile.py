@@ -1,10 +1,9 @@
-"""Pure: what strangers say to a port of the cluster, and what those say who were let in and break a rule.
+"""Pure: invalid handshakes, and frames that break a rule of the wire.
 
-A *knock* is said instead of a handshake, and answered with a refusal or not at all. A *breach* is said behind
-a handshake that is in order, and ends the link. Each is named for the rule that it breaks; `KNOCKS` and
-`BREACHES` say with which code it has to end.
+The server answers an invalid handshake with a refusal or closes the connection. Invalid frames after a valid
+handshake end the link. Each has the name of the rule that it breaks, and the code of its end.
 
-    b"".join(BREACHES["breach-checksum"].says)      # closes the link: RemoteProtocolError, rule "checksum"
+    BREACHES["breach-checksum"].data      # ends the link: RemoteProtocolError, rule "checksum"
 """
 
 from collections.abc import Mapping
@@ -25,20 +24,20 @@ _PEER = Struct("<32s80s64sQ32s")
 
 @dataclass(frozen=True, slots=True)
 class BadHandshake:
-    """What is said in place of a handshake."""
+    """Bytes in place of a handshake."""
 
-    says: bytes
+    data: bytes
     code: str
-    """Of the refusal that comes back; empty where the port hangs up without a word."""
+    """Code of the refusal; empty if the server closes the connection without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadFrames:
-    """What is said on a link."""
+    """Bytes on an authenticated link."""
 
-    says: bytes
+    data: bytes
     rule: str
-    """Of the error that ends the link."""
+    """Rule of the error that ends the link."""
 
 
 def _hello(
@@ -78,7 +77,7 @@ def _frame(
     spoilt: int = 0,
     payload: bytes = b"",
 ) -> bytes:
-    """Build a frame whose lengths may claim what is not there, and whose checksum may be spoilt."""
+    """Build a frame, possibly with wrong lengths or a wrong checksum."""
     lengths = claims or (len(meta), len(payload))
     checked = _PRELUDE.pack(magic, version, kind, flags, request, *lengths)
     crc = crc32(meta, crc32(checked)) ^ spoilt
@@ -86,31 +85,31 @@ def _frame(
 
 
 def request_frame(number: int, message: Message) -> bytes:
-    """Return the frame of a request without tensors, as a peer with a protocol of its own writes it."""
+    """Return the frame of a request without tensors, for a peer without the shipped transport."""
     return _frame(REQUEST, request=number, meta=FrameEncoder(LinkConfig()).pack(message, b""))
 
 
 def _packed(name: str, described: bytes = b"", **meta: int) -> bytes:
-    """Pack a meta that is in order."""
+    """Pack a valid meta."""
     return FrameEncoder(LinkConfig()).pack(Message(type=name, meta=meta), described)
 
 
 BYTES = 9
-"""Code of arrays of bytes."""
+"""Code of the dtype of bytes."""
 
 NOTE = _packed("note")
 NOTE_X = b"\x92\xa4note\x81\xa1x"
-"""A meta in which the value of x is to follow."""
+"""Begin of a meta; the value of x follows."""
 
 TENSOR = bytes([BYTES, 1]) + (1 << 16).to_bytes(4, "little")
-"""Describes 64 KiB."""
+"""Description of a tensor of 64 KiB."""
 
 LARGEST = bytes([BYTES, 1]) + LinkConfig().max_message_bytes.to_bytes(4, "little")
-"""Describes as many bytes as a message may have."""
+"""Description of a tensor as large as a message may be."""
 
 
 FIRST = _frame(flags=MORE, meta=_packed("note", TENSOR), payload=bytes(999))
-"""The first frame of a message of several, as it should be."""
+"""Valid first frame of a message of several frames."""
 
 BREACHES: Mapping[str, BadFrames] = {
     "breach-magic": BadFrames(_frame(magic=b"GET ", meta=NOTE), "magic"),
@@ -149,10 +148,10 @@ BREACHES: Mapping[str, BadFrames] = {
     "breach-twice": BadFrames(2 * _frame(REQUEST, meta=_packed("count", items=1)), "request-id"),
     "breach-signal": BadFrames(_frame(PONG + 1), "kind"),
 }
-"""Rules of frames, and of what may be in them."""
+"""Invalid frames, by kind of fault."""
 
 DEAF = b"".join(
     _frame(REQUEST, request=number, meta=_packed("echo", TENSOR), payload=bytes(65_536))
     for number in range(1, 17)
 )
-"""Questions with large answers, for one who never reads any."""
+"""Questions with large answers, for a peer that reads none of them."""

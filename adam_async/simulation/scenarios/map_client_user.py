@@ -1,7 +1,7 @@
-"""What asks the controllers for the map by the shipped `MapClient` in a run, sets keys of it and watches it.
+"""A program that reads, sets and watches the map by the shipped `MapClient`.
 
-All that a client is told is written down; whether it all fits together is checked elsewhere (`Histories`).
-A program whose client gave up makes another one and goes on, as whoever supervises a role would do it.
+It records all answers, which `Histories` checks. After its client gave up it makes another one and goes on,
+as the supervisor of a role would.
 """
 
 import asyncio
@@ -24,28 +24,28 @@ from adam_async.simulation.scenarios.map_user import KEYS
 from transport import Identity, LinkClosed, RemoteError
 
 INVALID = "invalid"
-"""Refusal of a value that is no record."""
+"""Code of the refusal of a value that is no record."""
 
 ANOTHER = "another group"
-"""Of which a version is none of this one: nothing is done."""
+"""Name of another group; a question with its versions has no effect here."""
 
 
 class MapClientUser:
-    """Reads and sets keys by `MapClient`, one question at a time, over all lives of its machine.
+    """Reads and sets keys by `MapClient`, one question at a time, over all incarnations of its machine.
 
     Args:
-        name: Of its machine.
-        group: Whom it asks.
-        ledger: Counts its operations.
-        controllers: The addresses that it is given.
-        waits: Of its client.
-        patience_s: After this long it gives a question up.
-        pause_s: Between two questions, in the mean.
-        watches: Whether it watches the map as well, over the same client.
+        name: Name of its machine.
+        group: Controllers to ask.
+        ledger: Count of its operations.
+        controllers: Addresses that it knows.
+        waits: Time limits of its client.
+        patience_s: Time limit of a question, in seconds.
+        pause_s: Mean pause between two questions, in seconds.
+        watches: Whether it watches the map over the same client, too.
 
     Attributes:
-        working: Whether it asks.
-        answered: How often it was.
+        working: Whether it sends questions.
+        answered: Number of answers.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class MapClientUser:
         self._patience_s = patience_s
         self._pause_s = pause_s
         self._watches = watches
-        self._owed = False
+        self._has_question = False
 
     async def run(self, node: Node) -> None:
-        """Ask, and watch, as the program of one life."""
+        """Send questions and watch the map, as the program of one incarnation."""
         state = _State(self.name, node, self._group)
         while True:
             client = MapClient(
@@ -100,10 +100,10 @@ class MapClientUser:
             if not self.working:
                 continue
             if dice.chance(0.02):
-                client.close()  # who asks or watches is told, and another client takes its place
-            if not self._owed:  # to the machine: giving up, or another life, does not make it less
+                client.close()  # open questions and watches fail, and `run` makes another client
+            if not self._has_question:  # a question stays open after a give-up or a restart
                 progress.begin(self.name)
-                self._owed = True
+                self._has_question = True
             asks = (
                 self._get(client, state) if dice.chance(0.4) else self._set(client, state, dice.choose(KEYS))
             )
@@ -113,20 +113,14 @@ class MapClientUser:
                 self._ledger.counts["given up"] += 1
                 continue
             progress.end(self.name, answered=True)
-            self._owed = False
+            self._has_question = False
             self.answered += 1
             self._ledger.operations += 1
 
     async def _get(self, client: MapClient, state: "_State") -> None:
-        operations = self._group.histories.operations
-        handles = {key: operations.begin(self.name, key, lin.Get()) for key in KEYS}
+        handles = self._group.histories.begin_reads(self.name, KEYS)
         state.map = state.show(await client.get(timeout_s=self._patience_s), state.map, "asks")
-        for key, handle in handles.items():
-            record = state.map.nodes.get(key.removeprefix("nodes/"))
-            if record is None:
-                operations.end(handle, lin.Read(version=0, value=None))
-            else:
-                operations.end(handle, lin.Read(version=record.changed, value=str(record.info["n"])))
+        self._group.histories.end_reads(handles, state.map)
 
     async def _set(self, client: MapClient, state: "_State", key: str) -> None:
         operations, dice = self._group.histories.operations, state.dice
@@ -138,7 +132,7 @@ class MapClientUser:
         value: dict[str, Any] = {
             "role": "worker",
             "address": "",
-            "incarnation": "none" if dice.chance(0.03) else 1,  # which is invalid
+            "incarnation": "none" if dice.chance(0.03) else 1,  # "none" is invalid
             "live": False,
             "info": {"n": number},
         }
@@ -156,7 +150,7 @@ class MapClientUser:
             )
         except RemoteError as error:
             if error.code != INVALID:
-                text = f"{self.name} asked to set {key} and was told {error}"
+                text = f"{self.name} asked to set {key} and got {error}"
                 raise Violation("protocol", text) from None
             operations.refused(handle)
             return
@@ -174,7 +168,7 @@ class MapClientUser:
 
 
 class _State:
-    """What an asker knows in one life, whichever client it has."""
+    """State of one incarnation, over all its clients."""
 
     def __init__(self, name: str, node: Node, group: ControllerGroup) -> None:
         self.dice: Dice = group.world.dice.fork(f"{name}/{node.incarnation}")
@@ -185,7 +179,7 @@ class _State:
         self._watched = ClusterMap()
 
     async def watch(self, client: MapClient) -> None:
-        """See every version of the map, and break off now and then to go on from there."""
+        """Watch every version of the map, with interruptions from which the watch goes on."""
         while True:
             after = self._watched.version if self.group else -1
             async with contextlib.aclosing(client.changes(after, self.group)) as all_news:
@@ -195,7 +189,7 @@ class _State:
                         break
 
     def show(self, news: News, seen: ClusterMap, what: str) -> ClusterMap:
-        """Take what a client says of the map, and write down what it shows."""
+        """Apply an answer of the client to the map, and record its version."""
         if news.whole is not None:
             seen = news.whole
         elif news.change is not None:

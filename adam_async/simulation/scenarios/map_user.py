@@ -1,8 +1,8 @@
-"""A client of the controllers that asks at random, and writes down what it is told.
+"""A client of the controllers that asks random questions and records the answers.
 
-It speaks the protocol itself, so that what is written down is what was said on the wire. It asks one
-question at a time, with the numbers of a session, of whoever leads, until it has an answer or its patience
-ends; and it has a seat: a record of its own, which is lost while nobody hears of it.
+It speaks the protocol itself, so the record is exact. It sends one question at a time, numbered within a
+session, to the leader, until it has an answer or its time limit ends. It is a member, too: the controllers
+lose its record while they do not hear of it.
 """
 
 import asyncio
@@ -35,24 +35,31 @@ from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word
 from adam_async.run.config import Config
 from adam_async.runtime.random_streams import Dice
 from adam_async.simulation import linearizability as lin
+from adam_async.simulation.checkers.histories import check_kept
 from adam_async.simulation.nodes import Node
 from adam_async.simulation.scenario import Ledger, Violation
 from adam_async.simulation.scenarios.controller_group import ControllerGroup, network_of
 from transport import Identity, Link, Message, RemoteError, RetrySchedule, TransportError
 
 KEYS = ("nodes/a", "nodes/b", "nodes/c")
-"""Set by all clients and by nobody else: records of nodes that are not live, whom nobody misses."""
+"""Keys that clients alone set: records of nodes that are not live."""
 
 DIAL_S = 1.0
+"""Time limit of a dial, in seconds."""
+
 CALL_S = 1.5
+"""Time limit of an answer of one controller, in seconds."""
+
 PAUSE_S = 0.3
-"""After a controller that could not be asked."""
+"""Pause after a controller that gave no answer, in seconds."""
 
 SHORT = 0.3
-"""Half of the pauses are so much shorter, and the others longer: questions that come close together meet
-more of what goes wrong between them."""
+"""Factor of half of the pauses; the others are longer by as much. Questions close together meet more
+faults."""
 
 WATCH_S = 4.0
+"""Wait of a watch for news, in seconds."""
+
 RETRY = RetrySchedule(first_s=0.1, longest_s=0.5)
 
 
@@ -60,30 +67,30 @@ RUN = {
     "config": msgspec.to_builtins(Config(images_per_group=10, servers=1, replicas=1)),
     "spec": mlp((4, 2), input_shape=(1, 2, 2)).to_dict(),
 }
-"""What all runs have in common."""
+"""Fields that all runs have in common."""
 
 
 class SessionOver(Exception):
-    """Whether what was asked was done will never be known."""
+    """The session is over; the outcome of its last question stays unknown."""
 
 
 class User:
-    """One client, over all its lives.
+    """One client, over all its incarnations.
 
     Args:
-        name: Of its machine.
-        group: Whom it asks.
-        ledger: Counts its operations.
-        role: What it says that it is.
-        watches: Whether it watches the map as well.
-        submits: Whether it has runs begin, which the others are ready for.
-        pause_s: Between two questions, in the mean.
-        patience_s: After this long it gives a question up.
+        name: Name of its machine.
+        group: Controllers to ask.
+        ledger: Count of its operations.
+        role: Role of its record.
+        watches: Whether it watches the map, too.
+        submits: Whether it submits runs, for which the others become ready.
+        pause_s: Mean pause between two questions, in seconds.
+        patience_s: Time limit of a question, in seconds.
 
     Attributes:
-        working: Whether it asks.
-        patience_s: May be changed at any time.
-        acknowledged: The last of its own writes to its seat that was answered.
+        working: Whether it sends questions.
+        patience_s: Time limit, which may change at any time.
+        acknowledged: Number of its last acknowledged write to its own record.
     """
 
     def __init__(
@@ -111,7 +118,7 @@ class User:
         self._written = 0
 
     async def run(self, node: Node) -> None:
-        """Ask, and watch, as the program of one life."""
+        """Send questions and watch the map, as the program of one incarnation."""
         state = _State(self, node, self._group, self._ledger)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._ask(state), name=f"{self.name}/asks")
@@ -155,7 +162,7 @@ class User:
         return answer is not None
 
     def _ready(self, state: "_State", record: NodeRecord) -> str:
-        """What it has to be ready for."""
+        """Return the value of `ready` that its record needs."""
         run = state.map.run
         if run is None or run.phase in ("failed", "finished"):
             return record.ready
@@ -173,16 +180,10 @@ class User:
         return answer is not None
 
     async def _get(self, state: "_State") -> bool:
-        operations = self._group.histories.operations
-        handles = {key: operations.begin(self.name, key, lin.Get()) for key in KEYS}
+        handles = self._group.histories.begin_reads(self.name, KEYS)
         if not await state.get():
             return False
-        for key, handle in handles.items():
-            record = state.map.nodes.get(key.removeprefix("nodes/"))
-            if record is None:
-                operations.end(handle, lin.Read(version=0, value=None))
-            else:
-                operations.end(handle, lin.Read(version=record.changed, value=str(record.info["n"])))
+        self._group.histories.end_reads(handles, state.map)
         return True
 
     async def _set(self, state: "_State", key: str) -> bool:
@@ -206,16 +207,12 @@ class User:
         return True
 
     def check_kept(self, cluster: ClusterMap) -> None:
-        """See that a map has what was acknowledged. Raises Violation."""
-        record = cluster.nodes.get(self.name)
-        held = record.info["n"] if record is not None else 0
-        if held < self.acknowledged:
-            text = f"{self.name} was told that {self.acknowledged} is written; the map holds {held}"
-            raise Violation("I6", text)
+        """Check that a map has its acknowledged writes. Raises Violation."""
+        check_kept(cluster, self.name, self.acknowledged)
 
 
 class _State:
-    """What a client knows in one life."""
+    """State of a client in one incarnation."""
 
     def __init__(self, user: User, node: Node, group: ControllerGroup, ledger: Ledger) -> None:
         self.node = node
@@ -236,7 +233,7 @@ class _State:
     # --- questions ---------------------------------------------------------------------------
 
     async def get(self) -> bool:
-        """Read the whole map; False if patience ended."""
+        """Read the whole map; False after the time limit."""
         reply = await self._answer(GetMap(), begun=self._now())
         if reply is None:
             return False
@@ -244,7 +241,7 @@ class _State:
         return True
 
     async def set(self, key: str, expected: int, value: dict[str, Any]) -> MapState | MapChanges | None:
-        """Set a key; None if it is not known whether that was done."""
+        """Set a key; None if the outcome is unknown."""
         begun = self._now()
         while not self._session:
             reply = await self._answer(OpenSession(), begun=begun)
@@ -274,7 +271,7 @@ class _State:
         return answer
 
     async def watch(self) -> None:
-        """See every version of the map, as long as this life goes on."""
+        """Watch every version of the map, until the end of the incarnation."""
         seen, group = ClusterMap(), ""
         while True:
             body = WatchMap(after=seen.version if group else -1, group=group, wait_s=WATCH_S)
@@ -284,7 +281,7 @@ class _State:
                 group = self._group.histories.group
 
     def _show(self, reply: Message, seen: ClusterMap, what: str) -> ClusterMap:
-        """Take what a controller says of the map, and write down what it shows."""
+        """Apply a controller's answer to the map, and record its versions."""
         body, histories = unpack_any(reply), self._group.histories
         watcher = f"{self._user.name}/{self.node.incarnation}/{what}"
         if isinstance(body, MapState):
@@ -302,10 +299,10 @@ class _State:
         return self._group.world.now
 
     async def _answer(self, body: Body, *tensors: Any, begun: float) -> Message | None:
-        """Ask until there is an answer; None if patience ends before.
+        """Ask until an answer comes; None after the time limit.
 
         Raises:
-            SessionOver: The controllers know nothing of the session.
+            SessionOver: The controllers do not know the session.
         """
         while self._now() < begun + self._user.patience_s:
             reply = await self._ask_once(body, *tensors, timeout_s=CALL_S)
@@ -314,7 +311,7 @@ class _State:
         return None
 
     async def _ask_once(self, body: Body, *tensors: Any, timeout_s: float) -> Message | None:
-        """Ask who seems to lead; None if that one gave no answer."""
+        """Ask the presumed leader; None without an answer."""
         link = await self._linked()
         if link is None:
             await asyncio.sleep(PAUSE_S)
@@ -327,14 +324,14 @@ class _State:
             if error.code == NOT_LEADER:
                 self._leave(link, error.text)
             elif error.code not in (UNKNOWN, "busy", "taken"):
-                raise Violation("protocol", f"{self._user.name} asked {body} and was told {error}") from None
+                raise Violation("protocol", f"{self._user.name} asked {body} and got {error}") from None
             await asyncio.sleep(PAUSE_S)
         except TransportError:
             self._leave(link, "")
         return None
 
     async def _linked(self) -> Link | None:
-        """The link to who seems to lead; None if it cannot be reached."""
+        """Return the link to the presumed leader; None if it cannot be reached."""
         async with self._dialling:
             if self._link is None or self._link.closed:
                 self._link = None
@@ -351,7 +348,7 @@ class _State:
             return self._link
 
     def _leave(self, link: Link, hint: str) -> None:
-        """Ask another one next: the one that was named, or the next."""
+        """Choose the next controller: the one at the address in `hint`, or the next in turn."""
         if self._link is not link:
             return
         link.abort()

@@ -46,7 +46,7 @@ def network_of(node, rules=None):
 
 
 class Cluster:
-    """A controller and workers, each on a machine, running what is shipped."""
+    """A controller and workers, each on a machine, running shipped code."""
 
     def __init__(self, world, workers):
         self.world = world

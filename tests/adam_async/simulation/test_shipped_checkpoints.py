@@ -1,4 +1,4 @@
-"""Shipped checkpoints on simulated disks that lose power: what was written is read, whole."""
+"""Shipped checkpoints on simulated disks survive a power loss complete."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ FOLDER = Path("/run/checkpoints")
 
 
 def lose_power(seed):
-    """Lose power while checkpoints 1, 2, ... are written; returns the last one done, and what is read."""
+    """Crash during the writes of checkpoints 1, 2, ...; return the last finished one and the one read."""
     done = 0
 
     async def scenario(world):

@@ -99,7 +99,7 @@ class Counting:
             traffic=Traffic(node.name),
         )
         async with asyncio.TaskGroup() as group:
-            group.create_task(membership.run(), name="seat")
+            group.create_task(membership.run(), name="membership")
             await membership.wait_for(lambda m: len(m.live("ps")) == len(self.servers) == 3, "servers", 30.0)
             config = msgspec.to_builtins(self.config)
             await membership.submit_run(

@@ -1,4 +1,4 @@
-"""The trace of a run is what Perfetto reads: machines with lanes, on which nothing overlaps."""
+"""The trace of a run has the form that Perfetto reads: machines with lanes without overlap."""
 
 import json
 from collections import defaultdict
@@ -51,7 +51,7 @@ def test_nothing_overlaps_on_a_lane() -> None:
         assert all(ended <= begun for (_, ended), (begun, _) in pairwise(lane))
 
 
-def test_a_machine_lives_from_each_start_to_its_end_whatever_ended_it() -> None:
+def test_an_incarnation_lasts_from_its_start_to_its_end_for_every_kind_of_end() -> None:
     times = [(0.5, 1.0), (2.0, 5.0), (6.0, None)]
 
     assert [(span.text, span.begun, span.ended) for span in uptime_spans("a", times, 10.0)] == [
@@ -61,7 +61,7 @@ def test_a_machine_lives_from_each_start_to_its_end_whatever_ended_it() -> None:
     ]
 
 
-def test_a_fault_that_names_no_machine_is_shown_with_the_lives_that_it_ended() -> None:
+def test_a_fault_without_a_target_is_shown_with_the_incarnations_that_it_ended() -> None:
     case = draw_case(SCENARIOS["restarts"], 2)
     short = msgspec.structs.replace(
         case, plan=msgspec.structs.replace(case.plan, faults=case.plan.faults[:2])

@@ -1,4 +1,4 @@
-"""What a child process is asked for is done: seeds, one run with its trace, a plan made smaller."""
+"""Work of a child process: seeds, one run with its trace, and a shrunk plan."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ from tests.adam_async.simulation.toy import BROKEN, toy
 SCENARIOS = {scenario.name: scenario for scenario in (toy(), BROKEN)}
 
 
-def test_each_seed_is_answered_with_what_it_comes_to() -> None:
+def test_each_seed_is_answered_with_its_result() -> None:
     work = Seeds(scenario="toy", seeds=(3, 5))
 
     answers = list(do(work, SCENARIOS))

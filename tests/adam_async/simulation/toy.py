@@ -1,4 +1,4 @@
-"""Small scenarios for tests of what runs scenarios: three machines tick, and one must not come back."""
+"""Small scenarios for tests of the runner: three machines tick, and one must not restart."""
 
 import asyncio
 
@@ -44,7 +44,7 @@ def ticking(*, breaks: bool):
 
 
 def toy(**changes) -> Scenario:
-    """A scenario in which all is well, but for what is changed."""
+    """Make a passing scenario, with changes."""
     settled = {
         "name": "toy",
         "about": "machines tick",

@@ -18,7 +18,7 @@ def clock():
     return Clock()
 
 
-def test_nobody_has_to_be_answered_before_all_is_well(clock):
+def test_the_time_limit_of_an_answer_begins_with_the_healing(clock):
     progress = Progress(clock, 10.0)
     progress.begin("a")
     clock.now = 100.0
@@ -31,7 +31,7 @@ def test_nobody_has_to_be_answered_before_all_is_well(clock):
 
 
 @pytest.mark.parametrize("pays", [True, False])
-def test_who_is_answered_too_late_or_never_is_noticed(clock, pays):
+def test_a_late_or_missing_answer_is_reported(clock, pays):
     progress = Progress(clock, 10.0)
     progress.begin("a")
     progress.heal(["a"])
@@ -40,7 +40,7 @@ def test_who_is_answered_too_late_or_never_is_noticed(clock, pays):
         progress.end("a", answered=True) if pays else progress.check()
 
 
-def test_those_outside_the_core_may_wait_for_ever(clock):
+def test_clients_outside_the_core_may_wait_for_ever(clock):
     progress = Progress(clock, 10.0)
     progress.begin("a")
     progress.begin("b")
@@ -58,7 +58,7 @@ def test_giving_up_is_no_answer(clock):
     assert progress.answered == 0
 
 
-def test_another_leader_is_noticed(clock):
+def test_another_leader_is_reported(clock):
     progress = Progress(clock, 10.0)
     progress.leads(("controller-1", 3))
     progress.leads(("controller-1", 3))

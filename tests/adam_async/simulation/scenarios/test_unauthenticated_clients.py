@@ -1,4 +1,4 @@
-"""Strangers on the wire: what every seed has, and what the scenario would not miss."""
+"""Unauthenticated clients: properties of every seed, and failures without a safeguard."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from adam_async.simulation.runner import draw_case, run_seed
 from adam_async.simulation.scenarios import SCENARIOS
 from adam_async.simulation.scenarios.unauthenticated_clients import UNAUTHENTICATED
-from tests.adam_async.simulation.test_ablations import rewrite
+from tests.ablations.rewriting import rewrite
 from transport.calls import CallTable
 from transport.entrance import Entrance
 from transport.frames import FrameDecoder
@@ -47,13 +47,13 @@ print(run_seed(UNAUTHENTICATED, 2).replay_hash)
 def test_a_seed_is_the_same_run_in_every_process() -> None:
     environment = {**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", IN_A_PROCESS]
-    told = subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout
+    done = subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout
 
-    assert told.strip() == run_seed(UNAUTHENTICATED, 2).replay_hash
+    assert done.strip() == run_seed(UNAUTHENTICATED, 2).replay_hash
 
 
 ABLATIONS = {
-    "a token is looked at": (
+    "a token is checked": (
         Handshake, "_check_proof", "not hmac.compare_digest(body[: len(expected)], expected)", "False",
         "strangers are turned away", 1,
     ),
@@ -63,7 +63,7 @@ ABLATIONS = {
     "connections above the limit are closed": (
         Entrance, "connected", "self._admission.over_limit", "False", "strangers are turned away", 1,
     ),
-    "a checksum is looked at": (
+    "a checksum is checked": (
         FrameDecoder, "_parse", "start + _CHECKED_BYTES])) != crc", "start + _CHECKED_BYTES])) < 0",
         "who breaks a rule is shown out", 1,
     ),
@@ -74,14 +74,16 @@ ABLATIONS = {
 
 
 @pytest.mark.parametrize("safeguard", ABLATIONS)
-def test_a_safeguard_that_is_taken_out_is_missed(safeguard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_fails_after_the_removal_of_a_safeguard(
+    safeguard: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     owner, method, old, new, invariant, seed = ABLATIONS[safeguard]
     rewrite(monkeypatch, owner, method, old, new)
 
     assert run_seed(UNAUTHENTICATED, seed).invariant == invariant
 
 
-def test_answers_that_are_mixed_up_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swapped_answers_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = CallTable.pop
 
     def mixed(calls: CallTable[Any], request_id: int) -> object:
