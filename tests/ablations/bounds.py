@@ -52,7 +52,7 @@ BOUNDS = (
         scenario="hostile",
     ),
     Ablation(
-        name="what is for a later epoch holds up its own session alone",
+        name="a push for a later epoch delays its own session alone",
         file=SERVER + "state.py",
         old="        if push.epoch > self._epoch or session in self.gated:\n",
         new="        if push.epoch > self._epoch or self.gated._sessions:\n",
@@ -61,7 +61,7 @@ BOUNDS = (
         scenario="hostile",
     ),
     Ablation(
-        name="a clock is one that a replica can have",
+        name="a clock is within reach of a replica",
         patch=patches.take_any_clock,
         guard=CHECKS + "test_bounds_of_epochs_and_clocks_follow_the_run",
         breaks=REFUSED,
@@ -75,7 +75,7 @@ BOUNDS = (
         scenario="hostile",
     ),
     Ablation(
-        name="a session belongs to the link that used it first",
+        name="a session belongs to its first link",
         patch=patches.take_sessions_of_others,
         guard=TEST_SERVER
         + "test_service.py::test_who_speaks_in_a_session_of_another_peer_is_told_so_and_changes_nothing",
@@ -92,7 +92,7 @@ BOUNDS = (
         scenario="hostile",
     ),
     Ablation(
-        name="a member sets its node as what its link says it is",
+        name="a member's record agrees with its link",
         file=CONTROLLER + "permissions.py",
         old='    if value.get("role") != peer.role or value.get("incarnation") != peer.incarnation:\n'
         "        return _WRONG\n",
@@ -143,7 +143,7 @@ BOUNDS = (
         scenario="hostile",
     ),
     Ablation(
-        name="an answer is begun only while there is room for it",
+        name="an answer needs room in the budget",
         patch=patches.admit_every_answer,
         guard="tests/transport/test_budget.py::"
         "test_a_link_has_room_until_its_own_limit_and_one_answer_may_exceed_it",
@@ -151,7 +151,7 @@ BOUNDS = (
         scenario="hostile",
     ),
     Ablation(
-        name="the part of a link is fixed and reserved",
+        name="each link has a reserved part of the budget",
         patch=patches.reserve_no_part,
         guard="tests/transport/test_budget.py::"
         "test_links_that_come_one_after_the_other_and_take_all_they_get_stay_within_the_budget",
@@ -159,7 +159,7 @@ BOUNDS = (
         scenario="hostile",
     ),
     Ablation(
-        name="what a link holds is given back at its end",
+        name="a closed link returns its bytes",
         patch=patches.keep_bytes_of_closed_links,
         guard="tests/transport/test_budget.py::test_a_closed_account_gives_back_all_that_it_held",
         breaks="memory is given back",
@@ -173,14 +173,14 @@ BOUNDS = (
         scenario="hostile",
     ),
     Ablation(
-        name="a record beside a message is no longer than it may be",
+        name="an attached record is bounded",
         patch=patches.take_long_records,
         guard=TEST_MESSAGES + "test_messages.py::test_what_is_too_long_is_refused_undecoded",
         seldom="virtual time passes while nothing is decoded, and the machine's own bound refuses the same",
         scenario="hostile",
     ),
     Ablation(
-        name="a command is one that the machine can read",
+        name="a command is readable by the state machine",
         file=CONTROLLER + "contents.py",
         old="        msgspec.json.decode(read.value, type=dict[str, Any])\n",
         new='        return ""\n',
@@ -205,7 +205,7 @@ BOUNDS = (
         scenario="hostile",
     ),
     Ablation(
-        name="a payload has the bytes that were sent",
+        name="a payload matches its checksum",
         patch=patches.take_damaged_payloads,
         guard="tests/transport/test_frames.py::test_damage_of_a_payload_is_named",
         breaks="damage is noticed",

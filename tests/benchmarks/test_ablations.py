@@ -15,8 +15,8 @@ each = pytest.mark.parametrize("ablation", ALL, ids=lambda ablation: ablation.na
 TEXTS = [ablation for ablation in ALL if ablation.patch is None]
 PATCHED = [ablation for ablation in ALL if ablation.patch is not None]
 NAMED = {ablation.name: ablation for ablation in ALL}
-CONFLICT = NAMED["entries in conflict with the leader's go"]
-LOSS = NAMED["a loss is agreed on before anybody acts on it"]
+CONFLICT = NAMED["conflicting entries are replaced"]
+LOSS = NAMED["a loss takes effect after agreement"]
 """A safeguard whose removal the first client that ends shows."""
 
 
