@@ -51,7 +51,7 @@ from adam_async.simulation.scenarios.bad_answers import (
 from adam_async.simulation.scenarios.bad_fields import BadMessage, bad_messages
 from adam_async.simulation.scenarios.hostile import request_frame
 from adam_async.simulation.scenarios.hostile_facts import facts_of, next_clock, next_push
-from adam_async.simulation.scenarios.raw_wire import dial_raw
+from adam_async.simulation.scenarios.raw_wire import dial_authenticated, dial_raw
 from adam_async.simulation.scenarios.training_cluster import (
     CONTROLLERS,
     LEDGER_LEADERS,
@@ -522,17 +522,13 @@ class _Peer:
         """Ask for large answers and read none of them."""
         host, port = self._host_and_port()
         self._as = "driver"
-        while True:
-            wire = await dial_raw(host, port)
-            handshake = ClientHandshake(
+
+        def handshake() -> ClientHandshake:
+            return ClientHandshake(
                 self._identity(), token=_keys_of("driver"), entropy=self._node.entropy, rules=RULES
             )
-            try:
-                await wire.prove(handshake)
-                break
-            except (HandshakeRejected, ConnectionError, ValueError):
-                wire.close()
-                await asyncio.sleep(0.2)
+
+        wire = await dial_authenticated(host, port, handshake, pause_s=0.2)
         wire.stop_reading()
         for number in range(1, self._amount + 1):
             wire.send(request_frame(number, self._large()))

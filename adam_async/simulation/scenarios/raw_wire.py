@@ -1,8 +1,10 @@
 """A connection without any protocol, for peers that break the protocol."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
+from transport import HandshakeRejected
 from transport.handshake import RECORD_BYTES, ClientHandshake
 
 DIAL_PAUSE_S = 0.2
@@ -74,6 +76,21 @@ class RawWire(asyncio.Protocol):
         """End the connection at once."""
         assert self.transport is not None
         self.transport.abort()
+
+
+async def dial_authenticated(
+    host: str, port: int, make_handshake: Callable[[], ClientHandshake], *, pause_s: float
+) -> RawWire:
+    """Connect and go through a handshake, with as many attempts as needed and a pause between two."""
+    while True:
+        wire = await dial_raw(host, port)
+        handshake = make_handshake()
+        try:
+            await wire.prove(handshake)
+            return wire
+        except (HandshakeRejected, ConnectionError, ValueError):
+            wire.close()
+            await asyncio.sleep(pause_s)
 
 
 async def dial_raw(host: str, port: int) -> RawWire:

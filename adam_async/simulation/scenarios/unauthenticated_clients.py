@@ -16,7 +16,7 @@ from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation, settle
 from adam_async.simulation.scenarios.hostile import BREACHES, DEAF, FIRST, HANDSHAKES, MIB
-from adam_async.simulation.scenarios.raw_wire import RawWire, dial_raw
+from adam_async.simulation.scenarios.raw_wire import RawWire, dial_authenticated, dial_raw
 from adam_async.simulation.scenarios.transport_clients import (
     ADDRESS,
     CLIENTS,
@@ -201,17 +201,12 @@ class _Run:
 
     async def _break_rule(self, node: Node, kind: str, name: str) -> None:
         """Prove the token, break a rule, and see the link end for it."""
-        while True:
-            wire = await dial_raw(HOST, PORT)
-            handshake = ClientHandshake(
-                Peer(role="client", node=name, incarnation=1), token=TOKEN, entropy=node.entropy, rules=RULES
-            )
-            try:
-                await wire.prove(handshake)
-                break
-            except (HandshakeRejected, ConnectionError, ValueError):
-                wire.close()
-                await asyncio.sleep(0.5)
+        peer = Peer(role="client", node=name, incarnation=1)
+
+        def handshake() -> ClientHandshake:
+            return ClientHandshake(peer, token=TOKEN, entropy=node.entropy, rules=RULES)
+
+        wire = await dial_authenticated(HOST, PORT, handshake, pause_s=0.5)
         await self._send_breach(wire, kind, name)
 
     async def _send_breach(self, wire: RawWire, kind: str, name: str) -> None:
