@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial, wraps
 from typing import Any
 
 import msgspec
@@ -39,19 +40,38 @@ from transport.frames import FrameDecoder
 Patch = Callable[[], None]
 
 
-def wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace an attribute by what `make` makes of it. Raises AttributeError if the owner has none."""
-    setattr(owner, name, make(getattr(owner, name)))
-
-
-def wrap_handler(kind: type, make: Callable[[Any], Any]) -> None:
-    """Replace the handlers of a message type of consensus."""
-    HANDLERS[kind] = {role: make(handler) for role, handler in HANDLERS[kind].items()}
-
-
 def returns(value: Any) -> Callable[[Any], Any]:
     """Return a replacement for a function: one that returns a constant."""
     return lambda original: lambda *args, **options: value
+
+
+def replaces(owner: Any, name: str) -> Callable[[Callable[..., Any]], Patch]:
+    """Make a patch of an attribute from its replacement, which gets the original as first argument."""
+
+    def make(replacement: Callable[..., Any]) -> Patch:
+        @wraps(replacement)
+        def apply() -> None:
+            original = getattr(owner, name)
+            setattr(owner, name, lambda *args, **options: replacement(original, *args, **options))
+
+        return apply
+
+    return make
+
+
+def replaces_handler(kind: type) -> Callable[[Callable[..., Any]], Patch]:
+    """Make a patch of the handlers of a message of consensus, as `replaces` does."""
+
+    def make(replacement: Callable[..., Any]) -> Patch:
+        @wraps(replacement)
+        def apply() -> None:
+            HANDLERS[kind] = {
+                role: partial(replacement, original) for role, original in HANDLERS[kind].items()
+            }
+
+        return apply
+
+    return make
 
 
 def nothing() -> None:
@@ -61,355 +81,256 @@ def nothing() -> None:
 # --- consensus -----------------------------------------------------------------------------------
 
 
-def forget_ballots() -> None:
+@replaces(Outbox, "record")
+def forget_ballots(record: Any, self: Outbox, item: Any) -> None:
     """Leave terms and votes out of the log file."""
-
-    def make(record: Any) -> Any:
-        return lambda self, item: None if isinstance(item, Ballot) else record(self, item)
-
-    wrap(Outbox, "record", make)
+    if not isinstance(item, Ballot):
+        record(self, item)
 
 
-def vote_again() -> None:
+@replaces_handler(AskVote)
+def vote_again(consider: Any, self: Core, ask: AskVote) -> None:
     """Forget the own vote before each request for one."""
-
-    def make(consider: Any) -> Any:
-        def patched(self: Core, ask: AskVote) -> None:
-            if not ask.pre:
-                self.vote = None
-            consider(self, ask)
-
-        return patched
-
-    wrap_handler(AskVote, make)
+    if not ask.pre:
+        self.vote = None
+    consider(self, ask)
 
 
-def vote_for_any_log() -> None:
+@replaces_handler(AskVote)
+def vote_for_any_log(consider: Any, self: Core, ask: AskVote) -> None:
     """Regard the log of each candidate as up to date."""
-
-    def make(consider: Any) -> Any:
-        def patched(self: Core, ask: AskVote) -> None:
-            last = max((ask.last_term, ask.last_index), (self.log.last_term, self.log.last_index))
-            consider(self, msgspec.structs.replace(ask, last_term=last[0], last_index=last[1]))
-
-        return patched
-
-    wrap_handler(AskVote, make)
+    term, index = max((ask.last_term, ask.last_index), (self.log.last_term, self.log.last_index))
+    consider(self, msgspec.structs.replace(ask, last_term=term, last_index=index))
 
 
-def send_before_sync() -> None:
+@replaces(Outbox, "persist")
+def send_before_sync(persist: Any, self: Outbox) -> Any:
     """Count records as durable as soon as they are given out to be written."""
-
-    def make(persist: Any) -> Any:
-        def patched(self: Outbox) -> Any:
-            effect = persist(self)
-            if effect is not None:
-                self.persisted(effect.number)
-            return effect
-
-        return patched
-
-    wrap(Outbox, "persist", make)
+    effect = persist(self)
+    if effect is not None:
+        self.persisted(effect.number)
+    return effect
 
 
-def handle_old_terms() -> None:
+@replaces(Core, "_receive")
+def handle_old_terms(receive: Any, self: Core, message: Any) -> None:
     """Handle messages of old terms as those of the present one."""
-
-    def make(receive: Any) -> Any:
-        def patched(self: Core, message: Any) -> None:
-            if message.to == self.me and message.term < self.term:
-                HANDLERS[type(message)][self.role](self, message)
-            else:
-                receive(self, message)
-
-        return patched
-
-    wrap(Core, "_receive", make)
+    if message.to == self.me and message.term < self.term:
+        HANDLERS[type(message)][self.role](self, message)
+    else:
+        receive(self, message)
 
 
-def take_messages_for_earlier_identities() -> None:
+@replaces(Core, "_receive")
+def take_messages_for_earlier_identities(receive: Any, self: Core, message: Any) -> None:
     """Handle messages for any identity as if they were for the own one."""
-
-    def make(receive: Any) -> Any:
-        return lambda self, message: receive(self, msgspec.structs.replace(message, to=self.me))
-
-    wrap(Core, "_receive", make)
+    receive(self, msgspec.structs.replace(message, to=self.me))
 
 
 def count_half_as_majority() -> None:
     """Count half of the voters as a majority."""
-    wrap(Members, "quorum", lambda _: property(lambda self: (len(self.voters) + 1) // 2))
+    setattr(Members, "quorum", property(lambda self: (len(self.voters) + 1) // 2))  # noqa: B010
 
 
-def keep_identity_without_disk() -> None:
+@replaces(consensus_node, "identity")
+def keep_identity_without_disk(identity: Any, name: str, number: int) -> Any:
     """Give a node with an empty disk the identity that it had."""
-    wrap(consensus_node, "identity", lambda _: lambda name, number: f"{name}/0")
+    return identity(name, 0)
 
 
-def keep_lost_identities() -> None:
+@replaces(Peers, "next_step")
+def keep_lost_identities(next_step: Any, self: Peers, *args: Any, **options: Any) -> Any:
     """Never remove an identity from the group."""
-
-    def make(next_step: Any) -> Any:
-        def patched(self: Peers, *args: Any, **options: Any) -> Any:
-            step = next_step(self, *args, **options)
-            return None if step is not None and step.kind == "remove" else step
-
-        return patched
-
-    wrap(Peers, "next_step", make)
+    step = next_step(self, *args, **options)
+    return None if step is not None and step.kind == "remove" else step
 
 
-def read_without_round() -> None:
+@replaces(Leading, "confirmed")
+def read_without_round(*_: Any) -> float:
     """Regard each round as confirmed by a majority."""
-    wrap(Leading, "confirmed", returns(math.inf))
+    return math.inf
 
 
-def elect_without_pre_vote() -> None:
+@replaces(Core, "_ask")
+def elect_without_pre_vote(ask: Any, self: Core, *, pre: bool, transfer: bool = False) -> None:
     """Start the election itself in place of a pre-vote."""
-
-    def make(ask: Any) -> Any:
-        def patched(self: Core, *, pre: bool, transfer: bool = False) -> None:
-            if pre:
-                self._runner(Cause.ENCOURAGED)
-            else:
-                ask(self, pre=pre, transfer=transfer)
-
-        return patched
-
-    wrap(Core, "_ask", make)
+    if pre:
+        self._runner(Cause.ENCOURAGED)
+    else:
+        ask(self, pre=pre, transfer=transfer)
 
 
-def lead_without_majority() -> None:
+@replaces(Leading, "heard")
+def lead_without_majority(*_: Any) -> float:
     """Regard a majority as heard at all times."""
-    wrap(Leading, "heard", returns(math.inf))
+    return math.inf
 
 
-def answer_candidates() -> None:
+@replaces(Core, "_leader_is_near")
+def answer_candidates(*_: Any) -> bool:
     """Answer candidates while a leader is heard."""
-    wrap(Core, "_leader_is_near", returns(False))
+    return False
 
 
-def accept_violations() -> None:
+@replaces(Guard, "check")
+def accept_violations(*_: Any) -> None:
     """Accept every message of consensus."""
-    wrap(Guard, "check", returns(None))
 
 
 # --- controllers ---------------------------------------------------------------------------------
 
 
-def answer_reads_at_once() -> None:
+@replaces(Controller, "_answer")
+def answer_reads_at_once(answer: Any, self: Controller, request: Any, question: Any) -> None:
     """Answer reads from the own map, without consensus."""
-
-    def make(answer: Any) -> Any:
-        def patched(self: Controller, request: Any, question: Any) -> None:
-            if isinstance(question, GetMap) and self.group.leads:
-                self._tell(request, self._whole())
-            else:
-                answer(self, request, question)
-
-        return patched
-
-    wrap(Controller, "_answer", make)
+    if isinstance(question, GetMap) and self.group.leads:
+        self._tell(request, self._whole())
+    else:
+        answer(self, request, question)
 
 
-def answer_watches_early() -> None:
+@replaces(Controller, "_has_news")
+def answer_watches_early(_: Any, self: Controller, watch: Any) -> bool:
     """Answer watches as soon as this controller leads."""
-
-    def patched(self: Controller, watch: Any) -> bool:
-        return self.group.leads and (watch.group != self.machine.group or watch.after < self.map.version)
-
-    wrap(Controller, "_has_news", lambda _: patched)
+    return self.group.leads and (watch.group != self.machine.group or watch.after < self.map.version)
 
 
-def answer_watches_with_older_maps() -> None:
+@replaces(Controller, "_has_news")
+def answer_watches_with_older_maps(_: Any, self: Controller, watch: Any) -> bool:
     """Answer a watch also with a map older than the watcher's."""
-
-    def patched(self: Controller, watch: Any) -> bool:
-        return self._ready and (watch.group != self.machine.group or watch.after != self.map.version)
-
-    wrap(Controller, "_has_news", lambda _: patched)
+    return self._ready and (watch.group != self.machine.group or watch.after != self.map.version)
 
 
-def repeat_questions() -> None:
+@replaces(Machine, "_set")
+def repeat_questions(set_: Any, self: Machine, question: Any) -> Any:
     """Apply a repeated question again."""
-
-    def make(set_: Any) -> Any:
-        def patched(self: Machine, question: Any) -> Any:
-            session = self._sessions.get(question.session)
-            if session is not None and session.number == question.number:
-                session.number -= 1
-            return set_(self, question)
-
-        return patched
-
-    wrap(Machine, "_set", make)
+    session = self._sessions.get(question.session)
+    if session is not None and session.number == question.number:
+        session.number -= 1
+    return set_(self, question)
 
 
-def snapshot_without_sessions() -> None:
+@replaces(Machine, "snapshot")
+def snapshot_without_sessions(snapshot: Any, self: Machine) -> Any:
     """Leave the sessions of clients out of snapshots."""
-
-    def make(snapshot: Any) -> Any:
-        def patched(self: Machine) -> Any:
-            sessions, self._sessions = self._sessions, {}
-            try:
-                return snapshot(self)
-            finally:
-                self._sessions = sessions
-
-        return patched
-
-    wrap(Machine, "snapshot", make)
+    sessions, self._sessions = self._sessions, {}
+    try:
+        return snapshot(self)
+    finally:
+        self._sessions = sessions
 
 
-def lose_later_incarnations() -> None:
+@replaces(ControllerState, "_node_lost")
+def lose_later_incarnations(node_lost: Any, self: ControllerState, command: Any) -> None:
     """Apply the loss of one incarnation to the present one."""
-
-    def make(node_lost: Any) -> Any:
-        def patched(self: ControllerState, command: Any) -> None:
-            node = self.map.nodes.get(command.node)
-            present = command.incarnation if node is None else node.incarnation
-            node_lost(self, replace(command, incarnation=present))
-
-        return patched
-
-    wrap(ControllerState, "_node_lost", make)
+    node = self.map.nodes.get(command.node)
+    node_lost(self, command if node is None else replace(command, incarnation=node.incarnation))
 
 
-def lose_without_agreement() -> None:
+@replaces(consensus_node.Group, "propose")
+def lose_without_agreement(propose: Any, self: consensus_node.Group, tag: Any, command: Any) -> None:
     """Apply the loss of a node to the leader's map alone."""
-
-    def make(propose: Any) -> Any:
-        def patched(self: consensus_node.Group, tag: Any, command: Any) -> None:
-            if isinstance(command, Lost):
-                self._machine.apply(0, command_bytes(command))
-                self._on_applied()
-            else:
-                propose(self, tag, command)
-
-        return patched
-
-    wrap(consensus_node.Group, "propose", make)
+    if isinstance(command, Lost):
+        self._machine.apply(0, command_bytes(command))
+        self._on_applied()
+    else:
+        propose(self, tag, command)
 
 
-def suspect_nobody_after_election() -> None:
+@replaces(Suspicion, "led")
+def suspect_nobody_after_election(*_: Any, **__: Any) -> None:
     """Suspect no member after an election."""
-    wrap(Suspicion, "led", returns(None))
 
 
-def ignore_failed_disk() -> None:
+@replaces(LogFile, "append")
+async def ignore_failed_disk(append: Any, self: LogFile, batches: Any) -> None:
     """Go on after a failed write of the log."""
-
-    def make(append: Any) -> Any:
-        async def patched(self: LogFile, batches: Any) -> None:
-            with suppress(ConfigError):
-                await append(self, batches)
-
-        return patched
-
-    wrap(LogFile, "append", make)
+    with suppress(ConfigError):
+        await append(self, batches)
 
 
-def fill_map_without_bound() -> None:
+@replaces(MapSize, "refusal")
+def fill_map_without_bound(*_: Any) -> str:
     """Take every record into the map."""
-    wrap(MapSize, "refusal", returns(""))
+    return ""
 
 
 # --- messages and questions ----------------------------------------------------------------------
 
 
-def take_infinite_numbers() -> None:
+@replaces(body, "finder")
+def take_infinite_numbers(*_: Any) -> None:
     """Take NaN and infinities in messages."""
-    wrap(body, "finder", returns(None))
 
 
-def take_long_records() -> None:
+@replaces(tensors, "_only_bytes")
+def take_long_records(only_bytes: Any, message: Any, kind: str, most_bytes: int) -> Any:
     """Decode records of any length."""
-
-    def make(only_bytes: Any) -> Any:
-        return lambda message, kind, most_bytes: only_bytes(message, kind, 1 << 62)
-
-    wrap(tensors, "_only_bytes", make)
+    return only_bytes(message, kind, 1 << 62)
 
 
-def take_repeated_shards() -> None:
+@replaces(question_checks, "_twice")
+def take_repeated_shards(*_: Any) -> str:
     """Take questions that name a shard twice."""
-    wrap(question_checks, "_twice", returns(""))
+    return ""
 
 
-def take_any_epoch() -> None:
+@replaces(QuestionChecks, "_epoch")
+def take_any_epoch(*_: Any) -> str:
     """Take questions of any epoch."""
-    wrap(QuestionChecks, "_epoch", returns(""))
+    return ""
 
 
-def take_any_clock() -> None:
+@replaces(QuestionChecks, "_clock")
+def take_any_clock(*_: Any) -> str:
     """Take questions of any clock."""
-    wrap(QuestionChecks, "_clock", returns(""))
+    return ""
 
 
-def take_large_answers() -> None:
+@replaces(QuestionChecks, "_too_large")
+def take_large_answers(*_: Any) -> None:
     """Take questions whose answer exceeds a message."""
-    wrap(QuestionChecks, "_too_large", returns(None))
 
 
-def take_sessions_of_others() -> None:
+@replaces(Speakers, "refusal")
+def take_sessions_of_others(*_: Any) -> str:
     """Take questions of a push session from any peer."""
-    wrap(Speakers, "refusal", returns(""))
+    return ""
 
 
 # --- links ---------------------------------------------------------------------------------------
 
 
-def take_messages_while_serving() -> None:
+@replaces(Endpoint, "serve")
+def take_messages_while_serving(serve: Any, self: Endpoint, handler: Any, *, receives: bool = True) -> None:
     """Receive messages also on links that only serve requests."""
-
-    def make(serve: Any) -> Any:
-        return lambda self, handler, *, receives=True: serve(self, handler)
-
-    wrap(Endpoint, "serve", make)
+    serve(self, handler)
 
 
-def admit_every_answer() -> None:
+@replaces(Account, "admit")
+def admit_every_answer(_: Any, self: Account, nbytes: int, *, alone: bool = False) -> bool:
     """Begin every answer at once."""
-
-    def patched(self: Account, nbytes: int, *, alone: bool = False) -> bool:
-        self.charge(nbytes)
-        return True
-
-    wrap(Account, "admit", lambda _: patched)
+    self.charge(nbytes)
+    return True
 
 
-def reserve_no_part() -> None:
+@replaces(Account, "__init__")
+def reserve_no_part(init: Any, self: Account, budget: Any, limit_bytes: int) -> None:
     """Reserve no part of the budget for a link."""
-
-    def make(init: Any) -> Any:
-        def patched(self: Account, budget: Any, limit_bytes: int) -> None:
-            init(self, budget, limit_bytes)
-            budget.reserved_bytes -= self.part_bytes
-
-        return patched
-
-    wrap(Account, "__init__", make)
+    init(self, budget, limit_bytes)
+    budget.reserved_bytes -= self.part_bytes
 
 
-def keep_bytes_of_closed_links() -> None:
+@replaces(Account, "close")
+def keep_bytes_of_closed_links(close: Any, self: Account) -> None:
     """Keep the bytes of a closed link in the budget."""
-
-    def make(close: Any) -> Any:
-        def patched(self: Account) -> None:
-            budget = self.budget
-            kept = budget.held_bytes, budget.beyond_bytes
-            close(self)
-            budget.held_bytes, budget.beyond_bytes = kept
-
-        return patched
-
-    wrap(Account, "close", make)
+    budget = self.budget
+    kept = budget.held_bytes, budget.beyond_bytes
+    close(self)
+    budget.held_bytes, budget.beyond_bytes = kept
 
 
-def take_damaged_payloads() -> None:
+@replaces(FrameDecoder, "_compare")
+def take_damaged_payloads(_: Any, self: FrameDecoder) -> None:
     """Take payloads without comparing checksums."""
-
-    def patched(self: FrameDecoder) -> None:
-        self._expected = None
-
-    wrap(FrameDecoder, "_compare", lambda _: patched)
+    self._expected = None
