@@ -1,17 +1,18 @@
-"""How many seeds it takes until the simulator misses a safeguard that was taken out, and which test does.
+"""Number of seeds until a simulated run fails after the removal of a safeguard, and the test that guards it.
 
     python -m benchmarks.ablations [--seeds 300] [--all] [--only TEXT] [--json FILE]
     python -m benchmarks.ablations --guards [--only TEXT] [--json FILE]
 
-For each safeguard a copy of the packages is made, and one piece of one file is replaced. Then a scenario runs
-in a process of its own, seed 1, 2, 3, ... until a run fails. One row each: how many seeds it took (0: not
-found within `--seeds`), the safeguard, what broke, and the test that guards it directly. Safeguards whose
-absence dice meet too seldom are left out without `--all`; they say why.
+`tests.ablations` has the safeguards. A process of its own runs a scenario without one safeguard, seed 1, 2,
+3, ... until a run fails. A patch of a named function removes the safeguard, or a replacement of source text
+in a copy of the packages. One row each: the number of seeds (0: not found within `--seeds`), the safeguard,
+the broken invariant, and the test that guards it directly. Without `--all`, safeguards whose removal seeds
+seldom show are left out; their rows have the reason.
 
-With `--guards` it is the tests that run against the copy, one for each safeguard, after all of them have
-passed with nothing taken out.
+With `--guards` the guarding tests run instead of seeds: all of them with every safeguard, then each without
+its safeguard.
 
-The exit code is 1 if a safeguard was not missed by what ought to miss it.
+The exit code is 1 if an expected failure did not appear.
 """
 
 import argparse
@@ -25,19 +26,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks._bounds import BOUNDS
-from benchmarks._safeguards import ABLATIONS, Ablation
+from tests.ablations.bounds import BOUNDS
+from tests.ablations.safeguards import ABLATIONS, Ablation
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("adam_async", "dataflow", "transport")
 BESIDE = ("tests", "pyproject.toml")
-"""What a copy needs for its tests."""
+"""Further files of a copy."""
 
 FAILED = 1
-"""How pytest ends when a test failed; everything else but 0 says that it could not run it."""
+"""Exit code of pytest after a failed test. Codes other than 0 and this one mean that it could not run."""
+
+PLUGIN = "tests.ablations.plugin"
+"""Module that applies the patch named in the environment."""
 
 RUN = """
-import json, sys
+import importlib, json, sys
+if sys.argv[3]:
+    importlib.import_module(sys.argv[3])
 from adam_async.simulation.runner import run_seed
 from adam_async.simulation.scenarios import SCENARIOS
 scenario, seeds = SCENARIOS[sys.argv[1]], int(sys.argv[2])
@@ -52,11 +58,11 @@ print(json.dumps(found))
 
 
 @contextmanager
-def copied(*, tests: bool) -> Iterator[Path]:
-    """Make a copy of the packages, and of their tests if wanted, for as long as the block lasts."""
+def copied() -> Iterator[Path]:
+    """Make a copy of the packages and their tests for the duration of the block."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for package in (*PACKAGES, *(BESIDE if tests else ())):
+        for package in (*PACKAGES, *BESIDE):
             if (ROOT / package).is_dir():
                 ignored = shutil.ignore_patterns("__pycache__")
                 shutil.copytree(ROOT / package, folder / package, ignore=ignored)
@@ -66,12 +72,15 @@ def copied(*, tests: bool) -> Iterator[Path]:
 
 
 @contextmanager
-def taken_out(ablation: Ablation, folder: Path) -> Iterator[None]:
-    """Take a safeguard out of a copy for as long as the block lasts.
+def removed(ablation: Ablation, folder: Path) -> Iterator[None]:
+    """Replace the source text of a safeguard in a copy for the duration of the block; a patch needs nothing.
 
     Raises:
-        SystemExit: The source has changed, and does not have the piece once.
+        SystemExit: The source does not have the text exactly once.
     """
+    if ablation.patch is not None:
+        yield
+        return
     path = folder / ablation.file
     source = path.read_text()
     times = source.count(ablation.old)
@@ -86,9 +95,13 @@ def taken_out(ablation: Ablation, folder: Path) -> Iterator[None]:
         path.write_text(source)
 
 
-def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run Python in a copy, so that it finds the packages there."""
+def run(
+    command: Sequence[str], folder: Path, ablation: Ablation | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run Python on the packages of a copy; the environment names the patch of an ablation."""
     here = {"PYTHONPATH": str(folder), "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    if ablation is not None and ablation.patch is not None:
+        here["ADAM_ABLATION"] = ablation.patch.__name__
     return subprocess.run(
         [sys.executable, *command],
         cwd=folder,
@@ -100,59 +113,64 @@ def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str
 
 
 def seeds_until_found(ablation: Ablation, limit: int) -> dict[str, object]:
-    """Run a scenario without a safeguard; see the module's text."""
-    with copied(tests=False) as folder, taken_out(ablation, folder):
-        done = run(["-c", RUN, ablation.scenario, str(limit)], folder)
+    """Run seeds of a scenario without a safeguard until one fails."""
+    plugin = PLUGIN if ablation.patch is not None else ""
+    with copied() as folder, removed(ablation, folder):
+        done = run(["-c", RUN, ablation.scenario, str(limit), plugin], folder, ablation)
     if done.returncode:
         raise SystemExit(f"{ablation.name}: {done.stderr[-2000:]}")
     found: dict[str, object] = json.loads(done.stdout)
     return found
 
 
-def run_tests(tests: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run tests in a copy, up to the first that fails.
+def run_tests(
+    tests: Sequence[str], folder: Path, ablation: Ablation | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run tests in a copy up to the first failure.
 
-    Without the house around them, which would compile the kernels of every copy; with the same examples.
+    They run without `conftest.py`, which would compile the kernels of every copy, and with fixed examples.
     """
-    alone = ["--noconftest", "--hypothesis-profile=ci", "-p", "no:cacheprovider"]
-    return run(["-m", "pytest", "-q", "-x", *alone, *tests], folder)
+    options = ["--noconftest", "--hypothesis-profile=ci", "-p", "no:cacheprovider"]
+    if ablation is not None and ablation.patch is not None:
+        options += ["-p", PLUGIN]
+    return run(["-m", "pytest", "-q", "-x", *options, *tests], folder, ablation)
 
 
 def is_caught(ablation: Ablation, folder: Path) -> bool:
-    """Whether a test fails without the safeguard that it guards.
+    """Whether the guarding test fails without its safeguard.
 
     Raises:
-        SystemExit: It neither passed nor failed.
+        SystemExit: The test neither passed nor failed.
     """
-    with taken_out(ablation, folder):
-        done = run_tests([ablation.guard], folder)
+    with removed(ablation, folder):
+        done = run_tests([ablation.guard], folder, ablation)
     if done.returncode not in (0, FAILED):
         raise SystemExit(f"{ablation.name}: {ablation.guard} cannot be run:\n{done.stdout[-2000:]}")
     return done.returncode == FAILED
 
 
 def check_guards(ablations: Sequence[Ablation]) -> list[dict[str, object]]:
-    """Run each guard with and without its safeguard; a row for each.
+    """Run each guard with and without its safeguard; return a row for each.
 
     Raises:
-        SystemExit: A guard fails although nothing was taken out.
+        SystemExit: A guard fails with all safeguards in place.
     """
     rows: list[dict[str, object]] = []
-    with copied(tests=True) as folder:
+    with copied() as folder:
         done = run_tests(sorted({ablation.guard for ablation in ablations}), folder)
         if done.returncode:
-            raise SystemExit(f"a guard fails with nothing taken out:\n{done.stdout[-2000:]}")
+            raise SystemExit(f"a guard fails with all safeguards in place:\n{done.stdout[-2000:]}")
         for ablation in ablations:
             caught = is_caught(ablation, folder)
             rows.append({"name": ablation.name, "guard": ablation.guard, "caught": caught})
-            said = "caught" if caught else "not caught"
-            print(f"{said:10} {ablation.name}: {ablation.guard}", flush=True)
+            verdict = "caught" if caught else "not caught"
+            print(f"{verdict:10} {ablation.name}: {ablation.guard}", flush=True)
     print(f"{sum(bool(row['caught']) for row in rows)} of {len(rows)} caught by their guards")
     return rows
 
 
 def count_seeds(ablations: Sequence[Ablation], limit: int) -> list[dict[str, object]]:
-    """Run seeds without each safeguard; a row for each, printed as a line of a table."""
+    """Run seeds without each safeguard; print a line of a table and return a row for each."""
     rows: list[dict[str, object]] = []
     print("| seeds | safeguard | what broke | guard |\n|---|---|---|---|")
     for ablation in ablations:
@@ -160,7 +178,7 @@ def count_seeds(ablations: Sequence[Ablation], limit: int) -> list[dict[str, obj
         rows.append(
             {
                 "name": ablation.name,
-                "file": ablation.file,
+                "removal": ablation.file if ablation.patch is None else ablation.patch.__name__,
                 "scenario": ablation.scenario,
                 "guard": ablation.guard,
                 "expected": ablation.breaks,
@@ -177,9 +195,11 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=300)
-    parser.add_argument("--all", action="store_true", help="also those that seeds are not expected to find")
-    parser.add_argument("--guards", action="store_true", help="run the tests that guard them, and no seeds")
-    parser.add_argument("--only", default="", help="only safeguards whose name has this in it")
+    parser.add_argument(
+        "--all", action="store_true", help="include safeguards that no seed is expected to find"
+    )
+    parser.add_argument("--guards", action="store_true", help="run the guarding tests instead of seeds")
+    parser.add_argument("--only", default="", help="only safeguards whose name contains this text")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     chosen = [ablation for ablation in (*ABLATIONS, *BOUNDS) if options.only in ablation.name]
@@ -192,7 +212,7 @@ def main() -> None:
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     if missed:
-        raise SystemExit("not missed by what ought to miss them: " + "; ".join(map(str, missed)))
+        raise SystemExit("no failure after the removal of: " + "; ".join(map(str, missed)))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""Which lines of services, state machines and protocols simulated seeds run.
+"""Lines of services, state machines and protocols that simulated seeds run.
 
     python -m benchmarks.simulated_lines [--seeds 40] [--scenario NAME] [--json FILE]
 
-Runs seeds 1, 2, 3, ... of each scenario in this process and prints a row for each file of `FILES`: lines, how
-many of them ran, the share, and those that did not. Ends with 1 if a file's share is below 90 %, or a seed
-failed. Lines count that do something; `__repr__` of a class does not, nor what is typed or abstract only, nor
-what else `UNCOUNTED` names. It needs `coverage`. 20 seeds of each take four minutes of one core, twice what
-they take without.
+Runs seeds 1, 2, 3, ... of each scenario in this process. Prints a row for each file of `FOLDERS`: number of
+lines, share that ran, and the lines that did not. The exit code is 1 if a file's share is below 90 %, or a
+seed failed. Only executable lines count, without those of `UNCOUNTED`. It needs `coverage`. 20 seeds of each
+scenario take four minutes of one core, twice as long as without coverage.
 """
 
 import argparse
@@ -19,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 
 LEAST = 90.0
-"""Per cent of its lines that every file has to have run."""
+"""Least share of lines that run in each file, in per cent."""
 
 FOLDERS = (
     "adam_async/controller",
@@ -29,9 +28,7 @@ FOLDERS = (
     "transport",
 )
 
-FILES_OF_IMAGES = (
-    "images in files, shards, caches and object stores, and how they come there: read on threads"
-)
+FILES_OF_IMAGES = "images in files, shards, caches and object stores, read on threads"
 ONE_PROCESS = "roles of one process that share memory; in a simulated cluster each is a machine of its own"
 INSTRUMENT = "made for tests and experiments on real networks"
 
@@ -71,7 +68,7 @@ EXEMPT: dict[str, str] = {
         [f"transport/{name}.py" for name in ("conformance", "slow", "testing", "timekeeper")], INSTRUMENT
     ),
 }
-"""Files of these folders that are not looked at, and why."""
+"""Files of these folders without a row, with the reason."""
 
 UNCOUNTED = (
     r"def __repr__",
@@ -79,24 +76,24 @@ UNCOUNTED = (
     r"if TYPE_CHECKING",
     r"@abstractmethod",
     r"^\s*\.\.\.$",
-    # Options that are refused where they are made, before anything runs.
+    # Options are checked when they are made, before a run.
     r"def __post_init__",
-    # A step of a group that its own callers never propose.
+    # The callers of a group never propose such a step.
     r"raise MembershipError",
-    # Drawn for documents.
+    # Diagrams are for documents.
     r"def diagram",
     # Roles of one process.
     r"class LocalNetwork",
     r"def _check_local",
 )
-"""Lines, and what is indented below them, that count nowhere."""
+"""Patterns of lines that do not count, with the lines indented below them."""
 
 
 def measure(names: list[str], seeds: int) -> tuple[Any, list[str]]:
     """Run seeds of scenarios under coverage.
 
     Returns:
-        What was covered, and what failed.
+        The coverage, and the failed seeds.
     """
     import coverage
 
@@ -106,7 +103,7 @@ def measure(names: list[str], seeds: int) -> tuple[Any, list[str]]:
     for pattern in UNCOUNTED:
         covered.exclude(pattern)
     covered.start()
-    # Behind the start: the lines of a module run when it is imported.
+    # Import after the start of coverage: the lines of a module run at its import.
     from adam_async.simulation.runner import run_seed
     from adam_async.simulation.scenarios import SCENARIOS
 
@@ -125,7 +122,7 @@ def measure(names: list[str], seeds: int) -> tuple[Any, list[str]]:
 
 
 def rows(covered: Any) -> list[dict[str, Any]]:
-    """One row for each file that counts."""
+    """Return a row for each file that counts."""
     found = []
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).glob("*.py")):
@@ -142,9 +139,9 @@ def rows(covered: Any) -> list[dict[str, Any]]:
 def main() -> int:
     """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=40, help="of each scenario")
-    parser.add_argument("--scenario", action="append", default=[], help="only this one; may be repeated")
-    parser.add_argument("--json", type=Path, help="also write the rows there")
+    parser.add_argument("--seeds", type=int, default=40, help="seeds of each scenario")
+    parser.add_argument("--scenario", action="append", default=[], help="run this scenario only; repeatable")
+    parser.add_argument("--json", type=Path, help="file for the rows as JSON")
     options = parser.parse_args()
     covered, failed = measure(options.scenario, options.seeds)
     table = rows(covered)
@@ -152,7 +149,7 @@ def main() -> int:
     for row in table:
         print(f"{row['file']:46}{row['lines']:>6}{row['share']:>7.1f}%  {row['missing']}")
     for why in dict.fromkeys(EXEMPT.values()):
-        print(f"not looked at: {', '.join(file for file in EXEMPT if EXEMPT[file] == why)}: {why}")
+        print(f"exempt: {', '.join(file for file in EXEMPT if EXEMPT[file] == why)}: {why}")
     low = [row["file"] for row in table if row["share"] < LEAST]
     print(f"{len(table)} files, {len(low)} below {LEAST:g} %: {', '.join(low) or 'none'}")
     for text in failed:

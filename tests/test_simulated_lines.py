@@ -1,4 +1,4 @@
-"""The table of lines that simulated seeds run looks at files that there are, and tells what did not run."""
+"""The table of lines that simulated seeds run has rows for existing files, with the lines that did not run."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from benchmarks.simulated_lines import EXEMPT, FOLDERS
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_what_is_not_looked_at_exists_and_no_pure_state_is_among_it() -> None:
+def test_exempt_files_exist_and_contain_no_pure_state() -> None:
     assert [file for file in EXEMPT if not (ROOT / file).is_file()] == []
     assert not {f"{folder}/{name}.py" for folder in FOLDERS for name in ("state", "service", "client")} & set(
         EXEMPT
@@ -20,16 +20,16 @@ def test_what_is_not_looked_at_exists_and_no_pure_state_is_among_it() -> None:
 
 
 @pytest.mark.slow
-def test_a_seed_of_strangers_runs_the_handshake_and_no_server_of_parameters(tmp_path: Path) -> None:
+def test_a_seed_of_strangers_runs_the_handshake_and_no_parameter_server(tmp_path: Path) -> None:
     pytest.importorskip("coverage")
     rows = tmp_path / "rows.json"
     command = [sys.executable, "-m", "benchmarks.simulated_lines", "--scenario", "strangers", "--seeds", "1"]
 
-    told = subprocess.run([*command, "--json", str(rows)], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([*command, "--json", str(rows)], cwd=ROOT, capture_output=True, text=True)
 
-    assert told.returncode == 1, told.stderr
+    assert done.returncode == 1, done.stderr
     share = {row["file"]: row["share"] for row in json.loads(rows.read_text())}
     assert share["transport/handshake.py"] > 90
     assert share["adam_async/parameter_server/state.py"] < 50
     assert not set(EXEMPT) & set(share)
-    assert "strangers: 1 seeds, 1 count" in told.stdout
+    assert "strangers: 1 seeds, 1 count" in done.stdout

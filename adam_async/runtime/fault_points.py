@@ -1,13 +1,13 @@
-"""Places in product code where a simulated run may be unkind, and marks of what runs have come across.
+"""Fault points of product code, which simulated runs switch on, and marks of the events that runs reach.
 
-    if buggify.ON and buggify.fires("ps.answer.late"):        # or a tiny buffer, a batch of one
+    if fault_points.ON and fault_points.fires("ps.answer.late"):        # or a tiny buffer, a batch of one
         await asyncio.sleep(1.0)
-    if buggify.ON:
-        buggify.sometimes("a push came again after its server was asked for values")
+    if fault_points.ON:
+        fault_points.sometimes("a push came again after its server was asked for values")
 
-`ON` is False in production, so that such a place costs one test of a name. In a simulated run each place is
-enabled or not for the whole of it, and an enabled one fires now and then: that finds more than a little of
-everything in every run. A mark that no run of many ever sets shows a blind spot of the scenarios.
+`ON` is False in production, so a fault point costs one test of a name. A simulated run enables each fault
+point or not for its whole duration, and an enabled one fires at random: that finds more bugs than a few
+faults of every kind in every run. A mark that no run of many sets shows a blind spot of the scenarios.
 """
 
 from collections import Counter
@@ -17,12 +17,13 @@ from contextlib import contextmanager
 from adam_async.runtime.random_streams import Dice
 
 ENABLED = 0.25
-"""Share of the places that are enabled in a run."""
+"""Share of the fault points enabled in a run."""
 
 FIRES = 0.25
-"""Share of the times at which an enabled place fires."""
+"""Share of the calls at which an enabled fault point fires."""
 
 ON = False
+"""Whether fault points are on: in simulated runs only."""
 
 _dice = Dice("")
 _enabled: dict[str, bool] = {}
@@ -30,7 +31,7 @@ _marks: Counter[str] = Counter()
 
 
 def fires(place: str) -> bool:
-    """Whether this place is unkind now. Only where `ON`."""
+    """Whether a fault point fires now. Call it only if `ON`."""
     enabled = _enabled.get(place)
     if enabled is None:
         enabled = _enabled[place] = _dice.fork(place).random() < ENABLED
@@ -41,13 +42,13 @@ def fires(place: str) -> bool:
 
 
 def sometimes(mark: str) -> None:
-    """Note that a run has come across something that not every run does. Only where `ON`."""
+    """Count a mark: an event that not every run reaches. Call it only if `ON`."""
     _marks[mark] += 1
 
 
 @contextmanager
 def unkind(dice: Dice) -> Iterator[Counter[str]]:
-    """Switch all places on for a block; gives the marks that are set and the places that fire in it."""
+    """Switch fault points on for a block; yield the counts of its marks and fired fault points."""
     global ON, _dice, _enabled, _marks
     before = ON, _dice, _enabled, _marks
     ON, _dice, _enabled, _marks = True, dice, {}, Counter()

@@ -1,8 +1,8 @@
 """Pure: seeded streams of random numbers, one for each concern of a simulated run.
 
-A stream is a function of its name alone, which begins with the run's seed: one more draw for the network
-does not change what the disk draws. The numbers come from SHAKE-128, so that a seed means the same on every
-release of Python, whatever its own generators do.
+A stream is a function of its name alone, which begins with the run's seed: one more draw for the network does
+not change the draws for the disk. The numbers come from SHAKE-128, so a seed means the same on every release
+of Python.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 BLOCK_BYTES = 1024
-"""Drawn at once: 128 numbers."""
+"""Size of one draw from SHAKE-128, in bytes: 128 numbers."""
 
 _WORDS = struct.Struct(f"<{BLOCK_BYTES // 8}Q")
 
@@ -32,7 +32,7 @@ class Dice:
         self._words: list[int] = []
 
     def _word(self) -> int:
-        """64 random bits."""
+        """Return 64 random bits."""
         return self._words.pop() if self._words else self._draw_block()
 
     def _draw_block(self) -> int:
@@ -51,7 +51,7 @@ class Dice:
         return (self._word() * count) >> 64
 
     def chance(self, probability: float) -> bool:
-        """Whether something of this probability happens. What cannot happen draws nothing."""
+        """Return True with this probability. Probability 0 draws no number."""
         return probability > 0 and self.random() < probability
 
     def between(self, low: float, high: float) -> float:
@@ -59,7 +59,7 @@ class Dice:
         return low + (high - low) * self.random()
 
     def around(self, mean: float) -> float:
-        """Return a positive number of this mean, small ones likelier (exponential)."""
+        """Return a number with an exponential distribution of this mean."""
         return -mean * math.log(1.0 - self.random())
 
     def choose(self, items: Sequence[T]) -> T:
@@ -67,17 +67,17 @@ class Dice:
         return items[self.below(len(items))]
 
     def shuffle(self, items: MutableSequence[Any]) -> None:
-        """Put the items into an order of its own, in place."""
+        """Shuffle the items in place."""
         for last in range(len(items) - 1, 0, -1):
             other = self.below(last + 1)
             items[last], items[other] = items[other], items[last]
 
     def bytes(self, count: int) -> bytes:
-        """Return so many bytes; it will do for the port of unpredictable bytes."""
+        """Return random bytes, as the port of unpredictable bytes does."""
         return b"".join(self._word().to_bytes(8, "little") for _ in range(-(-count // 8)))[:count]
 
     def fork(self, name: str) -> "Dice":
-        """Return another stream, the same for this name however much was drawn from this one."""
+        """Return another stream. It depends on the names alone, not on draws from this one."""
         return Dice(f"{self.name}/{name}")
 
     def __repr__(self) -> str:

@@ -1,14 +1,13 @@
 """One end of a simulated TCP connection: an asyncio transport above, the behaviour of a kernel below.
 
-What code writes lies in the transport until the connection has room: so many bytes may be under way or
-unread at the other side, as with the buffers of real sockets. Code that writes more is paused. Bytes arrive
-in the order in which they were written, or not at all. What a frozen program does not read stays with its
-kernel, and so the sender notices in the end.
+The transport keeps written bytes until the connection has room: as with the buffers of real sockets, the
+bytes in flight or unread at the other side are limited. A writer beyond the limit is paused. Bytes arrive in
+the order of the writes, or not at all. The kernel keeps bytes that a frozen program does not read, so the
+sender stops in the end.
 
-A closed end tells the other, as kernels do: with an end of the stream, or with a reset if it had not read
-everything. Who sends to an end that is closed is answered with a reset. A machine that crashed answers
-nothing; one that was restarted does not know its old connections, and resets them as soon as it hears of
-them.
+A closing end sends an end of the stream, or a reset if it has unread bytes, as kernels do. A closed end
+answers data with a reset. A crashed machine answers nothing. A restarted machine does not know its old
+connections, and resets each one when data arrives on it.
 """
 
 import asyncio
@@ -17,45 +16,79 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
+from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.host import Host
+from adam_async.simulation.loop import SimulatedLoop
+from adam_async.simulation.wire import Wire
 from transport.path import Path, PathConditions
 
-if TYPE_CHECKING:
-    from adam_async.simulation.network import SimulatedNetwork, Wire
-
 HIGH_WATER_BYTES = 64 << 10
-"""asyncio's own limits for what waits in a transport."""
+"""Size of the write buffer above which a protocol is paused, in bytes, as in asyncio."""
 
 LOW_WATER_BYTES = 16 << 10
+"""Size of the write buffer below which a paused protocol goes on, in bytes, as in asyncio."""
 
 RECEIVE_BYTES = 256 << 10
-"""The most that a plain protocol is handed at once, as in asyncio."""
+"""Largest number of bytes in one `data_received`, as in asyncio."""
 
 RAGGED = 0.5
-"""Share of the pieces that are cut where pieces are: more would show nothing else, and take longer."""
+"""Share of the pieces cut at random on a ragged wire. A larger share finds nothing more and takes longer."""
 
 Address = tuple[str, int]
+
+
+class EndNetwork(Protocol):
+    """The part of `SimulatedNetwork` that an end uses."""
+
+    @property
+    def loop(self) -> SimulatedLoop:
+        """The loop of the run."""
+
+    @property
+    def dice(self) -> Dice:
+        """The network's random stream."""
+
+    def is_up(self, name: str) -> bool:
+        """Whether a machine of that name has power."""
+
+    def send(self, wire: Wire, path: Path, count: int, arrive: Callable[..., object], *args: Any) -> None:
+        """Deliver a piece at the other side of a wire."""
+
+    def acknowledge(self, wire: Wire, arrive: Callable[[int], object], count: int) -> None:
+        """Deliver a count without delay, unless the wire is cut."""
+
+    def damaged(self, end: "End", wire: Wire, payload: bytes) -> bytes:
+        """Return a piece for an end with one bit flipped."""
+
+    def break_off(self, end: "End") -> None:
+        """Reset a connection at both ends."""
+
+    def forget(self, end: "End") -> None:
+        """Drop a closed end."""
+
+    def miss(self, end: "End") -> None:
+        """Note a piece that arrived at a machine without power."""
 
 
 class End(asyncio.Transport):
     """One end.
 
     Args:
-        network: Where it is.
-        host: Whose it is.
+        network: The network of the connection.
+        host: The machine of this end.
         wire: The direction from here to the other end.
-        address: Its own name and port.
-        number: Of the connection.
-        context: In which its protocol is called.
+        address: Name and port of this end.
+        number: Number of the connection.
+        context: Context for the calls of the protocol.
     """
 
     def __init__(
         self,
-        network: "SimulatedNetwork",
+        network: EndNetwork,
         host: Host,
-        wire: "Wire",
+        wire: Wire,
         address: Address,
         *,
         number: int,
@@ -84,7 +117,7 @@ class End(asyncio.Transport):
         self._buffered = False
         self._unsent: deque[bytes | memoryview] = deque()
         self._unsent_bytes = 0
-        self._out_bytes = 0  # under way, or unread by the other side
+        self._out_bytes = 0  # in flight, or unread by the other side
         self._sent_bytes = 0
         self._inbox: deque[bytes] = deque()
         self._hung_up = False
@@ -100,7 +133,7 @@ class End(asyncio.Transport):
         self.peer, peer.peer = peer, self
 
     def begin(self, protocol: asyncio.BaseProtocol) -> None:
-        """Give it to its protocol; on its host."""
+        """Connect the protocol, on the host of this end."""
         if not self._closing:
             self.set_protocol(protocol)
             protocol.connection_made(self)
@@ -109,7 +142,7 @@ class End(asyncio.Transport):
     # --- the transport, called by code -------------------------------------------------------
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Names of both sides; there is no socket to tune."""
+        """Return the name of either side; there is no socket."""
         return {"sockname": self.address, "peername": self.peer.address}.get(name, default)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
@@ -155,7 +188,7 @@ class End(asyncio.Transport):
             and not (self._unsent or self._closing or conditions.ragged)
             and self._error is None
         ):
-            self._depart(data, count)  # the usual case, without the detour
+            self._depart(data, count)  # fast path of the usual case
         else:
             self.writelines((data,))
 
@@ -173,14 +206,14 @@ class End(asyncio.Transport):
             self.get_protocol().pause_writing()
 
     def close(self) -> None:
-        """Send what was written, then hang up."""
+        """Close the socket after sending the written bytes."""
         if not self._closing:
             self._closing = True
             if not self._unsent:
                 self._lose(None)
 
     def abort(self) -> None:
-        """Drop what was written and has not left, and hang up."""
+        """Drop unsent bytes and close the socket."""
         self._closing = True
         self._drop_unsent()
         self._lose(None)
@@ -202,7 +235,7 @@ class End(asyncio.Transport):
     def _lost(self, error: OSError | None) -> None:
         if self._protocol is not None:
             self._protocol.connection_lost(error)
-        self.hang_up()
+        self.close_socket()
 
     def _fail(self, error: OSError) -> None:
         self._closing = True
@@ -218,7 +251,7 @@ class End(asyncio.Transport):
         return not (self._read_asked or self._closing) and self._reading and self._protocol is not None
 
     def _read(self) -> None:
-        """Hand over what one look at a socket would find."""
+        """Deliver what one read of a socket would return."""
         self._read_asked = False
         if not self._reading or self._closing:
             return
@@ -249,7 +282,7 @@ class End(asyncio.Transport):
         protocol.buffer_updated(count)
 
     def _take(self, limit: int) -> bytes:
-        """Take so many bytes from the inbox, or what there is."""
+        """Take at most `limit` bytes from the inbox."""
         inbox = self._inbox
         if len(inbox) == 1 and len(inbox[0]) <= limit:
             return inbox.popleft()
@@ -264,7 +297,7 @@ class End(asyncio.Transport):
         return b"".join(taken)
 
     def _transmit(self) -> None:
-        """Send what there is room for."""
+        """Send as many bytes as the window permits."""
         if self._error is not None:
             self._fail(self._error)
             return
@@ -278,12 +311,13 @@ class End(asyncio.Transport):
                 self._unsent.appendleft(memoryview(head)[count:])
                 head = head[:count]
             self._unsent_bytes -= count
-            # Copied only now: code that changes what it has written sends the change, as over real sockets.
+            # Copy at the last moment: code that changes a written buffer sends the change, as with real
+            # sockets.
             if not self._depart(bytes(head), count):
                 return
 
     def _depart(self, payload: bytes, count: int) -> bool:
-        """Let a piece go. Returns whether the connection still stands."""
+        """Send a piece. Returns whether the connection is still open."""
         self._out_bytes += count
         self._sent_bytes += count
         if self._wire.damages:
@@ -312,7 +346,7 @@ class End(asyncio.Transport):
 
     # --- the kernel, called by the world -----------------------------------------------------
 
-    def hang_up(self) -> None:
+    def close_socket(self) -> None:
         """Close the socket."""
         if not self.shut:
             self.shut = True
@@ -322,22 +356,22 @@ class End(asyncio.Transport):
             self._inbox.clear()
 
     def arrive(self, payload: bytes) -> None:
-        """Bytes have come."""
+        """Receive bytes."""
         self._loop.note(f"{self.label} {len(payload)} {zlib.crc32(payload)}")
-        if self._hears():
+        if self._is_open():
             self._inbox.append(payload)
             if self._may_read():
                 self._read_asked = True
                 self._loop.call_next(self.host, self._read, self._context)
 
     def finish(self, _: bytes = b"") -> None:
-        """The other end will send no more."""
-        if not self.shut and self._hears():
+        """Receive the end of the stream."""
+        if not self.shut and self._is_open():
             self._hung_up = True
             self._ask_to_read()
 
     def reset(self, _: bytes = b"") -> None:
-        """The connection is no more."""
+        """Receive a reset."""
         if self.host.up and not self.shut and self._error is None:
             self._loop.note(f"{self.label} reset")
             self._error = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
@@ -346,17 +380,17 @@ class End(asyncio.Transport):
             self._ask_to_write()
 
     def reset_peer(self) -> None:
-        """Answer what came for a connection that nobody knows here."""
+        """Answer data for an unknown connection with a reset."""
         self._send(self.peer.reset, b"", 0)
 
     def drop(self) -> None:
-        """Know nothing of this connection, and let the other side hear that."""
+        """Forget this connection, and reset it at the other side."""
         self.shut = True
         self._network.forget(self)
         self.reset_peer()
 
-    def _hears(self) -> bool:
-        """Whether what comes still finds somebody; if not, answer as a kernel would."""
+    def _is_open(self) -> bool:
+        """Whether this end receives data; if not, answer as a kernel would."""
         if not self.shut and self.host.up:
             return self._error is None
         if self._network.is_up(self.host.name):
@@ -366,9 +400,9 @@ class End(asyncio.Transport):
         return False
 
     def was_read(self, count: int) -> None:
-        """The other side has taken bytes; if the way back is cut, we hear of it later."""
+        """Note that the other side has read bytes; a cut of the wire back delays the note."""
         if self.peer._wire.cut:
-            self._network.tell(self.peer._wire, self._was_read, count)
+            self._network.acknowledge(self.peer._wire, self._was_read, count)
         else:
             self._was_read(count)
 

@@ -1,9 +1,9 @@
-"""The disk port over a simulated drive: each step takes its time, in the order asked for, and may fail.
+"""The disk port over a disk model: each step takes its time, in order of the calls, and may fail.
 
-A step that was begun runs to its end, whoever stops waiting for it, as on the thread of the real port; what
-was asked for and not begun when the machine crashes never happens. One that forces something down changes it
-when it begins, and syncs it when it ends: a crash in between leaves what the drive makes of that. A call may
-be slow, fail with EIO, or get stuck.
+A begun step runs to its end even if its caller is cancelled, as on the thread of the real port. A step that
+waits while the machine crashes never happens. A durable change is made when its step begins, and synced when
+it ends: after a crash in between, the disk model decides its fate. A call may be slow, fail with EIO, or get
+stuck.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from adam_async.simulation.host import HOST
 from adam_async.simulation.loop import SimulatedLoop
 
 CLOSE_S = 10.0
-"""How long closing waits for what was asked for, as the real port does."""
+"""Time limit for earlier steps at closing, in seconds, as in the real port."""
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -31,15 +31,15 @@ Arguments = TypeVarTuple("Arguments")
 
 @dataclass(kw_only=True)
 class DiskConditions:
-    """How a disk behaves from now on; change it at any time.
+    """Behaviour of a disk, which may change at any time.
 
     Attributes:
-        step_s: Least seconds for each step.
-        jitter_s: Most seconds on top.
-        sync_s: Seconds on top for a sync.
-        bytes_per_s: How fast it reads and writes.
-        fail: Share of steps that fail with EIO; a sync that fails has kept nothing.
-        stuck: Whether steps that begin now wait until it is not stuck any more.
+        step_s: Least duration of a step, in seconds.
+        jitter_s: Greatest random duration on top, in seconds.
+        sync_s: Duration of a sync on top, in seconds.
+        bytes_per_s: Speed of reads and writes.
+        fail: Share of steps that fail with EIO; a failed sync keeps nothing.
+        stuck: Whether steps wait until this is False again.
     """
 
     step_s: float = 0.0001
@@ -51,15 +51,15 @@ class DiskConditions:
 
 
 class _Job:
-    """A step that waits for its turn, or is being made.
+    """A step in the queue, or in progress.
 
     Attributes:
-        call: What it does at its end. Of one that forces down: what it does at its beginning, which gives the
-            files and folders that are synced at its end.
-        took_s: How long it takes.
-        forces: Whether it does.
-        done: What it came to.
-        error: Why it will fail, known since it began.
+        call: Call at its end. Of a durable change: call at its beginning, which returns the files and folders
+            to sync at its end.
+        took_s: Duration in seconds.
+        forces: Whether it is a durable change.
+        done: Its result.
+        error: Error of its beginning, raised at its end.
     """
 
     __slots__ = ("call", "done", "error", "forces", "took_s")
@@ -75,13 +75,13 @@ class _Job:
 
 
 class SimulatedDisk(Disk):
-    """A disk of one life of a machine.
+    """The disk port of one incarnation of a machine.
 
     Args:
-        loop: Whose time it takes.
-        drive: What it writes to; it outlives the machine.
-        conditions: How it behaves.
-        dice: For time and failures.
+        loop: Loop of the run.
+        disk_model: Content of the disk, which outlives crashes.
+        conditions: Behaviour of the disk.
+        dice: Random stream of durations and failures.
     """
 
     def __init__(
@@ -117,16 +117,16 @@ class SimulatedDisk(Disk):
     def __repr__(self) -> str:
         return f"<SimulatedDisk of {self._host.name}, {len(self._queue)} steps wait>"
 
-    # --- one step after the other ------------------------------------------------------------
+    # --- the queue ---------------------------------------------------------------------------
 
     def _ask(self, step: Callable[[], Result], *, moved_bytes: int = 0) -> "asyncio.Future[Result]":
-        """Let a step come when it is its turn."""
+        """Queue a step."""
         return self._queued(step, moved_bytes, forces=False)
 
     def _force(
         self, change: Callable[[], Sequence[Inode]], *, moved_bytes: int = 0
     ) -> "asyncio.Future[None]":
-        """Let a change come when it is its turn, and force down what it gives."""
+        """Queue a durable change; what it returns is synced."""
         return self._queued(change, moved_bytes, forces=True)
 
     def _queued(self, call: Callable[[], Any], moved_bytes: int, *, forces: bool) -> "asyncio.Future[Any]":
@@ -180,7 +180,7 @@ class SimulatedDisk(Disk):
     # --- the port ----------------------------------------------------------------------------
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        """Run a function in turn. It must not touch real files; those are not seen from here."""
+        """Run a function as a step. It must not touch real files: the disk model does not have them."""
         return await self._ask(lambda: function(*arguments))
 
     async def read_bytes(self, path: Path) -> bytes:
@@ -336,8 +336,8 @@ class SimulatedDisk(Disk):
             written = await self._write(aside, parts)
             await self.rename(aside, path)
         except BaseException:
-            # Asked for, not awaited: a cancelled task must not wait again, and steps keep their order.
-            self._ask(lambda: self._remove_if_there(aside)).add_done_callback(_look)
+            # Queue the removal without awaiting it: a cancelled task must not wait again.
+            self._ask(lambda: self._remove_if_there(aside)).add_done_callback(_retrieve)
             raise
         self._writes += 1
         self._written_bytes += written
@@ -371,10 +371,10 @@ def _sync(inodes: Sequence[Inode]) -> None:
 
 
 def _nothing() -> None:
-    """Take a turn."""
+    """Do nothing: a step that only takes time."""
 
 
-def _look(done: "asyncio.Future[None]") -> None:
-    """Nobody waits for it: what it failed of has been said."""
+def _retrieve(done: "asyncio.Future[None]") -> None:
+    """Retrieve the error of a removal without a waiter; the caller has the first error."""
     if not done.cancelled():
         done.exception()

@@ -1,12 +1,12 @@
-"""What a disk holds, what it has been told and not yet kept, and what is left of that after a crash.
+"""Content of a disk: the page cache, the durable state, and the effects of a crash on both.
 
-Each file and folder has two states: as programs see it (the page cache), and as it is on the platter. What
-happens to one goes to the cache and onto its list of pending operations; a sync brings the platter up to date
-and empties the list. A sync of a file keeps its bytes and not its name: that belongs to the folder.
+Each file and folder has two states: as programs see it (the page cache), and as it is on the platter. An
+operation changes the cache and joins a list of pending operations; a sync applies the list to the platter. A
+sync of a file keeps its bytes but not its name, which belongs to the folder.
 
-A crash takes each pending operation alone: it is lost, it has landed, or, if it is a write, some of its
-sectors have. So later writes may survive earlier ones, names may be there without bytes, and bytes without
-names. A rename within a folder lands as a whole or not at all.
+A crash decides each pending operation alone: it is lost, it is durable, or, for a write, some of its sectors
+are. So later writes may survive earlier ones, names may exist without bytes, and bytes without names. A
+rename within a folder is durable as a whole or not at all.
 """
 
 import errno
@@ -18,6 +18,7 @@ from pathlib import Path, PurePath
 from adam_async.runtime.random_streams import Dice
 
 SECTOR_BYTES = 512
+"""Size of a sector in bytes: the unit of torn writes and damage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Names that are set, or removed (None), together."""
+    """Names set, or removed (None), in one operation."""
 
     changes: dict[str, "Inode | None"]
 
@@ -53,7 +54,7 @@ class Inode:
     pending: list[Write | Truncate | Entries] = field(default_factory=list)
 
     def sync(self) -> None:
-        """Keep what is there."""
+        """Make all pending operations durable."""
         for operation in self.pending:
             if isinstance(operation, Entries):
                 _set_names(self.kept_names, operation)
@@ -62,7 +63,7 @@ class Inode:
         self.pending.clear()
 
     def change(self, operation: Write | Truncate | Entries) -> None:
-        """Change what programs see."""
+        """Change the page cache."""
         self.pending.append(operation)
         if isinstance(operation, Entries):
             assert self.names is not None
@@ -101,30 +102,30 @@ def _sectors(write: Write) -> list[Write]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Atlas:
-    """Where several drives may be damaged so that of everything one good copy is left.
+    """Permitted damage of several disks that leaves one good copy of everything.
 
-    Copies of the same thing have the same key on all drives. Per key and sector one drive, chosen by the
-    seed, is out of bounds.
+    Copies of the same content have the same key on all disks. For each key and sector the seed chooses one
+    disk that stays undamaged.
     """
 
     seed: str
     disk_models: int
 
     def may_damage(self, disk_model: int, key: str, sector: int) -> bool:
-        """Whether a sector of a drive may be damaged."""
+        """Whether a sector of a disk may be damaged."""
         digest = hashlib.blake2b(f"{self.seed}/{key}/{sector}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") % self.disk_models != disk_model
 
 
 class DiskModel:
-    """A drive with its file system. Paths are absolute; the root folder is there.
+    """A disk with its file system. Paths are absolute; the root folder exists.
 
     Args:
-        dice: For what a crash leaves.
-        capacity_bytes: Of all files together.
+        dice: Random stream of the effects of crashes.
+        capacity_bytes: Capacity of all files together.
         lost: Share of pending operations that a crash loses.
         torn: Share of pending writes of which a crash keeps some sectors.
-        garbage: Share of torn sectors that hold neither old nor new bytes.
+        garbage: Share of torn sectors with neither old nor new bytes.
     """
 
     def __init__(
@@ -142,9 +143,9 @@ class DiskModel:
         self._lost, self._torn, self._garbage = lost, torn, garbage
         self._root = Inode(names={})
         self.holders: dict[PurePath, Callable[[], bool]] = {}
-        """Files whose lock somebody holds, who says whether it is still there."""
+        """Locked files, with a function that tells whether the holder of the lock is alive."""
 
-    # --- what programs do --------------------------------------------------------------------
+    # --- operations of programs --------------------------------------------------------------
 
     def find(self, path: PurePath) -> Inode:
         """Return a file or folder. Raises FileNotFoundError or NotADirectoryError."""
@@ -173,7 +174,7 @@ class DiskModel:
         return inode
 
     def create(self, path: PurePath) -> Inode:
-        """Return a file that is empty now: a new one, or the one of that name."""
+        """Return an empty file: a new one, or the truncated one of that name."""
         parent, names = self.folder(path.parent)
         if path.name in names:
             inode = self.file(path)
@@ -184,12 +185,12 @@ class DiskModel:
         return inode
 
     def truncate(self, inode: Inode, size: int) -> None:
-        """Cut a file off."""
+        """Truncate a file."""
         self.used_bytes -= len(inode.data) - size
         inode.change(Truncate(size))
 
     def append(self, inode: Inode, data: bytes) -> None:
-        """Write at the end of a file. What does not fit is not written, and raises OSError."""
+        """Append to a file. Raises OSError if the disk is full, after writing the bytes that fit."""
         room = self.capacity_bytes - self.used_bytes
         if data[:room]:
             inode.change(Write(len(inode.data), data[:room]))
@@ -198,7 +199,7 @@ class DiskModel:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     def make_folder(self, path: PurePath) -> list[Inode]:
-        """Make a folder and those on the way to it, unless they are there. Returns parents of new ones."""
+        """Make a folder and its missing parents. Returns the parents of the new folders."""
         if not path.name:
             return []
         changed = self.make_folder(path.parent)
@@ -211,7 +212,7 @@ class DiskModel:
         return changed
 
     def rename(self, path: PurePath, target: PurePath) -> None:
-        """Rename a file or folder; it replaces a file and an empty folder."""
+        """Rename a file or folder; it may replace a file or an empty folder."""
         inode = self.find(path)
         source, _ = self.folder(path.parent)
         parent, names = self.folder(target.parent)
@@ -233,17 +234,17 @@ class DiskModel:
             source.change(Entries({path.name: None}))
 
     def remove(self, path: PurePath) -> None:
-        """Remove a file, or a folder with all that is in it."""
+        """Remove a file, or a folder with its content."""
         inode = self.find(path)
         for name in list(inode.names or ()):
             self.remove(path / name)
         self.used_bytes -= len(inode.data)
         self.folder(path.parent)[0].change(Entries({path.name: None}))
 
-    # --- what happens to drives --------------------------------------------------------------
+    # --- crashes and damage ------------------------------------------------------------------
 
     def crash(self) -> None:
-        """Lose what was not kept, all or in part."""
+        """Lose all or part of the pending operations."""
         self._settle(self._root)
         self.used_bytes = sum(len(inode.data) for _, inode in self._files())
 
@@ -273,7 +274,7 @@ class DiskModel:
             _change_bytes(kept, piece)
 
     def rot(self, may_damage: Callable[[Path, int], bool]) -> int:
-        """Flip one bit of each sector that may be damaged; returns of how many. An `Atlas` says which may."""
+        """Flip one bit of each sector that may be damaged (see `Atlas`); return their number."""
         damaged = 0
         for path, inode in self._files():
             for start in range(0, len(inode.kept), SECTOR_BYTES):

@@ -1,11 +1,11 @@
-"""Faults of a plan are done to the machines of a world, and undone.
+"""Carries out the faults of a plan on the machines of a world, and undoes them.
 
-Each fault waits until no other one is at its targets any more. So every fault of a plan is done, however
-they overlap, and taking one out of a plan makes no other one impossible.
+Each fault waits until no other fault is at its targets. So every fault of a plan is done, however they
+overlap, and the removal of one makes no other one impossible.
 
-A fault struck only if somebody could notice it: power that was taken from a program that ran, a cut at which
-something waits, a machine that had something to do while it stood still. One that nobody has noticed when its
-time is over lasts until somebody does, for `PATIENCE_S`; then it has missed.
+A fault struck only if it had a noticeable effect: a crash of a running program, a cut that delays data, a
+freeze of a machine with steps to run. An unnoticed fault of the network lasts up to `PATIENCE_S` longer,
+until it has an effect; then it counts as missed.
 
     async with asyncio.TaskGroup() as group:
         group.create_task(strike_all(world, plan.faults, ledger), name="faults")
@@ -19,26 +19,27 @@ from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenario import Ledger, Violation
 
 PATIENCE_S = 5.0
-"""So much longer a fault of the network lasts that nobody has noticed."""
+"""Longest extension of an unnoticed fault of the network, in seconds."""
 
 STEP_S = 0.05
+"""Interval between two checks of a condition, in seconds."""
 
-NOBODY = "the plan"
-"""Where a trace shows faults that name no machine, such as those that strike whoever leads."""
+UNTARGETED = "the plan"
+"""Row of the trace with the faults that name no machine, such as those that strike the leader."""
 
 Strike = Callable[[World, Fault], Awaitable[None]]
-"""Does a fault, waits as long as it lasts, and undoes it. Raises Missed then if nobody could notice it."""
+"""Function that does a fault, waits for its duration, and undoes it. It raises Missed without an effect."""
 
 
 class Missed(Exception):
-    """A fault was done and undone, and nobody could notice it."""
+    """A fault was done and undone without a noticeable effect."""
 
 
 def check_noticed(noticed: bool) -> None:
-    """See that a fault that is undone was noticed by anybody.
+    """Check that a fault had an effect.
 
     Raises:
-        Missed: It was not.
+        Missed: It had none.
     """
     if not noticed:
         raise Missed
@@ -55,13 +56,13 @@ async def strike_all(
     """Do all faults of a plan at their times. Returns when the last one is undone.
 
     Args:
-        world: Whose machines.
-        faults: The plan's.
-        ledger: Told of each fault that struck, or missed.
+        world: World of the machines.
+        faults: Faults of the plan.
+        ledger: Record of each fault that struck or missed.
         own: Kinds of the scenario's own, beside `KINDS`.
 
     Raises:
-        Violation: A fault is of no known kind, or for a machine that never ran.
+        Violation: A fault has an unknown kind, or a target that never ran.
     """
     kinds = {**KINDS, **(own or {})}
     locks: dict[str, asyncio.Lock] = {}
@@ -88,7 +89,7 @@ async def _strike(world: World, fault: Fault, strike: Strike, lock: asyncio.Lock
             ledger.missed(fault)
             return
         ledger.fired(fault)
-        for name in fault.targets or (NOBODY,):
+        for name in fault.targets or (UNTARGETED,):
             ledger.span(fault.kind, name, str(fault), begun)
 
 
@@ -103,7 +104,7 @@ def _targets(fault: Fault, count: int) -> tuple[str, ...]:
 
 
 async def crash(world: World, fault: Fault) -> None:
-    """Take a machine's power away; with `amount` 1 it comes back with an empty disk."""
+    """Take the power from a machine; with `amount` 1 it restarts with an empty disk."""
     node = _node(world, fault)
     ran = is_running(node)
     node.crash()
@@ -113,7 +114,7 @@ async def crash(world: World, fault: Fault) -> None:
 
 
 async def kill(world: World, fault: Fault) -> None:
-    """Kill a machine's program, and start it again."""
+    """Kill the program of a machine, and start it again."""
     node = _node(world, fault)
     ran = is_running(node)
     node.kill()
@@ -123,17 +124,17 @@ async def kill(world: World, fault: Fault) -> None:
 
 
 async def freeze(world: World, fault: Fault) -> None:
-    """Let a machine stand still."""
+    """Stop all code of a machine."""
     node = _node(world, fault)
     node.freeze()
     await asyncio.sleep(fault.lasts_s)
-    held = bool(node.host.held)
+    waited = bool(node.host.waiting)
     node.thaw()
-    check_noticed(held)
+    check_noticed(waited)
 
 
 async def slow(world: World, fault: Fault) -> None:
-    """Let each step of a machine's code cost `amount` seconds."""
+    """Let each step of a machine's code take `amount` seconds."""
     node = _node(world, fault)
     host = node.host
     node.slow(fault.amount)
@@ -144,7 +145,7 @@ async def slow(world: World, fault: Fault) -> None:
 
 
 async def clock(world: World, fault: Fault) -> None:
-    """Let a machine's clock run at the rate `amount`."""
+    """Set the rate of a machine's clock to `amount`."""
     node = _node(world, fault)
     host = node.host
     node.set_clock(rate=fault.amount)
@@ -155,19 +156,19 @@ async def clock(world: World, fault: Fault) -> None:
 
 
 async def cut(world: World, fault: Fault) -> None:
-    """Cut two machines off from each other; with `amount` 1 healing resets their connections."""
+    """Cut the wires between two machines; with `amount` 1 healing resets their connections."""
     source, target = _targets(fault, 2)
     await _cut(world, fault, [(source, target), (target, source)])
 
 
 async def cut_one_way(world: World, fault: Fault) -> None:
-    """Let nothing pass from the first machine to the second; the other direction goes on."""
+    """Cut the wire from the first machine to the second, but not the wire back."""
     source, target = _targets(fault, 2)
     await _cut(world, fault, [(source, target)])
 
 
 async def isolate(world: World, fault: Fault) -> None:
-    """Cut a machine off from all others."""
+    """Cut all wires of a machine."""
     (name,) = _targets(fault, 1)
     others = [other for other in world.nodes if other != name]
     await _cut(world, fault, [pair for other in others for pair in ((name, other), (other, name))])
@@ -185,7 +186,7 @@ async def _cut(world: World, fault: Fault, pairs: list[tuple[str, str]]) -> None
 
 
 async def _until(world: World, happened: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
-    """Wait for something, for ``patience_s`` at most. Returns whether it happened."""
+    """Wait for a condition, for ``patience_s`` at most. Returns whether it came true."""
     until = world.now + patience_s
     while not happened():
         if world.now > until:
@@ -195,12 +196,12 @@ async def _until(world: World, happened: Callable[[], bool], patience_s: float =
 
 
 def waits(world: World, pairs: Iterable[tuple[str, str]]) -> bool:
-    """Whether anything waits for one of these directions of the network, which are cut."""
+    """Whether data waits at one of these cut directions of the network."""
     return any(world.network.wire(source, target).waiting for source, target in pairs)
 
 
 async def reset(world: World, fault: Fault) -> None:
-    """Reset all connections between two machines, as soon as there are any."""
+    """Reset all connections between two machines, as soon as any exist."""
     source, target = _targets(fault, 2)
     check_noticed(await _until(world, lambda: world.network.reset(source, target)))
 
@@ -217,7 +218,7 @@ async def damage_between(
     """Flip a bit of the next large piece in any of these directions, possibly of one in each.
 
     Raises:
-        Missed: No such piece came for ``patience_s``.
+        Missed: No large piece came within ``patience_s``.
     """
     wires = [world.network.wire(*pair) for pair in pairs]
     for wire in wires:

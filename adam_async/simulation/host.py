@@ -1,18 +1,16 @@
-"""One machine of a simulated run, as the loop sees it: a clock of its own, and whether its code runs.
+"""One machine of a simulated run, as the loop sees it: its clock, its state, and the steps that run on it.
 
-Every task and callback belongs to the host that made it; a context variable carries that along, as it does
-into every task that a task starts. A host that is down runs nothing ever again: whoever restarts a machine
-makes a new host of the same name. What was to run on a host that is frozen, or busy with a step that takes
-long, waits in `held`, in its order.
+Every task and callback belongs to the host that made it; a context variable carries the host into every task
+that a task starts. A host that is down never runs again: a restarted machine gets a new host of the same
+name. Steps of a frozen or busy host wait in `waiting`, in their order.
 """
 
+import asyncio
 import math
 from collections import deque
+from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from adam_async.simulation.steps import Step
+from typing import Any
 
 HOST: ContextVar["Host"] = ContextVar("simulated host")
 
@@ -21,15 +19,16 @@ class Host:
     """A machine that runs code.
 
     Args:
-        name: What the network, the trace and errors call it.
-        now: The simulation's time at which it starts.
-        time: What its clock shows then.
-        rate: Seconds of its clock in a second of the simulation.
-        step_s: What each step of its code costs, in seconds of the simulation.
+        name: Name in the network, the trace and errors.
+        now: Start time, in seconds of the simulation.
+        time: Time of its clock at the start, in seconds.
+        rate: Seconds of its clock per second of the simulation.
+        step_s: Duration of each step of its code, in seconds of the simulation.
 
     Attributes:
-        context: In which its code runs.
-        up: Whether it runs at all.
+        context: Context of its code.
+        up: Whether it has power and its program was not killed.
+        waiting: Steps delayed while it is frozen or busy.
     """
 
     def __init__(
@@ -40,13 +39,13 @@ class Host:
         self.frozen = False
         self.busy = False
         self.step_s = step_s
-        self.held: deque[Step] = deque()
+        self.waiting: deque[Step] = deque()
         self.context: Context = copy_context()
         self.context.run(HOST.set, self)
         self.set_clock(now=now, time=time, rate=rate)
 
     def set_clock(self, *, now: float, time: float, rate: float) -> None:
-        """Let its clock show `time` now and run at `rate` from now on.
+        """Set the time of its clock and its rate from now on.
 
         Raises:
             ValueError: The rate is not positive.
@@ -56,25 +55,68 @@ class Host:
         self._since, self._time_then, self.rate = now, time, rate
 
     def time_at(self, now: float) -> float:
-        """What its clock shows at a time of the simulation."""
+        """Return the time of its clock at a time of the simulation."""
         return self._time_then + (now - self._since) * self.rate
 
     def when_shows(self, time: float) -> float:
-        """The first time of the simulation at which its clock shows `time`, or more."""
+        """Return the first time of the simulation at which its clock shows `time` or more."""
         now = self._since + (time - self._time_then) / self.rate
         if self.time_at(now) >= time:
             return now
         nudge = math.ulp(max(abs(now), abs(time), abs(self._time_then))) / self.rate
-        while self.time_at(now) < time:  # rounding must not let a timer ring before its time
+        while self.time_at(now) < time:  # rounding must not let a timer fire early
             now += nudge
             nudge *= 2
         return now
 
     @property
-    def held_up(self) -> bool:
-        """Whether what is to run on it has to wait."""
+    def stopped(self) -> bool:
+        """Whether its steps have to wait."""
         return self.frozen or self.busy
 
     def __repr__(self) -> str:
         state = "down" if not self.up else "frozen" if self.frozen else "up"
         return f"<Host {self.name} {state}>"
+
+
+class Step(asyncio.TimerHandle):
+    """One scheduled call. The base class is only its type: asyncio's own fields stay empty."""
+
+    __slots__ = ("args", "call", "context", "due", "gone", "host")
+
+    def __init__(
+        self,
+        host: "Host | None",
+        due: float,
+        call: Callable[..., object],
+        args: tuple[Any, ...],
+        context: Context | None,
+    ) -> None:
+        self.host = host
+        self.due = due  # by the host's clock
+        self.call: Callable[..., object] | None = call
+        self.args: tuple[Any, ...] = args
+        self.context = context
+        self.gone = False
+
+    def cancel(self) -> None:
+        self.gone = True
+        self.call, self.args, self.context = None, (), None
+
+    def cancelled(self) -> bool:
+        return self.gone
+
+    def when(self) -> float:
+        return self.due
+
+    def __repr__(self) -> str:
+        return f"<Step {'cancelled' if self.call is None else label_of(self.call)}>"
+
+
+def label_of(call: Callable[..., object]) -> str:
+    """Name a callback without its address: by the task that it resumes, or by its own name."""
+    owner = getattr(call, "__self__", None)
+    if isinstance(owner, asyncio.Task):
+        return owner.get_name()
+    label: str = getattr(call, "__qualname__", "") or label_of(getattr(call, "func", type(call)))
+    return label

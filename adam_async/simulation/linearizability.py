@@ -1,37 +1,40 @@
-"""Pure: whether what clients were told of a map agrees with one order of all that they did.
+"""Pure: checks that the answers to the clients of a map agree with one order of all operations.
 
 Each key of the map is a register: a version and a value; version 0 is absent. A compare-and-set that expects
 the present version gives the key a new and higher version, which the service chooses and never gives twice;
-any other is a conflict and changes nothing. A history is *linearizable* if each operation can be thought to
-take effect at one moment between its begin and its end, so that all answers are those of such a register.
+any other is a conflict and changes nothing. A history is *linearizable* if each operation can take effect at
+one moment between its begin and its end, so that all answers are those of such a register.
 
     history = History(clock=loop.time)
     handle = history.begin("client-3", "nodes/a", CompareAndSet(expected=4, value=digest))
-    ...                                            # ask; then one of
+    ...                                            # send the question; then one of
     history.end(handle, Done(version=9))
-    history.unknown(handle)                        # may take effect at any time from now on, or never
-    history.refused(handle)                        # certainly nothing happened
+    history.unknown(handle)                        # may take effect at any later time, or never
+    history.refused(handle)                        # certainly had no effect
     check(history.operations(), clock=clock)       # raises NotLinearizable
 
-What the service changes by itself is put down as a compare-and-set with an unknown outcome. A value is what
-clients set, without what the service adds to it.
+A change by the service itself is recorded as a compare-and-set with an unknown outcome. A value is the part
+that clients set, without additions of the service.
 
 Theory of operation
 -------------------
-Keys are independent, so each is searched alone, as Wing and Gong do: put one after the other the operations
-that nothing left has to come before, go back where that leads nowhere, and do not look twice at the same set
-of operations with the same state (Lowe). Versions leave little to search:
+Keys are independent, so each is searched alone, as Wing and Gong do: place operations one after the other,
+each only if no unplaced operation has to precede it; go back from a dead end; and visit no set of placed
+operations twice with the same state (Lowe). Versions leave little to search:
 
-- A version is held once, so whoever saw it must be put there. An operation that fits and changes nothing is
-  put at once: it stands in nobody's way.
-- So a version is left only when nothing else can be put, and by the one operation that is known to have
-  replaced it, if there is one. Whoever saw the version and is not put by then never will be.
-- Otherwise an operation with an unknown outcome replaced it. Of those that will do, the one that began first
-  will do best; the others can never take effect. The new version is the next one that anybody was told of.
-  Only where other unknown operations expect versions in between is there a choice.
+- A key holds a version once, so every operation that saw the version belongs there. An operation that fits
+and
+  changes nothing is placed at once: it blocks no other one.
+- So the search leaves a version only if no other operation can be placed, and by the operation that is known
+to
+  have replaced it, if there is one. An operation that saw the version and is not placed by then never can be.
+- Otherwise an operation with an unknown outcome replaced it. Among the possible ones, the one that began
+first
+  is the best choice; the others can never take effect. The new version is the next one in any answer. A
+  choice exists only if other unknown operations expect versions in between.
 
-An operation that ends at the moment at which another begins is not before it. `History` never notes one
-moment twice, so that the order of one process is kept however coarse its clock is.
+An operation that ends at the moment at which another begins does not precede it. `History` never records one
+moment twice, so it keeps the order of one process even with a coarse clock.
 """
 
 import math
@@ -43,16 +46,16 @@ from dataclasses import dataclass
 import msgspec
 
 EXCERPT = 3
-"""Unknown operations that an error names."""
+"""Most unknown operations that an error names."""
 
 
 class NotLinearizable(Exception):
     """No order of the operations explains all answers.
 
     Args:
-        key: Whose operations.
-        why: What does not fit.
-        operations: Those that do not, and what led there.
+        key: Key of the operations.
+        why: The contradiction.
+        operations: The contradicting operations, and those before them.
     """
 
     def __init__(self, key: str, why: str, operations: Sequence["Operation"]) -> None:
@@ -63,14 +66,14 @@ class NotLinearizable(Exception):
 
 
 class Undecided(Exception):
-    """The search took too long. That says nothing about the history."""
+    """The search took too long. The history may be linearizable or not."""
 
 
 class WatchBroken(Exception):
-    """A watcher was not told each version once, in order, or two were told different things."""
+    """A watcher missed, repeated or reordered a version, or two watchers saw different content."""
 
 
-# --- what clients did ----------------------------------------------------------------------------
+# --- operations of clients -----------------------------------------------------------------------
 
 
 class Get(msgspec.Struct, frozen=True, tag="get", forbid_unknown_fields=True):
@@ -87,12 +90,12 @@ class CompareAndSet(msgspec.Struct, frozen=True, tag="compare-and-set", forbid_u
 
 
 class Read(msgspec.Struct, frozen=True, tag="read", forbid_unknown_fields=True):
-    """A `Get` was answered."""
+    """Answer to a `Get`."""
 
     version: int
-    """0: absent."""
+    """Version; 0 if absent."""
     value: str | None
-    """None where absent."""
+    """Value; None if absent."""
 
 
 class Done(msgspec.Struct, frozen=True, tag="done", forbid_unknown_fields=True):
@@ -102,14 +105,14 @@ class Done(msgspec.Struct, frozen=True, tag="done", forbid_unknown_fields=True):
 
 
 class Conflict(msgspec.Struct, frozen=True, tag="conflict", forbid_unknown_fields=True):
-    """A `CompareAndSet` met another version than it expected."""
+    """A `CompareAndSet` found another version than it expected."""
 
     version: int | None = None
-    """Which; None if that was not said."""
+    """The found version; None if the answer does not contain it."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=True):
-    """Certainly nothing happened."""
+    """The operation certainly had no effect."""
 
 
 Question = Get | CompareAndSet
@@ -119,17 +122,17 @@ _FITTING: dict[type, tuple[type, ...]] = {Get: (Read, Refused), CompareAndSet: (
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something that a client did to a key. Times are seconds of one clock for all clients."""
+    """An operation of a client on a key. Times are seconds of one clock for all clients."""
 
     client: str
     number: int
-    """Which of the operations of this client."""
+    """Number among the operations of the client's process."""
     key: str
     begun: float
-    """Before it was asked."""
+    """Time before the question was sent."""
     asked: Question
     ended: float | None = None
-    """After it was answered; None if it never was: it may take effect at any time after `begun`, or never."""
+    """Time after the answer; None without one: the operation may take effect at any later time, or never."""
     answer: Answer | None = None
 
     def __post_init__(self) -> None:
@@ -138,9 +141,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.ended is not None and not self.begun <= self.ended:
             raise ValueError(f"an operation ends after it begins: {self}")
         if self.answer is not None and not isinstance(self.answer, _FITTING[type(self.asked)]):
-            raise ValueError(f"this is no answer to what was asked: {self}")
+            raise ValueError(f"the answer does not belong to the question: {self}")
         if isinstance(self.answer, Read) and (self.answer.version == 0) != (self.answer.value is None):
-            raise ValueError(f"a value is None where the version is 0, and only there: {self}")
+            raise ValueError(f"a value is None if and only if the version is 0: {self}")
 
     def __str__(self) -> str:
         match self.asked:
@@ -164,12 +167,12 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class History:
-    """Notes what clients of one process do, as they do it.
+    """Records the operations of the clients of one process.
 
     Args:
-        clock: Seconds; the same clock in all processes whose histories are checked together.
-        write: Is given a line for each begin and each end, for a file that `from_json` reads. A line has to
-            be written before the operation is asked, or else a process that is killed takes it along.
+        clock: Time in seconds; the same clock in all processes whose histories are checked together.
+        write: Receives a line for each begin and each end, for a file that `from_json` reads. It must write
+            the line before the question is sent, or else a kill of the process loses the line.
     """
 
     def __init__(self, *, clock: Callable[[], float], write: Callable[[bytes], object] | None = None) -> None:
@@ -179,7 +182,7 @@ class History:
         self._operations: list[Operation] = []
 
     def begin(self, client: str, key: str, asked: Question) -> int:
-        """Note that an operation begins, before it is asked; returns the handle with which to end it."""
+        """Record the begin of an operation, before its question is sent; return the handle to end it."""
         handle = len(self._operations)
         begun = self._moment()
         self._operations.append(Operation(client=client, number=handle, key=key, begun=begun, asked=asked))
@@ -187,7 +190,7 @@ class History:
         return handle
 
     def end(self, handle: int, answer: Answer) -> None:
-        """Note the answer to an operation."""
+        """Record the answer to an operation."""
         operation = self._operations[handle]
         if operation.ended is not None:
             raise ValueError(f"this operation has ended already: {operation}")
@@ -195,16 +198,16 @@ class History:
         self._note(handle)
 
     def unknown(self, handle: int) -> None:
-        """Note that nobody will ever know what became of an operation: what is assumed until it is ended."""
+        """Record that the outcome of an operation stays unknown, as it is until `end`."""
         if self._operations[handle].ended is not None:
-            raise ValueError(f"what became of this operation is known: {self._operations[handle]}")
+            raise ValueError(f"the outcome of this operation is known: {self._operations[handle]}")
 
     def refused(self, handle: int) -> None:
-        """Note that an operation certainly did nothing, and never will."""
+        """Record that an operation certainly has no effect, now or later."""
         self.end(handle, Refused())
 
     def operations(self) -> tuple[Operation, ...]:
-        """All operations in the order of their begins; those that have not ended are unknown."""
+        """Return all operations in order of their begins; unfinished ones have an unknown outcome."""
         return tuple(self._operations)
 
     def _moment(self) -> float:
@@ -220,19 +223,19 @@ _LINES = msgspec.json.Decoder(Operation)
 
 
 def to_json(operations: Iterable[Operation]) -> bytes:
-    """Write operations down, one a line."""
+    """Return operations as JSON, one per line."""
     return b"".join(msgspec.json.encode(operation) + b"\n" for operation in operations)
 
 
 def from_json(data: bytes, *, origin: str) -> tuple[Operation, ...]:
     """Read the operations of one process.
 
-    Of the lines for one operation the last one holds. A last line without an end was being written when
-    the process was killed, and is left out: what it would say had not been asked, or is unknown.
+    The last line of each operation is valid. An incomplete last line is ignored: the process was killed while
+    writing it, so its question was not sent, or its outcome is unknown.
 
     Args:
-        data: What `to_json` and `History` wrote.
-        origin: What to call it in an error, such as its path.
+        data: Output of `to_json` and `History`.
+        origin: Name of the data in errors, such as its path.
 
     Raises:
         ValueError: A line is no operation.
@@ -251,19 +254,19 @@ def from_json(data: bytes, *, origin: str) -> tuple[Operation, ...]:
 
 
 def check(operations: Iterable[Operation], *, clock: Callable[[], float], limit_s: float = 5.0) -> int:
-    """See that a history is linearizable, key by key.
+    """Check that a history is linearizable, key by key.
 
     Args:
-        operations: Of all clients.
-        clock: Seconds, for the limit.
-        limit_s: After this long the search is given up.
+        operations: Operations of all clients.
+        clock: Time in seconds, for the limit.
+        limit_s: Time limit of the search, in seconds.
 
     Returns:
-        How many steps the search took; about two for each operation.
+        Number of steps of the search; about two for each operation.
 
     Raises:
-        NotLinearizable: It is not. Says which key, and which operations do not fit.
-        Undecided: It took too long.
+        NotLinearizable: The history is not linearizable. The error names the key and the operations.
+        Undecided: The search took too long.
     """
     known = [operation for operation in operations if not isinstance(operation.answer, Refused)]
     _refuse_shared_versions(known)
@@ -289,7 +292,7 @@ def _refuse_shared_versions(operations: Iterable[Operation]) -> None:
 
 
 class _Budget:
-    """Counts the steps of a search, and ends it."""
+    """Counts the steps of a search, and ends it at its time limit."""
 
     def __init__(self, clock: Callable[[], float], limit_s: float) -> None:
         self.steps = 0
@@ -306,54 +309,54 @@ class _Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """How far a search has come: which operations are put, and what the register holds then."""
+class _Position:
+    """A position of the search: the placed operations, and the content of the register after them."""
 
     low: int
-    """All operations before this one are put."""
+    """Index of the first unplaced operation."""
     put: int
-    """A bit for each operation from `low` on, which is not put itself: whether it is."""
+    """Bit for each operation from `low` on: whether it is placed."""
     version: int
     maker: Operation | None
-    """What made the version. Follows from the others as far as it matters."""
+    """Operation that made the version; for errors only."""
 
     @property
     def count(self) -> int:
-        """Operations that are put."""
+        """Number of placed operations."""
         return self.low + self.put.bit_count()
 
     def has(self, index: int) -> bool:
-        """Whether an operation is put."""
+        """Whether an operation is placed."""
         return index < self.low or bool(self.put >> (index - self.low) & 1)
 
-    def with_put(self, indices: Iterable[int]) -> "_Place":
-        """Return the place at which these are put too."""
+    def with_put(self, indices: Iterable[int]) -> "_Position":
+        """Return the position with these operations placed, too."""
         put = self.put
         for index in indices:
             put |= 1 << (index - self.low)
         ones = (~put & (put + 1)).bit_length() - 1
-        return _Place(self.low + ones, put >> ones, self.version, self.maker)
+        return _Position(self.low + ones, put >> ones, self.version, self.maker)
 
 
 class _Register:
-    """What is known of one key.
+    """The operations on one key, indexed for the search.
 
     Args:
-        key: Its name.
-        operations: Those on it, in any order.
-        budget: For the search.
+        key: Name of the key.
+        operations: Operations on it, in any order.
+        budget: Budget of the search.
 
     Attributes:
-        answered: Operations with an answer, by their begins. An index is a place in it.
-        ends: When each of them ended.
-        seen: For each version the indices of those that met it and changed nothing.
-        replaced: For each version the index of the one that is known to have replaced it.
-        unknown: For each version the operations of unknown outcome that expect it, by their begins.
-        witnesses: For each version that the key certainly had somebody who says so.
-        versions: These versions, in their order.
-        guessed: Versions that unknown operations expect, in their order.
-        unnamed: A version beyond all that were seen or expected: what an unseen last one may be.
-        values: For each version the value as far as anybody said, and who.
+        answered: Operations with an answer, in order of their begins. Indices refer to this list.
+        ends: End of each of them.
+        seen: For each version, the indices of operations that found it and changed nothing.
+        replaced: For each version, the index of the operation that is known to have replaced it.
+        unknown: For each version, the operations of unknown outcome that expect it, in order of their begins.
+        witnesses: For each version that the key certainly had, an operation that proves it.
+        versions: These versions, in order.
+        guessed: Versions that unknown operations expect, in order.
+        unnamed: A version above all seen and expected ones: the possible version of an unseen last change.
+        values: For each version, its value if known, and an operation that proves it.
     """
 
     def __init__(self, key: str, operations: Sequence[Operation], budget: _Budget) -> None:
@@ -379,7 +382,7 @@ class _Register:
         self._refuse_skipped_versions()
 
     def _take(self, index: int, operation: Operation) -> None:
-        """Sort in what was answered. Raises NotLinearizable if it belies itself or what came before."""
+        """Index an answered operation. Raises NotLinearizable if it contradicts itself or an earlier one."""
         match operation.asked, operation.answer:
             case Get(), Read(version, value):
                 self.seen[version].append(index)
@@ -421,12 +424,12 @@ class _Register:
         return NotLinearizable(self.key, why, operations)
 
     def search(self) -> None:
-        """Find an order of all operations. Raises NotLinearizable if there is none."""
-        furthest = place = _Place(0, 0, 0, None)
+        """Find an order of all operations. Raises NotLinearizable if none exists."""
+        furthest = place = _Position(0, 0, 0, None)
         waiting = [place]
         visited = set()
         while waiting:
-            place = self._put_all_that_see(waiting.pop())
+            place = self._place_readers(waiting.pop())
             if place.low == len(self.answered):
                 return
             if place.count >= furthest.count:
@@ -437,8 +440,8 @@ class _Register:
                 waiting.extend(self._nexts(place))
         raise self._explain(furthest)
 
-    def _put_all_that_see(self, place: _Place) -> _Place:
-        """Put what changes nothing and fits the present version, until there is no more of that."""
+    def _place_readers(self, place: _Position) -> _Position:
+        """Place all operations that fit the present version and change nothing."""
         while True:
             self.budget.step()
             fitting = [index for index in self._ready(place) if self._fits(index, place.version)]
@@ -446,8 +449,8 @@ class _Register:
                 return place
             place = place.with_put(fitting)
 
-    def _ready(self, place: _Place) -> list[int]:
-        """Operations that nothing left has to come before."""
+    def _ready(self, place: _Position) -> list[int]:
+        """Return the operations that no unplaced operation has to precede."""
         found: list[int] = []
         first_end = math.inf
         index, left = place.low, ~place.put  # without an end: all beyond its bits are left
@@ -470,8 +473,8 @@ class _Register:
                 return seen == version
         return False
 
-    def _nexts(self, place: _Place) -> list[_Place]:
-        """Where a search can go by leaving the present version; the likeliest last."""
+    def _nexts(self, place: _Position) -> list[_Position]:
+        """Return the positions after a replacement of the present version, the likeliest last."""
         version = place.version
         if any(not place.has(index) for index in self.seen.get(version, ())):
             return []
@@ -483,18 +486,18 @@ class _Register:
             operation = self.answered[maker]
             assert isinstance(operation.answer, Done)
             after = place.with_put([maker])
-            return [_Place(after.low, after.put, operation.answer.version, operation)]
+            return [_Position(after.low, after.put, operation.answer.version, operation)]
         first_end = min(self.ends[index] for index in ready)
         able = [each for each in self.unknown.get(version, ()) if each.begun <= first_end]
         found = []
         for new in self._successors(version) if able else ():
             first = next((each for each in able if self._may_make(each, new)), None)
             if first is not None:
-                found.append(_Place(place.low, place.put, new, first))
+                found.append(_Position(place.low, place.put, new, first))
         return found
 
     def _successors(self, version: int) -> list[int]:
-        """Versions that an unknown operation can have made of this one, the likeliest last."""
+        """Return the versions that an unknown operation can have made of this one, the likeliest last."""
         position = bisect_right(self.versions, version)
         certain = self.versions[position] if position < len(self.versions) else self.unnamed
         first, stop = bisect_right(self.guessed, version), bisect_left(self.guessed, certain)
@@ -504,8 +507,8 @@ class _Register:
         assert isinstance(operation.asked, CompareAndSet)
         return version not in self.values or self.values[version][0] == operation.asked.value
 
-    def _explain(self, place: _Place) -> NotLinearizable:
-        """Say why a search could not go on, with the operations that matter."""
+    def _explain(self, place: _Position) -> NotLinearizable:
+        """Return the contradiction at which the search ended, with its operations."""
         version = place.version
         ready = self._ready(place)
         first = self.answered[min(ready, key=self.ends.__getitem__)]
@@ -527,31 +530,31 @@ class _Register:
         return self._refuse(why, *led, first, *late)
 
 
-# --- what watchers saw ---------------------------------------------------------------------------
+# --- watches -------------------------------------------------------------------------------------
 
 
 class Sight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A watcher was told of a version."""
+    """A version that a watcher received."""
 
     watcher: str
     version: int
     digest: str
-    """Of what the watcher then holds for the whole map at this version."""
+    """Digest of the watcher's copy of the whole map at this version."""
     whole: bool = False
-    """Whether it was given all of it, and not what changed since the version before."""
+    """Whether it received the whole map, and not the changes since the version before."""
 
 
 def check_watch(seen: Iterable[Sight]) -> None:
-    """See that each watcher was told each version once and in order, and all of them the same.
+    """Check that each watcher received each version once and in order, and all of them the same content.
 
-    A watcher begins with version 1, or with a whole map. Whoever is given a whole map later on goes on from
-    there; it may be the one it has, and never an older one. All sights are of one group's map.
+    A watcher begins with version 1, or with a whole map. A later whole map may be of the watcher's version or
+    a newer one, and the watch goes on from there. All sights are of one group's map.
 
     Args:
-        seen: Of all watchers, those of each in the order in which it was told, breaks or not.
+        seen: Sights of all watchers; those of each watcher are in order.
 
     Raises:
-        WatchBroken: Says who was told what instead.
+        WatchBroken: The watches break one of these rules. The error names watcher and version.
     """
     last: dict[str, int] = {}
     first: dict[int, Sight] = {}
@@ -562,7 +565,7 @@ def check_watch(seen: Iterable[Sight]) -> None:
         else:
             fits, wanted = sight.version == before + 1, f"{before + 1}"
         if not fits:
-            raise WatchBroken(f"{sight.watcher} was told of version {sight.version}; due was {wanted}")
+            raise WatchBroken(f"{sight.watcher} received version {sight.version} instead of {wanted}")
         last[sight.watcher] = sight.version
         other = first.setdefault(sight.version, sight)
         if other.digest != sight.digest:

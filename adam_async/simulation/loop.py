@@ -1,22 +1,22 @@
-"""An event loop on virtual time that runs the same program in the same way whenever it has the same seed.
+"""An event loop on virtual time that repeats a run exactly for the same seed.
 
 Theory of operation
 -------------------
-Whatever asyncio does, it does through `call_soon` and `call_at`; who owns those owns the order of things.
-This loop keeps a list of steps that are ready and a heap of timers with ties broken by their order. When
-nothing is ready the clock jumps to the next timer. So hours pass in milliseconds, a wait that could never
-end is seen at once, and nothing depends on the machine.
+asyncio schedules everything through `call_soon` and `call_at`, so the loop decides the order of all steps. It
+keeps a queue of ready steps and a heap of timers with ties in order of creation. If no step is ready, the
+clock skips to the next timer. So hours pass in milliseconds, a deadlock is found at once, and nothing depends
+on the machine.
 
 Steps run first in, first out, as asyncio documents; then only the network and the disk are random. With
-`shuffled` the next step is drawn from all that are ready, which is stricter than asyncio: what fails only
-then relies on an order that nobody promises.
+`shuffled` the next step is drawn from all ready ones, which is stricter than asyncio: code that fails only
+then relies on an undocumented order.
 
-Several hosts share the loop. Each step belongs to one (see `Host`), and reads that host's clock. What
-belongs to none is the world itself: bytes that arrive, disks that are done. It runs at its time, before
-anything else.
+Several hosts share the loop. Each step belongs to one host (see `Host`) and reads that host's clock. Steps of
+the world, such as arriving bytes and finished disk operations, belong to no host. They run at their time,
+before all other steps.
 
-The replay hash covers every step with its time, host and label. Labels are names; tasks and futures hash by
-their number, so that sets of them have the same order in every run; garbage is collected at the same steps.
+The replay hash covers every step with its time, host and label. Labels are names. Tasks and futures hash by
+their number, so sets of them have the same order in every run. Garbage is collected at the same steps.
 """
 
 import asyncio
@@ -34,47 +34,48 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 from adam_async.runtime.random_streams import Dice
-from adam_async.simulation.host import HOST, Host
-from adam_async.simulation.steps import SimulatedFuture, SimulatedTask, Step, label_of, place_of
+from adam_async.simulation.host import HOST, Host, Step, label_of
+from adam_async.simulation.tasks import SimulatedFuture, SimulatedTask, place_of
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 TICK_S = 1e-6
-"""No timer rings sooner than this after it was set, as real time passes meanwhile. Code that sets one again
-because its deadline, rounded, has not quite come would otherwise never get there."""
+"""Least delay of a timer, in seconds, as real time passes while code runs. Without it, code that sets a timer
+again because its rounded deadline is not quite reached would never reach it."""
 
 INSTANT_STEPS = 200_000
-"""So many steps without time passing are taken for a loop that never ends."""
+"""Most steps in one instant; more are reported as an endless loop."""
 
 COLLECT_STEPS = 100_000
-"""Garbage with cycles is collected when time passes after so many steps, and at no other moment."""
+"""Steps between two collections of cyclic garbage, each at the next advance of the clock."""
 
 TRACE_LINES = 8192
+"""Number of trace lines between two updates of the replay hash."""
 
 UNWIND_STEPS = 1000
-"""So often a coroutine that is ended, with those that it awaits, may go on to wait for something else."""
+"""Most further waits of a coroutine that is being ended, with those that it awaits."""
 
 
 class SimulationFailed(Exception):
-    """A simulated run cannot go on, or something in it failed that nobody waits for."""
+    """A simulated run cannot go on, or a task or callback failed without a waiter."""
 
 
 class Deadlock(SimulationFailed):
-    """Nothing can ever run again, and somebody waits. The text says who and where."""
+    """No step can ever run again, but tasks wait. The text names them and where they wait."""
 
 
 class Endless(SimulationFailed):
-    """A run took more steps in one instant, or more time, than it may."""
+    """A run exceeded its limit of steps in one instant, or of time."""
 
 
 class Connector(Protocol):
-    """What the loop needs of a network; see `SimulatedNetwork`."""
+    """The part of `SimulatedNetwork` that the loop uses."""
 
     async def connect(
         self, caller: Host, make_protocol: Callable[[], asyncio.BaseProtocol], host: str, port: int
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        """Reach a listener."""
+        """Connect to a listener."""
 
     async def listen(
         self,
@@ -92,16 +93,16 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     """The loop. Make one for each run, and `close` it.
 
     Args:
-        seed: What every random decision follows from.
-        shuffled: Draw the next step from all that are ready, instead of taking the oldest.
-        limit_s: Time of the simulation after which a run is given up.
-        keep_trace: Keep every line that the replay hash covers in `trace`, to compare two runs by.
+        seed: Source of every random decision.
+        shuffled: Draw the next step from all ready ones, instead of taking the oldest.
+        limit_s: Time limit of a run, in seconds of the simulation.
+        keep_trace: Keep every line of the replay hash in `trace`, to compare two runs.
 
     Attributes:
-        now: Seconds of the simulation, which no host need agree with.
-        steps: How many were made.
-        outside: The host of whatever belongs to none of the simulated machines: the test that watches them.
-        network: What `create_connection` and `create_server` lead to.
+        now: Time of the simulation in seconds; the clocks of hosts may differ.
+        steps: Number of steps made.
+        outside: Host of the code outside of all simulated machines, such as the test.
+        network: Network behind `create_connection` and `create_server`.
     """
 
     def __init__(
@@ -131,13 +132,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._lost: list[asyncio.Task[Any]] = []
 
     def dice(self, concern: str) -> Dice:
-        """Return the stream of one concern: schedule, network, disk, workload, buggify."""
+        """Return the random stream of one concern: schedule, network, disk, workload, fault points."""
         return Dice(f"{self.seed}/{concern}")
 
-    # --- the order of things -----------------------------------------------------------------
+    # --- the order of steps ------------------------------------------------------------------
 
     def time(self) -> float:
-        """What the clock of the running host shows, in seconds."""
+        """Return the time of the running host's clock, in seconds."""
         host = HOST.get(None)
         return self.now if host is None else host.time_at(self.now)
 
@@ -155,7 +156,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> Step:
         if events._get_running_loop() is not self:
-            raise RuntimeError(f"{label_of(callback)} comes from a thread: a simulated run may have none")
+            raise RuntimeError(f"{label_of(callback)} is called by a thread: a simulated run may have none")
         return self.call_soon(callback, *args, context=context)
 
     def call_at(
@@ -175,13 +176,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Step:
-        """Let something happen in the world, on no host, at a time of the simulation."""
+        """Schedule a step of the world, on no host, at a time of the simulation."""
         step = Step(None, when, callback, args, None)
         heappush(self._timers, (when, next(self._numbers), step))
         return step
 
     def call_next(self, host: Host, callback: Callable[[], object], context: Context) -> None:
-        """As `call_soon`, but at once if nothing else would run before it. From the world, not from code."""
+        """Call at once if nothing else would run first, else as `call_soon`. For steps of the world only."""
         timers = self._timers
         others = self._ready or (self._schedule is not None and timers and timers[0][0] <= self.now)
         if others or host.frozen or host.busy or host.step_s:
@@ -190,7 +191,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self._run(host.name, callback, (), context)
 
     def _advance(self) -> bool:
-        """Let time pass until something is ready or the loop is stopped; False if neither ever will be."""
+        """Advance the clock until a step is ready or the loop is stopped; False if neither ever happens."""
         timers, ready = self._timers, self._ready
         while timers and not ready and not self._stopping:
             due, _, step = heappop(timers)
@@ -198,11 +199,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                 continue
             if due > self.now:
                 if due > self._limit_s:
-                    raise Endless(f"{self._limit_s:g} s have passed, and the run goes on: {self.waiting()}")
+                    raise Endless(f"the run goes on after {self._limit_s:g} s: {self.waiting()}")
                 self._begin_instant(due)
-            self._ring(step)
+            self._fire(step)
             while timers and timers[0][0] <= self.now:
-                self._ring(heappop(timers)[2])
+                self._fire(heappop(timers)[2])
         return bool(ready) or self._stopping
 
     def _begin_instant(self, due: float) -> None:
@@ -216,7 +217,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             gc.collect()
         lines.append(repr(due))
 
-    def _ring(self, step: Step) -> None:
+    def _fire(self, step: Step) -> None:
         if step.gone:
             return
         if step.host is None:
@@ -246,7 +247,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         ready, schedule = self._ready, self._schedule
         while not self._stopping:
             if not ready and not self._advance():
-                raise Deadlock(f"nothing can ever run again, and these wait: {self.waiting()}")
+                raise Deadlock(f"no step can ever run again, and these tasks wait: {self.waiting()}")
             if not ready:
                 break
             if schedule is not None and len(ready) > 1:
@@ -260,18 +261,18 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             if step.gone or not host.up:
                 continue
             if host.frozen or host.busy:
-                host.held.append(step)
+                host.waiting.append(step)
                 continue
             assert step.call is not None
             self._run(host.name, step.call, step.args, step.context)
             if host.step_s:
                 host.busy = True
-                self.at(self.now + host.step_s, self._rested, host)
+                self.at(self.now + host.step_s, self._end_step, host)
             if self.steps > self._steps_at_most:
                 raise Endless(f"{INSTANT_STEPS} steps at {self.now} s, the last {step!r}: {self.waiting()}")
 
     def note(self, what: str) -> None:
-        """Add a line to what the replay hash covers."""
+        """Add a line to the trace and the replay hash."""
         self._lines.append(what)
 
     def _take_lines(self) -> None:
@@ -282,33 +283,33 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     @property
     def replay_hash(self) -> str:
-        """A digest of all steps so far: two runs that have the same did the same."""
+        """Digest of all steps so far; equal for two equal runs."""
         self._take_lines()
         return self._digest.hexdigest()
 
     # --- hosts -------------------------------------------------------------------------------
 
     def crash(self, host: Host) -> None:
-        """End a host: none of its code ever runs again, not even what a program does when it is ended.
+        """End a host: none of its code ever runs again, not even the cleanup of its program.
 
-        The step that is being made, if it is the host's own, runs to its next wait.
+        The current step, if it belongs to the host, runs to its next wait.
         """
         host.up = False
-        host.held.clear()
-        # Kept: a task that is dropped runs its finalizers, which no crash does.
+        host.waiting.clear()
+        # Keep the tasks: a dropped task runs its finalizers, which no crash does.
         self._lost += self._tasks_of(host)
 
     def freeze(self, host: Host) -> None:
-        """Let nothing run on a host until `thaw`; its sockets stay, and take what fits."""
+        """Stop all code of a host until `thaw`; its sockets stay open and receive as much as fits."""
         host.frozen = True
 
     def thaw(self, host: Host) -> None:
-        """Let a frozen host go on."""
+        """Resume a frozen host."""
         host.frozen = False
         self._release(host)
 
     def set_clock(self, host: Host, *, time: float | None = None, rate: float = 1.0) -> None:
-        """Set what a host's clock shows (None: what it does) and how fast it runs; its timers follow it."""
+        """Set the time (None: unchanged) and rate of a host's clock; its timers follow it."""
         time = host.time_at(self.now) if time is None else time
         host.set_clock(now=self.now, time=time, rate=rate)
         self._timers[:] = [
@@ -317,22 +318,22 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         ]
         heapify(self._timers)
 
-    def _rested(self, host: Host) -> None:
+    def _end_step(self, host: Host) -> None:
         host.busy = False
         self._release(host)
 
     def _release(self, host: Host) -> None:
-        if host.up and not host.held_up:
-            self._ready.extendleft(reversed(host.held))
-            host.held.clear()
+        if host.up and not host.stopped:
+            self._ready.extendleft(reversed(host.waiting))
+            host.waiting.clear()
 
     def _tasks_of(self, host: Host | None = None) -> list[SimulatedTask]:
-        """The tasks of a host, or of all, that have not ended, oldest first."""
+        """Return the unfinished tasks of a host, or of all hosts, oldest first."""
         tasks = [task for task in asyncio.all_tasks(self) if isinstance(task, SimulatedTask)]
         return sorted((t for t in tasks if host is None or t.host is host), key=lambda task: task.number)
 
     def waiting(self) -> str:
-        """Say which tasks wait, and where."""
+        """Name the waiting tasks, and where they wait."""
         return "; ".join(
             f"{task.host!r} {task.get_name()} at {place_of(task)}"
             for task in self._tasks_of()
@@ -377,12 +378,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             await generator.aclose()
 
     async def shutdown_default_executor(self) -> None:
-        """There is none."""
+        """Do nothing: there is no executor."""
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> Any:
-        raise RuntimeError(f"{label_of(func)} wants a thread: a simulated run has none, give it a port")
+        raise RuntimeError(f"{label_of(func)} needs a thread, and a simulated run has none: pass in a port")
 
     # --- running -----------------------------------------------------------------------------
 
@@ -390,7 +391,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Run until `stop`.
 
         Raises:
-            SimulationFailed: The run cannot go on, or something failed that nobody waits for.
+            SimulationFailed: The run cannot go on, or a task or callback failed without a waiter.
         """
         if self._closed or events._get_running_loop() is not None:
             raise RuntimeError("the simulated loop is closed, or another loop runs here")
@@ -430,7 +431,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         finally:
             task.remove_done_callback(self._main_ended)
             if task.done() and not task.cancelled():
-                task.exception()  # whoever is told of another failure need not hear of this one
+                task.exception()  # the caller gets the first failure; asyncio must not log this one
         if not task.done():
             raise RuntimeError("the simulated loop was stopped before its task had ended")
         return task.result()
@@ -448,7 +449,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return self._closed
 
     def close(self) -> None:
-        """End everything that is left as a crash would, and let go of it."""
+        """End all remaining tasks as a crash would, and release them."""
         if self._closed:
             return
         lost = [*self._lost, *self._tasks_of()]
@@ -458,7 +459,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._lost.clear()
         running = events._get_running_loop()
         events._set_running_loop(self)
-        # What a generator awaits is not seen from who awaits the generator.
+        # The awaiter of a generator does not show what the generator awaits.
         awaited = [getattr(generator, "ag_await", None) for generator in self._generators]
         for coroutine in filter(asyncio.iscoroutine, awaited):
             _end(coroutine)
@@ -467,10 +468,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             _end(task.get_coro())
         events._set_running_loop(running)
 
-    # --- what goes wrong ---------------------------------------------------------------------
+    # --- failures ----------------------------------------------------------------------------
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Fail the run, unless a handler was set: what nobody waits for must not pass unseen."""
+        """Fail the run, unless a handler is set: a failure without a waiter must not be missed."""
         if self._closed:
             return
         if self._handler is not None:
@@ -499,7 +500,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return False
 
     def set_debug(self, enabled: bool) -> None:
-        """Debugging shows addresses and reads real clocks; it stays off."""
+        """Ignore the call: debug mode prints addresses and reads real clocks."""
 
     # --- the network -------------------------------------------------------------------------
 
@@ -535,9 +536,9 @@ async def _close_generator(generator: AsyncGenerator[Any, Any]) -> None:
 
 
 def _end(coroutine: Any) -> None:
-    """Unwind a coroutine of a host that is no more. Whatever it wants to wait for or raises meets nobody.
+    """Unwind a coroutine of a crashed host. Its further waits and errors are ignored.
 
-    The innermost first: one that waits while it is closed would otherwise be left to the garbage collector.
+    Close the innermost first: a coroutine that waits during its close would be left to the garbage collector.
     """
     for _ in range(UNWIND_STEPS):
         innermost = coroutine

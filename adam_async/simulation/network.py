@@ -1,11 +1,10 @@
-"""A network of simulated hosts: what `create_connection` and `create_server` of a `SimulatedLoop` lead to.
+"""A network of simulated hosts, behind `create_connection` and `create_server` of a `SimulatedLoop`.
 
 Each pair of hosts has two wires, one per direction, each with its conditions: latency drawn for each piece,
-width, how much may be under way. A wire can be cut. What is sent on it then waits, as with TCP, which sends
-again until it gets through; healing lets it through, or resets the connections instead. A host's name is
-its address.
+bandwidth, and a window. A cut wire delays data, as TCP does by sending again; healing delivers the data, or
+resets the connections instead. The name of a host is its address.
 
-Latency, jitter and width are those of each connection; the order between connections is therefore random.
+Each connection has its own latency, jitter and bandwidth, so the order between connections is random.
 """
 
 import asyncio
@@ -13,19 +12,19 @@ import errno
 import itertools
 from collections.abc import Callable
 from contextvars import copy_context
-from dataclasses import dataclass
 from typing import Any
 
 from adam_async.simulation.connection import Address, End
 from adam_async.simulation.host import Host
 from adam_async.simulation.loop import SimulatedLoop
+from adam_async.simulation.wire import Conditions, Wire
 from transport.path import Path, PathConditions
 
 CONNECT_S = 127.0
-"""How long a connection is attempted, as Linux does by default."""
+"""Time limit of a connection attempt, in seconds: the default of Linux."""
 
 RETRY_S = 1.0
-"""After this long an attempt that met nobody is made again."""
+"""Pause after an attempt at a machine without power, in seconds."""
 
 UNDAMAGED_BYTES = 256
 """Size of the largest piece without bit flips, in bytes: a damaged handshake ends its client for good."""
@@ -37,53 +36,8 @@ FIRST_PORT = 49152
 MakeProtocol = Callable[[], asyncio.BaseProtocol]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conditions:
-    """How one direction between two hosts behaves. New connections take it up; limits hold at once.
-
-    Attributes:
-        delay_s: Least seconds from one side to the other.
-        jitter_s: Most seconds on top, drawn for each piece.
-        bytes_per_s: Width for each connection; None for as much as comes.
-        window_bytes: Most bytes under way or unread.
-        segment_bytes: Most bytes that arrive at once.
-        ragged: Whether pieces are cut at random, down to single bytes.
-        refuse: Share of connections that are refused.
-        duplicate: Share of connections that the listener sees twice; nobody is behind the second.
-        reset_after_bytes: A connection that has carried so many bytes is reset; None for never.
-    """
-
-    delay_s: float = 0.0005
-    jitter_s: float = 0.0005
-    bytes_per_s: float | None = None
-    window_bytes: int = 256 << 10
-    segment_bytes: int = 64 << 10
-    ragged: bool = False
-    refuse: float = 0.0
-    duplicate: float = 0.0
-    reset_after_bytes: int | None = None
-
-
-class Wire:
-    """One direction between two hosts: conditions, whether it is cut, and what waits for its end.
-
-    Attributes:
-        made: Connections that were made from its source to its target.
-        broken: Connections that were reset because they had carried too much on it.
-        damages: Number of coming pieces in which a bit flips; see `SimulatedNetwork.damaged`.
-    """
-
-    __slots__ = ("broken", "conditions", "cut", "damages", "made", "waiting")
-
-    def __init__(self, conditions: Conditions) -> None:
-        self.conditions = conditions
-        self.cut = False
-        self.waiting: list[Callable[[], object]] = []
-        self.made = self.broken = self.damages = 0
-
-
 class Listener(asyncio.AbstractServer):
-    """An open port, as asyncio's servers are: it is its own only socket."""
+    """An open port, and its own only socket."""
 
     def __init__(
         self, network: "SimulatedNetwork", host: Host, address: Address, make: MakeProtocol, serving: bool
@@ -98,7 +52,7 @@ class Listener(asyncio.AbstractServer):
 
     @property
     def sockets(self) -> tuple["Listener", ...]:
-        """As asyncio's servers have them."""
+        """The one socket, as in asyncio's servers."""
         return (self,)
 
     def getsockname(self) -> Address:
@@ -119,15 +73,15 @@ class Listener(asyncio.AbstractServer):
         await self._network.loop.create_future()
 
     def close(self) -> None:
-        """Let nobody in any more. Connections that were made stay."""
+        """Refuse new connections. Existing ones stay open."""
         self.serving = False
         self._network.close_listener(self)
 
     async def wait_closed(self) -> None:
-        """Nothing is left to wait for: as in Python 3.11, connections go on."""
+        """Return at once: as in Python 3.11, connections stay open."""
 
     def accept(self, wire: Wire, number: int) -> End:
-        """Make our end of a new connection; code hears of it when the host runs."""
+        """Make the server's end of a new connection; its code is called when the host runs."""
         address = (self.host.name, self._address[1])
         end = End(self._network, self.host, wire, address, number=number, context=self._context.copy())
         self._network.loop.call_soon(self._greet, end, context=self._context)
@@ -141,11 +95,11 @@ class Listener(asyncio.AbstractServer):
 
 
 class SimulatedNetwork:
-    """All hosts and what is between them.
+    """All hosts and the wires between them.
 
     Args:
-        loop: Its `network` is set to this.
-        conditions: Of every direction that is not given others.
+        loop: The loop; its `network` becomes this one.
+        conditions: Conditions of every wire without others.
     """
 
     def __init__(self, loop: SimulatedLoop, conditions: Conditions | None = None) -> None:
@@ -158,7 +112,7 @@ class SimulatedNetwork:
         self._listeners: dict[tuple[str, int], Listener] = {}
         self._ports: dict[str, itertools.count[int]] = {}
         self._ends: dict[End, None] = {}
-        self._damaged: dict[End, float] = {}  # when a damaged piece left for each
+        self._damaged: dict[End, float] = {}  # time at which a damaged piece left for each end
         self._missed: dict[End, None] = {}
         self._numbers = itertools.count(1)
         loop.network = self
@@ -167,7 +121,7 @@ class SimulatedNetwork:
     # --- hosts -------------------------------------------------------------------------------
 
     def attach(self, host: Host) -> None:
-        """Let a host be reached by its name, in place of one of that name that is down."""
+        """Make a host reachable by its name, in place of an earlier one that is down."""
         self._hosts[host.name] = host
         self._dark.pop(host.name, None)
         for end in [end for end in self._missed if end.host.name == host.name]:
@@ -179,7 +133,7 @@ class SimulatedNetwork:
         return name in self._hosts and name not in self._dark
 
     def vanish(self, host: Host) -> None:
-        """A machine has lost its power: it is silent from now on."""
+        """Take the power from a machine: it is silent from now on."""
         self._dark[host.name] = None
         self._listeners = {
             key: listener for key, listener in self._listeners.items() if listener.host is not host
@@ -187,12 +141,12 @@ class SimulatedNetwork:
         self._ends = {end: None for end in self._ends if end.host is not host}
 
     def kill(self, host: Host) -> None:
-        """A program was killed: its kernel closes what it had open, and refuses from now on."""
+        """Kill a program: its kernel closes its connections, and refuses new ones."""
         self._listeners = {
             key: listener for key, listener in self._listeners.items() if listener.host is not host
         }
         for end in [end for end in self._ends if end.host is host]:
-            end.hang_up()
+            end.close_socket()
 
     # --- faults ------------------------------------------------------------------------------
 
@@ -204,12 +158,12 @@ class SimulatedNetwork:
         return wire
 
     def cut(self, source: str, target: str, *, both: bool = True) -> None:
-        """Let nothing pass from one host to another, and back unless told otherwise."""
+        """Let nothing pass from one host to another and, with `both`, back."""
         for wire in self._both(source, target, both):
             wire.cut = True
 
     def heal(self, source: str, target: str, *, both: bool = True, reset: bool = False) -> None:
-        """Undo a cut. What waits arrives after the usual time, or is lost, and its connections are reset."""
+        """Undo a cut. Delayed data arrives after the usual time; `reset` resets its connections."""
         if reset:
             self.reset(source, target)
         for wire in self._both(source, target, both):
@@ -230,7 +184,7 @@ class SimulatedNetwork:
             self.heal(source, target, both=False, reset=reset)
 
     def reset(self, source: str, target: str) -> bool:
-        """Reset all connections between two hosts. Returns whether there were any."""
+        """Reset all connections between two hosts. Returns whether any existed."""
         names = {source, target}
         ends = [end for end in self._ends if {end.host.name, end.peer.host.name} == names]
         for end in ends:
@@ -238,13 +192,13 @@ class SimulatedNetwork:
         return bool(ends)
 
     def break_off(self, end: End) -> None:
-        """Reset one connection, which has carried too much, at both of its ends."""
+        """Reset a connection at both ends, after `reset_after_bytes`."""
         self.wire(end.host.name, end.peer.host.name).broken += 1
         end.reset()
         end.peer.reset()
 
     def damaged(self, end: End, wire: Wire, payload: bytes) -> bytes:
-        """Flip a bit of a piece for an end, and count it; one of at most `UNDAMAGED_BYTES` stays as it is."""
+        """Flip a bit of a piece for an end, and count it; a piece up to `UNDAMAGED_BYTES` stays unchanged."""
         if len(payload) <= UNDAMAGED_BYTES:
             return payload
         wire.damages -= 1
@@ -255,7 +209,7 @@ class SimulatedNetwork:
         return bytes(damaged)
 
     def unnoticed_damage(self, *, after_s: float) -> End | None:
-        """An end that is open ``after_s`` seconds after a damaged piece left for it; None if there is none.
+        """Return an end that is open ``after_s`` seconds after a damaged piece left for it, or None.
 
         The time counts only while the host of the end runs.
         """
@@ -271,45 +225,45 @@ class SimulatedNetwork:
     def _both(self, source: str, target: str, both: bool) -> list[Wire]:
         return [self.wire(source, target), *([self.wire(target, source)] if both else [])]
 
-    # --- what ends and listeners use ---------------------------------------------------------
+    # --- used by ends and listeners ----------------------------------------------------------
 
     def send(self, wire: Wire, path: Path, count: int, arrive: Callable[..., object], *args: Any) -> None:
-        """Let something arrive at the other side of a wire, behind what was sent on its path before."""
+        """Deliver a piece at the other side of a wire, behind earlier pieces on its path."""
         if wire.cut:
             wire.waiting.append(lambda: self.send(wire, path, count, arrive, *args))
         else:
             self.loop.at(path.arrival(now=self.loop.now, nbytes=count), arrive, *args)
 
-    def tell(self, wire: Wire, arrive: Callable[[int], object], count: int) -> None:
-        """Let a number arrive at once, unless the wire is cut."""
+    def acknowledge(self, wire: Wire, arrive: Callable[[int], object], count: int) -> None:
+        """Deliver a count without delay, unless the wire is cut."""
         if wire.cut:
             wire.waiting.append(lambda: arrive(count))
         else:
             arrive(count)
 
     def forget(self, end: End) -> None:
-        """An end was closed."""
+        """Drop a closed end."""
         self._ends.pop(end, None)
 
     def miss(self, end: End) -> None:
-        """Something came for a machine that is down. It will come again, and then not be known."""
+        """Note a piece for a machine that is down. TCP sends it again, and a restarted machine resets it."""
         self._missed[end] = None
 
     def close_listener(self, listener: Listener) -> None:
-        """A listener was closed."""
+        """Drop a closed listener."""
         key = (listener.host.name, listener.getsockname()[1])
         if self._listeners.get(key) is listener:
             del self._listeners[key]
 
-    # --- what the loop uses ------------------------------------------------------------------
+    # --- used by the loop --------------------------------------------------------------------
 
     async def listen(
         self, owner: Host, make_protocol: MakeProtocol, host: str, port: int, *, start_serving: bool
     ) -> Listener:
-        """Open a port of a host; 0 chooses one.
+        """Open a port of a host; port 0 chooses one.
 
         Raises:
-            OSError: The port is taken, or the name is another host's.
+            OSError: The port is taken, or the name belongs to another host.
         """
         if host not in (owner.name, *LOOPBACK, *EVERYWHERE):
             raise OSError(errno.EADDRNOTAVAIL, f"{owner.name} cannot listen as {host}")
@@ -324,10 +278,10 @@ class SimulatedNetwork:
     async def connect(
         self, caller: Host, make_protocol: MakeProtocol, host: str, port: int
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        """Reach a port of a host. Cancelling it leaves nothing behind but what a kernel would.
+        """Connect to a port of a host. A cancelled call leaves only what a kernel would leave.
 
         Raises:
-            OSError: There is no such host, it refuses, or it did not answer in `CONNECT_S`.
+            OSError: The host is unknown, refuses, or does not answer in `CONNECT_S`.
         """
         target = caller.name if host in LOOPBACK else host
         if target not in self._hosts:
@@ -351,7 +305,7 @@ class SimulatedNetwork:
         return end, protocol
 
     def listener_at(self, target: str, address: Address) -> Listener | None:
-        """Who would answer there, if anybody."""
+        """Return the listener that answers at an address, or None."""
         listener = self._listeners.get((target, address[1]))
         local = address[0] in LOOPBACK
         if listener is None or not listener.serving or (listener.local and not local):
@@ -359,7 +313,7 @@ class SimulatedNetwork:
         return listener
 
     def make_connection(self, caller: Host, listener: Listener) -> End:
-        """Join two new ends; returns the caller's."""
+        """Join two new ends; return the caller's."""
         number = next(self._numbers)
         name = listener.host.name
         server = listener.accept(self.wire(name, caller.name), number)
@@ -380,7 +334,7 @@ def _begin(end: End, protocol: asyncio.BaseProtocol, made: "asyncio.Future[None]
 
 
 class _Attempt:
-    """A connection that is being made: three messages, of which each may be lost or late."""
+    """A connection attempt of three messages; each may be lost or late."""
 
     def __init__(
         self,
@@ -404,7 +358,7 @@ class _Attempt:
         return Path(conditions, self._network.dice)
 
     def connect(self) -> None:
-        """Ask, and ask again as long as somebody waits for the answer."""
+        """Send the request; it is repeated until the caller has an answer or gives up."""
         if not self._answer.done():
             self._network.send(self._there, self._path(self._there), 0, self._connected)
 

@@ -1,4 +1,4 @@
-"""A whole simulated cluster: machines that run programs, and what can happen to them.
+"""A whole simulated cluster: machines that run programs, and the events that strike them.
 
     async def scenario(world: World) -> None:
         world.node("controller").start(controller_program)
@@ -9,8 +9,8 @@
 
     outcome = simulate(scenario, seed=17)
 
-The scenario runs on no machine and sees everything. A program is a coroutine function that is given its
-`Node`; a restart calls it again. One that raises fails the run, unless it may.
+The scenario runs on no machine and has access to all of them. A program is a coroutine function with its
+`Node` as argument; a restart calls it again. A program that raises fails the run, unless it may.
 """
 
 import asyncio
@@ -25,7 +25,8 @@ from adam_async.simulation.disk import DiskConditions, SimulatedDisk
 from adam_async.simulation.disk_model import DiskModel
 from adam_async.simulation.host import Host
 from adam_async.simulation.loop import SimulatedLoop
-from adam_async.simulation.network import Conditions, SimulatedNetwork
+from adam_async.simulation.network import SimulatedNetwork
+from adam_async.simulation.wire import Conditions
 
 T = TypeVar("T")
 
@@ -36,18 +37,18 @@ class Node:
     """A machine.
 
     Attributes:
-        name: Which is also its address.
-        life: How often it was started; it will do for an incarnation.
-        lives: When its program began, and ended; None for one that runs.
-        host: What runs its code in this life.
-        drive: What its disk holds; it outlives crashes.
-        disk_conditions: How its disk behaves.
+        name: Name and address.
+        incarnation: Number of starts so far.
+        uptimes: Start and end of each incarnation, in seconds; the end is None while it runs.
+        host: Host of the present incarnation's code.
+        disk_model: Content of its disk, which outlives crashes.
+        disk_conditions: Behaviour of its disk.
     """
 
     def __init__(self, world: "World", name: str) -> None:
         self.name = name
-        self.life = 0
-        self.lives: list[tuple[float, float | None]] = []
+        self.incarnation = 0
+        self.uptimes: list[tuple[float, float | None]] = []
         self._world = world
         self.disk_model = self._new_disk_model()
         self.disk_conditions = DiskConditions()
@@ -60,15 +61,15 @@ class Node:
         self.task: asyncio.Task[object] | None = None
 
     def _new_disk_model(self) -> DiskModel:
-        return DiskModel(self._world.loop.dice(f"drive/{self.name}/{self.life}"))
+        return DiskModel(self._world.loop.dice(f"drive/{self.name}/{self.incarnation}"))
 
     def open_disk(self) -> SimulatedDisk:
-        """Open the disk, as a program of this life; its root folder is there."""
-        dice = self._world.loop.dice(f"disk/{self.name}/{self.life}")
+        """Open the disk for the present incarnation; its root folder exists."""
+        dice = self._world.loop.dice(f"disk/{self.name}/{self.incarnation}")
         return SimulatedDisk(self._world.loop, self.disk_model, self.disk_conditions, dice)
 
     def entropy(self, count: int) -> bytes:
-        """Return that many bytes nobody in the simulation can predict."""
+        """Return random bytes of a stream that only this incarnation uses."""
         return self._entropy.bytes(count)
 
     def start(
@@ -80,38 +81,38 @@ class Node:
         step_s: float = 0.0,
         may_fail: bool = False,
     ) -> None:
-        """Begin a life.
+        """Start the next incarnation.
 
         Args:
-            program: What it runs.
-            time: What its clock shows now.
-            rate: How fast that runs.
-            step_s: What each step of its code costs, for a slow machine.
+            program: Program to run.
+            time: Time of its clock now, in seconds.
+            rate: Seconds of its clock per second of the simulation.
+            step_s: Duration of each step of its code in seconds, for a slow machine.
             may_fail: Whether the program may raise.
 
         Raises:
-            RuntimeError: It runs already.
+            RuntimeError: The machine runs already.
         """
         if self.host.up:
             raise RuntimeError(f"{self.name} runs already: crash it first")
         world = self._world
-        self.life += 1
-        self.lives.append((world.loop.now, None))
+        self.incarnation += 1
+        self.uptimes.append((world.loop.now, None))
         self._program, self._may_fail = program, may_fail
-        self._entropy = world.loop.dice(f"entropy/{self.name}/{self.life}")
+        self._entropy = world.loop.dice(f"entropy/{self.name}/{self.incarnation}")
         self.host = Host(self.name, now=world.loop.now, time=time, rate=rate, step_s=step_s)
         world.network.attach(self.host)
-        name = f"{self.name}/{self.life}"
+        name = f"{self.name}/{self.incarnation}"
         self.task = world.loop.spawn(program(self), name, self.host.context.copy())
         self.task.add_done_callback(self._ended)
 
     def restart(
         self, *, time: float = 0.0, rate: float = 1.0, step_s: float = 0.0, empty_disk: bool = False
     ) -> None:
-        """Run the same program again, as after a crash; with `empty_disk` on a new drive.
+        """Run the same program again, as after a crash; with `empty_disk`, on a new disk.
 
         Raises:
-            RuntimeError: It runs, or never ran.
+            RuntimeError: The machine runs, or never ran.
         """
         if self._program is None:
             raise RuntimeError(f"{self.name} never ran: start it")
@@ -120,52 +121,52 @@ class Node:
         self.start(self._program, time=time, rate=rate, step_s=step_s, may_fail=self._may_fail)
 
     def crash(self) -> None:
-        """Take the power away: memory and what the disk had not kept are lost, and nobody is told."""
+        """Take the power away: memory and unsynced data are lost, and no peer gets a message."""
         self._world.network.vanish(self.host)
         self._world.loop.crash(self.host)
         self.disk_model.crash()
-        self._died()
+        self._note_end()
 
     def kill(self) -> None:
         """Kill the program with -9: its memory is lost, and the kernel closes its connections."""
         self._world.loop.crash(self.host)
         self._world.network.kill(self.host)
-        self._died()
+        self._note_end()
 
     def freeze(self) -> None:
-        """Let its program stand still until `thaw`; its kernel goes on."""
+        """Stop its program until `thaw`; its kernel goes on."""
         self._world.loop.freeze(self.host)
 
     def thaw(self) -> None:
-        """Let it go on, as if no time had passed."""
+        """Resume its program, as if no time had passed."""
         self._world.loop.thaw(self.host)
 
     def set_clock(self, *, time: float | None = None, rate: float = 1.0) -> None:
-        """Set what its clock shows (None: what it does) and how fast that runs."""
+        """Set the time (None: unchanged) and the rate of its clock."""
         self._world.loop.set_clock(self.host, time=time, rate=rate)
 
     def slow(self, step_s: float) -> None:
-        """Let each step of its code cost so much time; 0 for a machine that is never late."""
+        """Set the duration of each step of its code in seconds; 0 for none."""
         self.host.step_s = step_s
 
-    def _died(self) -> None:
-        if self.lives and self.lives[-1][1] is None:
-            self.lives[-1] = (self.lives[-1][0], self._world.loop.now)
+    def _note_end(self) -> None:
+        if self.uptimes and self.uptimes[-1][1] is None:
+            self.uptimes[-1] = (self.uptimes[-1][0], self._world.loop.now)
 
     def _ended(self, task: asyncio.Task[object]) -> None:
         if task is self.task:
-            self._died()
+            self._note_end()
         if not task.cancelled() and task.exception() is not None and not self._may_fail:
             self._world.loop.call_exception_handler(
                 {"message": f"the program of {self.name} raised", "exception": task.exception()}
             )
 
     def __repr__(self) -> str:
-        return f"<Node {self.name} life {self.life} {self.host!r}>"
+        return f"<Node {self.name}/{self.incarnation} {self.host!r}>"
 
 
 class World:
-    """Everything of one simulated run."""
+    """The loop, network and machines of one simulated run."""
 
     def __init__(self, loop: SimulatedLoop, conditions: Conditions | None = None) -> None:
         self.loop = loop
@@ -179,7 +180,7 @@ class World:
         return self.loop.now
 
     def node(self, name: str) -> Node:
-        """The machine of that name, made at the first call."""
+        """Return the machine of that name; the first call makes it."""
         node = self.nodes.get(name)
         if node is None:
             node = self.nodes[name] = Node(self, name)
@@ -188,7 +189,7 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome(Generic[T]):
-    """What a simulated run came to."""
+    """Outcome of a simulated run."""
 
     result: T
     replay_hash: str
@@ -196,7 +197,7 @@ class Outcome(Generic[T]):
     now: float
     trace: list[str] | None
     marks: dict[str, int]
-    """Marks that were set and unkind places that fired, counted; nothing where none were on."""
+    """Counts of marks and of fired fault points; empty if fault points were off."""
 
 
 def simulate(
@@ -212,16 +213,16 @@ def simulate(
     """Run a scenario from its beginning to its end; then all machines crash.
 
     Args:
-        scenario: Given the world; what it raises is raised here.
-        seed: What every random decision follows from.
-        shuffled: See `SimulatedLoop`.
-        conditions: Of the network.
-        limit_s: Time of the simulation after which it is given up.
-        keep_trace: Keep what the replay hash covers.
-        unkind: Switch on the places of product code that may be unkind; see `buggify`.
+        scenario: Coroutine function of the world; its errors are raised here.
+        seed: Source of every random decision.
+        shuffled: Run ready steps in any order; see `SimulatedLoop`.
+        conditions: Conditions of the network.
+        limit_s: Time limit in seconds of the simulation.
+        keep_trace: Keep the lines of the replay hash.
+        unkind: Switch on the fault points of product code; see `fault_points`.
 
     Raises:
-        SimulationFailed: The run cannot go on, or something failed that nobody waits for.
+        SimulationFailed: The run cannot go on, or a task or callback failed without a waiter.
     """
     # The base class names methods that no simulated run may use; they raise NotImplementedError.
     loop = SimulatedLoop(  # type: ignore[abstract]

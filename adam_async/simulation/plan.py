@@ -1,7 +1,7 @@
-"""Pure: what a simulated run is to be, as data: its options, and the faults that strike it.
+"""Pure: the plan of a simulated run as data: its options, and the faults that strike it.
 
-A plan and a seed are the whole of a run. So a plan can be printed, written down for good, made smaller while
-it still fails, and run again after the code has changed, when its seed alone would mean something else.
+A plan and a seed determine a run. So a plan can be printed, saved, shrunk while it still fails, and run again
+after a change of the code, when its seed alone would draw another plan.
 
     at 3.250 s crash worker-2 for 5.500 s
     at 9.125 s cut worker-1 controller for 0.750 s, amount 1
@@ -14,24 +14,24 @@ import msgspec
 
 from adam_async.errors import ConfigError
 from adam_async.runtime.random_streams import Dice
-from adam_async.simulation.network import Conditions
+from adam_async.simulation.wire import Conditions
 
 Setting = bool | int | float | str
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something bad that happens."""
+    """One planned fault."""
 
     at_s: float
-    """Seconds after the run begins, or later if another fault is still at its targets."""
+    """Start in seconds of the run; later if another fault is still at its targets."""
     kind: str
-    """What: one of `faults.KINDS`, or of the scenario's own."""
+    """Kind: one of `faults.KINDS`, or of the scenario's own."""
     targets: tuple[str, ...] = ()
-    """To which machines; for a direction of the network from the first to the second."""
+    """Struck machines; for a direction of the network, from the first to the second."""
     lasts_s: float = 0.0
-    """After this long it is undone; 0 for what cannot be."""
+    """Duration in seconds, after which the fault is undone; 0 for a fault that cannot be undone."""
     amount: float = 0.0
-    """How much, where the kind knows degrees."""
+    """Degree of the fault, for kinds with degrees."""
 
     def __post_init__(self) -> None:
         for name in ("at_s", "lasts_s", "amount"):
@@ -46,16 +46,16 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Under which conditions a run takes place."""
+    """Conditions of a run."""
 
     shuffled: bool = False
-    """Whether steps that are ready run in any order, or first in, first out."""
+    """Whether ready steps run in any order, or else first in, first out."""
     unkind: bool = False
-    """Whether the places of product code that may be unkind are; see `buggify`."""
+    """Whether the fault points of product code are on; see `fault_points`."""
     network: Conditions = Conditions()
-    """How each direction between two machines behaves."""
+    """Behaviour of each direction between two machines."""
     settings: dict[str, Setting] = {}
-    """The scenario's own, such as how many machines there are."""
+    """Options of the scenario, such as the number of machines."""
 
     def __str__(self) -> str:
         network = {name: getattr(self.network, name) for name in self.network.__dataclass_fields__}
@@ -64,14 +64,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole of a run, but for its seed."""
+    """Everything that determines a run, except its seed."""
 
     options: Options
     faults: tuple[Fault, ...]
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One run that can be made again: what `simulate --plan FILE` reads."""
+    """One repeatable run: the content of FILE in `simulate --plan FILE`."""
 
     scenario: str
     seed: int
@@ -79,11 +79,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def draw_options(dice: Dice, settings: dict[str, Setting]) -> Options:
-    """Draw the conditions of a run: an even mixture of kind and unkind ones.
+    """Draw the conditions of a run: half of the runs have mild ones, half have rough ones.
 
     Args:
-        dice: A stream that nothing else uses.
-        settings: The scenario's own.
+        dice: A random stream for this call alone.
+        settings: Options of the scenario.
     """
     rough = dice.chance(0.5)
     network = Conditions(
@@ -99,19 +99,19 @@ def draw_options(dice: Dice, settings: dict[str, Setting]) -> Options:
 
 
 def in_order(faults: Sequence[Fault]) -> tuple[Fault, ...]:
-    """Faults by the time at which they strike, as a plan has them."""
+    """Return faults in order of their start, as a plan has them."""
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 
 def read_case(data: bytes, *, origin: str) -> Case:
-    """Read a run that was written down.
+    """Read a saved run.
 
     Args:
-        data: JSON, as `msgspec.json.encode` writes a `Case`.
-        origin: What an error calls it.
+        data: JSON of a `Case`.
+        origin: Name of the data in errors.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The data is no saved run.
     """
     try:
         return msgspec.json.decode(data, type=Case)

@@ -1,7 +1,7 @@
-"""A compute pool without threads: a job takes virtual time and runs in one piece when that is over.
+"""A compute pool without threads: a job takes virtual time and runs in one piece at its end.
 
-So jobs end in an order that the seed decides, and what a job sees is what the loop left at its end. What two
-threads do to the same memory at the same time is not seen here; real threads have to show that.
+So the seed decides the order in which jobs end, and a job sees the memory as the loop leaves it. Races of two
+threads on the same memory do not occur here; tests with real threads have to show them.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from dataflow.mailbox import Mailbox
 from dataflow.pool import ComputePool
 
 JOB_S = 0.001
-"""What a job takes on average, in seconds of the host's clock, at full pace."""
+"""Mean duration of a job at full pace, in seconds of the host's clock."""
 
 
 class SimulatedPool(ComputePool):
-    """A compute pool of a simulated host. Arguments are those of `ComputePool`; CPUs mean nothing here."""
+    """A compute pool of a simulated host, with the arguments of `ComputePool`; it ignores CPUs."""
 
     def __init__(self, *, affinity: Sequence[Sequence[int]] | None = None, pace: float = 1.0, **options: Any):
         super().__init__(pace=pace, **options)
@@ -55,12 +55,12 @@ class SimulatedPool(ComputePool):
                 await self._drained
 
     def clock(self) -> float:
-        """The clock of the host."""
+        """Time of the host's clock, in seconds."""
         return asyncio.get_running_loop().time()
 
     def submit_jobs(self, jobs: Sequence[Job]) -> int:
         if not self._open:
-            raise PoolClosed(f"pool {self.name!r} is not open: it takes jobs only inside its `async with`")
+            raise PoolClosed(f"pool {self.name!r} is not open: submit jobs inside its `async with`")
         taken = jobs[: max(0, self._intake - self.outstanding)]
         for job in taken:
             job.queued = self.clock()
@@ -70,7 +70,7 @@ class SimulatedPool(ComputePool):
         return len(taken)
 
     def _begin(self) -> None:
-        """Give jobs to threads that have none."""
+        """Assign jobs to idle threads."""
         assert self._dice is not None
         while self._jobs and self._idle:
             worker, job = self._idle.popleft(), self._jobs.popleft()
@@ -81,7 +81,7 @@ class SimulatedPool(ComputePool):
     def _end(self, worker: Any, job: Job) -> None:
         try:
             job.result = job.execute(worker.context)
-        except BaseException as error:  # as on a thread, which has nobody above it
+        except BaseException as error:  # as on a thread, which has no caller
             job.error = error
         job.finished = self.clock()
         worker.busy_s += job.finished - job.started

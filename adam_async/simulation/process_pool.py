@@ -1,7 +1,7 @@
 """Child processes that run simulations: `async with ProcessPool(jobs) as pool: answers = await pool.do(work)
 
-Each is the command itself with `--supervised`, started once and given one piece of work after another. When
-this process goes, in whatever way, they go too (see `cli_parent`).
+Each child is the command itself with `--supervised`, which does one piece of work after another. The children
+end when this process ends, for whatever reason (see `parent_pipe`).
 """
 
 import asyncio
@@ -13,17 +13,17 @@ import msgspec
 
 from adam_async.errors import RoleDied
 from adam_async.runtime.child_process import COMMAND, child_environment, how_it_ended
-from adam_async.simulation.work import Answer, Work, answers_to, tell_nobody
+from adam_async.simulation.work import Answer, Work, answers_to, ignore_progress
 
 LINE_BYTES = 256 << 20
-"""A trace is one line."""
+"""Largest size of an answer in bytes: a trace is one line."""
 
 
 class ProcessPool:
     """Child processes.
 
     Args:
-        jobs: How many.
+        jobs: Number of processes.
     """
 
     def __init__(self, jobs: int) -> None:
@@ -52,15 +52,15 @@ class ProcessPool:
     async def __aexit__(self, *exc: object) -> None:
         await self._stack.aclose()
 
-    async def do(self, work: Work, tell: Callable[[Answer], None] = tell_nobody) -> list[Answer]:
-        """Let the next child that is idle do it. A crew of which a child has died is of no more use.
+    async def do(self, work: Work, report: Callable[[Answer], None] = ignore_progress) -> list[Answer]:
+        """Let the next idle child do the work. After the death of a child, close the pool.
 
         Args:
-            work: What to do.
-            tell: Told how far it has come, where it takes long.
+            work: The work.
+            report: Receives progress reports of long work.
 
         Raises:
-            RoleDied: It ended meanwhile.
+            RoleDied: The child ended before its answer.
         """
         process = await self._idle.get()
         assert process.stdin is not None
@@ -73,7 +73,7 @@ class ProcessPool:
                 raise RoleDied("a child process of simulate", how_it_ended(await process.wait()))
             answer = msgspec.json.decode(line, type=Answer)
             if answer.under_way:
-                tell(answer)
+                report(answer)
             else:
                 answers.append(answer)
         self._idle.put_nowait(process)
@@ -81,9 +81,9 @@ class ProcessPool:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill a child: all that it has are answers that nobody waits for."""
+    """Kill a child; its answers have no reader any more."""
     if process.returncode is None:
-        with suppress(ProcessLookupError):  # it ended by itself, and nobody has told us yet
+        with suppress(ProcessLookupError):  # it ended by itself, before asyncio noticed
             process.kill()
     await process.wait()
     assert process.stdin is not None

@@ -1,7 +1,7 @@
-"""Runs of scenarios by their seeds: what a seed comes to, whether it counts, and one digest of many.
+"""Runs of scenarios by their seeds: the result of a seed, whether it counts, and one digest of many seeds.
 
-A seed gives a plan, and plan and seed give the run, step for step. So a plan that was written down, or made
-smaller, is run under its seed again.
+A seed determines a plan, and plan and seed determine every step of the run. So a saved or shrunk plan runs
+again under its seed.
 """
 
 import asyncio
@@ -21,58 +21,59 @@ from adam_async.simulation.plan import Case
 from adam_async.simulation.scenario import Ledger, Scenario, Span, Violation
 
 NOT_DONE = "every planned fault is done"
-"""What a run violates that ends before its plan does."""
+"""Invariant that a run violates if it ends before its plan."""
 
 MANY = 100
-"""So many seeds must come across every mark of their scenario, and `LEAST_SHARE` of them count."""
+"""Number of seeds that must reach every mark of their scenario."""
 
 LEAST_SHARE = 0.9
+"""Least share of `MANY` seeds that must count."""
 
 
 class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one run."""
+    """Result of one run."""
 
     case: Case
     replay_hash: str
-    """Of every step: equal when run again."""
+    """Digest of every step, equal in every repetition."""
     invariant: str = ""
-    """What did not hold; empty if all did."""
+    """The violated invariant; empty if all held."""
     text: str = ""
-    """What was seen instead."""
+    """Observation that violates the invariant."""
     too_little: tuple[str, ...] = ()
-    """Why it does not count; empty if it does."""
+    """Reasons why the seed does not count; empty if it does."""
     operations: int = 0
     leader_changes: int = 0
     faults: dict[str, int] = {}
-    """Those that struck, by kind."""
+    """Number of faults that struck, by kind."""
     counts: dict[str, int] = {}
-    """The scenario's own, and marks of `buggify`."""
+    """Counts of the scenario, of marks and of fault points."""
     steps: int = 0
     ended_s: float = 0.0
-    """Seconds of the simulation."""
+    """End of the run, in seconds of the simulation."""
 
     @property
     def ok(self) -> bool:
-        """Whether everything held."""
+        """Whether every invariant held."""
         return not self.invariant
 
     @property
     def seed_counts(self) -> bool:
-        """Whether everything held, and enough went on."""
+        """Whether every invariant held and the run was eventful enough."""
         return self.ok and not self.too_little
 
 
 class Played(msgspec.Struct, frozen=True, kw_only=True):
-    """A run with what a trace shows of it."""
+    """A run with the data of its trace."""
 
     result: SeedResult
     nodes: dict[str, tuple[tuple[float, float | None], ...]]
-    """By machine, when each of its lives began and ended; None for one that had not ended."""
+    """Start and end of each incarnation, by machine; the end is None if it still ran."""
     spans: tuple[Span, ...]
 
 
 def draw_case(scenario: Scenario, seed: int) -> Case:
-    """The run that a seed stands for, as the code is now."""
+    """Draw the run of a seed with the present code."""
     plan = scenario.plan(Dice(f"{scenario.name}/{seed}/plan"))
     return Case(scenario=scenario.name, seed=seed, plan=plan)
 
@@ -88,10 +89,10 @@ def run_case(scenario: Scenario, case: Case) -> SeedResult:
 
 
 def play(scenario: Scenario, case: Case) -> Played:
-    """Run a plan under its seed, and say what came of it. What goes wrong in it is neither raised nor logged.
+    """Run a plan under its seed. Failures of the run are returned, not raised or logged.
 
     Raises:
-        RuntimeError: An event loop runs here, and the run needs one of its own.
+        RuntimeError: An event loop runs in this thread already.
     """
     with only_own_garbage():
         return _play(scenario, case)
@@ -140,12 +141,12 @@ def _play(scenario: Scenario, case: Case) -> Played:
         steps=loop.steps,
         ended_s=loop.now,
     )
-    nodes = {name: tuple(node.lives) for name, node in worlds[0].nodes.items()}
+    nodes = {name: tuple(node.uptimes) for name, node in worlds[0].nodes.items()}
     return Played(result=result, nodes=nodes, spans=tuple(ledger.spans))
 
 
 def not_done(case: Case, ledger: Ledger) -> list[str]:
-    """Kinds of planned faults that were done less often than planned, with how often."""
+    """Return the missing faults of a plan, by kind, with their number."""
     kinds = [fault.kind for fault in case.plan.faults]
     done = ledger.faults + ledger.misses
     missing = {kind: kinds.count(kind) - done[kind] for kind in dict.fromkeys(kinds)}
@@ -153,29 +154,29 @@ def not_done(case: Case, ledger: Ledger) -> list[str]:
 
 
 def too_little(scenario: Scenario, ledger: Ledger) -> tuple[str, ...]:
-    """Say why a run is too uneventful to count, if it is."""
+    """Return the reasons why a run is too uneventful to count."""
     reasons = []
     if ledger.operations < scenario.least_operations:
         reasons.append(f"fewer than {scenario.least_operations} operations")
     if ledger.leader_changes < scenario.least_leader_changes:
         reasons.append(f"fewer than {scenario.least_leader_changes} changes of leader")
     reasons += [f"no {kind}" for kind in scenario.kinds if not (ledger.faults + ledger.misses)[kind]]
-    reasons += [f"a {kind} that nobody noticed" for kind in ledger.misses]
+    reasons += [f"a {kind} without an effect" for kind in ledger.misses]
     return tuple(reasons)
 
 
 def reached(results: Iterable[SeedResult]) -> set[str]:
-    """Marks and counts that any of these runs came across."""
+    """Return the marks and counts that any of these runs reached."""
     return {name for result in results for name, count in result.counts.items() if count}
 
 
 def unreached(scenario: Scenario, seen: Collection[str]) -> list[str]:
-    """Marks of a scenario that are not among those that its runs came across."""
+    """Return the marks of a scenario that none of its runs reached."""
     return [mark for mark in scenario.marks if mark not in seen]
 
 
 def what_broke(error: BaseException) -> tuple[str, str]:
-    """Name what an error of a run violates, and say what was seen."""
+    """Return the invariant that an error of a run violates, and the observation."""
     cause = first_cause(error)
     while isinstance(cause, SimulationFailed) and cause.__cause__ is not None:
         cause = first_cause(cause.__cause__)
@@ -191,13 +192,13 @@ def what_broke(error: BaseException) -> tuple[str, str]:
 
 
 def digest(results: Iterable[SeedResult]) -> str:
-    """One hash of the replay hashes of many seeds, whoever ran them."""
+    """Return one hash of the replay hashes of many seeds, in any order."""
     lines = sorted((result.case.seed, result.replay_hash) for result in results)
     return blake2b(repr(lines).encode(), digest_size=8).hexdigest()
 
 
 def summary(scenario: str, results: Sequence[SeedResult], took_s: float) -> str:
-    """The one line that seeds of a scenario come to."""
+    """Return the one line that sums up seeds of a scenario."""
     seeds = "1 seed" if len(results) == 1 else f"{len(results)} seeds"
     count = sum(result.seed_counts for result in results)
     failed = sum(not result.ok for result in results)
@@ -206,9 +207,9 @@ def summary(scenario: str, results: Sequence[SeedResult], took_s: float) -> str:
 
 @contextmanager
 def only_own_garbage() -> Iterator[None]:
-    """Collect what a block leaves in circles when it ends, and look at nothing older for that.
+    """Collect the cyclic garbage of a block at its end, without a search of older objects.
 
-    A run leaves much, which collections of the usual kind would find late and search slowly.
+    A run leaves much garbage, which ordinary collections would find late and search slowly.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -224,7 +225,7 @@ def only_own_garbage() -> Iterator[None]:
 
 @contextmanager
 def nothing_logged() -> Iterator[None]:
-    """Silence the libraries within a block: a hundred simulated hours would fill a screen."""
+    """Disable logging within a block: simulated hours would fill the screen."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,4 +1,4 @@
-"""What a scenario is: a story that a simulated cluster goes through, and what must hold in it.
+"""A scenario: a simulated cluster, the faults that strike it, and the invariants that must hold.
 
     MEMBERS = Scenario(
         name="members",
@@ -6,14 +6,14 @@
         kinds=("crash", "freeze", "cut"),
         least_operations=200,
         plan=draw_plan,      # of its dice alone: options and faults of one seed
-        run=run,             # async (world, plan, ledger): raises Violation where something does not hold
+        run=run,             # async (world, plan, ledger): raises Violation if an invariant does not hold
     )
 
-The `Ledger` is told what happens in a run. A run fails if a fault of its plan was never done; a seed counts
-only if all of them struck and enough happened, so that a scenario in which nothing goes on is not taken for a
-success.
+The `Ledger` records the events of a run. A run fails if a fault of its plan was never done. A seed counts
+only if all faults struck and enough operations completed, so an idle scenario is not taken for a success.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -27,11 +27,11 @@ from adam_async.simulation.plan import Fault, Plan
 
 
 class Violation(Exception):
-    """Something that must always hold did not.
+    """An invariant did not hold.
 
     Args:
-        invariant: Which: ``I6``, or a word of the scenario's own.
-        text: What was seen instead.
+        invariant: Its name: ``I6``, or a name of the scenario's own.
+        text: The observation.
     """
 
     def __init__(self, invariant: str, text: str) -> None:
@@ -40,12 +40,27 @@ class Violation(Exception):
         self.text = text
 
 
+async def settle(
+    world: World, problem: Callable[[], str], *, within_s: float, invariant: str, step_s: float = 0.05
+) -> None:
+    """Wait until `problem` returns an empty text, and check it at intervals of `step_s`.
+
+    Raises:
+        Violation: The problem is not over within `within_s`.
+    """
+    by = world.now + within_s
+    while text := problem():
+        if world.now > by:
+            raise Violation(invariant, f"{within_s:g} s after the last fault {text}")
+        await asyncio.sleep(step_s)
+
+
 class Span(msgspec.Struct, frozen=True):
-    """Something that went on at a node for a while, or at one moment; seconds of the simulation."""
+    """An event at a node with a duration, or at one moment; times are seconds of the simulation."""
 
     node: str
     kind: str
-    """What the lane is called: life, crash, cut, leader, ..."""
+    """Name of the lane: life, crash, cut, leader, ..."""
     text: str
     begun: float
     ended: float | None
@@ -53,18 +68,18 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Ledger:
-    """What happened in one run.
+    """Record of the events of one run.
 
     Args:
-        clock: Seconds of the simulation.
+        clock: Time of the simulation, in seconds.
 
     Attributes:
-        faults: Faults that struck, by kind.
-        misses: Faults that were done and that nobody could notice, by kind.
-        operations: Client operations that completed.
-        leader_changes: How often another leader was seen.
-        counts: Whatever else a scenario counts.
-        spans: What a trace shows.
+        faults: Number of faults that struck, by kind.
+        misses: Number of faults without a noticeable effect, by kind.
+        operations: Number of completed client operations.
+        leader_changes: Number of changes of leader.
+        counts: Further counts of the scenario.
+        spans: Events of the trace.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -77,37 +92,37 @@ class Ledger:
         self.spans: list[Span] = []
 
     def fired(self, fault: Fault) -> None:
-        """A fault struck. Say it when it has certainly had its effect."""
+        """Record a fault that struck. Call it after the fault certainly had its effect."""
         self.faults[fault.kind] += 1
 
     def missed(self, fault: Fault) -> None:
-        """A fault is over, and had no effect that anybody could see."""
+        """Record a fault that ended without a noticeable effect."""
         self.misses[fault.kind] += 1
 
     def note(self, kind: str, node: str, text: str) -> None:
-        """Something happened now."""
+        """Record an event of this moment."""
         self.spans.append(Span(node, kind, text, self._clock(), None))
 
     def span(self, kind: str, node: str, text: str, begun: float) -> None:
-        """Something went on from `begun` until now."""
+        """Record an event from `begun` until now."""
         self.spans.append(Span(node, kind, text, begun, self._clock()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A story.
+    """One scenario.
 
     Attributes:
-        name: What the command line calls it.
+        name: Name on the command line.
         about: One line for its list.
         kinds: Kinds of faults that must all strike for a seed to count.
-        least_operations: So many client operations must complete for that.
-        least_leader_changes: And so often the leader must change.
-        limit_s: Time of the simulation after which a run is given up.
-        marks: What seeds must come across, now and then: names of the ledger's counts, of marks of `buggify`
-            and of its unkind places. Many seeds that never do fail together.
-        plan: Draws the plan of a run. What it draws must follow from the dice alone.
-        run: Goes through the plan and checks what must hold; raises `Violation`.
+        least_operations: Number of client operations that must complete for a seed to count.
+        least_leader_changes: Number of changes of leader that a seed needs to count.
+        limit_s: Time limit of a run, in seconds of the simulation.
+        marks: Names of counts of the ledger, of marks and of fault points. If no seed of many reaches one of
+            them, these seeds fail together.
+        plan: Draws the plan of a run from its random stream alone.
+        run: Carries out the plan and checks the invariants; raises `Violation`.
     """
 
     name: str

@@ -1,8 +1,9 @@
-"""Pure: a plan that fails is made smaller for as long as it fails.
+"""Pure: shrinks a failing plan while it still fails.
 
-First faults are left out, half of them at once, then smaller parts (delta debugging: Zeller, Hildebrandt,
-2002), until none can be spared. Then each that is left is made simpler: shorter, earlier, without its
-amount; and the conditions are made kind. A step is kept only if the plan still fails, so the result does.
+First it leaves out faults, half of them at once, then smaller parts (delta debugging: Zeller, Hildebrandt,
+2002), until every fault is needed. Then it simplifies the remaining faults: shorter, earlier, without their
+amount; and it makes the conditions mild. It keeps a step only if the plan still fails, so the result fails,
+too.
 """
 
 import math
@@ -10,27 +11,27 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from adam_async.simulation.network import Conditions
 from adam_async.simulation.plan import Fault, Plan, in_order
+from adam_async.simulation.wire import Conditions
 
 MOST_TRIES = 200
-"""Runs that making one plan smaller may take."""
+"""Largest number of runs to shrink one plan."""
 
 LEAST_S = 0.05
-"""Times are not made shorter than this."""
+"""Least time of a shrunk fault, in seconds."""
 
 Fails = Callable[[Plan], bool]
 
 
 class Shrunk(msgspec.Struct, frozen=True, kw_only=True):
-    """The smallest plan that was found."""
+    """The smallest failing plan, and the number of runs to find it."""
 
     plan: Plan
     tries: int
 
 
 class _Tries:
-    """Counts runs, and refuses more than there may be."""
+    """Counts runs up to a limit; beyond it, no plan counts as failing."""
 
     def __init__(self, fails: Fails, most: int) -> None:
         self._fails = fails
@@ -45,12 +46,12 @@ class _Tries:
 
 
 def shrink(plan: Plan, fails: Fails, *, most_tries: int = MOST_TRIES) -> Shrunk:
-    """Make a plan smaller.
+    """Shrink a plan.
 
     Args:
-        plan: One that fails.
+        plan: A failing plan.
         fails: Whether a plan still fails, in the same way.
-        most_tries: How often it may be asked.
+        most_tries: Largest number of calls of `fails`.
     """
     tries = _Tries(fails, most_tries)
     plan = _fewer_faults(plan, tries)
@@ -98,7 +99,7 @@ def _simpler_faults(plan: Plan, tries: _Tries) -> Plan:
 
 
 def _simpler(fault: Fault) -> Iterator[tuple[str, float]]:
-    """What may make a fault simpler: fields with values for them, the largest change first."""
+    """Yield changes that simplify a fault: fields with new values, the largest change first."""
     yield "amount", 0.0
     for name in ("lasts_s", "at_s"):
         value = getattr(fault, name)

@@ -1,7 +1,7 @@
-"""A soak: which seeds of which scenarios are done for the code as it is, in a file, so that the next goes on.
+"""A soak: a file with the finished seeds of each scenario for the present code, so the next soak goes on.
 
-Seeds that ran through another core say nothing about this one. So what is done is kept per scenario and hash
-of the source of what is simulated; failed seeds are kept with their plans, which outlive the code.
+Results of other code do not apply to the present code. So progress is kept by scenario and by hash of the
+simulated source. Failed seeds are kept with their plans, which outlive the code.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,18 +19,19 @@ from adam_async.simulation.plan import Case
 from adam_async.simulation.runner import SeedResult, reached
 
 SCHEMA = "adam-async soak 1"
+"""Name of the file format."""
 
 PACKAGE = Path(adam_async.__file__).parent
 
 CORE = (PACKAGE, Path(dataflow.__file__).parent, Path(transport.__file__).parent)
-"""Folders whose source makes a new core: all that may run in a simulation, and what only might."""
+"""Folders of the core: all source that a simulation may run. A change there starts a soak anew."""
 
 Range = tuple[int, int]
 """First and last seed."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file must say of itself before the rest of it is believed."""
+    """First part of a file to read: its format."""
 
     schema: str
 
@@ -44,21 +45,21 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """What is done of a scenario with one core."""
+    """Finished seeds of a scenario with one core."""
 
     scenario: str
     core: str
     done: tuple[Range, ...] = ()
-    """In order, without overlap."""
+    """Ranges of finished seeds, in order and without overlap."""
     counted: int = 0
-    """Seeds among them that count."""
+    """Number of finished seeds that count."""
     reached: tuple[str, ...] = ()
-    """Marks that they came across, in order of the alphabet."""
+    """Marks that finished seeds reached, in alphabetical order."""
     failures: tuple[Failure, ...] = ()
 
     @property
     def seeds(self) -> int:
-        """How many are done."""
+        """Number of finished seeds."""
         return sum(last - first + 1 for first, last in self.done)
 
     def __str__(self) -> str:
@@ -66,20 +67,20 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Soak(msgspec.Struct, frozen=True, kw_only=True):
-    """What the file holds."""
+    """Content of the file."""
 
     schema: str = SCHEMA
     progress: tuple[Progress, ...] = ()
 
     def of(self, scenario: str, core: str) -> Progress:
-        """What is done of a scenario with a core."""
+        """Return the progress of a scenario with a core."""
         for progress in self.progress:
             if (progress.scenario, progress.core) == (scenario, core):
                 return progress
         return Progress(scenario=scenario, core=core)
 
     def with_results(self, scenario: str, core: str, results: Sequence[SeedResult]) -> "Soak":
-        """The same with more seeds done."""
+        """Return this soak with further results."""
         before = self.of(scenario, core)
         failures = [
             Failure(case=result.case, invariant=result.invariant, text=result.text)
@@ -99,7 +100,7 @@ class Soak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def joined(ranges: Sequence[Range]) -> tuple[Range, ...]:
-    """Ranges of seeds as few as possible, in order."""
+    """Join ranges of seeds into as few as possible, in order."""
     result: list[Range] = []
     for first, last in sorted(ranges):
         if result and first <= result[-1][1] + 1:
@@ -110,7 +111,7 @@ def joined(ranges: Sequence[Range]) -> tuple[Range, ...]:
 
 
 def seeds_to_do(done: Sequence[Range], first: int, last: int | None) -> Iterator[int]:
-    """Seeds from `first` to `last`, or without end, that are not done."""
+    """Yield the unfinished seeds from `first` to `last`, or without end if that is None."""
     seed = first
     for begin, end in done:
         while seed < begin and (last is None or seed <= last):
@@ -123,10 +124,10 @@ def seeds_to_do(done: Sequence[Range], first: int, last: int | None) -> Iterator
 
 
 async def read_soak(path: Path, disk: Disk) -> Soak:
-    """Read a soak's file; an empty soak if there is none.
+    """Read the file of a soak; a missing file is an empty soak.
 
     Raises:
-        ConfigError: It cannot be read, or is something else.
+        ConfigError: The file cannot be read, or is no soak.
     """
     try:
         data = await disk.read_bytes(path)
@@ -140,19 +141,19 @@ async def read_soak(path: Path, disk: Disk) -> Soak:
         raise ConfigError(f"--soak {path} cannot be read: {error.strerror or error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"--soak {path} holds no soak: {error}; name a file that there is not yet, or that a soak wrote"
+            f"--soak {path} holds no soak: {error}; name a new file, or the file of a soak"
         ) from None
     for progress in soak.progress:
         if any(first < 0 or first > last for first, last in progress.done):
-            raise ConfigError(f"--soak {path} holds no soak: {progress.scenario} has ranges that are none")
+            raise ConfigError(f"--soak {path} holds no soak: {progress.scenario} has invalid ranges")
     return soak
 
 
 async def write_soak(path: Path, soak: Soak, disk: Disk) -> None:
-    """Replace a soak's file, all or nothing.
+    """Replace the file of a soak atomically.
 
     Raises:
-        ConfigError: It cannot be written.
+        ConfigError: The file cannot be written.
     """
     try:
         await disk.write_atomic(path, [msgspec.json.encode(soak)])
@@ -161,7 +162,7 @@ async def write_soak(path: Path, soak: Soak, disk: Disk) -> None:
 
 
 async def core_hash(disk: Disk, folders: Sequence[Path] = CORE) -> str:
-    """A hash of the source of what is simulated."""
+    """Return a hash of the simulated source."""
     digest = blake2b(digest_size=8)
     for folder in folders:
         for path in await _sources(folder, disk):

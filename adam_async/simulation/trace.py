@@ -1,7 +1,8 @@
 """Pure: one simulated run as Trace Event JSON, which Perfetto and chrome://tracing open.
 
-Each machine is a process. Its lanes are its lives and, of each kind, what went on there: faults, cuts,
-whatever the scenario noted. What overlaps with its like gets a further lane. Times are of the simulation.
+Each machine is a process. One lane shows its incarnations; each kind of event, such as faults, cuts and notes
+of the scenario, has a lane of its own. Overlapping events of a kind get further lanes. Times are those of the
+simulation.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,16 +12,17 @@ from adam_async.simulation.runner import Played
 from adam_async.simulation.scenario import Span
 
 LIFE = "life"
+"""Name of the lane of incarnations."""
 
 
 def trace_file(played: Played) -> dict[str, Any]:
-    """The whole file, as builtins."""
+    """Return the whole file, as builtins."""
     result = played.result
     nodes = list(dict.fromkeys([*played.nodes, *(span.node for span in played.spans)]))
     events: list[dict[str, Any]] = []
     for pid, node in enumerate(nodes, 1):
         spans = [span for span in played.spans if span.node == node]
-        spans = [*lives(node, played.nodes.get(node, ()), result.ended_s), *spans]
+        spans = [*uptime_spans(node, played.nodes.get(node, ()), result.ended_s), *spans]
         events += _rows(pid, node, spans)
     return {
         "displayTimeUnit": "ms",
@@ -36,10 +38,10 @@ def trace_file(played: Played) -> dict[str, Any]:
     }
 
 
-def lives(node: str, times: Sequence[tuple[float, float | None]], ended_s: float) -> Iterator[Span]:
-    """The times at which a machine's program ran."""
-    for life, (begun, ended) in enumerate(times, 1):
-        yield Span(node, LIFE, f"life {life}", begun, ended_s if ended is None else ended)
+def uptime_spans(node: str, times: Sequence[tuple[float, float | None]], ended_s: float) -> Iterator[Span]:
+    """Yield a span for each incarnation of a machine."""
+    for incarnation, (begun, ended) in enumerate(times, 1):
+        yield Span(node, LIFE, f"life {incarnation}", begun, ended_s if ended is None else ended)
 
 
 def _rows(pid: int, node: str, spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
@@ -53,7 +55,7 @@ def _rows(pid: int, node: str, spans: Sequence[Span]) -> Iterator[dict[str, Any]
         lane = (span.kind, number)
         lanes[lane] = span.begun if span.ended is None else span.ended
         if lane not in tids:
-            # Numbers across all machines: some readers take a thread's number as unique.
+            # Unique across all machines: some readers require that of thread numbers.
             tids[lane] = 1000 * pid + len(tids)
             name = span.kind if not number else f"{span.kind} {number + 1}"
             row = {"ph": "M", "pid": pid, "tid": tids[lane]}

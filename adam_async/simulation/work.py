@@ -1,7 +1,7 @@
-"""What a child process of `simulate` is asked to do, and does: seeds, or one run to repeat or make smaller.
+"""Work of the child processes of `simulate`: run seeds, repeat one run, or shrink one.
 
-A simulated run has an event loop of its own, which no other one may run around. So the command never runs one
-itself: it sends `Work` to children, one JSON line each, and they send `Answer`s, one line for each run.
+A simulated run needs an event loop of its own, outside of any other. So the command runs none itself: it
+sends `Work` to children, one JSON line each, and they send `Answer`s, one line for each run.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,20 +17,20 @@ from adam_async.simulation.trace import trace_file
 
 
 class Seeds(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Run these seeds; each is answered."""
+    """Run seeds; each has an answer."""
 
     scenario: str
     seeds: tuple[int, ...]
 
 
 class Repeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Run a case; the answer has its trace."""
+    """Run a case; the answer contains its trace."""
 
     case: Case
 
 
 class Shrink(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Make a case that fails smaller."""
+    """Shrink a failing case."""
 
     case: Case
     most_tries: int = MOST_TRIES
@@ -40,29 +40,29 @@ Work = Seeds | Repeat | Shrink
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one run."""
+    """Result of one run."""
 
     result: SeedResult
     under_way: bool = False
-    """Whether this only says how far making a case smaller has come, with its smallest so far."""
+    """Whether this is a progress report of a shrink, with the smallest failing run so far."""
     tries: int = 0
-    """Runs that making it smaller took."""
+    """Number of runs that the shrink took."""
     trace: dict[str, Any] | None = None
 
 
 def answers_to(work: Work) -> int:
-    """How many answers work has."""
+    """Return the number of answers to work."""
     return len(work.seeds) if isinstance(work, Seeds) else 1
 
 
-def tell_nobody(answer: Answer) -> None:
-    """Nobody wants to know how far it has come."""
+def ignore_progress(answer: Answer) -> None:
+    """Ignore a progress report."""
 
 
 def do(
-    work: Work, scenarios: Mapping[str, Scenario], tell: Callable[[Answer], None] = tell_nobody
+    work: Work, scenarios: Mapping[str, Scenario], report: Callable[[Answer], None] = ignore_progress
 ) -> Iterator[Answer]:
-    """Do it, in no event loop; `tell` is told how far making a case smaller has come, after each run."""
+    """Do work outside of any event loop; `report` is called after each run of a shrink."""
     match work:
         case Seeds():
             scenario = scenarios[work.scenario]
@@ -72,16 +72,16 @@ def do(
             played = play(scenarios[work.case.scenario], work.case)
             yield Answer(result=played.result, trace=trace_file(played))
         case Shrink():
-            yield shrink_case(scenarios[work.case.scenario], work.case, work.most_tries, tell)
+            yield shrink_case(scenarios[work.case.scenario], work.case, work.most_tries, report)
 
 
 def shrink_case(
     scenario: Scenario,
     case: Case,
     most_tries: int = MOST_TRIES,
-    tell: Callable[[Answer], None] = tell_nobody,
+    report: Callable[[Answer], None] = ignore_progress,
 ) -> Answer:
-    """Make a case smaller for as long as it violates the same, and say what the smallest comes to."""
+    """Shrink a case while it violates the same invariant; return the result of the smallest."""
     smallest = run_case(scenario, case)
     invariant, tries = smallest.invariant, 0
 
@@ -93,7 +93,7 @@ def shrink_case(
         result = run_case(scenario, with_plan(plan))
         still = result.invariant == invariant != ""
         smallest, tries = result if still else smallest, tries + 1
-        tell(Answer(result=smallest, tries=tries, under_way=True))
+        report(Answer(result=smallest, tries=tries, under_way=True))
         return still
 
     shrunk = shrink(case.plan, fails, most_tries=most_tries)

@@ -1,30 +1,27 @@
-"""Safeguards are taken out as their rows say, and what does not miss them is not said to."""
+"""Each row of the ablations removes one safeguard, and rows report only real failures."""
 
 import ast
 from dataclasses import replace
 
 import pytest
 
-from benchmarks._bounds import BOUNDS
-from benchmarks._safeguards import ABLATIONS
-from benchmarks.ablations import (
-    ROOT,
-    check_guards,
-    copied,
-    seeds_until_found,
-    taken_out,
-)
+from benchmarks.ablations import ROOT, check_guards, copied, removed, run, seeds_until_found
+from tests.ablations import patches
+from tests.ablations.bounds import BOUNDS
+from tests.ablations.safeguards import ABLATIONS
 
 ALL = (*ABLATIONS, *BOUNDS)
 each = pytest.mark.parametrize("ablation", ALL, ids=lambda ablation: ablation.name)
+TEXTS = [ablation for ablation in ALL if ablation.patch is None]
+PATCHED = [ablation for ablation in ALL if ablation.patch is not None]
 NAMED = {ablation.name: ablation for ablation in ALL}
-CONFLICT = NAMED["entries in conflict with the leader's go"]
-LOSS = NAMED["a loss is agreed on before anybody acts on it"]
-"""The first client that ends shows it."""
+CONFLICT = NAMED["conflicting entries are replaced"]
+LOSS = NAMED["a loss takes effect after agreement"]
+"""A safeguard whose removal the first client that ends shows."""
 
 
-@each
-def test_without_its_safeguard_a_source_is_another_one_that_can_be_compiled(ablation):
+@pytest.mark.parametrize("ablation", TEXTS, ids=lambda ablation: ablation.name)
+def test_a_source_without_its_safeguard_differs_and_compiles(ablation):
     source = (ROOT / ablation.file).read_text()
     assert source.count(ablation.old) == 1
     changed = source.replace(ablation.old, ablation.new)
@@ -32,8 +29,21 @@ def test_without_its_safeguard_a_source_is_another_one_that_can_be_compiled(abla
     compile(changed, ablation.file, "exec")
 
 
+@pytest.mark.processes
+def test_every_patch_finds_the_functions_that_it_replaces():
+    names = [ablation.patch.__name__ for ablation in PATCHED]
+    script = f"from tests.ablations import patches\nfor name in {names}: getattr(patches, name)()"
+    done = run(["-c", script], ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_patch_belongs_to_one_safeguard():
+    used = [ablation.patch for ablation in PATCHED]
+    assert len(set(used)) == len(used)
+
+
 @each
-def test_the_guard_of_each_safeguard_is_a_test_that_there_is(ablation):
+def test_the_guard_of_each_safeguard_is_an_existing_test(ablation):
     path, _, name = ablation.guard.partition("::")
     functions = [
         node.name for node in ast.walk(ast.parse((ROOT / path).read_text())) if hasattr(node, "name")
@@ -42,28 +52,28 @@ def test_the_guard_of_each_safeguard_is_a_test_that_there_is(ablation):
 
 
 @each
-def test_what_seeds_are_not_expected_to_miss_says_why(ablation):
+def test_a_safeguard_that_no_seed_is_expected_to_show_has_a_reason(ablation):
     assert bool(ablation.breaks) != bool(ablation.seldom)
 
 
-def test_safeguards_are_told_apart_by_their_names():
+def test_names_of_safeguards_are_unique():
     assert len(NAMED) == len(ALL)
 
 
-def test_at_least_twelve_are_such_that_seeds_miss_them():
+def test_seeds_show_at_least_twelve_safeguards():
     assert sum(bool(ablation.breaks) for ablation in ABLATIONS) >= 12
 
 
-def test_a_safeguard_is_out_as_long_as_the_block_lasts_and_the_repository_keeps_it():
+def test_a_safeguard_is_removed_for_the_duration_of_the_block_and_in_the_copy_alone():
     path = ROOT / CONFLICT.file
-    with copied(tests=False) as folder:
-        with taken_out(CONFLICT, folder):
+    with copied() as folder:
+        with removed(CONFLICT, folder):
             assert CONFLICT.old not in (folder / CONFLICT.file).read_text()
             assert CONFLICT.old in path.read_text()
         assert (folder / CONFLICT.file).read_text() == path.read_text()
         with (
             pytest.raises(SystemExit, match=r"core\.py has 'what no source has' 0 times instead of once"),
-            taken_out(replace(CONFLICT, old="what no source has"), folder),
+            removed(replace(CONFLICT, old="what no source has"), folder),
         ):
             pass
 
@@ -72,25 +82,25 @@ def test_a_safeguard_is_out_as_long_as_the_block_lasts_and_the_repository_keeps_
 @pytest.mark.processes
 def test_a_guard_that_fails_without_its_safeguard_catches_it_and_one_that_passes_does_not(capsys):
     harmless = replace(CONFLICT, name="nothing", new=CONFLICT.old)
-    rows = check_guards([CONFLICT, harmless])
-    assert [row["caught"] for row in rows] == [True, False]
-    said = capsys.readouterr().out
-    assert f"not caught nothing: {CONFLICT.guard}\n1 of 2 caught" in said
+    rows = check_guards([CONFLICT, LOSS, harmless])
+    assert [row["caught"] for row in rows] == [True, True, False]
+    printed = capsys.readouterr().out
+    assert f"not caught nothing: {CONFLICT.guard}\n2 of 3 caught" in printed
 
 
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_guard_that_cannot_be_run_catches_nothing():
     nowhere = replace(CONFLICT, guard=CONFLICT.guard + "_and_no_such_test")
-    with pytest.raises(SystemExit, match="fails with nothing taken out"):
+    with pytest.raises(SystemExit, match="fails with all safeguards in place"):
         check_guards([nowhere])
 
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_seeds_miss_a_safeguard_and_say_what_broke_and_find_nothing_where_nothing_is_missing():
-    # A command outside of the log breaks the order of commands, and what clients see of it: seeds decide
-    # which of both is seen first.
+def test_seeds_name_the_broken_invariant_and_pass_with_all_safeguards_in_place():
+    # A command outside of the log breaks the order of commands and the answers to clients; the seed decides
+    # which check fails first.
     assert seeds_until_found(LOSS, 10)["invariant"] in (LOSS.breaks, "I7")
-    harmless = replace(LOSS, new=LOSS.old)
+    harmless = replace(LOSS, patch=patches.nothing)
     assert seeds_until_found(harmless, 1) == {"seeds": 0, "invariant": "", "text": ""}

@@ -110,7 +110,7 @@ def serve(source: TextIO = sys.stdin, target: TextIO = sys.stdout) -> int:
 
     for line in source:
         work: Work = msgspec.json.decode(line, type=Work)
-        for answer in do(work, SCENARIOS, tell=send):
+        for answer in do(work, SCENARIOS, report=send):
             send(answer)
     return 0
 

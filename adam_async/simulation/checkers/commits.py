@@ -1,4 +1,4 @@
-"""Pure: whether all controllers apply the same, over all lives, and who leads has all of it (I7)."""
+"""Pure: checks that all controllers apply the same entries, and that a new leader has all of them (I7)."""
 
 from collections.abc import Sequence
 from zlib import crc32
@@ -9,31 +9,31 @@ from adam_async.simulation.scenario import Violation
 
 
 class Commits:
-    """Told of every event of every core, with the machine that it is applied to.
+    """Checks every event of every core, with its state machine.
 
     Attributes:
-        last: Index of the last entry that was applied anywhere.
+        last: Index of the last entry that any core applied.
     """
 
     def __init__(self) -> None:
         self.last = 0
         self._entries: dict[int, Entry] = {}
-        """By index, what was applied there, by whoever was first."""
+        """First applied entry, by index."""
         self._terms: dict[int, int] = {}
-        """By index, a term in which it was committed."""
+        """Term in which the entry was committed, by index."""
         self._states: dict[int, int] = {}
-        """By index, a digest of the state after it."""
+        """Digest of the state after the entry, by index."""
         self._applied: dict[int, int] = {}
-        """By core (each life has one of its own, which is kept), the last index that was applied."""
+        """Last applied index, by core; each incarnation has a core of its own, which is kept."""
         self._cores: dict[int, Core] = {}
         self._leaders: set[int] = set()
-        """Terms whose leader was looked at."""
+        """Terms whose leader was checked."""
 
     def saw(self, core: Core, machine: Machine, event: Event | None, effects: Sequence[Effect]) -> None:
-        """A core took an event (None: it begins), and what came of it was done.
+        """Check a core after an event (None: its start) and its effects.
 
         Raises:
-            Violation: Of I7.
+            Violation: The core breaks I7.
         """
         if event is None:
             self._cores[id(core)] = core
@@ -71,11 +71,11 @@ class Commits:
             raise Violation("I7", f"the state of {core.me} after entry {index} is not that of others")
 
     def has_all(self, core: Core) -> None:
-        """See that a new leader has all that was committed in earlier terms. Raises Violation."""
+        """Check that a new leader has all entries committed in earlier terms. Raises Violation."""
         for index in range(core.log.snapshot.index + 1, self.last + 1):
             entry = self._entries.get(index)
             if entry is None or self._terms[index] >= core.term:
-                continue  # one who was elected late may lack what a later leader committed
+                continue  # a leader elected late may lack the entries that a later leader committed
             if core.log.term_at(index) != entry.term:
                 text = f"{core.me} leads in term {core.term} without the committed entry {index}"
                 raise Violation("I7", text)

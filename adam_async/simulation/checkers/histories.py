@@ -1,15 +1,17 @@
-"""Pure: what all clients of the controllers were told, to be checked at the end of a run (I6)."""
+"""Pure: records the answers to all clients of the controllers, and checks them at the end of a run (I6)."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from zlib import crc32
 
 import msgspec
 
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.simulation.linearizability import (
+    Get,
     History,
     NotLinearizable,
+    Read,
     Sight,
     WatchBroken,
     check,
@@ -18,20 +20,20 @@ from adam_async.simulation.linearizability import (
 from adam_async.simulation.scenario import Violation
 
 MOST_STEPS = 1_000_000
-"""Of the search for an order of all operations; what takes longer is refused as undecided."""
+"""Most steps of the search for an order of all operations; a longer search is undecided."""
 
 _ENCODER = msgspec.msgpack.Encoder(order="sorted")
 
 
 class Histories:
-    """All operations, and all versions of the map that anybody was shown.
+    """All operations, and all versions of the map that any client received.
 
     Args:
-        clock: Seconds of the simulation.
+        clock: Time of the simulation, in seconds.
 
     Attributes:
-        operations: On the keys that only clients set.
-        group: Which group of controllers it is; there is one in a run.
+        operations: Operations on the keys that only clients set.
+        group: Name of the one group of controllers.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -40,22 +42,35 @@ class Histories:
         self._sights: list[Sight] = []
 
     def shown(self, watcher: str, group: str, cluster: ClusterMap, *, whole: bool) -> None:
-        """Somebody was shown a version of the map, all of it or what changed.
+        """Record a version of the map that a watcher received, whole or as changes.
 
         Raises:
-            Violation: It is the map of another group: this one has forgotten everything.
+            Violation: The map is that of another group: this group lost its state.
         """
         self.group = self.group or group
         if group != self.group:
-            raise Violation("I6", f"{watcher} met group {group} in place of {self.group}")
+            raise Violation("I6", f"{watcher} found group {group} in place of {self.group}")
         digest = f"{crc32(_ENCODER.encode(cluster)):08x}"
         self._sights.append(Sight(watcher=watcher, version=cluster.version, digest=digest, whole=whole))
 
+    def begin_reads(self, client: str, keys: Iterable[str]) -> dict[str, int]:
+        """Record the begin of a read of several keys of nodes; return a handle for each."""
+        return {key: self.operations.begin(client, key, Get()) for key in keys}
+
+    def end_reads(self, handles: dict[str, int], cluster: ClusterMap) -> None:
+        """Record the map that answers a read of several keys."""
+        for key, handle in handles.items():
+            record = cluster.nodes.get(key.removeprefix("nodes/"))
+            if record is None:
+                self.operations.end(handle, Read(version=0, value=None))
+            else:
+                self.operations.end(handle, Read(version=record.changed, value=str(record.info["n"])))
+
     def check(self) -> None:
-        """See that there is one order of all operations, and that watches had no gaps.
+        """Check that one order explains all operations, and that watches had no gaps.
 
         Raises:
-            Violation: Of I6.
+            Violation: The history breaks I6.
             Undecided: The search took too long.
         """
         steps = itertools.count()
@@ -64,3 +79,11 @@ class Histories:
             check_watch(self._sights)
         except (NotLinearizable, WatchBroken) as error:
             raise Violation("I6", str(error)) from None
+
+
+def check_kept(cluster: ClusterMap, name: str, acknowledged: int, *, field: str = "n") -> None:
+    """Check that a map has the last acknowledged write of a node to a field of its own. Raises Violation."""
+    record = cluster.nodes.get(name)
+    kept = record.info[field] if record is not None else 0
+    if kept < acknowledged:
+        raise Violation("I6", f"write {acknowledged} of {name} is acknowledged; the map has {kept}")

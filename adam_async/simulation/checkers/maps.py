@@ -1,7 +1,7 @@
-"""Pure: whether the cluster map only ever goes forward (I3, I4).
+"""Pure: checks that the cluster map only ever goes forward (I3, I4).
 
-Of each generation there is one table of buckets, of each term of a run's lending one lender; neither number
-goes back. A life of a node that another one has taken the place of is never live again.
+Each generation has one table of buckets, and each term of a run's ledger has one leader. Neither number goes
+back. A replaced incarnation of a node is never live again.
 """
 
 from adam_async.controller.map_history import changed
@@ -11,10 +11,10 @@ from adam_async.simulation.scenario import Violation
 
 
 class Maps:
-    """Told of the maps of all controllers; looks at each version once.
+    """Checks the maps of all controllers, each version once.
 
     Attributes:
-        lost: How often a node was lost.
+        lost: Number of losses of a node.
     """
 
     def __init__(self) -> None:
@@ -23,14 +23,14 @@ class Maps:
         self._buckets: dict[int, tuple[str, ...]] = {}
         self._ledger_leaders: dict[tuple[str, int], tuple[str, int]] = {}
         self._over: set[tuple[str, int]] = set()
-        """Nodes and incarnations that others have followed."""
+        """Replaced incarnations, by node."""
 
     def saw(self, machine: Machine) -> None:
-        """A controller's map may be another one.
+        """Check the map of a controller, if its version is new.
 
         Raises:
-            Violation: Of I3 or I4.
-            AssertionError: The map breaks a rule of its own.
+            Violation: The map breaks I3 or I4.
+            AssertionError: The map breaks one of its own invariants.
         """
         if machine.map.version <= self._map.version:
             return
@@ -43,16 +43,16 @@ class Maps:
             self.follow(changed(self._map, change))
 
     def follow(self, after: ClusterMap) -> None:
-        """See that a map may follow the last one. Raises Violation."""
+        """Check that a map may follow the last one. Raises Violation."""
         before, self._map = self._map, after
         for name, node in after.nodes.items():
             was = before.nodes.get(name)
             if was is not node:
-                self._live(name, was, node)
-        self._placed(before, after)
-        self._lent(before, after)
+                self._check_node(name, was, node)
+        self._check_buckets(before, after)
+        self._check_ledger(before, after)
 
-    def _live(self, name: str, was: NodeRecord | None, node: NodeRecord) -> None:
+    def _check_node(self, name: str, was: NodeRecord | None, node: NodeRecord) -> None:
         if was is not None:
             if node.changed < was.changed:
                 raise Violation("I4", f"{name} went back from version {was.changed} to {node.changed}")
@@ -61,23 +61,21 @@ class Maps:
             elif was.live and not node.live:
                 self.lost += 1
         if node.live and (name, node.incarnation) in self._over:
-            raise Violation("I4", f"{name} is live as {node.incarnation}, which another life had followed")
+            raise Violation("I4", f"{name} is live as incarnation {node.incarnation} after a later one")
 
-    def _placed(self, before: ClusterMap, after: ClusterMap) -> None:
+    def _check_buckets(self, before: ClusterMap, after: ClusterMap) -> None:
         if after.generation < before.generation:
             text = f"the generation went back from {before.generation} to {after.generation}"
             raise Violation("I4", text)
         if after.buckets and self._buckets.setdefault(after.generation, after.buckets) != after.buckets:
             raise Violation("I3", f"generation {after.generation} has two tables of buckets")
 
-    def _lent(self, before: ClusterMap, after: ClusterMap) -> None:
+    def _check_ledger(self, before: ClusterMap, after: ClusterMap) -> None:
         ledger_record, old = after.ledger_record, before.ledger_record
         if ledger_record is None or not ledger_record.ledger_replicas:
             return
         if old is not None and old.run == ledger_record.run and ledger_record.term < old.term:
-            raise Violation(
-                "I4", f"the lending of {ledger_record.run} went back to term {ledger_record.term}"
-            )
+            raise Violation("I4", f"the ledger of {ledger_record.run} went back to term {ledger_record.term}")
         first = self._ledger_leaders.setdefault(
             (ledger_record.run, ledger_record.term), ledger_record.ledger_replicas[0]
         )

@@ -1,4 +1,4 @@
-"""Pure: whether a core that is healed gets on with its work, and stays calm (I15)."""
+"""Pure: checks that a healed core answers its clients in time and keeps its leader (I15)."""
 
 from collections.abc import Callable, Iterable
 
@@ -6,15 +6,15 @@ from adam_async.simulation.scenario import Violation
 
 
 class Progress:
-    """What those who have a right to an answer wait for.
+    """Open questions of clients, and the time limit of their answers.
 
     Args:
-        clock: Seconds of the simulation.
-        within_s: How long an answer may take, once all that it needs is well.
+        clock: Time of the simulation, in seconds.
+        within_s: Time limit of an answer after the core is healed, in seconds.
 
     Attributes:
-        answered: Questions of those in the core that were answered since it is well.
-        healed: Since when it is.
+        answered: Number of answers to clients of the core since it is healed.
+        healed: Time at which the core was healed, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float], within_s: float) -> None:
@@ -23,35 +23,35 @@ class Progress:
         self._within_s = within_s
         self._core: frozenset[str] = frozenset()
         self.healed = 0.0
-        self._owed: dict[str, float] = {}
+        self._asked: dict[str, float] = {}
         self._leader: object = None
 
-    def heal(self, askers: Iterable[str]) -> None:
-        """From now on all is well that these need: what they are owed has to come within the time."""
-        self._core, self.healed, self.answered = frozenset(askers), self._clock(), 0
+    def heal(self, clients: Iterable[str]) -> None:
+        """Start the time limit for these clients: everything that they need works from now on."""
+        self._core, self.healed, self.answered = frozenset(clients), self._clock(), 0
 
-    def owe(self, asker: str) -> None:
-        """Somebody asks; what an earlier life of it asked is nobody's any more."""
-        self._owed[asker] = self._clock()
+    def begin(self, client: str) -> None:
+        """Record a question of a client, in place of an open one of its earlier incarnation."""
+        self._asked[client] = self._clock()
 
-    def pay(self, asker: str, *, answered: bool) -> None:
-        """An answer came, or the asker has given up."""
+    def end(self, client: str, *, answered: bool) -> None:
+        """Record the answer to a client, or that it gave up. Raises Violation."""
         self.check()
-        del self._owed[asker]
-        if asker in self._core:
+        del self._asked[client]
+        if client in self._core:
             self.answered += answered
 
     def check(self) -> None:
-        """See that nobody in the core has waited too long. Raises Violation."""
+        """Check that no client of the core has waited too long. Raises Violation."""
         now = self._clock()
-        for asker, since in self._owed.items():
+        for client, since in self._asked.items():
             waited = now - max(since, self.healed)
-            if asker in self._core and waited > self._within_s:
-                raise Violation("I15", f"{asker} has waited for {waited:.3f} s with a core that is well")
+            if client in self._core and waited > self._within_s:
+                raise Violation("I15", f"{client} has waited for {waited:.3f} s with a healed core")
 
     def leads(self, leader: object) -> None:
-        """See that the leader is the one that it was at the first call. Raises Violation."""
+        """Check that the leader is that of the first call. Raises Violation."""
         if self._leader is None:
             self._leader = leader
         if leader != self._leader:
-            raise Violation("I15", f"a core that is well went from {self._leader} to {leader}")
+            raise Violation("I15", f"the leader of a healed core changed from {self._leader} to {leader}")

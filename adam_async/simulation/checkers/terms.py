@@ -1,8 +1,7 @@
-"""Pure: whether the terms of a group of controllers are kept, over all lives of its nodes (I7, I4).
+"""Pure: checks that controllers keep their promises over all incarnations (I7, I4).
 
-What a node said to another one it has promised: its term, its vote, the entries that it acknowledged. A node
-that comes back with the same disk must know all of it. A disk has an identity, and so an empty one is
-another node.
+A message is a promise: of its term, a vote, or acknowledged entries. A node that restarts with the same disk
+must know all of its promises. A disk has an identity, so a node with an empty disk counts as another node.
 """
 
 from collections.abc import Sequence
@@ -15,26 +14,26 @@ from adam_async.simulation.scenario import Violation
 
 @dataclass(slots=True)
 class _Disk:
-    """What is known of one identity."""
+    """Promises and state of one identity."""
 
     core: Core
     term: int
     commit: int
     end: tuple[int, int]
     """Index and term of its last entry."""
-    said: int = 0
-    """The latest term in which it said anything."""
+    sent: int = 0
+    """Latest term of its messages."""
     voted: tuple[int, str] = (0, "")
-    """The last term in which it said whom it votes for, and whom."""
+    """Term and candidate of its last vote."""
     acknowledged: tuple[int, int] | None = None
-    """The last entry that it said it has; None after a newer leader put others in its place."""
+    """Last acknowledged entry; None after a newer leader replaced it."""
 
 
 class Terms:
-    """Told of every event of every core.
+    """Checks every event of every core.
 
     Attributes:
-        leaders: Who led in each term.
+        leaders: Leader of each term.
     """
 
     def __init__(self) -> None:
@@ -42,63 +41,65 @@ class Terms:
         self._disks: dict[str, _Disk] = {}
 
     def saw(self, core: Core, event: Event | None, effects: Sequence[Effect]) -> None:
-        """A core took an event.
+        """Check a core after an event.
 
         Args:
-            core: As it is now.
-            event: None when it begins.
-            effects: What came of the event.
+            core: The core after the event.
+            event: The event; None at the core's start.
+            effects: Effects of the event.
 
         Raises:
-            Violation: Of I7 or I4.
+            Violation: The core breaks I7 or I4.
         """
         end = core.log.last_index, core.log.last_term
         disk = self._disks.get(core.me)
         if disk is None:
             disk = self._disks[core.me] = _Disk(core, core.term, core.commit, end)
         elif disk.core is not core:
-            _came_back(disk, core)
+            _check_restart(disk, core)
             disk.core = core
         else:
-            _went_on(disk, core, event, end)
+            _check_progress(disk, core, event, end)
         for effect in effects:
             if type(effect) is Send:
-                _promised(disk, core, effect.message)
+                _record_promise(disk, core, effect.message)
         disk.term, disk.commit, disk.end = core.term, core.commit, end
         if core.role is Role.LEADER:
             self.led(core.term, core.me)
 
     def led(self, term: int, node: str) -> None:
-        """A node leads in a term. Raises Violation if another one did."""
+        """Record the leader of a term. Raises Violation if another node led in it."""
         other = self.leaders.setdefault(term, node)
         if other != node:
             raise Violation("I7", f"{node} and {other} both lead in term {term}")
 
 
-def _came_back(disk: _Disk, core: Core) -> None:
-    """A node begins with the disk of an earlier life."""
-    if core.term < disk.said:
-        raise Violation("I7", f"{core.me} is back in term {core.term}, and has spoken in {disk.said}")
+def _check_restart(disk: _Disk, core: Core) -> None:
+    """Check a node that starts with the disk of an earlier incarnation."""
+    if core.term < disk.sent:
+        raise Violation("I7", f"{core.me} restarts in term {core.term} after messages of term {disk.sent}")
     term, candidate = disk.voted
     if candidate and core.term == term and core.vote != candidate:
-        raise Violation("I7", f"{core.me} voted for {candidate} in term {term}, and knows of {core.vote}")
+        raise Violation(
+            "I7", f"{core.me} voted for {candidate} in term {term}, and restarts with {core.vote}"
+        )
     if disk.acknowledged is not None and not _has(core, disk.acknowledged):
         index, term = disk.acknowledged
-        raise Violation("I7", f"{core.me} acknowledged entry {index} of term {term}, and is back without it")
+        raise Violation("I7", f"{core.me} acknowledged entry {index} of term {term}, and restarts without it")
 
 
-def _went_on(disk: _Disk, core: Core, event: Event | None, end: tuple[int, int]) -> None:
-    """The same life goes on."""
+def _check_progress(disk: _Disk, core: Core, event: Event | None, end: tuple[int, int]) -> None:
+    """Check a running core."""
     if core.term < disk.term:
         raise Violation("I7", f"{core.me} went back from term {disk.term} to {core.term}")
     if core.commit < disk.commit:
-        raise Violation("I7", f"what is committed at {core.me} went back from {disk.commit} to {core.commit}")
+        raise Violation("I7", f"the commit index of {core.me} went back from {disk.commit} to {core.commit}")
     if end != disk.end:
         if type(event) is Received and event.message.term < disk.term:
             raise Violation("I4", f"{core.me} in term {disk.term} took entries of {event.message}")
         if disk.acknowledged is not None and not _has(core, disk.acknowledged):
             if core.term <= disk.acknowledged[1]:
-                raise Violation("I7", f"{core.me} dropped entry {disk.acknowledged} for nobody newer")
+                raise Violation("I7", f"{core.me} dropped entry {disk.acknowledged} without a newer leader")
             disk.acknowledged = None
 
 
@@ -107,9 +108,9 @@ def _has(core: Core, entry: tuple[int, int]) -> bool:
     return index < core.log.snapshot.index or core.log.term_at(index) == term
 
 
-def _promised(disk: _Disk, core: Core, message: Message) -> None:
-    """A node said something."""
-    disk.said = max(disk.said, message.term)
+def _record_promise(disk: _Disk, core: Core, message: Message) -> None:
+    """Record the promise of a message. Raises Violation if it contradicts an earlier vote."""
+    disk.sent = max(disk.sent, message.term)
     candidate = ""
     if type(message) is Vote and message.granted and not message.pre:
         candidate = message.to

@@ -1,4 +1,4 @@
-"""The scenarios of `adam-async simulate`, by name. A new one gets a file beside this and a line here."""
+"""The scenarios of `adam-async simulate`, by name. A new scenario needs a file here and a line below."""
 
 from adam_async.simulation.scenario import Scenario
 from adam_async.simulation.scenarios.clients import CLIENTS
@@ -7,8 +7,9 @@ from adam_async.simulation.scenarios.hostile_training import HOSTILE
 from adam_async.simulation.scenarios.members import MEMBERS
 from adam_async.simulation.scenarios.restarts import RESTARTS
 from adam_async.simulation.scenarios.training import TRAIN
-from adam_async.simulation.scenarios.unauthenticated_clients import STRANGE
+from adam_async.simulation.scenarios.unauthenticated_clients import UNAUTHENTICATED
 
 SCENARIOS: dict[str, Scenario] = {
-    scenario.name: scenario for scenario in (MEMBERS, TRAIN, CONTROLLERS, RESTARTS, CLIENTS, STRANGE, HOSTILE)
+    scenario.name: scenario
+    for scenario in (MEMBERS, TRAIN, CONTROLLERS, RESTARTS, CLIENTS, UNAUTHENTICATED, HOSTILE)
 }

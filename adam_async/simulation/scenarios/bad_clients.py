@@ -1,9 +1,10 @@
-"""Machines that have no part in a run, and what they say to those that have: every word has its answer.
+"""Bad clients: machines outside of a run that send wrong requests; every request has its answer.
 
-A *visitor* holds the token of the cluster. It speaks as a worker, as a driver and as the other part of a
-replica, and gets everything wrong: the run, the generation, numbers, shapes, the life it speaks for. Each of
-these is refused under its name and leaves the shards as they are. Where the servers take plain pushes it also
-reports steps as a worker that trains in place, twice under the same numbers; they are counted once.
+A bad client holds the token of the cluster. It sends requests as a worker, as a driver and as the other
+partition of a replica, each with something wrong: the run, the generation, numbers, shapes, the replica
+generation. Servers refuse each with its own code and leave their shards unchanged. If the servers take plain
+pushes, it also reports steps as a worker that trains in place, twice under the same numbers; servers count
+them once.
 """
 
 import asyncio
@@ -51,54 +52,56 @@ from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenario import Violation
 from transport import Identity, Link, Network, RemoteError, TransportError
 
-VISITOR = "visitor"
+BAD_CLIENT = "visitor"
+"""Machine of the bad client."""
 
 REPLICA = 99
-"""That it speaks for; no run has it."""
+"""Number of a replica that no run has."""
 
-ANSWER_S, VISIT_S, STEP_S = 2.0, 30.0, 0.1
-"""So long one answer may take, and a visit at most; so long it waits before it begins anew."""
+ANSWER_S, ATTEMPT_S, STEP_S = 2.0, 30.0, 0.1
+"""Time limits of an answer and of all requests of a fault, and the pause between two attempts, in seconds."""
 
 CALM_S = 12.0
-"""Where nobody is disturbed for so long, every word of a visit has had its answer, also one said again."""
+"""Time without disturbance after which every request has its answer, repetitions included, in seconds."""
 
 WAITS = Waits(dial_s=20.0, call_s=5.0, answer_s=0.5, patience_s=10.0)
-"""Of what reports steps."""
+"""Time limits of the client that reports steps."""
 
 OTHER = "another"
 """A run that no server has."""
 
 PUSHED = pack(Pushed(versions=(), problems=())).type
+"""Type of the acknowledgement of a push."""
 
 STEPS = (StepRecord(0, 1, 0), StepRecord(0, 1, 2, refused=(0,)), StepRecord(0, 1, 1))
-"""Steps in place that it reports; of one the first shard refused its part."""
+"""Reported steps in place; the first shard refused its part of the second."""
 
 
 change = msgspec.structs.replace
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """Something that is said to a server."""
+class BadRequest:
+    """A request to a server, and its expected answer."""
 
     role: str
-    """As whom."""
+    """Role of the sender."""
     body: Body
     code: str
-    """Of the refusal that comes back; empty where it is answered."""
+    """Code of the refusal; empty if the request is answered."""
     tensors: Sequence[NDArray[Any]] = ()
     problems: Sequence[int] = ()
-    """That the acknowledgement of a push names."""
+    """Statuses in the acknowledgement of a push."""
 
 
-class Visitors:
-    """Visits servers and workers.
+class BadClients:
+    """Sends wrong requests to servers and workers.
 
     Args:
-        cluster: Gives the newest cluster map.
-        servers: Those that run, by name.
+        cluster: Returns the newest cluster map.
+        servers: Running servers, by name.
         network_of: Makes the network of a machine.
-        config: Of the run.
+        config: Options of the run.
     """
 
     def __init__(
@@ -114,50 +117,50 @@ class Visitors:
         self._network_of = network_of
         self._one = asyncio.Lock()
         self._asked = ""
-        """What a visit waits for; an error says it."""
+        """Description of the missing answer, for errors."""
         self._reports_steps = config.slack is None and not config.record
 
     async def strike(self, world: World, fault: Fault) -> None:
-        """Visit the server that a fault is for, and a worker; begin anew where links break meanwhile.
+        """Send all requests to the target of a fault and to the workers; start again after a broken link.
 
         Raises:
-            Missed: The visit did not end, and was disturbed again and again.
-            Violation: It did not end although nobody was disturbed: somebody is silent.
+            Missed: Other faults kept interrupting the requests.
+            Violation: A request had no answer although no fault interrupted it.
         """
         (server,) = fault.targets
         async with self._one:
-            self._asked = "no word was said"
-            node = world.node(VISITOR)
-            node.start(partial(self._visit, server=server))
+            self._asked = "no request was sent"
+            node = world.node(BAD_CLIENT)
+            node.start(partial(self._send_all, server=server))
             try:
                 check_noticed(await self._ends(world, node, server))
             finally:
                 node.kill()
 
     async def _ends(self, world: World, node: Node, server: str) -> bool:
-        """Wait for the end of a visit. Returns whether it came."""
+        """Wait for the end of all requests. Returns whether it came."""
         assert node.task is not None
         begun = calm_since = world.now
-        scene = self._scene(world, server)
-        while world.now < begun + VISIT_S:
+        conditions = self._conditions(world, server)
+        while world.now < begun + ATTEMPT_S:
             done, _ = await asyncio.wait([node.task], timeout=STEP_S)
             if done:
                 return True
-            before, scene = scene, self._scene(world, server)
-            if scene is None or scene != before:
+            before, conditions = conditions, self._conditions(world, server)
+            if conditions is None or conditions != before:
                 calm_since = world.now
             elif world.now >= calm_since + CALM_S:
                 text = f"nothing disturbed {server} and the workers for {CALM_S:g} s, and {self._asked}"
                 raise Violation("every word has its answer", text)
         return False
 
-    def _scene(self, world: World, server: str) -> tuple[object, ...] | None:
-        """What a visit takes for given; None while somebody to whom it speaks is disturbed."""
+    def _conditions(self, world: World, server: str) -> tuple[object, ...] | None:
+        """Return the state that the requests rely on; None while a fault is at one of their receivers."""
         state, workers = self._state(server), self._cluster().live("worker")
         if state is None:
             return None
         for name in (server, *workers):
-            node, ways = world.nodes[name], ((name, VISITOR), (VISITOR, name))
+            node, ways = world.nodes[name], ((name, BAD_CLIENT), (BAD_CLIENT, name))
             if not is_running(node) or node.host.frozen:
                 return None
             if any(world.network.wire(*way).cut for way in ways):
@@ -165,28 +168,28 @@ class Visitors:
         replica_generations = tuple(self._cluster().nodes[name] for name in workers)
         return (state.run, state.generation, replica_generations)
 
-    async def _visit(self, node: Node, *, server: str) -> None:
+    async def _send_all(self, node: Node, *, server: str) -> None:
         network = self._network_of(node)
         while True:
             await asyncio.sleep(STEP_S)
             state = self._state(server)
             if state is None:
                 continue
-            visit = _Visit(node, network, self._cluster(), server, state, on_word=self._ask)
+            attempt = _Attempt(node, network, self._cluster(), server, state, on_request=self._note)
             try:
-                await visit.say_to_server()
+                await attempt.send_to_server()
                 if self._reports_steps:
-                    await visit.report_steps()
-                await visit.greet_workers()
+                    await attempt.report_steps()
+                await attempt.greet_workers()
                 return
             except (TransportError, TimeoutError):
                 continue  # a link broke
             except Violation:
                 if self._state(server) is state:
                     raise
-                # Another run was taken up meanwhile: there other answers are right.
+                # Another run began meanwhile, which has other right answers.
 
-    def _ask(self, asked: str) -> None:
+    def _note(self, asked: str) -> None:
         self._asked = asked
 
     def _state(self, server: str) -> ServerState | None:
@@ -194,8 +197,8 @@ class Visitors:
         return found.state if found is not None and server in self._cluster().buckets else None
 
 
-class _Visit:
-    """One attempt."""
+class _Attempt:
+    """One attempt to send all requests."""
 
     def __init__(
         self,
@@ -205,46 +208,46 @@ class _Visit:
         server: str,
         state: ServerState,
         *,
-        on_word: Callable[[str], None],
+        on_request: Callable[[str], None],
     ) -> None:
         self._node = node
         self._network = network
         self._cluster = cluster
         self._server = server
         self._state = state
-        self._on_word = on_word
+        self._on_request = on_request
         self._session = int.from_bytes(node.entropy(7), "little")
 
     def _identity(self, role: str) -> Identity:
-        return Identity(role=role, node=VISITOR, incarnation=self._session)
+        return Identity(role=role, node=BAD_CLIENT, incarnation=self._session)
 
-    async def say_to_server(self) -> None:
-        """Say what is refused, as each role that may say it."""
-        spoken = words(self._state, self._session)
-        for role in dict.fromkeys(word.role for word in spoken):
+    async def send_to_server(self) -> None:
+        """Send all bad requests to the server, over one link for each role."""
+        requests = bad_requests(self._state, self._session)
+        for role in dict.fromkeys(request.role for request in requests):
             address = self._cluster.nodes[self._server].address
             async with self._network.connect(address, self._identity(role), timeout_s=ANSWER_S) as link:
-                for word in spoken:
-                    if word.role == role:
-                        await self._say(link, word)
+                for request in requests:
+                    if request.role == role:
+                        await self._send(link, request)
 
-    async def _say(self, link: Link, word: Word) -> None:
-        self._on_word(f"{self._server} did not answer {word.body}")
+    async def _send(self, link: Link, request: BadRequest) -> None:
+        self._on_request(f"{self._server} did not answer {request.body}")
         code, problems = "", set()
         try:
-            answer = await link.call(pack(word.body, word.tensors), timeout_s=ANSWER_S)
+            answer = await link.call(pack(request.body, request.tensors), timeout_s=ANSWER_S)
             if answer.type == PUSHED:
                 problems = {problem.status for problem in unpack(answer, Pushed).problems}
         except RemoteError as error:
             code = error.code
-        if (code, problems) != (word.code, set(word.problems)):
-            text = f"{word.body} had {code or problems}, not {word.code or word.problems}"
+        if (code, problems) != (request.code, set(request.problems)):
+            text = f"{request.body} had {code or problems}, not {request.code or request.problems}"
             raise Violation("what is wrong is refused", text)
 
     async def report_steps(self) -> None:
         """Report steps in place, twice under the same numbers."""
         state, shards = self._state, self._state.shards
-        session = self._session + 1  # of its own: what was said before has numbers, too
+        session = self._session + 1  # the earlier requests have numbers in the first session
         client = ParameterClient(
             network=self._network,
             identity=self._identity("worker"),
@@ -257,13 +260,13 @@ class _Visit:
             ),
             addresses={self._server: self._cluster.nodes[self._server].address},
             waits=WAITS,
-            traffic=Traffic(VISITOR),
+            traffic=Traffic(BAD_CLIENT),
         )
-        self._on_word(f"{self._server} did not count steps in place")
+        self._on_request(f"{self._server} did not count steps in place")
         reported = False
         try:
             async with asyncio.TaskGroup() as group:
-                runs = group.create_task(client.run(), name=f"{VISITOR}/reports")
+                runs = group.create_task(client.run(), name=f"{BAD_CLIENT}/reports")
                 for _ in range(2):
                     client.record(self._server, tuple(shards), STEPS, on_answer=_counted)
                 await client.flush()
@@ -276,14 +279,14 @@ class _Visit:
         again = _record(state, session, number=len(STEPS) + 1)
         address = self._cluster.nodes[self._server].address
         async with self._network.connect(address, self._identity("worker"), timeout_s=ANSWER_S) as link:
-            await self._say(link, Word("worker", again, ""))
+            await self._send(link, BadRequest("worker", again, ""))
         for shard in shards.values():
             number = shard.last_number[session, 1]
             if number != 2 * len(STEPS):
                 raise Violation("I2", f"{shard!r}: of {2 * len(STEPS)} steps {number} were counted")
 
     async def greet_workers(self) -> None:
-        """Greet each worker for a life that nobody has, and with more blocks than were ever sent."""
+        """Greet each worker with an unknown replica, and with more blocks than it ever sent."""
         for name in self._cluster.live("worker"):
             record = self._cluster.nodes[name]
             replica_generation = self._cluster.replica_generation(record.replica)
@@ -298,11 +301,11 @@ class _Visit:
                     begun=0,
                 ),
             ):
-                self._on_word(f"{name} did not hang up after {greet}")
+                self._on_request(f"{name} did not close the link after {greet}")
                 await self._greet(record.address, greet)
 
     async def _greet(self, address: str, greet: Greet) -> None:
-        """Greet; the worker hangs up, at the latest when it has said its own greeting."""
+        """Greet a worker, which closes the link after its own greeting at the latest."""
         async with self._network.connect(address, self._identity("worker"), timeout_s=ANSWER_S) as link:
             link.send_nowait(pack(greet))
             with suppress(TransportError):
@@ -311,21 +314,21 @@ class _Visit:
 
 
 def _counted() -> None:
-    """Steps were counted; the table of the server shows how often."""
+    """Ignore the answer: the server's table shows the count."""
 
 
-def words(state: ServerState, session: int) -> list[Word]:
-    """What a server on a run refuses, or answers without doing it; to each role that in this order.
+def bad_requests(state: ServerState, session: int) -> list[BadRequest]:
+    """Return requests that a server on a run refuses or answers without an effect, in order for each role.
 
     Args:
-        state: The server's.
-        session: Of the visitor; no gradient of it is applied.
+        state: State of the server.
+        session: Push session of the bad client; the server applies none of its gradients.
     """
     push = _push(state, session)
-    said = [*_wrong_pushes(state, push), *_wrong_words(state, session), *_words_of_a_driver(state)]
-    if state.log is None:  # what is recorded is repeated later, and knows of no visitors
-        said += _pushes_not_finite(state, push)
-    return said
+    requests = [*_wrong_pushes(state, push), *_wrong_requests(state, session), *_driver_requests(state)]
+    if state.log is None:  # a record that is replayed later must not contain a bad client's pushes
+        requests += _pushes_not_finite(state, push)
+    return requests
 
 
 def _first(state: ServerState) -> Shard:
@@ -338,7 +341,7 @@ def _unknown(state: ServerState) -> int:
 
 
 def _push(state: ServerState, session: int) -> Push:
-    """A push to the first shard that is right, but for a number that comes too early."""
+    """Return a push to the first shard that is valid except for its number, which comes too early."""
     return Push(
         run=state.run,
         session=session,
@@ -369,61 +372,61 @@ def _tick(state: ServerState, session: int) -> Tick:
     )
 
 
-def _wrong_pushes(state: ServerState, push: Push) -> list[Word]:
+def _wrong_pushes(state: ServerState, push: Push) -> list[BadRequest]:
     shard = _first(state)
     right = np.zeros(shard.spec.size, shard.values.dtype)
     short, flat = right[1:], right[:1]
     return [
-        Word("worker", change(push, run=OTHER), "wrong-run", (right,)),
-        Word("worker", change(push, numbers=()), "malformed", (right,)),
-        Word("worker", change(push, images=0), "malformed", (right,)),
-        Word("worker", change(push, shards=(_unknown(state),)), "malformed", (right,)),
-        Word("worker", push, "malformed", ()),
-        Word("worker", push, "malformed", (right, right)),
-        Word("worker", push, "malformed", (short,)),
-        Word("worker", change(push, parts=(Part(factors=True, count=1),)), "malformed", (flat, flat)),
-        Word("worker", change(push, generation=state.generation - 1), "", (right,), (NOT_PRIMARY,)),
-        Word("worker", push, "", (right,), (GAP,)),
+        BadRequest("worker", change(push, run=OTHER), "wrong-run", (right,)),
+        BadRequest("worker", change(push, numbers=()), "malformed", (right,)),
+        BadRequest("worker", change(push, images=0), "malformed", (right,)),
+        BadRequest("worker", change(push, shards=(_unknown(state),)), "malformed", (right,)),
+        BadRequest("worker", push, "malformed", ()),
+        BadRequest("worker", push, "malformed", (right, right)),
+        BadRequest("worker", push, "malformed", (short,)),
+        BadRequest("worker", change(push, parts=(Part(factors=True, count=1),)), "malformed", (flat, flat)),
+        BadRequest("worker", change(push, generation=state.generation - 1), "", (right,), (NOT_PRIMARY,)),
+        BadRequest("worker", push, "", (right,), (GAP,)),
     ]
 
 
-def _wrong_words(state: ServerState, session: int) -> list[Word]:
-    """What a worker says beside its pushes."""
+def _wrong_requests(state: ServerState, session: int) -> list[BadRequest]:
+    """Return wrong requests of a worker other than pushes."""
     none = (_unknown(state),)
     tick, record = _tick(state, session), _record(state, session, number=1)
     pull = Pull(run=state.run, generation=state.generation, shards=tick.shards)
     return [
-        Word("worker", change(tick, run=OTHER), "wrong-run"),
-        Word("worker", change(tick, numbers=(1, 2)), "malformed"),
-        Word("worker", tick, "gap"),
-        Word("worker", change(pull, run=OTHER), "wrong-run"),
-        Word("worker", change(pull, shards=none), "not-primary"),
-        Word("worker", change(record, run=OTHER), "wrong-run"),
-        Word("worker", change(record, shards=none), "not-primary"),
-        Word("worker", change(record, number=7), "gap"),
+        BadRequest("worker", change(tick, run=OTHER), "wrong-run"),
+        BadRequest("worker", change(tick, numbers=(1, 2)), "malformed"),
+        BadRequest("worker", tick, "gap"),
+        BadRequest("worker", change(pull, run=OTHER), "wrong-run"),
+        BadRequest("worker", change(pull, shards=none), "not-primary"),
+        BadRequest("worker", change(record, run=OTHER), "wrong-run"),
+        BadRequest("worker", change(record, shards=none), "not-primary"),
+        BadRequest("worker", change(record, number=7), "gap"),
     ]
 
 
-def _words_of_a_driver(state: ServerState) -> list[Word]:
+def _driver_requests(state: ServerState) -> list[BadRequest]:
     read = ReadShards(run=state.run, generation=state.generation, shards=(_first(state).spec.id,))
     load = LoadShards(run=OTHER, generation=state.generation, arrays=())
     return [
-        Word("driver", change(read, generation=state.generation - 1), "wrong-run"),
-        Word("driver", change(read, shards=(_unknown(state),)), "not-primary"),
-        Word("driver", load, "wrong-run"),
-        Word("driver", GetRecord(run=OTHER, start=0, stop=1), "no-record"),
+        BadRequest("driver", change(read, generation=state.generation - 1), "wrong-run"),
+        BadRequest("driver", change(read, shards=(_unknown(state),)), "not-primary"),
+        BadRequest("driver", load, "wrong-run"),
+        BadRequest("driver", GetRecord(run=OTHER, start=0, stop=1), "no-record"),
     ]
 
 
-def _pushes_not_finite(state: ServerState, push: Push) -> list[Word]:
-    """Pushes in their order that are counted and not applied, and a tick before one of them."""
+def _pushes_not_finite(state: ServerState, push: Push) -> list[BadRequest]:
+    """Return pushes in order that are counted but not applied, and a tick before one of them."""
     shard = _first(state)
     dtype = shard.values.dtype
     broken, first = np.full(shard.spec.size, np.nan, dtype), change(push, numbers=(1,))
-    said = [
-        Word("worker", first, "", (broken,), (REFUSED,)),
-        Word("worker", first, "", (broken,), (DUPLICATE,)),
-        Word("worker", change(_tick(state, push.session), numbers=(2,)), "gap"),
+    requests = [
+        BadRequest("worker", first, "", (broken,), (REFUSED,)),
+        BadRequest("worker", first, "", (broken,), (DUPLICATE,)),
+        BadRequest("worker", change(_tick(state, push.session), numbers=(2,)), "gap"),
     ]
     ordered = 1
     if len(state.shards) > 1:
@@ -437,7 +440,7 @@ def _pushes_not_finite(state: ServerState, push: Push) -> list[Word]:
             own_applied=(0, 0),
         )
         flat = np.full(shard.spec.size + behind.spec.size, np.nan, dtype)
-        said.append(Word("worker", both, "", (flat,), (REFUSED, GAP)))
+        requests.append(BadRequest("worker", both, "", (flat,), (REFUSED, GAP)))
         ordered = 2
     factored = next((s for s in state.shards.values() if s.spec.whole_rows and s.spec.row_size > 1), None)
     if factored is not None:
@@ -449,8 +452,8 @@ def _pushes_not_finite(state: ServerState, push: Push) -> list[Word]:
             shards=(factored.spec.id,),
             numbers=(ordered + 1 if factored is shard else 1,),
         )
-        said.append(Word("worker", product, "", pieces, (REFUSED,)))
-    return said
+        requests.append(BadRequest("worker", product, "", pieces, (REFUSED,)))
+    return requests
 
 
 def _record(state: ServerState, session: int, *, number: int) -> Record:

@@ -1,10 +1,10 @@
-"""The shipped clients of three controllers, while leaders and they crash, stand still and are cut off.
+"""The shipped clients of three controllers, while both crash, freeze and are cut off.
 
-Askers read, set and watch the map by `MapClient`; members keep a seat by `Membership`, lose it and take it
-again. Some are given one address and must find the others by what they are told, one has addresses at which
-nobody listens beside the right ones. In the end all answers have one order, no watch had a gap, no seat's map
-went back and nothing acknowledged is lost (I6); once all is well every asker is answered, and every member
-has its seat and the newest map (I15). The controllers are watched as in `controllers`.
+Users read, set and watch the map by `MapClient`; members keep a membership by `Membership`, lose it and join
+again. Some know one address and must learn the others from answers; one also has addresses without a
+listener. At the end one order explains all answers, no watch has a gap, no member's map went back, and no
+acknowledged write is lost (I6). After the faults every user gets answers, and every member has its membership
+and the newest map (I15). Checkers follow the controllers as in `controllers`.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.faults import PATIENCE_S, strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, Setting, draw_options, in_order
-from adam_async.simulation.scenario import Ledger, Scenario, Violation
-from adam_async.simulation.scenarios.asker import Asker
+from adam_async.simulation.scenario import Ledger, Scenario, settle
 from adam_async.simulation.scenarios.controller_faults import draw_fault, strikes_of
 from adam_async.simulation.scenarios.controller_group import draw_settings
-from adam_async.simulation.scenarios.controller_story import MARKS, STEP_S, UNDER_WAY, Story
+from adam_async.simulation.scenarios.controller_run import MARKS, STEP_S, UNDER_WAY, ControllerRun
+from adam_async.simulation.scenarios.map_client_user import MapClientUser
 from adam_async.simulation.scenarios.membership_holder import Member
 
 KINDS = (
@@ -39,29 +39,29 @@ KINDS = (
     "crash-user",
     "stall",
 )
-"""`stall`: a client's machine stands still."""
+"""Kinds of faults. A `stall` freezes the machine of a client."""
 
 STRIKE_S = 10.0
-"""Faults begin within so many seconds, one at a machine after the other, and each is undone."""
+"""Latest start of a fault, in seconds."""
 
 ANSWERS = 3
-"""So many answers to each asker show that the controllers are found again."""
+"""Number of answers to each user that show that it has found the controllers again."""
 
 SETTLED_S = 20.0
-"""So soon after the last fault all have seats, and the same map."""
+"""Time limit until all members have joined with the same map after the last fault, in seconds."""
 
 LEAST_OPERATIONS = 200
-"""Who was kept waiting through most of the faults asks on until all have had so many answers."""
+"""Number of answers of a run; users ask until it is reached."""
 
 CONTROLLERS = ("controller-1", "controller-2", "controller-3")
 MEMBERS = ("member-0", "member-1")
 
-NOBODY = ("tcp://nobody:7000", "tcp://controller-1:7999")
-"""No machine, and one that does not listen there."""
+WRONG_ADDRESSES = ("tcp://nobody:7000", "tcp://controller-1:7999")
+"""Addresses of an unknown machine, and of a port without a listener."""
 
 
 def draw_plan(dice: Dice) -> Plan:
-    """Draw the clients' patience, and a fault of each kind with some more."""
+    """Draw the clients' time limits, and a fault of each kind with some more."""
     users = 2 + dice.below(2)
     settings: dict[str, Setting] = {
         **draw_settings(dice, sessions=users + len(MEMBERS)),
@@ -76,13 +76,13 @@ def draw_plan(dice: Dice) -> Plan:
     clients = [*(f"user-{number}" for number in range(users)), *MEMBERS]
     kinds = [*KINDS, *(dice.choose(KINDS) for _ in range(dice.below(4)))]
     faults = [_draw_fault(dice, kind, clients) for kind in kinds]
-    long_s = round(dice.between(2.5, 3.5), 3)  # so that another one leads, and the old one does not know it
+    long_s = round(dice.between(2.5, 3.5), 3)  # long enough for a new leader that the old one does not know
     faults = [
         msgspec.structs.replace(fault, targets=(), lasts_s=long_s) if fault.kind == "isolate" else fault
         for fault in faults
     ]
     options = draw_options(dice, settings)
-    network = replace(options.network, ragged=False)  # cuts of frames are for `controllers` to find
+    network = replace(options.network, ragged=False)  # `controllers` covers ragged wires
     return Plan(options=msgspec.structs.replace(options, network=network), faults=in_order(faults))
 
 
@@ -90,11 +90,11 @@ def _draw_fault(dice: Dice, kind: str, clients: list[str]) -> Fault:
     at_s = dice.between(0.5, STRIKE_S)
     if kind != "stall":
         return draw_fault(dice, kind, at_s=at_s, controllers=[*CONTROLLERS], users=clients)
-    lasts_s = dice.choose([0.5, 2.0, 6.0])  # the last one costs the seat
+    lasts_s = dice.choose([0.5, 2.0, 6.0])  # the last one ends the membership
     return Fault(at_s=round(at_s, 3), kind=kind, targets=(dice.choose(clients),), lasts_s=lasts_s)
 
 
-class _Story(Story):
+class _Run(ControllerRun):
     """One run."""
 
     def __init__(self, world: World, plan: Plan, ledger: Ledger) -> None:
@@ -108,7 +108,7 @@ class _Story(Story):
         )
         pause_s = float(settings["pause_s"])
         self.users = [
-            Asker(
+            MapClientUser(
                 f"user-{number}",
                 self.group,
                 ledger,
@@ -132,12 +132,12 @@ class _Story(Story):
             )
             for name, how, other in zip(MEMBERS, ("all", "one"), reversed(MEMBERS), strict=True)
         ]
-        self.clients: list[Asker | Member] = [*self.users, *self.members]
+        self.clients: list[MapClientUser | Member] = [*self.users, *self.members]
 
     def _addresses(self, how: str) -> list[str]:
         addresses = list(self.group.addresses.values())
         if how == "with wrong ones":
-            addresses += NOBODY
+            addresses += WRONG_ADDRESSES
         self.dice.shuffle(addresses)
         return addresses[:1] if how == "one" else addresses
 
@@ -152,7 +152,7 @@ class _Story(Story):
         self.group.check_end()
 
     async def answer_all(self) -> None:
-        """All is well: see that every asker is answered."""
+        """Check that every user gets answers after the faults."""
         progress = self.group.progress
         progress.heal([user.name for user in self.users])
         before = {user.name: user.answered for user in self.users}
@@ -163,36 +163,32 @@ class _Story(Story):
             progress.check()
 
     async def settle(self) -> None:
-        """See that members are seated, and that all come to the same and have what was acknowledged."""
+        """Check that all members join, and that all maps are equal with all acknowledged writes."""
         for client in self.clients:
             client.working = False
-        by = self.world.now + SETTLED_S
-        while problem := self.unsettled():
-            if self.world.now > by:
-                raise Violation("I15", f"{SETTLED_S:g} s after the last fault: {problem}")
-            await asyncio.sleep(STEP_S)
+        await settle(self.world, self.unsettled, within_s=SETTLED_S, invariant="I15")
         for member in self.members:
             for controller in self.group.running.values():
                 member.check_kept(controller.map)
 
     def unsettled(self) -> str:
-        """What is not yet as it must be at the end; nothing if all is."""
+        """Return a condition of the end that does not hold yet; empty if all hold."""
         leader = self.group.leader
         if not leader:
-            return "nobody leads"
+            return "no controller leads"
         newest = self.group.running[leader].map
         problems = [self.group.check_equal(), *(member.check_joined(newest) for member in self.members)]
         return next(filter(None, problems), "")
 
 
 async def run(world: World, plan: Plan, ledger: Ledger) -> None:
-    """Go through a plan."""
-    await _Story(world, plan, ledger).run()
+    """Carry out a plan."""
+    await _Run(world, plan, ledger).run()
 
 
 CLIENTS = Scenario(
     name="clients",
-    about="the clients of three controllers find whoever leads, and are told the truth",
+    about="the clients of three controllers find each leader and get consistent answers",
     kinds=KINDS,
     least_operations=LEAST_OPERATIONS,
     least_leader_changes=1,

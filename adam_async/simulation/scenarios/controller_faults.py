@@ -1,4 +1,4 @@
-"""What can happen to a group of controllers and its clients: all kinds of faults, and how they are drawn."""
+"""All kinds of faults of a group of controllers and its clients, and how plans draw them."""
 
 import asyncio
 import math
@@ -37,11 +37,11 @@ KINDS = (
 )
 
 COSTS_A_DISK = ("wipe", "rot")
-"""These need time before they strike, until all others belong to the group with their disks."""
+"""Kinds of faults that wait until all other controllers are members of the group with their disks."""
 
 
 def draw_fault(dice: Dice, kind: str, *, at_s: float, controllers: list[str], users: list[str]) -> Fault:
-    """Draw a fault of one kind, half of them for who leads."""
+    """Draw a fault of one kind; half of the faults strike the leader."""
     targets: tuple[str, ...] = () if dice.chance(0.5) else (dice.choose(controllers),)
     lasts_s, amount = dice.between(0.2, 2.0), 0.0
     match kind:
@@ -60,7 +60,7 @@ def draw_fault(dice: Dice, kind: str, *, at_s: float, controllers: list[str], us
             ends = [dice.choose(controllers)]
             ends.append(dice.choose([name for name in [*controllers, *users] if name not in ends]))
             dice.shuffle(ends)
-            client = [name for name in ends if name in users]  # it may have nothing to say to that one
+            client = [name for name in ends if name in users]  # it may talk to the leader alone
             reverse = bool(client) and ends[0] not in users
             targets, amount = tuple(client or ends), float(dice.below(2) + 2 * reverse)
             lasts_s = 0.0 if kind == "reset" else dice.between(0.2, 3.0)
@@ -84,13 +84,13 @@ def draw_fault(dice: Dice, kind: str, *, at_s: float, controllers: list[str], us
 def strikes_of(
     world: World, group: ControllerGroup, over: asyncio.Event, *, patience_s: float = math.inf
 ) -> dict[str, Strike]:
-    """What does each kind to a group and its clients, for `faults.strike_all`.
+    """Return the faults of a group and its clients by kind, for `faults.strike_all`.
 
     Args:
-        world: Where they are.
+        world: World of the machines.
         group: The controllers.
-        over: Set when the time of faults has ended: what goes on then is not undone.
-        patience_s: So much longer than its time a fault lasts, at most, that nobody has noticed.
+        over: Event that is set at the end of the time of faults, after which none is undone.
+        patience_s: Longest extension of a fault without an effect, in seconds.
     """
     targets = Targets(world, group, over, patience_s=patience_s)
     return {

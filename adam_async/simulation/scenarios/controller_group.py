@@ -1,4 +1,4 @@
-"""Some controllers on simulated machines, with those who watch over them."""
+"""A group of controllers on simulated machines, with the checkers of its invariants."""
 
 import asyncio
 from collections import Counter
@@ -35,15 +35,15 @@ WAITS = Waits(grace_s=1.0)
 LINKS = LinkConfig(ping_every_s=1.5, dead_after_s=3.0, stalled_after_s=2.5, handshake_s=2.0, close_s=0.5)
 
 ANSWER_S = 10.0
-"""So soon everybody who asks a core that is well has an answer."""
+"""Time limit of an answer of a healed core, in seconds."""
 
 
 def draw_settings(dice: Dice, *, sessions: int) -> dict[str, Setting]:
-    """Draw the settings of a group: mostly three controllers, with sizes so small that limits are met.
+    """Draw the settings of a group: mostly three controllers, with sizes small enough to reach the limits.
 
     Args:
-        dice: A stream that nothing else uses.
-        sessions: The fewest with which all clients can be answered.
+        dice: A random stream for this call alone.
+        sessions: Least number of sessions with which all clients get answers.
     """
     return {
         "controllers": dice.choose([3, 3, 3, 3, 3, 3, 3, 5]),
@@ -63,27 +63,27 @@ def permit_all(attempt: Attempt, cluster: ClusterMap) -> Refusal | None:
 
 
 def network_of(node: Node) -> TcpNetwork:
-    """Make the network of one life of a machine."""
+    """Make the network of one incarnation of a machine."""
     return TcpNetwork(token=TOKEN, entropy=node.entropy, rules=role_table(), config=LINKS, pool=BufferPool())
 
 
 class ControllerGroup:
-    """The controllers of a run, over all their lives.
+    """The controllers of a run, over all their incarnations.
 
     Args:
-        world: Where they run.
-        settings: As `draw_settings` draws them.
-        ledger: Told who leads.
+        world: World of the machines.
+        settings: Settings from `draw_settings`.
+        ledger: Record of leaders and counts.
 
     Attributes:
-        addresses: Of all controllers, by name.
-        cores: Of each controller its core, in the last life that had one.
-        running: Of each controller its last life.
-        writes: How often each was told to write something down.
-        proven: Of each the bytes of its file behind which others were kept: damage there must be noticed.
-        damaged: Those whose file was damaged, and not written anew.
-        rotten: Those who are about to lose their disk by it.
-        refused: Those among them who refused to start with it.
+        addresses: Address of each controller.
+        cores: Core of each controller, of its last incarnation with one.
+        running: Last incarnation of each controller.
+        writes: Number of `Persist` effects of each controller.
+        proven: Length of each controller's file before its last durable record: damage there must be noticed.
+        damaged: Controllers with a damaged file that was not written anew.
+        rotten: Controllers about to lose their disk after damage.
+        refused: Those of them that refused to start with the damage.
     """
 
     def __init__(self, world: World, settings: dict[str, Setting], ledger: Ledger) -> None:
@@ -114,16 +114,16 @@ class ControllerGroup:
         )
 
     def start(self) -> None:
-        """Start all of them."""
+        """Start all controllers."""
         for name in self.addresses:
             self.world.node(name).start(self._serve, time=self._dice.between(0.0, 1e6))
 
     def restart(self, name: str, *, empty_disk: bool = False) -> None:
-        """Start one again that is down; its clock shows something else."""
+        """Restart a controller, with another time on its clock."""
         self.world.node(name).restart(time=self._dice.between(0.0, 1e6), empty_disk=empty_disk)
 
     def forget(self, name: str) -> None:
-        """The disk of a controller is lost: nothing is settled until its next life has a core."""
+        """Forget a controller whose disk is lost: the group is unsettled until its next core."""
         del self.cores[name]
         self.proven[name] = 0
         self.damaged.discard(name)
@@ -136,7 +136,7 @@ class ControllerGroup:
             permits=permit_all,
             network=network_of(node),
             address=self.addresses[node.name],
-            identity=Identity(role="controller", node=node.name, incarnation=node.life),
+            identity=Identity(role="controller", node=node.name, incarnation=node.incarnation),
             waits=WAITS,
             peers=self.addresses,
             file=_WatchedLog(self, node),
@@ -159,7 +159,7 @@ class ControllerGroup:
             self.refused.add(node.name)
 
     def disk_is_bad(self, name: str) -> bool:
-        """Whether the disk of a controller fails what it is asked."""
+        """Whether the disk of a controller fails."""
         node = self.world.node(name)
         return node.disk_conditions.fail > 0 or node.disk_model.used_bytes >= node.disk_model.capacity_bytes
 
@@ -179,11 +179,11 @@ class ControllerGroup:
             self._ledger.leader_changes = led
             self._ledger.note("leader", name, f"leads in term {core.term}")
 
-    # --- how they stand ----------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------
 
     @property
     def leader(self) -> str:
-        """Who leads, in the latest term; empty if nobody that runs does."""
+        """The running leader of the latest term; empty without one."""
         led = [
             (core.term, name)
             for name, core in self.cores.items()
@@ -192,21 +192,21 @@ class ControllerGroup:
         return max(led)[1] if led else ""
 
     def is_new(self, name: str) -> bool:
-        """Whether a controller began a life that has no core yet."""
+        """Whether a controller's incarnation has no core yet."""
         return self.running[name].group.term == 0
 
     @property
     def is_settled(self) -> bool:
-        """Whether all belong to the group with the disks that they have, as far as anybody knows."""
+        """Whether all controllers are members of the group with their present disks, in every known log."""
         if self.rotten or len(self.cores) < len(self.addresses) or self.commits.last < 2:
-            return False  # a founder that loses its disk before anything was committed founds it again
+            return False  # a founder that loses its disk before the first commit founds the group again
         mine = {core.me for core in self.cores.values()}
         return not any(self.is_new(name) for name in self.addresses) and all(
             set(voters) == mine for voters in self.memberships()
         )
 
     def memberships(self) -> list[tuple[str, ...]]:
-        """The voters of all memberships that may be in force."""
+        """Return the voters of all memberships that may be in force."""
         found = []
         for core in self.cores.values():
             log = core.log
@@ -216,7 +216,7 @@ class ControllerGroup:
         return found
 
     def majority(self, dice: Dice) -> list[str]:
-        """Choose a smallest set of controllers that is a majority in all memberships that may be in force."""
+        """Choose a minimal set of controllers with a majority in all memberships that may be in force."""
         chosen = list(self.addresses)
         dice.shuffle(chosen)
         memberships = self.memberships()
@@ -227,13 +227,13 @@ class ControllerGroup:
         return sorted(chosen)
 
     def check_equal(self) -> str:
-        """Say which controller is behind the others; nothing if all have applied the same."""
+        """Return a difference between the controllers; empty if all have applied the same."""
         commits = {name: core.commit for name, core in self.cores.items()}
         if len(set(commits.values())) > 1 or len(commits) < len(self.addresses):
             return f"not all have applied the same: {commits}"
-        strangers = [me for core in self.cores.values() for me in core.members.all if me not in self._mine()]
-        if strangers:
-            return f"{name_of(strangers[0])} belongs to the group with a disk that is gone"
+        lost = [me for core in self.cores.values() for me in core.members.all if me not in self._mine()]
+        if lost:
+            return f"{name_of(lost[0])} is a member of the group with a lost disk"
         outside = [me for core in self.cores.values() for me in self._mine() if me not in core.members.voters]
         return f"{name_of(outside[0])} is no voter of the group" if outside else ""
 
@@ -241,16 +241,16 @@ class ControllerGroup:
         return [core.me for core in self.cores.values()]
 
     def check_end(self) -> None:
-        """See that everything that was answered agrees. Raises Violation."""
+        """Check that all answers agree. Raises Violation."""
         self.histories.check()
         self._ledger.counts["lost nodes"] = self.maps.lost
         self._ledger.counts["entries"] = self.commits.last
         if not self.terms.leaders:
-            raise Violation("I15", "nobody ever led")
+            raise Violation("I15", "no controller ever led")
 
 
 class _WatchedLog(LogFile):
-    """The file of one life, of which it is known what of it is certainly kept."""
+    """The file of one incarnation, which records its certainly durable length."""
 
     def __init__(self, group: ControllerGroup, node: Node) -> None:
         super().__init__(node.open_disk(), FOLDER)

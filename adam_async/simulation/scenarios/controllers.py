@@ -1,11 +1,11 @@
-"""Controllers that crash, stand still, are cut off, lose disks and are lied to by clocks, and their clients.
+"""Three or five controllers under all kinds of faults, and their clients.
 
-Clients read and set keys of the map, and watch it, while everything happens to the controllers that may
-happen. At every event of every controller it is checked that they agree (I7), that nothing old is accepted
-(I4) and that there is one table and one lender (I3); at the end that all answers have one order and no
-watch had a gap (I6). When the time of faults is over a *core* is chosen: a majority of the controllers, and a
-client. What these need is mended, all else stays broken or is broken for good: the client must be answered,
-and the leader stay (I15). Then all is mended, and all must come to the same state.
+Clients read, set and watch keys of the map while faults strike the controllers. Checkers follow every event
+of every controller: the controllers agree (I7), accept nothing old (I4), and have one table and one ledger
+leader (I3). At the end one order explains all answers, and no watch has a gap (I6). After the time of faults
+the scenario chooses a *core*: a majority of the controllers, and a client. It repairs everything that the
+core needs; the rest stays broken. The client must get answers, and the leader must stay (I15). Then
+everything is repaired, and all controllers must reach the same state.
 """
 
 import asyncio
@@ -17,29 +17,32 @@ from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Options, Plan, Setting, draw_options, in_order
-from adam_async.simulation.scenario import Ledger, Scenario, Violation
+from adam_async.simulation.scenario import Ledger, Scenario, settle
 from adam_async.simulation.scenarios.controller_faults import COSTS_A_DISK, KINDS, draw_fault, strikes_of
 from adam_async.simulation.scenarios.controller_group import draw_settings
-from adam_async.simulation.scenarios.controller_story import MARKS, STEP_S, UNDER_WAY, Story
+from adam_async.simulation.scenarios.controller_run import MARKS, STEP_S, UNDER_WAY, ControllerRun
 from adam_async.simulation.scenarios.disk_faults import mend_disk
 from adam_async.simulation.scenarios.map_user import User
 from adam_async.simulation.scenarios.wire_faults import widen
 
 STRIKE_S = 44.0
-"""Faults begin within so many seconds, and end soon after."""
+"""Latest start of a fault, in seconds."""
 
 CHAOS_S = 51.0
+"""End of the time of faults, in seconds."""
+
 CALM_S = 5.0
-"""So long a core must keep its leader and go on to answer, once it works; longer if it is asked nothing."""
+"""Least time for which a core must keep its leader and answer, in seconds; longer without questions."""
 
 CORE_ANSWERS = 5
-"""So many answers show that it works."""
+"""Number of answers that show that a core works."""
 
 SETTLED_S = 20.0
-"""So soon all are equal when all is mended."""
+"""Time limit until all controllers are equal after the repair, in seconds."""
 
 OUTSIDE = ("as it is", "silent", "deaf", "mute", "frozen", "down")
-"""What becomes of a controller that is not in the core; `silent`: deaf and mute."""
+"""States of a controller outside of the core: deaf receives nothing, mute sends nothing, silent does
+neither."""
 
 
 def draw_plan(dice: Dice) -> Plan:
@@ -57,7 +60,7 @@ def draw_plan(dice: Dice) -> Plan:
     controllers = [f"controller-{number + 1}" for number in range(int(settings["controllers"]))]
     names = [f"user-{number}" for number in range(users)]
     kinds = [*KINDS, *(dice.choose(KINDS) for _ in range(dice.below(8)))]
-    early = 0.1 if dice.chance(0.3) else 3.0  # early: while the group is founded
+    early = 0.1 if dice.chance(0.3) else 3.0  # 0.1: faults during the founding of the group
     faults: list[Fault] = []
     for kind in kinds:
         at_s = dice.between(early, STRIKE_S * (0.7 if kind in COSTS_A_DISK else 1.0))
@@ -66,12 +69,12 @@ def draw_plan(dice: Dice) -> Plan:
 
 
 def _cheaper(options: Options, dice: Dice) -> Options:
-    """Cut the network's pieces at random in fewer runs: these take three times as long as others."""
+    """Make fewer networks ragged: such runs take three times as long as others."""
     network = replace(options.network, ragged=options.network.ragged and dice.chance(0.2))
     return msgspec.structs.replace(options, network=network)
 
 
-class _Story(Story):
+class _Run(ControllerRun):
     """One run."""
 
     def __init__(self, world: World, plan: Plan, ledger: Ledger) -> None:
@@ -95,7 +98,7 @@ class _Story(Story):
     async def run(self) -> None:
         self.start(self.users.values())
         await self.strike()
-        await self.live_as_a_core()
+        await self.run_core()
         await self.settle()
         self.group.check_end()
 
@@ -114,8 +117,8 @@ class _Story(Story):
 
     # --- a core ------------------------------------------------------------------------------
 
-    async def live_as_a_core(self) -> None:
-        """Mend what a core needs, and see that it works."""
+    async def run_core(self) -> None:
+        """Repair what a core needs, and check that it works."""
         core = self.group.majority(self.dice)
         user = self.users[self.dice.choose(list(self.users))]
         outside = [name for name in [*self.group.addresses, *self.users] if name not in (*core, user.name)]
@@ -137,7 +140,7 @@ class _Story(Story):
             progress.check()
 
     def mend(self, name: str) -> None:
-        """Let a machine work as it should."""
+        """Repair a machine."""
         node = self.world.nodes[name]
         mend_disk(node)
         if node.host.up and node.task is not None and node.task.done():
@@ -150,7 +153,7 @@ class _Story(Story):
         node.set_clock(rate=1.0)
 
     def _cut_off(self, core: list[str], outside: list[str], user: str) -> None:
-        """Leave those outside as they are, or break them for good."""
+        """Leave the machines outside of the core as they are, or break them for good."""
         network, inside = self.world.network, [*core, user]
         for number, one in enumerate(inside):
             for other in inside[:number]:
@@ -164,7 +167,7 @@ class _Story(Story):
             elif is_controller and how == "down":
                 node.crash()
             elif is_controller or how == "as it is":
-                # One that some of a core hear, and others do not, may well lead: that is no broken one.
+                # A controller that only a part of the core hears may lead, so cut it from the whole core.
                 for one in inside:
                     if how != "mute":
                         network.cut(one, name, both=False)
@@ -174,7 +177,7 @@ class _Story(Story):
     # --- the end -----------------------------------------------------------------------------
 
     async def settle(self) -> None:
-        """Mend everything, and see that all come to the same state and have what was acknowledged."""
+        """Repair everything; check that all controllers reach the same state with all acknowledged writes."""
         network, names = self.world.network, list(self.world.nodes)
         network.heal_all()
         for number, one in enumerate(names):
@@ -185,19 +188,15 @@ class _Story(Story):
                 self.mend(name)
         for user in self.users.values():
             user.working = False
-        by = self.world.now + SETTLED_S
-        while problem := self.group.check_equal():
-            if self.world.now > by:
-                raise Violation("I15", f"{SETTLED_S:g} s after all was mended: {problem}")
-            await asyncio.sleep(STEP_S)
+        await settle(self.world, self.group.check_equal, within_s=SETTLED_S, invariant="I15")
         for user in self.users.values():
             for controller in self.group.running.values():
                 user.check_kept(controller.map)
 
 
 async def run(world: World, plan: Plan, ledger: Ledger) -> None:
-    """Go through a plan."""
-    await _Story(world, plan, ledger).run()
+    """Carry out a plan."""
+    await _Run(world, plan, ledger).run()
 
 
 CONTROLLERS = Scenario(

@@ -1,4 +1,4 @@
-"""What can happen to the disks of controllers: they are slow, fail, are full, are lost, and rot."""
+"""Faults of the disks of controllers: slow, failing, full, lost and damaged disks."""
 
 import asyncio
 
@@ -12,17 +12,18 @@ from adam_async.simulation.scenarios.controller_group import FILE
 from adam_async.simulation.scenarios.fault_targets import STEP_S, Targets
 
 ENDS_S = 3.0
-"""So soon after its disk failed a controller ends, and after it began if what it has there is damaged."""
+"""Time limit for the end of a controller after its disk failed, or after a start on a damaged file, in
+seconds."""
 
 MOST_SECTORS = 3
-"""So many rot at once."""
+"""Largest number of sectors damaged at once."""
 
 
 class DiskFaults:
-    """Does them.
+    """Carries out faults of disks.
 
     Attributes:
-        strikes: By kind, for `faults.strike_all`.
+        strikes: Faults by kind, for `faults.strike_all`.
     """
 
     def __init__(self, targets: Targets) -> None:
@@ -37,42 +38,42 @@ class DiskFaults:
         self._group = targets.group
 
     async def _slow_disk(self, _: World, fault: Fault) -> None:
-        """Let a disk be slow, or stuck, until its controller had to write."""
-        async with self._targets.held(fault) as node:
+        """Make a disk slow or stuck until its controller had to write."""
+        async with self._targets.reserved(fault) as node:
             writes = self._group.writes[node.name]
             node.disk_conditions.sync_s = fault.amount
             node.disk_conditions.stuck = fault.amount > 0.3
             if await self._targets.lasts(fault.lasts_s) and self._group.is_new(node.name):
-                node.disk_conditions.stuck = False  # it could not read its file, and would never write
+                node.disk_conditions.stuck = False  # a controller that cannot read its file never writes
             noticed = await self._targets.until(lambda: self._group.writes[node.name] > writes)
             if not self._targets.over.is_set():
                 mend_disk(node)
             check_noticed(noticed)
 
     async def _disk_error(self, _: World, fault: Fault) -> None:
-        async with self._targets.held(fault) as node:
+        async with self._targets.reserved(fault) as node:
             node.disk_conditions.fail = 1.0
             await self._ends(node, fault)
 
     async def _disk_full(self, _: World, fault: Fault) -> None:
-        async with self._targets.held(fault) as node:
+        async with self._targets.reserved(fault) as node:
             node.disk_model.capacity_bytes = node.disk_model.used_bytes
             await self._ends(node, fault)
 
     async def _ends(self, node: Node, fault: Fault) -> None:
-        """A controller that has to write must end; its disk is mended, and it is started again."""
+        """See a controller end as soon as it has to write; then repair its disk and restart it."""
         assert node.task is not None
         written, asked_s = self._group.writes[node.name], self._targets.world.now
         while not node.task.done() and not self._targets.over.is_set():
             await asyncio.wait([node.task], timeout=STEP_S)
             if fault.kind == "disk-full" and node.disk_model.used_bytes < node.disk_model.capacity_bytes:
-                # A new file took the place of the old one, and made room.
+                # A new, smaller file has replaced the old one and made room: fill the disk again.
                 node.disk_model.capacity_bytes = node.disk_model.used_bytes
                 written = self._group.writes[node.name]
             if self._group.writes[node.name] == written:
                 asked_s = self._targets.world.now
             elif self._targets.world.now > asked_s + ENDS_S:
-                text = f"{node.name} goes on {ENDS_S:g} s after it had to write, and could not"
+                text = f"{node.name} goes on {ENDS_S:g} s after a write that must have failed"
                 raise Violation("I11", text)
         ended = node.task.done()
         node.kill()
@@ -88,16 +89,16 @@ class DiskFaults:
             await self._lose(node, fault)
 
     async def _lose(self, node: Node, fault: Fault) -> None:
-        """What a controller had on disk is gone: it comes back with an empty one, as another."""
+        """Restart a controller with an empty disk, under a new identity."""
         self._group.forget(node.name)
         await self._targets.lasts(fault.lasts_s)
         self._group.restart(node.name, empty_disk=True)
 
     async def _rot(self, _: World, fault: Fault) -> None:
-        """Flip bits of what a controller has on disk. It must refuse to start with that, and lose its disk.
+        """Flip bits on a controller's disk. It must refuse to start with them; then it loses its disk.
 
-        With `amount` 1 they are flipped while it runs, and noticed when it has lost its power. What it has
-        written anew meanwhile is whole again, and is damaged again.
+        With `amount` 1 the bits flip while it runs, and it notices them after a crash. A file that it has
+        written anew meanwhile is damaged again.
         """
         group = self._group
         async with self._targets.settled(fault) as node:
@@ -115,7 +116,7 @@ class DiskFaults:
                 if node.name in group.refused:
                     break
                 if must:
-                    raise Violation("I10", f"{node.name} takes part with a file that is damaged")
+                    raise Violation("I10", f"{node.name} runs with a damaged file")
                 if not await self._targets.until(lambda: self._can_damage(node)):
                     break
             group.rotten.discard(node.name)
@@ -128,7 +129,7 @@ class DiskFaults:
         return self._group.proven[node.name] >= SECTOR_BYTES
 
     def _damage(self, node: Node) -> bool:
-        """Flip a bit in some sectors behind which others were written. Returns whether there are any."""
+        """Flip a bit in some sectors before the last durable record. Returns whether any exist."""
         if not self._can_damage(node):
             return False
         sectors, dice = self._group.proven[node.name] // SECTOR_BYTES, self._targets.dice
@@ -139,7 +140,7 @@ class DiskFaults:
 
 
 def mend_disk(node: Node) -> None:
-    """Let a disk work as it should."""
+    """Repair a disk."""
     node.disk_conditions.fail, node.disk_conditions.stuck = 0.0, False
     node.disk_conditions.sync_s = DiskConditions().sync_s
     node.disk_model.capacity_bytes = 1 << 30

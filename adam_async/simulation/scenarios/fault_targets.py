@@ -1,8 +1,7 @@
-"""Whom the faults of a group of controllers strike, and until when.
+"""Targets and duration of the faults of a group of controllers.
 
-A fault without a target is for whoever leads when it strikes. One machine has one fault at a time; others
-wait their turn. When the time of faults ends, none is undone any more: what is mended then, the scenario
-decides.
+A fault without a target strikes the leader of its start. A machine has one fault at a time; further ones
+wait. After the time of faults none is undone: the scenario decides what to repair.
 """
 
 import asyncio
@@ -17,23 +16,24 @@ from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenarios.controller_group import ControllerGroup
 
 FIND_S = 3.0
-"""So long a fault waits for a leader that it can strike; then any controller will do, a free one first."""
+"""Longest wait of a fault for a leader without another fault, in seconds; then it strikes any controller."""
 
 STEP_S = 0.05
+"""Interval between two checks of a condition, in seconds."""
 
 
 class Targets:
     """The machines of a run.
 
     Args:
-        world: Where they are.
+        world: World of the machines.
         group: The controllers among them.
-        over: Set when the time of faults has ended.
-        patience_s: So much longer than its time a fault lasts, at most, that nobody has noticed.
+        over: Event that is set at the end of the time of faults.
+        patience_s: Longest extension of a fault without an effect, in seconds.
 
     Attributes:
-        locks: Of each machine, held by the fault that is at it.
-        dice: For what a plan leaves open.
+        locks: Lock of each machine, held by the fault at it.
+        dice: Random stream for choices that a plan leaves open.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Targets:
         self._patience_s = patience_s
 
     async def lasts(self, seconds: float) -> bool:
-        """Wait until a fault is to be undone; False if it is not any more."""
+        """Wait for the duration of a fault. Returns whether to undo it: False after the time of faults."""
         try:
             async with asyncio.timeout(seconds):
                 await self.over.wait()
@@ -56,7 +56,7 @@ class Targets:
         return not self.over.is_set()
 
     async def until(self, happened: Callable[[], bool]) -> bool:
-        """Wait for something, as long as there are faults. Returns whether it happened."""
+        """Wait for a condition until the end of the time of faults. Returns whether it came true."""
         until = self.world.now + self._patience_s
         while not happened():
             if self.over.is_set() or self.world.now > until:
@@ -65,11 +65,11 @@ class Targets:
         return True
 
     @asynccontextmanager
-    async def held(self, fault: Fault) -> AsyncIterator[Node]:
-        """Have a machine for a fault alone, which must find a program there.
+    async def reserved(self, fault: Fault) -> AsyncIterator[Node]:
+        """Reserve a machine with a running program for a fault.
 
         Raises:
-            Missed: None runs there any more.
+            Missed: No program runs there.
         """
         node = await self.target(fault)
         async with self.locks[node.name]:
@@ -78,12 +78,12 @@ class Targets:
 
     @asynccontextmanager
     async def settled(self, fault: Fault) -> AsyncIterator[Node]:
-        """Have a controller for a fault that costs its disk: all others belong to the group with theirs.
+        """Reserve a controller for the loss of its disk, once all others are in the group with theirs.
 
-        What it alone knows would be lost else: as many disks are damaged at once as a group survives.
+        Otherwise the group would lose more disks at once than it survives.
 
         Raises:
-            Missed: The group did not settle while there were faults.
+            Missed: The group did not settle within the time of faults.
         """
         node = self.world.nodes[fault.targets[0]]
         while True:
@@ -94,11 +94,11 @@ class Targets:
                     return
 
     async def target(self, fault: Fault) -> Node:
-        """Whom a fault strikes."""
+        """Return the machine that a fault strikes."""
         return self.world.nodes[fault.targets[0]] if fault.targets else await self._leader()
 
     def pair(self, fault: Fault) -> tuple[str, str] | None:
-        """Between whom a fault is; a client alone has it on the way to whoever leads, if anybody does."""
+        """Return the two machines of a fault; a single target is paired with the leader. None without one."""
         one, other = (*fault.targets, self.group.leader)[:2]
         return (one, other) if other else None
 

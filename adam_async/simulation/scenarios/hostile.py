@@ -1,10 +1,9 @@
-"""Pure: what strangers say to a port of the cluster, and what those say who were let in and break a rule.
+"""Pure: invalid handshakes, and frames that break a rule of the wire.
 
-A *knock* is said instead of a handshake, and answered with a refusal or not at all. A *breach* is said behind
-a handshake that is in order, and ends the link. Each is named for the rule that it breaks; `KNOCKS` and
-`BREACHES` say with which code it has to end.
+The server answers an invalid handshake with a refusal or closes the connection. Invalid frames after a valid
+handshake end the link. Each has the name of the rule that it breaks, and the code of its end.
 
-    b"".join(BREACHES["breach-checksum"].says)      # closes the link: RemoteProtocolError, rule "checksum"
+    BREACHES["breach-checksum"].data      # ends the link: RemoteProtocolError, rule "checksum"
 """
 
 from collections.abc import Mapping
@@ -24,21 +23,21 @@ _PEER = Struct("<32s80s64sQ32s")
 
 
 @dataclass(frozen=True, slots=True)
-class Connect:
-    """What is said in place of a handshake."""
+class BadHandshake:
+    """Bytes in place of a handshake."""
 
-    says: bytes
+    data: bytes
     code: str
-    """Of the refusal that comes back; empty where the port hangs up without a word."""
+    """Code of the refusal; empty if the server closes the connection without one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Breach:
-    """What is said on a link."""
+class BadFrames:
+    """Bytes on an authenticated link."""
 
-    says: bytes
+    data: bytes
     rule: str
-    """Of the error that ends the link."""
+    """Rule of the error that ends the link."""
 
 
 def _hello(
@@ -52,17 +51,17 @@ def _refusal() -> bytes:
     return (_HEAD.pack(b"TLNKHAND", PROTOCOL_VERSION, 5, False) + b"token").ljust(RECORD_BYTES, b"\0")
 
 
-CONNECTS: Mapping[str, Connect] = {
-    "knock-noise": Connect(b"GET / HTTP/1.1\r\n".ljust(RECORD_BYTES, b"\n"), ""),
-    "knock-version": Connect(_hello(version=PROTOCOL_VERSION + 1), "version"),
-    "knock-kind": Connect(_hello(kind=3), ""),
-    "knock-name": Connect(_hello(role=b"\xff\xfe"), ""),
-    "knock-nobody": Connect(_hello(role=b""), ""),
-    "knock-role": Connect(_hello(role=b"ghost"), "role"),
-    "knock-proof": Connect(_hello() + _hello(kind=3), "token"),
-    "knock-refusal": Connect(_refusal(), ""),
-    "knock-half": Connect(_hello()[:100], "late"),
-    "knock-silent": Connect(b"", "late"),
+HANDSHAKES: Mapping[str, BadHandshake] = {
+    "knock-noise": BadHandshake(b"GET / HTTP/1.1\r\n".ljust(RECORD_BYTES, b"\n"), ""),
+    "knock-version": BadHandshake(_hello(version=PROTOCOL_VERSION + 1), "version"),
+    "knock-kind": BadHandshake(_hello(kind=3), ""),
+    "knock-name": BadHandshake(_hello(role=b"\xff\xfe"), ""),
+    "knock-nobody": BadHandshake(_hello(role=b""), ""),
+    "knock-role": BadHandshake(_hello(role=b"ghost"), "role"),
+    "knock-proof": BadHandshake(_hello() + _hello(kind=3), "token"),
+    "knock-refusal": BadHandshake(_refusal(), ""),
+    "knock-half": BadHandshake(_hello()[:100], "late"),
+    "knock-silent": BadHandshake(b"", "late"),
 }
 
 
@@ -78,7 +77,7 @@ def _frame(
     spoilt: int = 0,
     payload: bytes = b"",
 ) -> bytes:
-    """Build a frame whose lengths may claim what is not there, and whose checksum may be spoilt."""
+    """Build a frame, possibly with wrong lengths or a wrong checksum."""
     lengths = claims or (len(meta), len(payload))
     checked = _PRELUDE.pack(magic, version, kind, flags, request, *lengths)
     crc = crc32(meta, crc32(checked)) ^ spoilt
@@ -86,71 +85,73 @@ def _frame(
 
 
 def request_frame(number: int, message: Message) -> bytes:
-    """Return the frame of a request without tensors, as a peer with a protocol of its own writes it."""
+    """Return the frame of a request without tensors, for a peer without the shipped transport."""
     return _frame(REQUEST, request=number, meta=FrameEncoder(LinkConfig()).pack(message, b""))
 
 
 def _packed(name: str, described: bytes = b"", **meta: int) -> bytes:
-    """Pack a meta that is in order."""
+    """Pack a valid meta."""
     return FrameEncoder(LinkConfig()).pack(Message(type=name, meta=meta), described)
 
 
 BYTES = 9
-"""Code of arrays of bytes."""
+"""Code of the dtype of bytes."""
 
 NOTE = _packed("note")
 NOTE_X = b"\x92\xa4note\x81\xa1x"
-"""A meta in which the value of x is to follow."""
+"""Begin of a meta; the value of x follows."""
 
 TENSOR = bytes([BYTES, 1]) + (1 << 16).to_bytes(4, "little")
-"""Describes 64 KiB."""
+"""Description of a tensor of 64 KiB."""
 
 LARGEST = bytes([BYTES, 1]) + LinkConfig().max_message_bytes.to_bytes(4, "little")
-"""Describes as many bytes as a message may have."""
+"""Description of a tensor as large as a message may be."""
 
 
 FIRST = _frame(flags=MORE, meta=_packed("note", TENSOR), payload=bytes(999))
-"""The first frame of a message of several, as it should be."""
+"""Valid first frame of a message of several frames."""
 
-BREACHES: Mapping[str, Breach] = {
-    "breach-magic": Breach(_frame(magic=b"GET ", meta=NOTE), "magic"),
-    "breach-version": Breach(_frame(version=9, meta=NOTE), "version"),
-    "breach-kind": Breach(_frame(99, meta=NOTE), "kind"),
-    "breach-flags": Breach(_frame(flags=4, meta=NOTE), "flags"),
-    "breach-meta-length": Breach(_frame(claims=(MIB, 0)), "meta-length"),
-    "breach-signal-length": Breach(_frame(PONG, claims=(5, 0)), "meta-length"),
-    "breach-payload-length": Breach(_frame(meta=NOTE, claims=(len(NOTE), 1 << 40)), "payload-length"),
-    "breach-checksum": Breach(_frame(meta=NOTE, spoilt=1), "checksum"),
-    "breach-msgpack": Breach(_frame(meta=b"\xc1" * 9), "meta"),
-    "breach-extension": Breach(_frame(meta=NOTE_X + b"\xc7\x00\x04"), "meta"),
-    "breach-parts": Breach(_frame(meta=b"\x91\xa4note"), "meta"),
-    "breach-types": Breach(_frame(meta=b"\x92\x07\x90"), "meta"),
-    "breach-depth": Breach(_frame(meta=NOTE_X + b"\x91" * 20 + b"\x01"), "meta-depth"),
-    "breach-chunk": Breach(_frame(CHUNK, payload=b"x"), "chunk"),
-    "breach-specs": Breach(_frame(meta=_packed("note", b"\x00\x09\x00"), payload=b"x"), "tensor-specs"),
-    "breach-dtype": Breach(
+BREACHES: Mapping[str, BadFrames] = {
+    "breach-magic": BadFrames(_frame(magic=b"GET ", meta=NOTE), "magic"),
+    "breach-version": BadFrames(_frame(version=9, meta=NOTE), "version"),
+    "breach-kind": BadFrames(_frame(99, meta=NOTE), "kind"),
+    "breach-flags": BadFrames(_frame(flags=4, meta=NOTE), "flags"),
+    "breach-meta-length": BadFrames(_frame(claims=(MIB, 0)), "meta-length"),
+    "breach-signal-length": BadFrames(_frame(PONG, claims=(5, 0)), "meta-length"),
+    "breach-payload-length": BadFrames(_frame(meta=NOTE, claims=(len(NOTE), 1 << 40)), "payload-length"),
+    "breach-checksum": BadFrames(_frame(meta=NOTE, spoilt=1), "checksum"),
+    "breach-msgpack": BadFrames(_frame(meta=b"\xc1" * 9), "meta"),
+    "breach-extension": BadFrames(_frame(meta=NOTE_X + b"\xc7\x00\x04"), "meta"),
+    "breach-parts": BadFrames(_frame(meta=b"\x91\xa4note"), "meta"),
+    "breach-types": BadFrames(_frame(meta=b"\x92\x07\x90"), "meta"),
+    "breach-depth": BadFrames(_frame(meta=NOTE_X + b"\x91" * 20 + b"\x01"), "meta-depth"),
+    "breach-chunk": BadFrames(_frame(CHUNK, payload=b"x"), "chunk"),
+    "breach-specs": BadFrames(_frame(meta=_packed("note", b"\x00\x09\x00"), payload=b"x"), "tensor-specs"),
+    "breach-dtype": BadFrames(
         _frame(meta=_packed("note", b"\xee\x01\x01\x00\x00\x00"), payload=b"x"), "tensor-dtype"
     ),
-    "breach-size": Breach(
+    "breach-size": BadFrames(
         _frame(meta=_packed("note", b"\x01\x02" + b"\xff" * 8), payload=b"x"), "message-size"
     ),
-    "breach-dims": Breach(
+    "breach-dims": BadFrames(
         _frame(meta=_packed("note", bytes([BYTES, 9]) + bytes([1, 0, 0, 0]) * 9), payload=b"x"),
         "tensor-specs",
     ),
-    "breach-sum": Breach(_frame(meta=_packed("note", 2 * LARGEST), payload=b"x"), "message-size"),
-    "breach-tensors": Breach(_frame(meta=_packed("note", b"\x01\x00"), payload=b"x" * 999), "payload-length"),
-    "breach-type": Breach(_frame(meta=_packed("give me everything")), "role"),
-    "breach-first": Breach(_frame(flags=MORE, meta=_packed("note", TENSOR)), "payload-length"),
-    "breach-large": Breach(2 * FIRST, "chunk"),
-    "breach-chunk-length": Breach(FIRST + _frame(CHUNK, payload=bytes(1 << 16)), "chunk"),
-    "breach-twice": Breach(2 * _frame(REQUEST, meta=_packed("count", items=1)), "request-id"),
-    "breach-signal": Breach(_frame(PONG + 1), "kind"),
+    "breach-sum": BadFrames(_frame(meta=_packed("note", 2 * LARGEST), payload=b"x"), "message-size"),
+    "breach-tensors": BadFrames(
+        _frame(meta=_packed("note", b"\x01\x00"), payload=b"x" * 999), "payload-length"
+    ),
+    "breach-type": BadFrames(_frame(meta=_packed("give me everything")), "role"),
+    "breach-first": BadFrames(_frame(flags=MORE, meta=_packed("note", TENSOR)), "payload-length"),
+    "breach-large": BadFrames(2 * FIRST, "chunk"),
+    "breach-chunk-length": BadFrames(FIRST + _frame(CHUNK, payload=bytes(1 << 16)), "chunk"),
+    "breach-twice": BadFrames(2 * _frame(REQUEST, meta=_packed("count", items=1)), "request-id"),
+    "breach-signal": BadFrames(_frame(PONG + 1), "kind"),
 }
-"""Rules of frames, and of what may be in them."""
+"""Invalid frames, by kind of fault."""
 
 DEAF = b"".join(
     _frame(REQUEST, request=number, meta=_packed("echo", TENSOR), payload=bytes(65_536))
     for number in range(1, 17)
 )
-"""Questions with large answers, for one who never reads any."""
+"""Questions with large answers, for a peer that reads none of them."""

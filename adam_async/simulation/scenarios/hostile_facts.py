@@ -17,7 +17,7 @@ REPLICA = 99
 
 
 def facts_of(cluster: TrainingCluster, target: str, *, sender: Identity, map_session: int) -> Facts:
-    """Return the facts of the present for a peer that is about to attack a target."""
+    """Return the present facts for a peer that is about to attack a target."""
     seen, controllers = cluster.map, cluster.controllers
     server = cluster.servers.get(target)
     state = server.state if server is not None else None

@@ -51,7 +51,7 @@ from adam_async.simulation.scenarios.bad_answers import (
 from adam_async.simulation.scenarios.bad_fields import BadMessage, bad_messages
 from adam_async.simulation.scenarios.hostile import request_frame
 from adam_async.simulation.scenarios.hostile_facts import facts_of, next_clock, next_push
-from adam_async.simulation.scenarios.raw_wire import dial_raw
+from adam_async.simulation.scenarios.raw_wire import dial_authenticated, dial_raw
 from adam_async.simulation.scenarios.training_cluster import (
     CONTROLLERS,
     LEDGER_LEADERS,
@@ -116,10 +116,10 @@ LEADER_SHARE = 0.8
 """Share of the hostile peers of controllers that attack the leader."""
 
 STOLEN = 6
-"""Records that one hostile peer tries to set."""
+"""Number of records that one hostile peer tries to set."""
 
-SPOKEN = 20
-"""Pushes that a hostile peer tries to make in the sessions of others."""
+MOST_PUSHES = 20
+"""Number of pushes that a hostile peer tries to make in the sessions of others."""
 
 HELD_S = 0.3
 """Seconds between two writes to a socket without a handshake."""
@@ -206,7 +206,7 @@ class HostilePeers:
         if not is_running(self._world.nodes[target]):
             raise Violation("every role lives", f"{target} has ended")
         if error is not None:
-            text = f"{target} did not answer an honest driver in {PROBE_S:g} s: {error!r}"
+            text = f"{target} did not answer a valid driver in {PROBE_S:g} s: {error!r}"
             raise Violation("honest peers are answered", text)
         self._ledger.operations += 1
 
@@ -216,11 +216,11 @@ class HostilePeers:
             await link.call(pack(GetStatistics(run="")), timeout_s=PROBE_S)
 
     def server(self, target: str) -> ParameterServer:
-        """The newest life of a server."""
+        """The newest incarnation of a server."""
         return self._cluster.servers[target]
 
     def next_push(self, target: str) -> tuple[Push | None, NDArray[Any]]:
-        """The next push of a worker to the first shard of a server, of zeros; None while none has pushed."""
+        """Return a worker's next push to a server's first shard, of zeros; None before its first push."""
         return next_push(self._cluster.servers[target], self._cluster.map)
 
     @property
@@ -247,7 +247,7 @@ class HostilePeers:
         self._ledger.counts[what] += 1
 
     def facts(self, target: str, *, sender: Identity, map_session: int) -> Facts:
-        """Facts of the present for a peer that is about to attack a target."""
+        """Return the present facts for a peer that is about to attack a target."""
         return facts_of(self._cluster, target, sender=sender, map_session=map_session)
 
 
@@ -302,13 +302,13 @@ class _Peer:
 
     # --- bad fields --------------------------------------------------------------------------
 
-    async def say_bad_fields(self) -> bool:
+    async def send_bad_fields(self) -> bool:
         """Send bad messages one after the other. Returns whether any left."""
         link = await self._dial()
         for bad in await self._draw():
             if link.closed:
                 link = await self._dial()
-            await self._say(link, bad)
+            await self._send(link, bad)
         link.abort()
         return self._sent > 0
 
@@ -320,11 +320,11 @@ class _Peer:
             link = await self._dial()
             async with asyncio.TaskGroup() as group:
                 for bad in now:
-                    group.create_task(self._say(link, bad), name=f"{self._node.name}/{bad.name}")
+                    group.create_task(self._send(link, bad), name=f"{self._node.name}/{bad.name}")
             link.abort()
         return self._sent > 0
 
-    async def _say(self, link: Link, bad: BadMessage) -> None:
+    async def _send(self, link: Link, bad: BadMessage) -> None:
         """Send a bad message, and check its outcome."""
         try:
             self._sent += 1
@@ -356,8 +356,8 @@ class _Peer:
                 text = f"{self._target} answered {bad.name} of a {self._as} with {answer!r}"
                 raise Violation("bad fields are refused", text)
 
-    async def say_one_way(self) -> bool:
-        """Send messages without waiting for answers, then hang up."""
+    async def send_one_way(self) -> bool:
+        """Send messages without waiting for answers, then close the link."""
         found = await self._draw()
         if found and self._role in ONLY_SERVE:
             await self._send_one(found[0])
@@ -464,13 +464,13 @@ class _Peer:
             except (ConnectionError, ProtocolError):
                 self._peers.count("links closed")
             finally:
-                wire.hang_up()
+                wire.close()
             await asyncio.sleep(0.2)
 
-    async def speak_for_others(self) -> bool:
-        """Push in the session of a worker that trains, under its next number."""
+    async def push_for_others(self) -> bool:
+        """Push in the session of a training worker, under its next number."""
         self._as, self._network = "worker", network_of(self._node, token=_keys_of("worker"))
-        for _ in range(SPOKEN):
+        for _ in range(MOST_PUSHES):
             push, zeros = self._peers.next_push(self._target)
             if push is None:
                 await asyncio.sleep(HELD_S)
@@ -507,38 +507,34 @@ class _Peer:
         return self._sent > LINKS.max_unauthenticated
 
     async def _hold_socket(self, number: int) -> None:
-        says = (b"", b"T", b"GET / HTTP/1.1\r\n")[number % 3]
+        data = (b"", b"T", b"GET / HTTP/1.1\r\n")[number % 3]
         while True:
             wire = await dial_raw(*self._host_and_port())
             self._sent += 1
             try:
                 while not wire.over:
-                    wire.say(says)
+                    wire.send(data)
                     await asyncio.sleep(HELD_S)
             finally:
-                wire.hang_up()
+                wire.close()
 
     async def read_nothing(self) -> bool:
         """Ask for large answers and read none of them."""
         host, port = self._host_and_port()
         self._as = "driver"
-        while True:
-            wire = await dial_raw(host, port)
-            handshake = ClientHandshake(
+
+        def handshake() -> ClientHandshake:
+            return ClientHandshake(
                 self._identity(), token=_keys_of("driver"), entropy=self._node.entropy, rules=RULES
             )
-            try:
-                await wire.prove(handshake)
-                break
-            except (HandshakeRejected, ConnectionError, ValueError):
-                wire.hang_up()
-                await asyncio.sleep(0.2)
+
+        wire = await dial_authenticated(host, port, handshake, pause_s=0.2)
         wire.stop_reading()
         for number in range(1, self._amount + 1):
-            wire.say(request_frame(number, self._large()))
+            wire.send(request_frame(number, self._large()))
         await self._peers.probe(self._target)
         await asyncio.sleep(self._dice.between(0.5, 4.0))
-        wire.hang_up()
+        wire.close()
         return True
 
     def _large(self) -> Message:
@@ -570,12 +566,12 @@ async def _idle(node: Node) -> None:
 
 
 KINDS: Mapping[str, Callable[[_Peer], Awaitable[bool]]] = {
-    **{f"bad-{role}": _Peer.say_bad_fields for role in TARGETS},
+    **{f"bad-{role}": _Peer.send_bad_fields for role in TARGETS},
     "burst": _Peer.burst,
-    "one-way": _Peer.say_one_way,
+    "one-way": _Peer.send_one_way,
     "steal": _Peer.set_records_of_others,
     "claim": _Peer.claim_other_roles,
-    "speak": _Peer.speak_for_others,
+    "speak": _Peer.push_for_others,
     "sockets": _Peer.hold_sockets,
     "deaf": _Peer.read_nothing,
 }

@@ -37,13 +37,13 @@ MOST_MAP_BYTES = 1 << 20
 """Maximum size of the cluster map despite hostile peers, in bytes of JSON text."""
 
 MOST_HELD_BYTES, LEFT_BYTES = 6 << 20, 256 << 10
-"""Bytes that a machine holds for three hostile links, of 1 MiB each, and for honest ones; and for these alone
-after the run."""
+"""Most bytes that a machine holds for three hostile links, of 1 MiB each, and for valid ones; and for the
+latter alone after the run."""
 
 GIVEN_BACK_S = 12.0
 """Seconds within which the questions of deaf peers are over: up to 500, some 125 at a time, 2 s each."""
 
-LOOK_S = 0.5
+CHECK_S = 0.5
 """Seconds between two checks of values and the map."""
 
 
@@ -72,7 +72,7 @@ def _draw_fault(dice: Dice, kind: str) -> Fault:
     )
 
 
-class _Story:
+class _Run:
     """One run."""
 
     def __init__(self, world: World, plan: Plan, ledger: Ledger) -> None:
@@ -91,21 +91,21 @@ class _Story:
             await strike_all(self.world, self.plan.faults, self.ledger, own=self.peers.strikes)
             result = await run_result(self.cluster)
             await asyncio.sleep(SETTLE_S)
-            await self._given_back()
+            await self._wait_for_memory()
             for watch in watches:
                 watch.cancel()
         self._check(result)
 
-    async def _given_back(self) -> None:
+    async def _wait_for_memory(self) -> None:
         """Wait until roles hold little for their peers, for `GIVEN_BACK_S` at most.
 
-        A role that reads nothing more of a deaf peer learns late that it has hung up: its questions wait for
-        their answers first, some at a time.
+        A role that stopped reading from a deaf peer notices the end of its link late: it answers the open
+        questions first, some at a time.
         """
-        for _ in range(int(GIVEN_BACK_S / LOOK_S)):
+        for _ in range(int(GIVEN_BACK_S / CHECK_S)):
             if not self._holders():
                 return
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
 
     def _holders(self) -> list[str]:
         """Return the roles that hold more than `LEFT_BYTES`, with their budgets."""
@@ -114,10 +114,10 @@ class _Story:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
-            self.look()
+            await asyncio.sleep(CHECK_S)
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check that no role has ended, values are finite and the map is small.
 
         Raises:
@@ -138,9 +138,9 @@ class _Story:
             raise Violation("the map stays small", f"it has {size} bytes")
 
     def _check(self, result: RunResult) -> None:
-        self.look()
+        self.check()
         if holders := self._holders():
-            raise Violation("memory is given back", f"when all is over, {holders[0]}")
+            raise Violation("memory is given back", f"after the run, {holders[0]}")
         operations = self.ledger.operations
         check_result(self.cluster, result, self.ledger)
         self.ledger.operations += operations
@@ -149,7 +149,7 @@ class _Story:
 async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     """Carry out a plan."""
     images()
-    await _Story(world, plan, ledger).run()
+    await _Run(world, plan, ledger).run()
 
 
 HOSTILE = Scenario(

@@ -1,4 +1,4 @@
-"""What can happen to machines of controllers and of their clients: they crash, end, stand still, are late."""
+"""Faults of the machines of controllers and their clients: crashes, stops, freezes and slow code."""
 
 import asyncio
 from collections import defaultdict
@@ -9,23 +9,23 @@ from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenarios.fault_targets import Targets
 
 ENDS_S = 3.0
-"""So soon a controller that is stopped has ended."""
+"""Time limit for the end of a stopped controller, in seconds."""
 
 AGAIN_S = 1.0
-"""So long a clock is wrong once more in the life after one that another fault has ended."""
+"""Duration of a wrong clock in the next incarnation, if another fault ended the first one, in seconds."""
 
 
 class MachineFaults:
-    """Does them.
+    """Carries out faults of machines.
 
     Attributes:
-        strikes: By kind, for `faults.strike_all`.
+        strikes: Faults by kind, for `faults.strike_all`.
     """
 
     def __init__(self, targets: Targets) -> None:
         self.strikes: dict[str, Strike] = {
-            "crash": self._crash,
-            "kill": self._kill,
+            "crash": self._crash_or_kill,
+            "kill": self._crash_or_kill,
             "stop": self._stop,
             "freeze": self._freeze,
             "slow": self._slow,
@@ -37,21 +37,15 @@ class MachineFaults:
         self._group = targets.group
         self._clocks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def _crash(self, _: World, fault: Fault) -> None:
-        async with self._targets.held(fault) as node:
-            node.crash()
-            if await self._targets.lasts(fault.lasts_s):
-                self._group.restart(node.name)
-
-    async def _kill(self, _: World, fault: Fault) -> None:
-        async with self._targets.held(fault) as node:
-            node.kill()
+    async def _crash_or_kill(self, _: World, fault: Fault) -> None:
+        async with self._targets.reserved(fault) as node:
+            node.crash() if fault.kind == "crash" else node.kill()
             if await self._targets.lasts(fault.lasts_s):
                 self._group.restart(node.name)
 
     async def _stop(self, _: World, fault: Fault) -> None:
-        """End a controller in good order: it hands over, if it leads."""
-        async with self._targets.held(fault) as node:
+        """End a controller in order: a leader hands over first."""
+        async with self._targets.reserved(fault) as node:
             assert node.task is not None
             node.task.cancel()
             await asyncio.wait([node.task], timeout=ENDS_S)
@@ -62,16 +56,16 @@ class MachineFaults:
             check_noticed(ended)
 
     async def _freeze(self, _: World, fault: Fault) -> None:
-        async with self._targets.held(fault) as node:
+        async with self._targets.reserved(fault) as node:
             node.freeze()
             await self._targets.lasts(fault.lasts_s)
-            noticed = await self._targets.until(lambda: bool(node.host.held))
+            noticed = await self._targets.until(lambda: bool(node.host.waiting))
             if not self._targets.over.is_set():
                 node.thaw()
             check_noticed(noticed)
 
     async def _slow(self, _: World, fault: Fault) -> None:
-        async with self._targets.held(fault) as node:
+        async with self._targets.reserved(fault) as node:
             host = node.host
             node.slow(fault.amount)
             if await self._targets.lasts(fault.lasts_s):
@@ -79,7 +73,7 @@ class MachineFaults:
             check_noticed(is_running(node) and node.host is host)
 
     async def _clock(self, _: World, fault: Fault) -> None:
-        """Let a clock run at another rate, beside all other faults; where one ends that life, in the next."""
+        """Change the rate of a clock beside other faults; if one ends the incarnation, again in the next."""
         node, over = await self._targets.target(fault), self._targets.over
         lasts_s, ran = fault.lasts_s, False
         async with self._clocks[node.name]:
@@ -94,7 +88,7 @@ class MachineFaults:
                 node.set_clock(rate=1.0)
 
     async def _restart_all(self, _: World, fault: Fault) -> None:
-        """Take the power of all controllers at once; they come back one after the other."""
+        """Crash all controllers at once; they restart one after the other."""
         names, nodes = sorted(self._group.addresses), self._targets.world.nodes
         for name in names:
             await self._targets.locks[name].acquire()
@@ -109,7 +103,7 @@ class MachineFaults:
         check_noticed(2 * ran > len(names))
 
     async def _crash_user(self, _: World, fault: Fault) -> None:
-        async with self._targets.held(fault) as node:
+        async with self._targets.reserved(fault) as node:
             node.crash()
             if await self._targets.lasts(fault.lasts_s):
                 node.restart()

@@ -1,8 +1,8 @@
-"""A client of the controllers that asks at random, and writes down what it is told.
+"""A client of the controllers that asks random questions and records the answers.
 
-It speaks the protocol itself, so that what is written down is what was said on the wire. It asks one
-question at a time, with the numbers of a session, of whoever leads, until it has an answer or its patience
-ends; and it has a seat: a record of its own, which is lost while nobody hears of it.
+It speaks the protocol itself, so the record is exact. It sends one question at a time, numbered within a
+session, to the leader, until it has an answer or its time limit ends. It is a member, too: the controllers
+lose its record while they do not hear of it.
 """
 
 import asyncio
@@ -34,25 +34,32 @@ from adam_async.model.named import mlp
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word
 from adam_async.run.config import Config
 from adam_async.runtime.random_streams import Dice
-from adam_async.simulation import linearizability as told
+from adam_async.simulation import linearizability as lin
+from adam_async.simulation.checkers.histories import check_kept
 from adam_async.simulation.nodes import Node
 from adam_async.simulation.scenario import Ledger, Violation
 from adam_async.simulation.scenarios.controller_group import ControllerGroup, network_of
 from transport import Identity, Link, Message, RemoteError, RetrySchedule, TransportError
 
 KEYS = ("nodes/a", "nodes/b", "nodes/c")
-"""Set by all clients and by nobody else: records of nodes that are not live, whom nobody misses."""
+"""Keys that clients alone set: records of nodes that are not live."""
 
 DIAL_S = 1.0
+"""Time limit of a dial, in seconds."""
+
 CALL_S = 1.5
+"""Time limit of an answer of one controller, in seconds."""
+
 PAUSE_S = 0.3
-"""After a controller that could not be asked."""
+"""Pause after a controller that gave no answer, in seconds."""
 
 SHORT = 0.3
-"""Half of the pauses are so much shorter, and the others longer: questions that come close together meet
-more of what goes wrong between them."""
+"""Factor of half of the pauses; the others are longer by as much. Questions close together meet more
+faults."""
 
 WATCH_S = 4.0
+"""Wait of a watch for news, in seconds."""
+
 RETRY = RetrySchedule(first_s=0.1, longest_s=0.5)
 
 
@@ -60,30 +67,30 @@ RUN = {
     "config": msgspec.to_builtins(Config(images_per_group=10, servers=1, replicas=1)),
     "spec": mlp((4, 2), input_shape=(1, 2, 2)).to_dict(),
 }
-"""What all runs have in common."""
+"""Fields that all runs have in common."""
 
 
 class SessionOver(Exception):
-    """Whether what was asked was done will never be known."""
+    """The session is over; the outcome of its last question stays unknown."""
 
 
 class User:
-    """One client, over all its lives.
+    """One client, over all its incarnations.
 
     Args:
-        name: Of its machine.
-        group: Whom it asks.
-        ledger: Counts its operations.
-        role: What it says that it is.
-        watches: Whether it watches the map as well.
-        submits: Whether it has runs begin, which the others are ready for.
-        pause_s: Between two questions, in the mean.
-        patience_s: After this long it gives a question up.
+        name: Name of its machine.
+        group: Controllers to ask.
+        ledger: Count of its operations.
+        role: Role of its record.
+        watches: Whether it watches the map, too.
+        submits: Whether it submits runs, for which the others become ready.
+        pause_s: Mean pause between two questions, in seconds.
+        patience_s: Time limit of a question, in seconds.
 
     Attributes:
-        working: Whether it asks.
-        patience_s: May be changed at any time.
-        acknowledged: The last of its own writes to its seat that was answered.
+        working: Whether it sends questions.
+        patience_s: Time limit, which may change at any time.
+        acknowledged: Number of its last acknowledged write to its own record.
     """
 
     def __init__(
@@ -110,121 +117,111 @@ class User:
         self._pause_s = pause_s
         self._written = 0
 
-    async def live(self, node: Node) -> None:
-        """Ask, and watch, as the program of one life."""
-        life = _Life(self, node, self._group, self._ledger)
+    async def run(self, node: Node) -> None:
+        """Send questions and watch the map, as the program of one incarnation."""
+        state = _State(self, node, self._group, self._ledger)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._ask(life), name=f"{self.name}/asks")
+            group.create_task(self._ask(state), name=f"{self.name}/asks")
             if self._watches:
-                group.create_task(life.watch(), name=f"{self.name}/watches")
+                group.create_task(state.watch(), name=f"{self.name}/watches")
 
-    async def _ask(self, life: "_Life") -> None:
-        dice = life.dice
+    async def _ask(self, state: "_State") -> None:
+        dice = state.dice
         while True:
             await asyncio.sleep(dice.around(self._pause_s) * (SHORT if dice.chance(0.5) else 2.0 - SHORT))
             if not self.working:
                 continue
-            self._group.progress.owe(self.name)
-            record, run = life.map.nodes.get(self.name), life.map.run
-            joined = record is not None and record.live and record.incarnation == life.node.life
-            if not joined or record is None or record.ready != self._ready(life, record) or dice.chance(0.1):
-                answered = await self._sit(life)
+            self._group.progress.begin(self.name)
+            record, run = state.map.nodes.get(self.name), state.map.run
+            joined = record is not None and record.live and record.incarnation == state.node.incarnation
+            if not joined or record is None or record.ready != self._ready(state, record) or dice.chance(0.1):
+                answered = await self._join(state)
             elif self._submits and (run is None or run.phase in ("failed", "finished")):
-                answered = await self._submit(life)
+                answered = await self._submit(state)
             elif dice.chance(0.45):
-                answered = await self._get(life)
+                answered = await self._get(state)
             else:
-                answered = await self._set(life, dice.choose(KEYS))
-            self._group.progress.pay(self.name, answered=answered)
+                answered = await self._set(state, dice.choose(KEYS))
+            self._group.progress.end(self.name, answered=answered)
             self._ledger.operations += answered
 
-    async def _sit(self, life: "_Life") -> bool:
+    async def _join(self, state: "_State") -> bool:
         self._written += 1
-        number, old = self._written, life.map.nodes.get(self.name)
+        number, old = self._written, state.map.nodes.get(self.name)
         value = {
             "role": self.role,
             "address": f"tcp://{self.name}:1",
-            "incarnation": life.node.life,
-            "ready": self._ready(life, old) if old is not None else "",
+            "incarnation": state.node.incarnation,
+            "ready": self._ready(state, old) if old is not None else "",
             "info": {"n": number, "train_images": 20},
         }
         expected = old.changed if old is not None else 0
-        answer = await life.set(f"nodes/{self.name}", expected, value)
+        answer = await state.set(f"nodes/{self.name}", expected, value)
         if answer is not None and answer.done:
             self.acknowledged = number
         return answer is not None
 
-    def _ready(self, life: "_Life", record: NodeRecord) -> str:
-        """What it has to be ready for."""
-        run = life.map.run
+    def _ready(self, state: "_State", record: NodeRecord) -> str:
+        """Return the value of `ready` that its record needs."""
+        run = state.map.run
         if run is None or run.phase in ("failed", "finished"):
             return record.ready
         return (
-            ready_word(run.id, life.map.replica_generation(record.replica))
+            ready_word(run.id, state.map.replica_generation(record.replica))
             if self.role == "worker"
             else run.id
         )
 
-    async def _submit(self, life: "_Life") -> bool:
-        old = life.map.run
-        value = {**RUN, "id": f"run-{life.map.version}", "driver": self.name}
-        answer = await life.set("run", old.changed if old is not None else 0, value)
+    async def _submit(self, state: "_State") -> bool:
+        old = state.map.run
+        value = {**RUN, "id": f"run-{state.map.version}", "driver": self.name}
+        answer = await state.set("run", old.changed if old is not None else 0, value)
         self._ledger.counts["runs"] += answer is not None and answer.done
         return answer is not None
 
-    async def _get(self, life: "_Life") -> bool:
-        operations = self._group.histories.operations
-        handles = {key: operations.begin(self.name, key, told.Get()) for key in KEYS}
-        if not await life.get():
+    async def _get(self, state: "_State") -> bool:
+        handles = self._group.histories.begin_reads(self.name, KEYS)
+        if not await state.get():
             return False
-        for key, handle in handles.items():
-            record = life.map.nodes.get(key.removeprefix("nodes/"))
-            if record is None:
-                operations.end(handle, told.Read(version=0, value=None))
-            else:
-                operations.end(handle, told.Read(version=record.changed, value=str(record.info["n"])))
+        self._group.histories.end_reads(handles, state.map)
         return True
 
-    async def _set(self, life: "_Life", key: str) -> bool:
-        operations, record = self._group.histories.operations, life.map.nodes.get(key.removeprefix("nodes/"))
+    async def _set(self, state: "_State", key: str) -> bool:
+        operations, record = self._group.histories.operations, state.map.nodes.get(key.removeprefix("nodes/"))
         expected = record.changed if record is not None else 0
-        if life.dice.chance(0.1):
-            expected = life.dice.below(expected + 1)
+        if state.dice.chance(0.1):
+            expected = state.dice.below(expected + 1)
         self._ledger.counts["values"] += 1
         number = self._ledger.counts["values"]
         value = {"role": "worker", "address": "", "incarnation": 1, "live": False, "info": {"n": number}}
-        asked = told.CompareAndSet(expected=expected, value=str(number))
+        asked = lin.CompareAndSet(expected=expected, value=str(number))
         handle = operations.begin(self.name, key, asked)
-        answer = await life.set(key, expected, value)
+        answer = await state.set(key, expected, value)
         if answer is None:
             operations.unknown(handle)
             return False
         if answer.done:
-            operations.end(handle, told.Done(version=answer.at))
+            operations.end(handle, lin.Done(version=answer.at))
         else:
-            operations.end(handle, told.Conflict(version=answer.at))
+            operations.end(handle, lin.Conflict(version=answer.at))
         return True
 
     def check_kept(self, cluster: ClusterMap) -> None:
-        """See that a map has what was acknowledged. Raises Violation."""
-        record = cluster.nodes.get(self.name)
-        held = record.info["n"] if record is not None else 0
-        if held < self.acknowledged:
-            text = f"{self.name} was told that {self.acknowledged} is written; the map holds {held}"
-            raise Violation("I6", text)
+        """Check that a map has its acknowledged writes. Raises Violation."""
+        check_kept(cluster, self.name, self.acknowledged)
 
 
-class _Life:
-    """What a client knows in one life."""
+class _State:
+    """State of a client in one incarnation."""
 
     def __init__(self, user: User, node: Node, group: ControllerGroup, ledger: Ledger) -> None:
         self.node = node
-        self.dice: Dice = group.world.dice.fork(f"{user.name}/{node.life}")
+        self.dice: Dice = group.world.dice.fork(f"{user.name}/{node.incarnation}")
         self.map = ClusterMap()
         self._user = user
         self._group = group
         self._ledger = ledger
-        self._identity = Identity(role=user.role, node=user.name, incarnation=node.life)
+        self._identity = Identity(role=user.role, node=user.name, incarnation=node.incarnation)
         self._network = network_of(node)
         self._addresses = list(group.addresses.values())
         self.dice.shuffle(self._addresses)
@@ -236,7 +233,7 @@ class _Life:
     # --- questions ---------------------------------------------------------------------------
 
     async def get(self) -> bool:
-        """Read the whole map; False if patience ended."""
+        """Read the whole map; False after the time limit."""
         reply = await self._answer(GetMap(), begun=self._now())
         if reply is None:
             return False
@@ -244,7 +241,7 @@ class _Life:
         return True
 
     async def set(self, key: str, expected: int, value: dict[str, Any]) -> MapState | MapChanges | None:
-        """Set a key; None if it is not known whether that was done."""
+        """Set a key; None if the outcome is unknown."""
         begun = self._now()
         while not self._session:
             reply = await self._answer(OpenSession(), begun=begun)
@@ -274,7 +271,7 @@ class _Life:
         return answer
 
     async def watch(self) -> None:
-        """See every version of the map, as long as this life goes on."""
+        """Watch every version of the map, until the end of the incarnation."""
         seen, group = ClusterMap(), ""
         while True:
             body = WatchMap(after=seen.version if group else -1, group=group, wait_s=WATCH_S)
@@ -284,9 +281,9 @@ class _Life:
                 group = self._group.histories.group
 
     def _show(self, reply: Message, seen: ClusterMap, what: str) -> ClusterMap:
-        """Take what a controller says of the map, and write down what it shows."""
+        """Apply a controller's answer to the map, and record its versions."""
         body, histories = unpack_any(reply), self._group.histories
-        watcher = f"{self._user.name}/{self.node.life}/{what}"
+        watcher = f"{self._user.name}/{self.node.incarnation}/{what}"
         if isinstance(body, MapState):
             seen = msgspec.convert(read_text_tensor(reply, dict[str, Any], MOST_MAP_TEXT_BYTES), ClusterMap)
             histories.shown(watcher, body.group, seen, whole=True)
@@ -302,10 +299,10 @@ class _Life:
         return self._group.world.now
 
     async def _answer(self, body: Body, *tensors: Any, begun: float) -> Message | None:
-        """Ask until there is an answer; None if patience ends before.
+        """Ask until an answer comes; None after the time limit.
 
         Raises:
-            SessionOver: The controllers know nothing of the session.
+            SessionOver: The controllers do not know the session.
         """
         while self._now() < begun + self._user.patience_s:
             reply = await self._ask_once(body, *tensors, timeout_s=CALL_S)
@@ -314,7 +311,7 @@ class _Life:
         return None
 
     async def _ask_once(self, body: Body, *tensors: Any, timeout_s: float) -> Message | None:
-        """Ask who seems to lead; None if that one gave no answer."""
+        """Ask the presumed leader; None without an answer."""
         link = await self._linked()
         if link is None:
             await asyncio.sleep(PAUSE_S)
@@ -327,14 +324,14 @@ class _Life:
             if error.code == NOT_LEADER:
                 self._leave(link, error.text)
             elif error.code not in (UNKNOWN, "busy", "taken"):
-                raise Violation("protocol", f"{self._user.name} asked {body} and was told {error}") from None
+                raise Violation("protocol", f"{self._user.name} asked {body} and got {error}") from None
             await asyncio.sleep(PAUSE_S)
         except TransportError:
             self._leave(link, "")
         return None
 
     async def _linked(self) -> Link | None:
-        """The link to who seems to lead; None if it cannot be reached."""
+        """Return the link to the presumed leader; None if it cannot be reached."""
         async with self._dialling:
             if self._link is None or self._link.closed:
                 self._link = None
@@ -351,7 +348,7 @@ class _Life:
             return self._link
 
     def _leave(self, link: Link, hint: str) -> None:
-        """Ask another one next: the one that was named, or the next."""
+        """Choose the next controller: the one at the address in `hint`, or the next in turn."""
         if self._link is not link:
             return
         link.abort()

@@ -1,12 +1,11 @@
 """Members of one controller crash, are killed, freeze and are cut off; the controller freezes.
 
-Each worker but one writes numbers into its own record, one after the other, while faults strike. A number
-whose write was acknowledged must be in the controller's map, that one or a later one (I6). Who is down for
-long is missed; and when all faults are over everybody is a member again, in its newest life, with the newest
-map.
+Each worker but one writes increasing numbers to its own record while faults strike. The controller's map must
+have each acknowledged number, or a later one (I6). A member that is down for long is lost. After the faults
+every machine is a member again, in its newest incarnation, with the newest map.
 
-Meanwhile these workers train short runs (`short_runs.py`) from two or three data servers, that are struck
-too. When all faults are over epochs end again.
+Meanwhile these workers train short runs (`short_runs.py`) from two or three data servers, which faults
+strike, too. After the faults epochs end again.
 """
 
 import asyncio
@@ -21,12 +20,20 @@ from adam_async.messages import role_table
 from adam_async.run.cluster_map import NodeRecord
 from adam_async.runtime.random_streams import Dice
 from adam_async.runtime.traffic import Traffic
+from adam_async.simulation.checkers.histories import check_kept
 from adam_async.simulation.faults import KINDS, Strike, strike_all
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Fault, Plan, Setting, draw_options, in_order
-from adam_async.simulation.scenario import Ledger, Scenario, Violation
+from adam_async.simulation.scenario import Ledger, Scenario, Violation, settle
 from adam_async.simulation.scenarios.controller_group import permit_all
-from adam_async.simulation.scenarios.short_runs import ADDRESS, CONTROLLER, DRIVER, LIVES, WAITS, ShortRuns
+from adam_async.simulation.scenarios.short_runs import (
+    ADDRESS,
+    CONTROLLER,
+    DRIVER,
+    INCARNATIONS,
+    WAITS,
+    ShortRuns,
+)
 from transport import BufferPool, Identity, LinkConfig, TcpNetwork
 
 TOKEN = b"a token of the simulated cluster"
@@ -34,21 +41,21 @@ TOKEN = b"a token of the simulated cluster"
 LINKS = LinkConfig(ping_every_s=0.5, dead_after_s=2.0, stalled_after_s=2.0, handshake_s=2.0, close_s=1.0)
 
 STRIKE_S = 14.0
-"""Faults strike within so many seconds."""
+"""Latest start of a fault, in seconds."""
 
 WRITE_S = 0.6
-"""Mean pause of a worker between two writes."""
+"""Mean pause of a worker between two writes, in seconds."""
 
 PACES_S = (0.05, 0.05, 0.2)
-"""What a group takes one of the workers: some are slow."""
+"""Durations of a group in seconds, of which each worker draws one: some workers are slow."""
 
 LINK_KINDS = ("cut", "cut-one-way", "reset")
 
 MISSED_S = LINKS.dead_after_s + LINKS.ping_every_s + WAITS.grace_s + 1.0
-"""Who is down for longer is no member any more."""
+"""Longest time for which a machine that is down may count as live, in seconds."""
 
 SETTLED_S = 60.0
-"""So long after the last fault all is well at the latest."""
+"""Time limit of the recovery after the last fault, in seconds."""
 
 
 def draw_plan(dice: Dice) -> Plan:
@@ -86,19 +93,19 @@ def _draw_fault(dice: Dice, kind: str, member: str, other: str) -> Fault:
 
 @dataclass(slots=True)
 class _Member:
-    """What the world knows of a worker, over all its lives."""
+    """State of a worker as seen from outside, over all its incarnations."""
 
     membership: Membership | None = None
     incarnation: int = 0
     written: int = 0
-    """The newest number that it began to write."""
+    """Newest number that it began to write."""
     acknowledged: int = 0
     down_s: float = 0.0
-    """Since when it is down while the controller runs."""
+    """Time for which it is down while the controller runs, in seconds."""
     pace_s: float = 0.0
 
 
-class _Story:
+class _Run:
     """One run."""
 
     def __init__(self, world: World, plan: Plan, ledger: Ledger) -> None:
@@ -111,14 +118,14 @@ class _Story:
         }
         self.runs = ShortRuns(world, ledger, self._network)
         self.silent = [*self.members][-1]
-        """It never writes: a write sets the whole record, and so gives back a seat that was lost."""
+        """A worker that never writes: a write sets the whole record, and so joins again after a loss."""
         self.writing = True
         world.node(CONTROLLER).start(self._serve)
-        world.node(DRIVER).start(self.runs.disk_model)
+        world.node(DRIVER).start(self.runs.run_driver)
         for number in range(int(plan.options.settings["lenders"])):
-            world.node(f"data-{number}").start(self.runs.lend)
+            world.node(f"data-{number}").start(self.runs.run_data_server)
         for name in self.members:
-            world.node(name).start(self._stay)
+            world.node(name).start(self._supervise)
 
     def _network(self, node: Node) -> TcpNetwork:
         return TcpNetwork(
@@ -126,7 +133,7 @@ class _Story:
         )
 
     async def _serve(self, node: Node) -> None:
-        identity = Identity(role="controller", node=CONTROLLER, incarnation=node.life)
+        identity = Identity(role="controller", node=CONTROLLER, incarnation=node.incarnation)
         controller = Controller(
             permits=permit_all,
             network=self._network(node),
@@ -139,11 +146,11 @@ class _Story:
             self.controller = controller
             await asyncio.Event().wait()
 
-    async def _stay(self, node: Node) -> None:
-        """Be a member. What ends by an error starts again, as a role's supervisor would do it."""
+    async def _supervise(self, node: Node) -> None:
+        """Run a member, and start it again after an error, as the supervisor of a role would."""
         network, member = self._network(node), self.members[node.name]
-        for attempt in range(LIVES):
-            member.incarnation = incarnation = node.life * LIVES + attempt
+        for attempt in range(INCARNATIONS):
+            member.incarnation = incarnation = node.incarnation * INCARNATIONS + attempt
             identity = Identity(role="worker", node=node.name, incarnation=incarnation)
             record = NodeRecord(
                 role="worker",
@@ -161,21 +168,23 @@ class _Story:
             )
             try:
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(membership.run(), name="seat")
+                    group.create_task(membership.run(), name="membership")
                     if node.name != self.silent:
                         group.create_task(self._write(member, membership), name="writer")
                         work = self.runs.train(node, membership, network, identity, pace_s=member.pace_s)
                         group.create_task(work, name="trainer")
                     else:
-                        group.create_task(self.runs.ask_wrongly(membership, network, identity), name="asker")
+                        group.create_task(
+                            self.runs.ask_wrongly(membership, network, identity), name="wrong questions"
+                        )
             except* (RunFailed, RoleDied, DeadlineExceeded):
                 self.ledger.counts["started again"] += 1
             await asyncio.sleep(0.5)
 
-    # --- what is seen --------------------------------------------------------------------------
+    # --- observations --------------------------------------------------------------------------
 
     async def _write(self, member: _Member, membership: Membership) -> None:
-        await membership.wait_for(lambda _: membership.joined, "a seat", WAITS.patience_s)
+        await membership.wait_for(lambda _: membership.joined, "its membership", WAITS.patience_s)
         dice = self.world.dice.fork(f"{membership.node}/{member.incarnation}")
         while self.writing:
             member.written += 1
@@ -183,22 +192,19 @@ class _Story:
             try:
                 await membership.set_node(info={"number": number})
             except DeadlineExceeded:
-                continue  # whether it was written is unknown
+                continue  # the outcome is unknown
             self.ledger.operations += 1
             member.acknowledged = max(member.acknowledged, number)
             self.check_written(membership.node)
             await asyncio.sleep(dice.around(WRITE_S))
 
     def check_written(self, name: str) -> None:
-        """What was acknowledged to a member is in the controller's map."""
+        """Check that the controller's map has the acknowledged writes of a member. Raises Violation."""
         assert self.controller is not None
-        record, acknowledged = self.controller.map.nodes.get(name), self.members[name].acknowledged
-        held = record.info["number"] if record is not None else 0
-        if held < acknowledged:
-            raise Violation("I6", f"{name} was told that {acknowledged} is written; the map holds {held}")
+        check_kept(self.controller.map, name, self.members[name].acknowledged, field="number")
 
     async def watch(self) -> None:
-        """See that maps never go back, and that who is down for long is missed."""
+        """Check that maps never go back, and that a member that is down for long is lost."""
         versions: dict[str, tuple[int, int]] = {}
         while True:
             await asyncio.sleep(STEP_S)
@@ -218,12 +224,12 @@ class _Story:
 
     @property
     def live(self) -> list[str]:
-        """Who is a member."""
+        """Live workers in the controller's map."""
         return self.controller.map.live("worker") if self.controller is not None else []
 
     @property
     def unsettled(self) -> str:
-        """What is not yet as it must be when all faults are over; nothing if all is."""
+        """A condition of the end that does not hold yet; empty if all hold."""
         if self.controller is None:
             return "the controller has not begun"
         newest = self.controller.map
@@ -234,24 +240,20 @@ class _Story:
             if record is None or not record.live:
                 return f"{name} is no member"
             if record.incarnation != member.incarnation:
-                return f"{name} is a member as {record.incarnation}, and lives as {member.incarnation}"
+                return f"{name} is a member as {record.incarnation}, and runs as {member.incarnation}"
             if membership is None or membership.map.version != newest.version:
-                return f"{name} has not the newest map"
+                return f"{name} lacks the newest map"
         return ""
 
     async def settle(self) -> None:
-        """Wait until all is as it must be."""
-        by = self.world.now + SETTLED_S
-        while self.unsettled:
-            if self.world.now > by:
-                raise Violation("all return", f"{SETTLED_S:g} s after the last fault {self.unsettled}")
-            await asyncio.sleep(STEP_S)
+        """Wait until all conditions of the end hold."""
+        await settle(self.world, lambda: self.unsettled, within_s=SETTLED_S, invariant="all return")
 
     async def strike_link(self, world: World, fault: Fault) -> None:
-        """Cut or reset a link; of data servers, that of the lender to the next keeper once there is one.
+        """Cut or reset a link; for data servers, that of the ledger leader to its first replica.
 
         Raises:
-            Violation: There is none for long.
+            Violation: The ledger has no replica for long.
         """
         if fault.targets[0] in self.runs.ledger_leaders:
             ledger_replicas: tuple[str, ...] = ()
@@ -259,7 +261,7 @@ class _Story:
             while len(ledger_replicas) < 2:
                 if world.now > by:
                     alone = ledger_replicas or "no server"
-                    text = f"{SETTLED_S:g} s after {fault} was due they are with {alone} alone"
+                    text = f"{SETTLED_S:g} s after {fault} was due {alone} alone has the leases"
                     raise Violation("leases are kept twice", text)
                 await asyncio.sleep(STEP_S)
                 ledger_replicas = self.controller.map.ledger_leaders if self.controller is not None else ()
@@ -272,37 +274,37 @@ class _Story:
         by, before = self.world.now + SETTLED_S, len(self.runs.ended)
         while len(self.runs.ended) == before:
             if self.world.now > by:
-                problem = self.unsettled  # who is not there may be why
+                problem = self.unsettled  # a missing member may be the reason
                 text = f"{SETTLED_S:g} s after the last fault {problem or 'no epoch has ended'}"
                 raise Violation("all return" if problem else "epochs end", text)
             await asyncio.sleep(STEP_S)
 
 
 STEP_S = 0.05
-"""How often the world looks."""
+"""Interval between two checks, in seconds."""
 
 
 async def run(world: World, plan: Plan, ledger: Ledger) -> None:
-    """Go through a plan."""
-    story = _Story(world, plan, ledger)
+    """Carry out a plan."""
+    current = _Run(world, plan, ledger)
     async with asyncio.TaskGroup() as group:
-        watch = group.create_task(story.watch(), name="watch")
-        own: dict[str, Strike] = dict.fromkeys(LINK_KINDS, story.strike_link)
+        watch = group.create_task(current.watch(), name="watch")
+        own: dict[str, Strike] = dict.fromkeys(LINK_KINDS, current.strike_link)
         await strike_all(world, plan.faults, ledger, own=own)
         await asyncio.sleep(max(0.0, STRIKE_S - world.now))
-        await story.end_an_epoch()
-        story.writing = story.runs.going_on = False
-        await story.settle()
+        await current.end_an_epoch()
+        current.writing = current.runs.going_on = False
+        await current.settle()
         watch.cancel()
-    for name in story.members:
-        story.check_written(name)
+    for name in current.members:
+        current.check_written(name)
 
 
 MEMBERS = Scenario(
     name="members",
     about="members of one controller crash, freeze and are cut off, and return",
     kinds=("crash", "kill", "freeze", "cut", "cut-one-way", "reset", "slow"),
-    least_operations=100,  # of groups only those count whose epoch has ended, and few writes are made
+    least_operations=100,  # groups count only after their epoch, and writes are few
     limit_s=300.0,
     marks=("pauses", "epochs cut short", "runs failed", "refused"),
     plan=draw_plan,

@@ -1,6 +1,6 @@
-"""What has a seat by the shipped `Membership` in a run, writes into its record, loses it and takes it again.
+"""A member by the shipped `Membership` that writes to its record, loses its membership and joins again.
 
-A program whose seat is lost takes another incarnation and goes on, as whoever supervises a role would do it.
+After the loss it takes another incarnation and goes on, as the supervisor of a role would.
 """
 
 import asyncio
@@ -17,41 +17,42 @@ from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
 from adam_async.run.config import Waits
 from adam_async.runtime.random_streams import Dice
 from adam_async.runtime.traffic import Traffic
+from adam_async.simulation.checkers.histories import check_kept
 from adam_async.simulation.nodes import Node
-from adam_async.simulation.scenario import Ledger, Violation
+from adam_async.simulation.scenario import Ledger
 from adam_async.simulation.scenarios.controller_group import ControllerGroup, network_of
 from adam_async.simulation.scenarios.map_user import RUN
 from transport import Identity, LinkClosed
 
 AGAIN_S = 0.3
-"""Before a program that gave up begins anew."""
+"""Pause before a program that gave up starts again, in seconds."""
 
-LIVES = 1000
-"""A program that begins anew takes the next incarnation; a machine's lives are so far apart."""
+INCARNATIONS = 1000
+"""Number of incarnations for one start of a machine: a program that starts again takes the next one."""
 
 LINGERS_S = 1.0
-"""So long a process that hangs at its end is heard."""
+"""Time for which a hanging process keeps its link, in seconds."""
 
 NEWS_S = 1.0
-"""So long a member waits for a newer map."""
+"""Time limit of a wait for a newer map, in seconds."""
 
 
 class Member:
-    """Has a seat by `Membership`, and writes numbers into its record, over all lives of its machine.
+    """Joins by `Membership` and writes numbers to its record, over all incarnations of its machine.
 
     Args:
-        name: Of its machine.
-        group: Of which controllers it is a member.
-        ledger: Counts its operations.
-        controllers: The addresses that it is given.
-        waits: Of its seat.
-        pause_s: Between two things that it does, in the mean.
-        other: Of whom it says at times that it has died.
+        name: Name of its machine.
+        group: Controllers of the cluster.
+        ledger: Count of its operations.
+        controllers: Addresses that it knows.
+        waits: Time limits of its membership.
+        pause_s: Mean pause between two operations, in seconds.
+        other: Node whose death it sometimes reports.
 
     Attributes:
-        working: Whether it does anything but keep its seat.
-        seat: The newest.
-        acknowledged: The highest number of which it was told that it is written.
+        working: Whether it does more than keep its membership.
+        membership: The newest membership.
+        acknowledged: Highest acknowledged number.
     """
 
     def __init__(
@@ -77,14 +78,14 @@ class Member:
         self._other = other
         self._written = 0
 
-    async def live(self, node: Node) -> None:
-        """Be a member, as the program of one life."""
+    async def run(self, node: Node) -> None:
+        """Be a member, as the program of one incarnation."""
         async with asyncio.TaskGroup() as group:
-            for incarnation in itertools.count(node.life * LIVES):
+            for incarnation in itertools.count(node.incarnation * INCARNATIONS):
                 self.membership = membership = self._new_membership(node, incarnation)
                 try:
                     async with asyncio.TaskGroup() as membership_group:
-                        membership_group.create_task(membership.run(), name=f"{self.name}/seat")
+                        membership_group.create_task(membership.run(), name=f"{self.name}/membership")
                         membership_group.create_task(
                             self._watch(membership, incarnation), name=f"{self.name}/watches"
                         )
@@ -113,15 +114,15 @@ class Member:
         )
 
     async def _watch(self, membership: Membership, incarnation: int) -> None:
-        """Write down the maps of a seat: none may be older than the one before, or unlike another's."""
+        """Record the maps of a membership: none may go back, or differ from another's of its version."""
         async for newest in membership.changes():
             histories = self._group.histories
             if newest.version:
-                histories.shown(f"{self.name}/{incarnation}/seat", histories.group, newest, whole=True)
+                histories.shown(f"{self.name}/{incarnation}/membership", histories.group, newest, whole=True)
 
     async def _work(self, membership: Membership, incarnation: int) -> None:
         dice = self._group.world.dice.fork(f"{self.name}/{incarnation}")
-        await membership.wait_for(lambda _: membership.joined, "a seat", self._waits.patience_s)
+        await membership.wait_for(lambda _: membership.joined, "its membership", self._waits.patience_s)
         while True:
             await asyncio.sleep(dice.around(self._pause_s))
             if not self.working:
@@ -143,11 +144,11 @@ class Member:
                 else:
                     await self._write(membership)
             except DeadlineExceeded:
-                continue  # whether it was done is unknown
+                continue  # the outcome is unknown
             self._ledger.operations += 1
 
     async def _linger(self, node: Node, incarnation: int) -> None:
-        """Be a process that is not quite gone: while it is heard the next one has to wait for its seat."""
+        """Keep a link as a hanging process would: until its end the next incarnation cannot join."""
         client = MapClient(
             network=network_of(node),
             controllers=self._controllers,
@@ -169,11 +170,11 @@ class Member:
         self.acknowledged = max(self.acknowledged, number)
 
     async def _run(self, membership: Membership, dice: Dice) -> None:
-        """Submit a run for which nobody is ready, or end it; it has no epoch, and nobody lends."""
+        """Submit a run for which no role becomes ready, or end it; it has no epoch and no ledger."""
         run = membership.map.run
         if run is None or run.phase in ("failed", "finished"):
             record = RunRecord(id=f"{self.name}-{dice.below(1 << 20)}", driver=self.name, **RUN)
-            with contextlib.suppress(RunFailed):  # the other one was first
+            with contextlib.suppress(RunFailed):  # the other member was first
                 await membership.submit_run(record)
             return
         await membership.update_run(lambda newest: msgspec.structs.replace(newest, phase="finished"))
@@ -181,17 +182,13 @@ class Member:
         await membership.update_ledger_record(lambda newest: newest)
 
     def check_kept(self, cluster: ClusterMap) -> None:
-        """See that a map has what was acknowledged. Raises Violation."""
-        record = cluster.nodes.get(self.name)
-        held = record.info["number"] if record is not None else 0
-        if held < self.acknowledged:
-            text = f"{self.name} was told that {self.acknowledged} is written; the map holds {held}"
-            raise Violation("I6", text)
+        """Check that a map has its acknowledged writes. Raises Violation."""
+        check_kept(cluster, self.name, self.acknowledged, field="number")
 
     def check_joined(self, cluster: ClusterMap) -> str:
-        """Say what its seat lacks; nothing if the newest map has it, and it has the newest map."""
+        """Return why it has not joined with the newest map; empty if it has."""
         if self.membership is None or not self.membership.joined:
-            return f"{self.name} has no seat"
+            return f"{self.name} has not joined"
         if self.membership.map.version != cluster.version:
             own = self.membership.map.version
             return f"{self.name} has version {own} of the map; the newest is {cluster.version}"
@@ -199,8 +196,8 @@ class Member:
 
 
 class _Left(Exception):
-    """A member said goodbye."""
+    """A member left."""
 
 
 class _Hangs(Exception):
-    """A member ends, and is heard for a while all the same."""
+    """A member ends, but keeps a link for a while."""

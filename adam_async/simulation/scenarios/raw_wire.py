@@ -1,8 +1,10 @@
 """A connection without any protocol, for peers that break the protocol."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
+from transport import HandshakeRejected
 from transport.handshake import RECORD_BYTES, ClientHandshake
 
 DIAL_PAUSE_S = 0.2
@@ -13,7 +15,7 @@ class RawWire(asyncio.Protocol):
     """One connection, with its received bytes and its end."""
 
     def __init__(self) -> None:
-        self.came = bytearray()
+        self.received = bytearray()
         self.over = self.was_reset = False
         self.news = asyncio.Event()
         self.transport: asyncio.Transport | None = None
@@ -23,14 +25,14 @@ class RawWire(asyncio.Protocol):
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self.came += data
+        self.received += data
         self.news.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.over, self.was_reset = True, exc is not None
         self.news.set()
 
-    def say(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         """Send bytes; does nothing after the end of the connection."""
         assert self.transport is not None
         self.transport.write(data)
@@ -42,10 +44,10 @@ class RawWire(asyncio.Protocol):
 
     async def until(self, count: int) -> bytes:
         """Wait for so many bytes or the end; return and drop the received bytes."""
-        while len(self.came) < count and not self.over:
+        while len(self.received) < count and not self.over:
             self.news.clear()
             await self.news.wait()
-        taken, self.came = bytes(self.came[:count]), self.came[count:]
+        taken, self.received = bytes(self.received[:count]), self.received[count:]
         return taken
 
     async def record(self) -> bytes:
@@ -56,24 +58,39 @@ class RawWire(asyncio.Protocol):
         """
         record = await self.until(RECORD_BYTES)
         if len(record) < RECORD_BYTES:
-            raise ConnectionError("the port hung up")
+            raise ConnectionError("the server closed the connection")
         return record
 
     async def prove(self, handshake: ClientHandshake) -> None:
         """Go through a handshake.
 
         Raises:
-            HandshakeRejected: The port refused it.
-            ConnectionError: The port hung up.
+            HandshakeRejected: The server refused it.
+            ConnectionError: The server closed the connection.
         """
-        self.say(handshake.hello())
-        self.say(handshake.receive(await self.record()))
+        self.send(handshake.hello())
+        self.send(handshake.receive(await self.record()))
         handshake.receive(await self.record())
 
-    def hang_up(self) -> None:
+    def close(self) -> None:
         """End the connection at once."""
         assert self.transport is not None
         self.transport.abort()
+
+
+async def dial_authenticated(
+    host: str, port: int, make_handshake: Callable[[], ClientHandshake], *, pause_s: float
+) -> RawWire:
+    """Connect and go through a handshake, with as many attempts as needed and a pause between two."""
+    while True:
+        wire = await dial_raw(host, port)
+        handshake = make_handshake()
+        try:
+            await wire.prove(handshake)
+            return wire
+        except (HandshakeRejected, ConnectionError, ValueError):
+            wire.close()
+            await asyncio.sleep(pause_s)
 
 
 async def dial_raw(host: str, port: int) -> RawWire:

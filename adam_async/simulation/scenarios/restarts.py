@@ -1,10 +1,9 @@
-"""All controllers lose their power at once, again and again, and must go on with all that was acknowledged.
+"""All controllers crash at once, repeatedly, and must go on with all acknowledged writes.
 
-A restart of all is where votes and terms that were not on disk do their worst: whoever forgot that he voted
-votes again. Each round the machines crash in the middle of what they do, and writes that were not synced are
-lost or torn; sometimes they crash again while they come up, or one comes back late. Then a client must be
-answered (I15), and the map must have everything that was acknowledged to anybody (I6). What else must hold is
-checked at every event, as in `controllers`.
+A restart of all controllers is the worst case for votes and terms that are not on disk: a node that forgot
+its vote votes again. In each round the machines crash in the middle of their work, and unsynced writes are
+lost or torn; some crash again during the restart, or one restarts late. Then a client must get answers (I15),
+and the map must have all acknowledged writes (I6). Checkers follow every event, as in `controllers`.
 """
 
 import asyncio
@@ -15,23 +14,24 @@ from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, Setting, draw_options
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
 from adam_async.simulation.scenarios.controller_group import ANSWER_S, draw_settings
-from adam_async.simulation.scenarios.controller_story import MARKS, STEP_S, Story
+from adam_async.simulation.scenarios.controller_run import MARKS, STEP_S, ControllerRun
 from adam_async.simulation.scenarios.map_user import User
 
 ROUNDS = 8
-"""Restarts of all in one run."""
+"""Number of restarts of all controllers in one run."""
 
 ROUND_S = 3.5
-"""Between two of them, at least."""
+"""Least interval between two of them, in seconds."""
 
 LEAST_OPERATIONS = 200
+"""Number of answered questions of a run."""
 
 ANSWERS = 3
-"""So many answers, of all clients together, show that a group goes on."""
+"""Number of answers, of all clients together, that show that a group goes on."""
 
 
 def draw_plan(dice: Dice) -> Plan:
-    """Draw a group, its clients, and when it is restarted, at times once more in the midst of it."""
+    """Draw a group, its clients and its restarts; some restarts are interrupted by further ones."""
     users = 2 + dice.below(2)
     settings: dict[str, Setting] = {
         **draw_settings(dice, sessions=users),
@@ -51,7 +51,7 @@ def draw_plan(dice: Dice) -> Plan:
     return Plan(options=draw_options(dice, settings), faults=tuple(faults))
 
 
-class _Story(Story):
+class _Run(ControllerRun):
     """One run."""
 
     def __init__(self, world: World, plan: Plan, ledger: Ledger) -> None:
@@ -78,7 +78,7 @@ class _Story(Story):
         self.group.check_end()
 
     async def restart_all(self, world: World, fault: Fault) -> None:
-        """Crash all controllers, `amount` times once more while they come up, and see that they go on."""
+        """Crash all controllers, `amount` times again during their restart, and check that they go on."""
         names = list(self.group.addresses)
         for attempt in range(int(fault.amount) + 1):
             if attempt:
@@ -93,7 +93,7 @@ class _Story(Story):
         await self.goes_on()
 
     async def goes_on(self) -> None:
-        """Wait for answers, and see that what was acknowledged is in the map that leads to them."""
+        """Wait for answers, and check that the newest map has all acknowledged writes."""
         kept = {user.name: user.acknowledged for user in self.users}
         progress = self.group.progress
         progress.heal(kept)
@@ -110,13 +110,13 @@ class _Story(Story):
 
 
 async def run(world: World, plan: Plan, ledger: Ledger) -> None:
-    """Go through a plan."""
-    await _Story(world, plan, ledger).run()
+    """Carry out a plan."""
+    await _Run(world, plan, ledger).run()
 
 
 RESTARTS = Scenario(
     name="restarts",
-    about="all controllers lose their power at once, again and again",
+    about="all controllers crash at once, repeatedly",
     kinds=("restart-all",),
     least_operations=LEAST_OPERATIONS,
     least_leader_changes=ROUNDS,

@@ -1,9 +1,9 @@
-"""Short runs: what workers of a scenario read from data servers, and say that they have trained.
+"""Short runs: workers of a scenario lease groups from data servers and report them as trained.
 
-Nothing is computed. Short runs follow one another, each with options of its own: how an epoch is shared out,
-whether it ends early, begins warm or pauses, is taken up half way, in how many parts a model is cut. A run
-whose data servers are lost fails, and the next one begins. An epoch that ends has counted every image once,
-or skipped it.
+Workers compute nothing. Short runs follow one another, each with options of its own: how an epoch is shared
+out, whether it ends early, starts warm, pauses or resumes half way, and into how many partitions the model is
+cut. A run that loses its data servers fails, and the next one begins. A finished epoch has counted or skipped
+every image once.
 """
 
 import asyncio
@@ -40,15 +40,16 @@ ADDRESS = f"tcp://{CONTROLLER}:7000"
 WAITS = Waits(dial_s=5.0, call_s=5.0, patience_s=120.0, grace_s=2.0)
 
 DRIVER = "ps-0"
-"""One machine stands for the parameter servers and the driver; it is not struck."""
+"""Machine of the parameter server and the driver, which no fault strikes."""
 
 IMAGES, GROUP = 160, 2
-"""Images there are, and of a group."""
+"""Number of images of the dataset, and of a group."""
 
 AHEAD = 8
-"""Groups that a worker holds."""
+"""Number of groups that a worker leases ahead."""
 
 RUN_EPOCHS = 2
+"""Number of epochs of a run."""
 
 RUN_KINDS: tuple[Mapping[str, Setting], ...] = (
     {},
@@ -57,22 +58,22 @@ RUN_KINDS: tuple[Mapping[str, Setting], ...] = (
     {"consistency": "ssp:2", "push_every": 2},
     {"consistency": "bsp"},
 )
-"""How the groups of a run are shared out."""
+"""Options that decide how a run shares out its groups."""
 
 RUN_EXTRAS: tuple[Mapping[str, Setting], ...] = ({}, {}, {"warm_start": 6}, {"checkpoint_every": 30})
 
 TAKEN_UP = ((0, 20), (31, 47))
-"""Groups that are trained already where a run is taken up half way."""
+"""Ranges of groups that are trained already in a resumed run."""
 
 SPEC = mlp((4, 2), input_shape=(1, 2, 2)).to_dict()
 
-LIVES = 1000
-"""A program that starts itself again takes the next incarnation; a machine's lives are so far apart."""
+INCARNATIONS = 1000
+"""Number of incarnations for one start of a machine: a program that starts again takes the next one."""
 
 
 @lru_cache(maxsize=1)
 def images() -> Dataset:
-    """What is trained on."""
+    """Return the dataset."""
     pixels = np.arange(IMAGES * 4, dtype=np.uint8).reshape(IMAGES, 1, 2, 2)
     labels = np.arange(IMAGES) % 2
     some = (pixels[:8], labels[:8])
@@ -99,20 +100,20 @@ def draw_run(dice: Dice, number: int) -> RunRecord:
 
 
 Place = tuple[str, int, int, int]
-"""Run, replica, its life, and the part."""
+"""Run, replica, replica generation and partition."""
 
 
 class ShortRuns:
     """One run after the other, in a world of members.
 
     Args:
-        world: Where they are.
-        ledger: Told what comes of them.
-        network: Gives a machine its network.
+        world: World of the machines.
+        ledger: Record of the runs.
+        network: Makes the network of a machine.
 
     Attributes:
-        lenders: Data servers, by machine, each in its newest life.
-        ended: Epochs that have ended: run and number.
+        ledger_leaders: Newest incarnation of each data server.
+        ended: Run and number of finished epochs.
         going_on: Whether epochs and runs still begin.
     """
 
@@ -124,14 +125,16 @@ class ShortRuns:
         self.going_on = True
         self._network = network
 
-    async def lend(self, node: Node) -> None:
-        """Be a data server, as one that a supervisor starts again."""
-        for attempt in range(LIVES):
+    async def run_data_server(self, node: Node) -> None:
+        """Run a data server, and start it again after an error, as a supervisor would."""
+        for attempt in range(INCARNATIONS):
             server = DataServer(
                 network=self._network(node),
                 address=f"tcp://{node.name}:1",
                 controller=ADDRESS,
-                identity=Identity(role="data", node=node.name, incarnation=node.life * LIVES + attempt),
+                identity=Identity(
+                    role="data", node=node.name, incarnation=node.incarnation * INCARNATIONS + attempt
+                ),
                 waits=WAITS,
                 dataset=images(),
                 make_pool=SimulatedPool,
@@ -146,11 +149,11 @@ class ShortRuns:
                 self._ledger.counts["started again"] += 1
             await asyncio.sleep(0.5)
 
-    async def disk_model(self, node: Node) -> None:
-        """Have one run follow the other, and each of their epochs begin; be ready for all of them."""
+    async def run_driver(self, node: Node) -> None:
+        """Submit one run after the other, start their epochs, and be ready for all of them."""
         network = self._network(node)
-        identity = Identity(role="ps", node=node.name, incarnation=node.life)
-        record = NodeRecord(role="ps", address=f"tcp://{node.name}:1", incarnation=node.life)
+        identity = Identity(role="ps", node=node.name, incarnation=node.incarnation)
+        record = NodeRecord(role="ps", address=f"tcp://{node.name}:1", incarnation=node.incarnation)
         membership = Membership(
             network=network,
             controller=ADDRESS,
@@ -160,13 +163,13 @@ class ShortRuns:
             traffic=Traffic(node.name),
         )
         async with asyncio.TaskGroup() as group:
-            group.create_task(membership.run(), name="seat")
+            group.create_task(membership.run(), name="membership")
             runs = 0
             async for cluster in membership.changes():
                 run = cluster.run
                 if not self.going_on or not membership.joined:
                     continue
-                with suppress(DeadlineExceeded):  # the controller stands still; the map says what was done
+                with suppress(DeadlineExceeded):  # the controller is frozen; the map shows the outcome later
                     if run is None or run.over:
                         self._ledger.counts["runs failed"] += run is not None and run.phase == "failed"
                         runs += 1
@@ -181,9 +184,9 @@ class ShortRuns:
                         await membership.update_epoch(lambda epoch: msgspec.structs.replace(epoch, paused=0))
 
     def _end_epoch(self, run: RunRecord, result: Mapping[str, Any]) -> None:
-        """An epoch has ended: see that every image is counted once, and count its trained groups."""
+        """Check that a finished epoch counted every image once, and count its trained groups."""
         if (run.id, run.epoch) in self.ended:
-            return  # we have seen it, and could not have the next one begin
+            return  # checked before, but the start of the next epoch failed
         self.ended[run.id, run.epoch] = None
         self._ledger.counts["epochs cut short"] += result["skipped"] > 0
         if result["images"] + result["skipped"] != IMAGES:
@@ -198,7 +201,7 @@ class ShortRuns:
     async def train(
         self, node: Node, membership: Membership, network: TcpNetwork, identity: Identity, *, pace_s: float
     ) -> None:
-        """Take part in each run, and in each life of our replica in it."""
+        """Take part in each run and each generation of the own replica."""
         place: Place | None = None
         task: asyncio.Task[None] | None = None
         client: DataClient | None = None
@@ -241,7 +244,7 @@ class ShortRuns:
     async def _train_in(
         self, pace_s: float, membership: Membership, place: Place, client: DataClient
     ) -> None:
-        """Take groups, and say that they are trained, half of what is held at a time."""
+        """Take groups and report them as trained, half of the leased ones at a time."""
         async with asyncio.TaskGroup() as group:
             group.create_task(client.run(), name=f"{membership.node}/groups")
             await membership.set_node(ready=ready_word(place[0], place[2]))
@@ -258,7 +261,7 @@ class ShortRuns:
                     client.finished(Finished(epoch, number, attempt, count, 1.0, clock))
 
     async def ask_wrongly(self, membership: Membership, network: TcpNetwork, identity: Identity) -> None:
-        """Ask data servers for what there is not: each question is refused by its name."""
+        """Send invalid questions to data servers; each must be refused with its own code."""
         while True:
             await asyncio.sleep(2.0)
             run, address = membership.map.run, membership.map.ledger_leader_for(0)
@@ -286,20 +289,20 @@ class ShortRuns:
     async def _be_refused(
         self, link: Link, code: str, question: Body, *, unless: "asyncio.Future[Any] | None" = None
     ) -> None:
-        """Ask what is refused with this code; `unless` something else was answered before it."""
+        """Send a question that must be refused with this code, unless `unless` is answered before it."""
         try:
-            told = await link.call(pack(question), timeout_s=2.0)
+            answer = await link.call(pack(question), timeout_s=2.0)
         except RemoteError as error:
             if error.code not in (code, "wrong-run", "not-lending"):
                 raise Violation("wrong questions", f"{question!r}: {error.code!r}, not {code!r}") from None
             self._ledger.counts["refused"] += 1
         else:
             if unless is None or not unless.done():
-                raise Violation("wrong questions", f"{question!r} was answered with {told!r}")
+                raise Violation("wrong questions", f"{question!r} was answered with {answer!r}")
 
 
 def _place(cluster: ClusterMap, membership: Membership) -> Place | None:
-    """Where a worker takes part; nowhere while it has no seat, or its replica lacks others."""
+    """Return the place of a worker in the run; None before it joined, or if its replica is incomplete."""
     run, record = cluster.run, cluster.nodes.get(membership.node)
     if run is None or record is None or not membership.joined or run.over:
         return None

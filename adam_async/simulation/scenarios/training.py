@@ -1,10 +1,10 @@
 """A whole cluster learns digits while controllers, workers and a data server are lost, and links break.
 
 Every role is a machine of its own: three controllers with a disk each, two parameter servers, two data
-servers, two replicas, a driver. Of what parameter servers and the driver hold there is one copy, so they are
-only disturbed, and never lost. What must hold: the run ends in time; every epoch counts every image once; the
-model has learnt; each push of which a worker was told is in the shards (I1), and none is in them twice (I2).
-Gradients cross the network, so the replay hash of a seed is the same where BLAS gives the same last bits.
+servers, two replicas, a driver. The state of parameter servers and driver has one copy, so faults only delay
+these roles. The invariants: the run ends in time; every epoch counts every image once; the model learns; each
+acknowledged push is in the shards (I1), and none is in them twice (I2). Gradients cross the network, so a
+seed has the same replay hash on machines whose BLAS gives the same bits.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
-from adam_async.simulation.scenarios.bad_clients import Visitors
+from adam_async.simulation.scenarios.bad_clients import BadClients
 from adam_async.simulation.scenarios.training_cluster import (
     CONTROLLERS,
     IMAGES,
@@ -51,26 +51,26 @@ TRAINING = Config(
 )
 
 BEGUN_S, STRIKE_S = 1.0, 10.0
-"""Faults strike from and to."""
+"""Earliest and latest start of a fault, in seconds."""
 
 LEARNT = 0.75
-"""Share of the test images that the model tells apart at the end; guessing tells a tenth."""
+"""Least test accuracy at the end, as a share; guessing gives 0.1."""
 
 LEARNT_OTHERWISE = 0.25
-"""The same of a run whose options were drawn, not chosen to learn fast; 39 % is the least that was seen."""
+"""Least test accuracy of a run with drawn options, which may learn slowly; the lowest one seen was 0.39."""
 
 END_S = 60.0
-"""So long after the last fault the run is over at the latest."""
+"""Time limit of the end of the run after the last fault, in seconds."""
 
 BRIEF_S = 1.2
-"""Who has the only copy of something stands still no longer: its links bear it."""
+"""Longest freeze of a role with the only copy of its state, in seconds: its links survive it."""
 
 SETTLE_S = 2.0
-"""So long after the end of the run servers have done all that was asked of them."""
+"""Time after the end of the run until servers have done all requests, in seconds."""
 
 LEAST_OPERATIONS = 100
-"""Of a run that counts. Options that a plan draws make pushes rare: large groups, or a model that is cut,
-take about 300 for a whole run, and fewer where only every other group is pushed as well."""
+"""Number of acknowledged pushes of a run that counts. Drawn options can make pushes rare: a whole run with
+large groups or a partitioned model has about 300, and fewer if it pushes every other group."""
 
 
 def draw_plan(dice: Dice) -> Plan:
@@ -133,37 +133,37 @@ def check_result(cluster: TrainingCluster, result: RunResult, ledger: Ledger) ->
         Violation: The run lost or double-counted an image or a push, or the model has not learnt.
     """
     config = cluster.setup.config
-    told = [(epoch.images, epoch.skipped) for epoch in result.epochs]
+    counted = [(epoch.images, epoch.skipped) for epoch in result.epochs]
     least = IMAGES if config.fraction_in_force == 1 else 1
-    if len(told) != config.epochs or any(
-        images < least or images + skipped != IMAGES for images, skipped in told
+    if len(counted) != config.epochs or any(
+        images < least or images + skipped != IMAGES for images, skipped in counted
     ):
-        raise Violation("every image once", f"epochs counted {told} (images, skipped) of {IMAGES}")
+        raise Violation("every image once", f"epochs counted {counted} (images, skipped) of {IMAGES}")
     cluster.check_acknowledged()
     for server in cluster.servers.values():
         assert server.state is not None
         for shard in server.state.shards.values():
             shard.check_invariants()
-            said, applied = sum(shard.last_number.values()), shard.staleness.total()
-            if applied + shard.refused != said:
-                invariant = "I1" if applied + shard.refused < said else "I2"
-                text = f"of {said} pushes {applied} were applied and {shard.refused} refused"
+            pushed, applied = sum(shard.last_number.values()), shard.staleness.total()
+            if applied + shard.refused != pushed:
+                invariant = "I1" if applied + shard.refused < pushed else "I2"
+                text = f"of {pushed} pushes {applied} were applied and {shard.refused} refused"
                 raise Violation(invariant, f"{shard!r}: {text}")
     accuracy = result.epochs[-1].test_accuracy
     learnt = LEARNT if cluster.setup.plain else LEARNT_OTHERWISE
     if accuracy < learnt:
-        raise Violation("it learns", f"the model tells {accuracy:.0%} apart, not {learnt:.0%}")
+        raise Violation("it learns", f"the test accuracy is {accuracy:.0%}, not {learnt:.0%}")
     ledger.operations = sum(cluster.acknowledged.values())
     ledger.counts["accuracy"] = round(100 * accuracy)
     ledger.counts["trained again"] = sum(epoch.trained_again for epoch in result.epochs)
 
 
 async def run(world: World, plan: Plan, ledger: Ledger) -> None:
-    """Go through a plan."""
+    """Carry out a plan."""
     images()
     setup = setup_of(plan.options.settings, TRAINING)
     cluster = TrainingCluster(world, setup, ledger)
-    visitors = Visitors(
+    bad_clients = BadClients(
         cluster=lambda: cluster.map,
         servers=cluster.servers,
         network_of=network_of,
@@ -172,7 +172,7 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     async with asyncio.TaskGroup() as group:
         watch = group.create_task(cluster.watch(), name="watch")
         strikes = TrainingFaults(world, cluster, ledger).strikes
-        await strike_all(world, plan.faults, ledger, own={**strikes, "visit": visitors.strike})
+        await strike_all(world, plan.faults, ledger, own={**strikes, "visit": bad_clients.strike})
         result = await run_result(cluster)
         await asyncio.sleep(SETTLE_S)
         watch.cancel()

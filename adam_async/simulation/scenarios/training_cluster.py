@@ -1,8 +1,7 @@
-"""A simulated cluster that trains: each role on a machine of its own, and what is seen of it from outside.
+"""A simulated training cluster, with each role on a machine of its own, and observations of it from outside.
 
 Three controllers with a disk each, two parameter servers, two data servers, two replicas, a driver. They
-learn the digits that are inside the package; these are read as its code is, once in a process, and nothing of
-a run depends on when.
+learn the digits of the package, which are read once in a process; no run depends on the time of the read.
 """
 
 import asyncio
@@ -40,7 +39,7 @@ from adam_async.worker.service import ModelWorker
 from transport import Budget, BufferPool, Identity, LinkConfig, Secret, TcpNetwork, TransportError
 
 CONTROLLERS = {f"controller-{number}": f"tcp://controller-{number}:7000" for number in (1, 2, 3)}
-"""Where they listen, by name; all others are told all addresses."""
+"""Address of each controller; all roles know all of them."""
 
 TOKEN = b"a token of the simulated cluster"
 FOLDER, CHECKPOINTS = Path("/controller"), Path("/checkpoints")
@@ -55,27 +54,27 @@ LINKS = LinkConfig(
 )
 
 MEMORY_BYTES = 24 << 20
-"""Bytes that the links of one machine hold for their peers together."""
+"""Most bytes that the links of one machine hold for their peers together."""
 
 IMAGES = 300
-"""How many digits are trained on, of 1,437; all 360 of the others are for testing."""
+"""Number of training images, of 1,437; the 360 test images are all used."""
 
 WORKERS = ("worker-0", "worker-1")
 SERVERS = ("ps-0", "ps-1")
 LEDGER_LEADERS = ("data-0", "data-1")
 
 LATE = "worker-2"
-"""It joins a run that has begun."""
+"""Machine of the worker that joins a running run."""
 
-LOOK_S = 0.2
-"""How often the world looks at everything."""
+CHECK_S = 0.2
+"""Interval between two checks, in seconds."""
 
 DAMAGE_S = 6.0
 """Maximum time that a connection stays open after damage on it, in seconds."""
 
 
 def network_of(node: Node, *, token: Secret = TOKEN) -> TcpNetwork:
-    """Make the network of one life of a machine; `token` may be the keys of one role."""
+    """Make the network of one incarnation of a machine; `token` may be the keys of one role."""
     return TcpNetwork(
         token=token,
         entropy=node.entropy,
@@ -87,13 +86,13 @@ def network_of(node: Node, *, token: Secret = TOKEN) -> TcpNetwork:
 
 
 def process_memory() -> ProcessMemory:
-    """What a simulated process says of itself."""
+    """Return the memory of a simulated process."""
     return ProcessMemory(host="", pid=1, peak_rss_mb=1.0)
 
 
 @lru_cache(maxsize=1)
 def images() -> Dataset:
-    """What is trained on; read once for all seeds."""
+    """Return the dataset, read once for all seeds."""
     digits = parse_npz(DIGITS_FILE.read_bytes(), str(DIGITS_FILE), name="digits", source="the package")
     some = digits.train_images[:IMAGES]
     assert isinstance(some, np.ndarray)
@@ -101,21 +100,21 @@ def images() -> Dataset:
 
 
 class TrainingCluster:
-    """The machines of a run, over all their lives.
+    """The machines of a run, over all their incarnations.
 
     Args:
-        world: Where they are.
-        setup: How the run is set up.
-        ledger: Told of what happens.
+        world: World of the machines.
+        setup: Options of the run.
+        ledger: Record of events.
 
     Attributes:
-        setup: As given.
-        controllers: Those that run, by name.
-        servers: The newest life of each, by name.
-        workers: The same.
-        networks: That of the newest life of each machine, by name.
-        acknowledged: Of how many pushes to single shards each session was told.
-        driver: The machine whose program ends when the run does.
+        setup: Options of the run.
+        controllers: Running controllers, by name.
+        servers: Newest incarnation of each parameter server, by name.
+        workers: Newest incarnation of each worker, by name.
+        networks: Network of the newest incarnation of each machine, by name.
+        acknowledged: Number of acknowledged pushes to single shards, by session.
+        driver: Machine of the driver, whose program ends with the run.
     """
 
     def __init__(self, world: World, setup: Setup, ledger: Ledger) -> None:
@@ -128,23 +127,23 @@ class TrainingCluster:
         self._world = world
         self._ledger = ledger
         self._term = 0
-        """The newest term in which a controller was seen to lead."""
+        """Newest observed term with a leader."""
         self._sessions: dict[str, int] = {}
-        """The newest session of each worker's newest life."""
+        """Newest session of each worker's newest incarnation."""
         self._over: set[int] = set()
-        """Sessions of a run that has ended: servers have forgotten them."""
+        """Sessions of an ended run, which servers have forgotten."""
         for name in CONTROLLERS:
-            world.node(name).start(self._control)
+            world.node(name).start(self._run_controller)
         for name in SERVERS:
-            world.node(name).start(self._serve)
+            world.node(name).start(self._run_parameter_server)
         for name in LEDGER_LEADERS:
-            world.node(name).start(self._lend)
+            world.node(name).start(self._run_data_server)
         for name in WORKERS:
-            world.node(name).start(self._work)
+            world.node(name).start(self._run_worker)
         if setup.late_s:
             world.node(LATE).start(self._join_late)
         self.driver = world.node("driver")
-        self.driver.start(self._disk_model, may_fail=True)
+        self.driver.start(self._run_driver, may_fail=True)
 
     # --- roles -------------------------------------------------------------------------------
 
@@ -170,11 +169,11 @@ class TrainingCluster:
             "waits": self.setup.config.waits,
         }
 
-    async def _control(self, node: Node) -> None:
+    async def _run_controller(self, node: Node) -> None:
         controller = Controller(
             network=self._network(node),
             address=CONTROLLERS[node.name],
-            identity=Identity(role="controller", node=node.name, incarnation=node.life),
+            identity=Identity(role="controller", node=node.name, incarnation=node.incarnation),
             waits=self.setup.config.waits,
             peers=CONTROLLERS,
             file=LogFile(node.open_disk(), FOLDER),
@@ -185,13 +184,13 @@ class TrainingCluster:
             self.controllers[node.name] = controller
             await asyncio.Event().wait()
 
-    async def _serve(self, node: Node) -> None:
+    async def _run_parameter_server(self, node: Node) -> None:
         server = ParameterServer(buffers=BufferPool(), **self._member("ps", node))
         self.servers[node.name] = server
         async with server:
             await asyncio.Event().wait()
 
-    async def _lend(self, node: Node) -> None:
+    async def _run_data_server(self, node: Node) -> None:
         while True:
             server = DataServer(
                 dataset=images(),
@@ -199,12 +198,12 @@ class TrainingCluster:
                 available_bytes=lambda: 1 << 30,
                 **self._member("data", node),
             )
-            await self._stay(node, server)
+            await self._supervise(node, server)
 
-    async def _work(self, node: Node) -> None:
+    async def _run_worker(self, node: Node) -> None:
         def entropy(count: int) -> bytes:
             drawn = node.entropy(count)
-            self.look(node.name)
+            self.note_acknowledged(node.name)
             self._sessions[node.name] = int.from_bytes(drawn, "little")
             return drawn
 
@@ -220,14 +219,14 @@ class TrainingCluster:
             )
             self._sessions.pop(node.name, None)
             self.workers[node.name] = worker
-            await self._stay(node, worker)
+            await self._supervise(node, worker)
 
     async def _join_late(self, node: Node) -> None:
         await asyncio.sleep(self.setup.late_s)
-        await self._work(node)
+        await self._run_worker(node)
 
-    async def _stay(self, node: Node, role: AbstractAsyncContextManager[object]) -> None:
-        """Run a role until it ends by an error; its supervisor starts it again."""
+    async def _supervise(self, node: Node, role: AbstractAsyncContextManager[object]) -> None:
+        """Run a role until an error ends it; the caller starts it again, as a supervisor would."""
         try:
             async with role:
                 await asyncio.Event().wait()
@@ -236,7 +235,7 @@ class TrainingCluster:
             self._ledger.note("ended", node.name, str(first_cause(errors)))
         await asyncio.sleep(0.5)
 
-    async def _disk_model(self, node: Node) -> RunResult:
+    async def _run_driver(self, node: Node) -> RunResult:
         config = self.setup.config
         if not self.setup.resumed:
             return await self._train(node, config)
@@ -275,27 +274,27 @@ class TrainingCluster:
     def _on_epoch(self, result: EpochResult) -> None:
         self._ledger.note("epoch", "driver", f"epoch {result.epoch}: {result.test_accuracy:.0%}")
 
-    # --- what is seen ------------------------------------------------------------------------
+    # --- observations ------------------------------------------------------------------------
 
     @property
     def map(self) -> ClusterMap:
-        """The newest cluster map that a controller has."""
+        """Newest cluster map of the running controllers."""
         maps = [controller.map for controller in self.controllers.values()]
         return max(maps, key=lambda each: each.version, default=ClusterMap())
 
     @property
     def leader(self) -> str:
-        """Which controller leads, in the newest term; empty if none that runs does."""
+        """Running leader of the newest term; empty without one."""
         led = [(it.group.term, name) for name, it in self.controllers.items() if it.group.leads]
         return max(led, default=(0, ""))[1]
 
     @property
     def newest_session(self) -> int:
-        """Push session of a worker's newest life; 0 before its first life."""
+        """Push session of a worker's newest incarnation; 0 before the first one."""
         return next(iter(self._sessions.values()), 0)
 
-    def look_who_leads(self) -> None:
-        """Note who leads, if it is news."""
+    def note_leader(self) -> None:
+        """Record a new leader."""
         name = self.leader
         term = self.controllers[name].group.term if name else 0
         if term > self._term:
@@ -303,27 +302,27 @@ class TrainingCluster:
             self._ledger.note("leader", name, f"leads in term {term}")
             self._term = term
 
-    def look(self, name: str) -> None:
-        """Note of how many pushes the session of a worker was told so far."""
+    def note_acknowledged(self, name: str) -> None:
+        """Record the number of acknowledged pushes of a worker's session."""
         session = self._sessions.get(name)
         counts = self.workers[name].statistics().get("parameters") if session is not None else None
         if session is not None and counts is not None:
             self.acknowledged[session] = max(self.acknowledged.get(session, 0), counts.acknowledged)
 
     async def watch(self) -> None:
-        """Look at controllers, workers, and what servers hold, again and again."""
+        """Check controllers, workers and servers at intervals."""
         while True:
-            await asyncio.sleep(LOOK_S)
-            self.look_who_leads()
+            await asyncio.sleep(CHECK_S)
+            self.note_leader()
             for name in self.workers:
-                self.look(name)
+                self.note_acknowledged(name)
             self.check_acknowledged()
             end = self._world.network.unnoticed_damage(after_s=DAMAGE_S)
             if end is not None:
                 raise Violation("damage is noticed", f"{end!r} goes on {DAMAGE_S:g} s after a damaged piece")
 
     def ordered(self) -> dict[int, int]:
-        """How many pushes to single shards the servers took of each session."""
+        """Return the number of pushes to single shards that servers have ordered, by session."""
         counts: dict[int, int] = {}
         for server in self.servers.values():
             for shard in server.state.shards.values() if server.state is not None else ():
@@ -332,21 +331,23 @@ class TrainingCluster:
         return counts
 
     def check_acknowledged(self) -> None:
-        """What a worker was told is in the shards."""
+        """Check that the shards have all acknowledged pushes.
+
+        Raises:
+            Violation: A push is missing.
+        """
         ordered = self.ordered()
-        for session, told in self.acknowledged.items():
-            # Servers drop the push numbers of lives that ended long ago.
+        for session, count in self.acknowledged.items():
+            # Servers drop the push numbers of generations that ended long ago.
             if session not in ordered and any(
                 s.state and s.state.generations_forgotten for s in self.servers.values()
             ):
                 continue
-            if session not in self._over and told > ordered.get(session, 0):
-                text = (
-                    f"session {session:x} was told of {told} pushes; servers have {ordered.get(session, 0)}"
-                )
-                raise Violation("I1", text)
+            if session not in self._over and count > ordered.get(session, 0):
+                text = f"session {session:x} has {count} acknowledged pushes"
+                raise Violation("I1", f"{text}; servers have {ordered.get(session, 0)}")
 
     def takes_part(self, worker: str) -> bool:
-        """Whether a worker trains, and so has links to all whom it needs."""
+        """Whether a worker trains, and so has links to all roles that it needs."""
         record, run = self.map.nodes.get(worker), self.map.run
         return record is not None and record.live and run is not None and record.ready.startswith(run.id)

@@ -1,6 +1,6 @@
-"""What can happen to controllers, links and data servers of a cluster that trains, and to whom.
+"""Faults of the controllers, links and data servers of a training cluster, and their targets.
 
-Of what parameter servers and the driver hold there is one copy, so they are only disturbed, and never lost.
+The state of parameter servers and driver has one copy, so faults only delay these roles.
 """
 
 import asyncio
@@ -33,31 +33,31 @@ from adam_async.simulation.scenarios.training_cluster import (
 )
 
 LINK_KINDS = ("cut", "cut-one-way", "reset", "damage")
-"""Faults of a link; those that name a worker alone are between it and one that it has to do with then."""
+"""Kinds of faults of a link. If a worker is the only target, the link is one that it uses at that time."""
 
 CONTROLLER_KINDS = ("controller-kill", "controller-crash", "controller-freeze")
-"""Faults of a controller; half of them are for whoever leads."""
+"""Kinds of faults of a controller; half of them strike the leader."""
 
 VICTIM_S = 60.0
-"""So long a fault waits for its victim; then something must have gone wrong."""
+"""Time limit of the wait for a target, in seconds."""
 
 LEAST_S = 0.6
-"""Shorter than between two pings nobody may notice what is wrong."""
+"""Least duration of a fault in seconds: longer than the interval between two pings, so peers notice it."""
 
 STEP_S = 0.05
-"""How often a fault looks for its victim."""
+"""Interval between two searches for a target, in seconds."""
 
 
 class TrainingFaults:
-    """Does them.
+    """Carries out faults of a training cluster.
 
     Args:
-        world: Where the machines are.
-        cluster: Whose they are.
-        ledger: Counts the leaders among those that are struck.
+        world: World of the machines.
+        cluster: The training cluster.
+        ledger: Count of struck leaders.
 
     Attributes:
-        strikes: By kind, for `faults.strike_all`.
+        strikes: Faults by kind, for `faults.strike_all`.
     """
 
     def __init__(self, world: World, cluster: TrainingCluster, ledger: Ledger) -> None:
@@ -71,15 +71,15 @@ class TrainingFaults:
         self._cluster = cluster
         self._ledger = ledger
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """A controller has one fault at a time."""
+        """Lock of each controller, held by the fault at it."""
 
     async def _controller(self, world: World, fault: Fault) -> None:
-        """Kill, crash or freeze a controller; without a target, the one that leads as soon as one does."""
+        """Kill, crash or freeze a controller; without a target, the next leader."""
         if not fault.targets:
             await _find_victim(
                 fault,
                 lambda: bool(self._cluster.leader) and not self._locks[self._cluster.leader].locked(),
-                "no controller led that no other fault was at",
+                "no leader was without another fault",
             )
         name = fault.targets[0] if fault.targets else self._cluster.leader
         kind = fault.kind.removeprefix("controller-")
@@ -91,7 +91,7 @@ class TrainingFaults:
             await KINDS[kind](world, msgspec.structs.replace(fault, kind=kind, targets=(name,)))
 
     async def _link(self, world: World, fault: Fault) -> None:
-        """Cut, reset or damage a link; of a worker alone, one of those that it has then."""
+        """Cut, reset or damage a link; for a single worker, one of its present links."""
         if len(fault.targets) > 1:
             await KINDS[fault.kind](world, fault)
             return
@@ -121,7 +121,7 @@ class TrainingFaults:
         await self._cut(fault, ways, both=fault.kind == "cut")
 
     async def _cut(self, fault: Fault, ways: list[tuple[str, str]], *, both: bool) -> None:
-        """Cut the first of these; as long as nobody notices, one more after the other."""
+        """Cut the first of these ways, and one more after the other until the cut has an effect."""
         network, pairs = self._world.network, list[tuple[str, str]]()
         noticed, lasts_s = False, fault.lasts_s
         for source, target in ways:
@@ -136,19 +136,19 @@ class TrainingFaults:
         check_noticed(noticed)
 
     async def _freeze(self, world: World, fault: Fault) -> None:
-        """Let a machine stand still as soon as it runs."""
+        """Freeze a machine as soon as it runs."""
         (name,) = fault.targets
         await _find_victim(fault, lambda: is_running(world.nodes[name]), f"{name} did not run")
         await freeze(world, fault)
 
     async def _kill_ledger_leader(self, world: World, fault: Fault) -> None:
-        """Kill the data server that lends as soon as another has all that it knows; it returns."""
+        """Kill the ledger leader as soon as another data server has a copy of its ledger; then restart it."""
 
         def has_two() -> bool:
             ledger_record = self._cluster.map.ledger_record
             return ledger_record is not None and len(ledger_record.ledger_replicas) == len(LEDGER_LEADERS)
 
-        await _find_victim(fault, has_two, "what one data server knows was not kept by another")
+        await _find_victim(fault, has_two, "no other data server had a copy of the ledger")
         ledger_leader = self._cluster.map.ledger_leaders[:1]
         await kill(world, msgspec.structs.replace(fault, kind="kill", targets=ledger_leader))
 
@@ -161,10 +161,10 @@ async def _until(happened: Callable[[], bool]) -> None:
 
 
 async def _find_victim(fault: Fault, found: Callable[[], bool], missing: str) -> None:
-    """Wait until a fault can strike.
+    """Wait until a fault has a target.
 
     Raises:
-        Violation: For so long it cannot that something must have gone wrong; `missing` says what.
+        Violation: It has none for `VICTIM_S`; `missing` is the reason.
     """
     try:
         async with asyncio.timeout(VICTIM_S):

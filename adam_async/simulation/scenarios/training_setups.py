@@ -1,10 +1,9 @@
-"""Pure: how a simulated cluster trains: which options of a run a seed draws, beside its faults.
+"""Pure: draws the options of a simulated training run from its seed.
 
-One seed in twenty keeps to plain asynchronous training. The others draw how far replicas may be apart, how
-models are cut, what is pushed how often, which rule the servers apply, which of four small networks learns,
-whether the run is interrupted and resumed, whether a worker joins late, and whether roles note what they do.
-The settings of a plan are options of `Config`, and four of this scenario's own: `resumed`, `late_s`,
-`network` and `profiled`. A plan without settings trains plainly.
+One seed in twenty draws plain asynchronous training. The others draw the consistency mode, the partitions,
+the intervals of pushes, the update rule, one of four small networks, an interruption with a resume, a late
+worker, and profiling. The settings of a plan are options of `Config`, and four of this scenario's own:
+`resumed`, `late_s`, `network` and `profiled`. A plan without settings trains plainly.
 
     settings = draw_setup(dice, TRAINING)      # {"consistency": "bsp", "rule": "adam", "rate": 0.005}
     setup = setup_of(settings, TRAINING)
@@ -23,7 +22,7 @@ from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.plan import Setting
 
 OWN = ("resumed", "late_s", "network", "profiled")
-"""Settings that are no options of a run."""
+"""Settings that are not options of a run."""
 
 PLAIN = 0.05
 """Share of the seeds that draw no options."""
@@ -38,10 +37,10 @@ MODES: tuple[Draw, ...] = (
     {"consistency": "bsp"},
     {"consistency": "bsp", "lag": 1},
 )
-"""How far replicas may be apart."""
+"""Consistency modes."""
 
 CUT: Draw = {"partitions": 2, "replicas": 1, "images_per_group": 12, "in_flight": 6, "rate": 0.2}
-"""One replica whose model is cut over both workers: every group crosses the network."""
+"""One replica with a partition on each worker: every group crosses the network."""
 
 CUTS: tuple[Draw, ...] = (
     {**CUT, "network": "frozen", "plan": "layers", "consistency": "asp", "lag": 0},
@@ -58,10 +57,10 @@ WIDE: Draw = {
     "images_per_group": 20,
     "rate": 0.2,
 }
-"""Gradients so large that messages of a step leave while the rest of it is computed."""
+"""Gradients so large that messages of a step leave during its computation."""
 
 WHOLE = ("push_every", "pull_every", "clip", "layer_rate")
-"""Options for which a step has to be whole before it leaves."""
+"""Options for which a step must be complete before its push."""
 
 RULES: tuple[Draw, ...] = (
     {},
@@ -71,7 +70,7 @@ RULES: tuple[Draw, ...] = (
     {"rule": "adagrad", "rate": 0.05},
     {"rule": "adam", "rate": 0.005},
 )
-"""Update rules, each with a rate at which digits are learnt in four epochs."""
+"""Update rules, each with a rate that learns digits in four epochs."""
 
 EXTRAS: tuple[Draw, ...] = (
     {"record": True},
@@ -95,7 +94,7 @@ EXTRAS: tuple[Draw, ...] = (
 )
 
 MORE = 3
-"""So many of these are drawn; what cannot be with those before is left out."""
+"""Number of drawn extras; one that conflicts with earlier options is left out."""
 
 NETWORKS: dict[str, ModelSpec] = {
     "": mlp((64, 32, 10), input_shape=(1, 8, 8)),
@@ -126,45 +125,45 @@ NETWORKS: dict[str, ModelSpec] = {
     ),
     "wide": mlp((64, 256, 256, 10), input_shape=(1, 8, 8)),
 }
-"""What learns; the first where a plan says nothing. The worker with what is frozen hears nothing back of its
-groups, and could run away from the other one."""
+"""Networks by name; the first is the default. In a cut `frozen` network, no gradients return to the first
+partition, which could run ahead of the other one."""
 
 PACE, PACE_CUT = 0.01, 0.05
-"""Share of a core that a worker has: training lasts as long as faults strike. What is cut has more, smaller
-jobs."""
+"""Share of a core of a worker, so that training lasts as long as the faults. A partitioned model has more,
+smaller jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """How one run is set up."""
+    """Options of one run."""
 
     config: Config
     plain: bool
-    """Whether neither the run's options nor the network were drawn: how well these learn is known."""
+    """Whether the run has the default options and network, whose accuracy is known."""
     resumed: bool
-    """Whether the run ends half way, and a second one goes on from its checkpoint."""
+    """Whether the run ends half way, and a second one resumes its checkpoint."""
     late_s: float
-    """When a worker that nobody waits for joins; 0 for never."""
+    """Start of an additional worker, in seconds; 0 for none."""
     spec: ModelSpec
-    """What learns."""
+    """The network."""
     profiled: bool
-    """Whether roles note what they do, and the driver asks them for it."""
+    """Whether roles record profiles, and the driver gathers them."""
 
     @property
     def pace(self) -> float:
-        """Share of a core that a worker has."""
+        """Share of a core of a worker."""
         return PACE_CUT if self.config.partitions > 1 else PACE
 
 
 def setup_of(settings: Draw, plain: Config) -> Setup:
-    """What the settings of a plan mean.
+    """Return the setup for the settings of a plan.
 
     Args:
-        settings: The plan's.
-        plain: What is in force where they say nothing.
+        settings: Settings of the plan.
+        plain: Default options.
 
     Raises:
-        ConfigError: Options that cannot be together; no draw has such.
+        ConfigError: The options conflict; drawn ones never do.
     """
     options = {name: value for name, value in settings.items() if name not in OWN}
     config = msgspec.structs.replace(plain, **options)
@@ -183,8 +182,8 @@ def draw_setup(dice: Dice, plain: Config) -> dict[str, Setting]:
     """Draw the settings of a plan.
 
     Args:
-        dice: A stream that nothing else uses.
-        plain: What is in force where settings say nothing.
+        dice: A random stream for this call alone.
+        plain: Default options.
     """
     if dice.chance(PLAIN):
         return {}
@@ -207,12 +206,12 @@ def draw_setup(dice: Dice, plain: Config) -> dict[str, Setting]:
         if _fits(more, plain):
             settings = more
     if settings.get("network") == "conv" and "partitions" in settings and "push_every" in settings:
-        settings["rate"] = 0.1  # faster, it jumps about: 24 to 49 % with and without faults
+        settings["rate"] = 0.1  # a higher rate gives an erratic 24 to 49 % with and without faults
     return settings
 
 
 def _fits(settings: Draw, plain: Config) -> bool:
-    """Whether such options can be together in one run."""
+    """Whether one run can have all these options."""
     if settings.get("resumed") and ("record" in settings or settings.get("evaluation") == "concurrent"):
         return False
     if settings.get("network") == "wide" and any(name in settings for name in WHOLE):

@@ -1,4 +1,4 @@
-"""One machine that serves by the shipped transport, and clients that ask it in every way there is.
+"""A server on the shipped transport, and clients that use every kind of call and message.
 
 They follow the protocol. Despite other clients, each answer belongs to its question, and no client loses its
 link for a broken rule.
@@ -59,17 +59,17 @@ LINKS = LinkConfig(
     max_unauthenticated=8,
     max_requests=6,
 )
-"""Small, so that a little traffic comes to every limit."""
+"""Options of links with limits so small that little traffic reaches all of them."""
 
 CLIENTS = ("client-0", "client-1", "client-2")
 SERVED_FOREVER = "client-0"
-"""Whose requests the link itself starts tasks for."""
+"""Client whose requests the server handles by `serve_forever`."""
 
 SIZES = (0, 7, 500, 5_000, 20_000)
-"""Numbers in an array: none, one write, one frame, several frames."""
+"""Sizes of an array in numbers: none, one write, one frame, several frames."""
 
 AT_ONCE = 8
-"""Questions that one asks before the first answer has come, at most: more than the other side takes."""
+"""Most open questions of a client: more than the server accepts."""
 
 CANNOT_TRAVEL: tuple[tuple[str, Any], ...] = (
     ("tensor-dtype", [1.0]),
@@ -78,30 +78,30 @@ CANNOT_TRAVEL: tuple[tuple[str, Any], ...] = (
     ("tensor-dims", np.zeros((1,) * 9, np.float32)),
     ("message-size", np.empty(LINKS.max_message_bytes + 1, np.uint8)),
 )
-"""What is no array for the wire, and the rule by which our own side refuses it."""
+"""Invalid arrays, with the rule by which the sender's own side refuses each."""
 
 PAUSE_S = 0.06
-"""Mean pause of a client between two questions."""
+"""Mean pause of a client between two questions, in seconds."""
 
 ROOM_S = 5.0
 """Maximum time that a client waits for room on a link, in seconds: a link that does not move ends earlier."""
 
 
 def network_of(node: Node, *, token: bytes | None = TOKEN, rules: RoleTable = RULES) -> TcpNetwork:
-    """Make the network of one life of a machine."""
+    """Make the network of one incarnation of a machine."""
     return TcpNetwork(token=token, entropy=node.entropy, rules=rules, config=LINKS, pool=BufferPool())
 
 
-class Honest:
-    """The one who serves, and the clients.
+class TransportClients:
+    """The server and its clients.
 
     Args:
-        world: Where they run.
-        ledger: Counts what is said, and what clients are answered.
+        world: World of the machines.
+        ledger: Count of messages and answers.
 
     Attributes:
-        answered: How often each client was.
-        ended: By name of who had a link: the rule for which the last one ended, empty if for none.
+        answered: Number of answers to each client.
+        ended: Broken rule for which the last link of each peer ended; empty if it ended without one.
     """
 
     def __init__(self, world: World, ledger: Ledger) -> None:
@@ -114,7 +114,7 @@ class Honest:
             world.node(name).start(self._ask)
 
     async def _serve(self, node: Node) -> None:
-        identity = Identity(role="server", node=HOST, incarnation=node.life)
+        identity = Identity(role="server", node=HOST, incarnation=node.incarnation)
 
         async def on_link(link: Link) -> None:
             name = link.peer.node
@@ -154,7 +154,7 @@ class Honest:
         self.ended[name] = rule
 
     async def _ask(self, node: Node) -> None:
-        identity = Identity(role="client", node=node.name, incarnation=node.life)
+        identity = Identity(role="client", node=node.name, incarnation=node.incarnation)
         network, dice = network_of(node), self._world.dice.fork(node.name)
         while True:
             try:
@@ -174,12 +174,12 @@ class Honest:
                 await asyncio.sleep(0.1)
 
     async def _one(self, link: Link, dice: Dice) -> None:
-        """Ask one thing, in one of the ways there are, and look at the answer."""
+        """Send one question of a random kind, and check the answer."""
         numbers = tuple(np.arange(dice.choose(SIZES), dtype=np.float32) for _ in range(1 + dice.below(2)))
         question = Message(type="echo", meta={"n": dice.below(1000)}, tensors=numbers)
         match dice.below(9):
             case 6:
-                await _say_what_cannot_be_said(link, question)
+                await _send_invalid_arrays(link, question)
             case 0:
                 into = [np.empty_like(one) for one in numbers]
                 _check(question, await link.call(question, timeout_s=4.0, into=into))
@@ -197,7 +197,7 @@ class Honest:
             case 4:
                 await self._ask_and_listen(link, question)
             case 5:
-                await _ask_what_nobody_answers(link)
+                await _ask_without_answer(link)
             case _:
                 try:
                     _check(question, await link.call(question, timeout_s=dice.choose([0.01, 4.0])))
@@ -205,12 +205,12 @@ class Honest:
                     self._ledger.counts["too late"] += 1
 
     async def _at_once(self, link: Link, numbers: tuple[NDArray[Any], ...]) -> None:
-        """Ask one thing after the other, until the link takes no more."""
+        """Send questions without waiting, until the link accepts no more."""
         questions = [Message(type="echo", meta={"n": n}, tensors=numbers) for n in range(AT_ONCE)]
         calls: list[asyncio.Future[Message]] = []
         try:
             for question in questions:
-                calls.append(link.call_nowait(question, timeout_s=4.0))  # noqa: PERF401 - what was asked counts
+                calls.append(link.call_nowait(question, timeout_s=4.0))  # noqa: PERF401 - keep the calls before an error
         except WouldBlock:
             self._ledger.counts["full"] += 1
             await _with_room(link.wait_writable())
@@ -222,22 +222,20 @@ class Honest:
             _check(question, await call)
 
     async def _ask_and_listen(self, link: Link, question: Message) -> None:
-        """Ask with a callback, and be told when nobody looks at the arrays of the question any more."""
+        """Ask with a callback, and with one for the release of the question's arrays."""
         answer: asyncio.Future[Message | TransportError] = asyncio.get_running_loop().create_future()
 
         fails = (
             question.meta["n"] % 5 == 0 and sum(one.nbytes for one in question.tensors) > LINKS.chunk_bytes
         )
 
-        def let_go() -> None:
+        def release() -> None:
             self._ledger.counts["let go"] += 1
             if fails:
-                raise RuntimeError(
-                    "who was told that arrays are free has failed: that is no matter of the link"
-                )
+                raise RuntimeError("the callback for released arrays failed: the link must go on")
 
         await _with_room(link.wait_writable())
-        link.ask(question, answer.set_result, timeout_s=4.0, release=let_go)
+        link.ask(question, answer.set_result, timeout_s=4.0, release=release)
         came = await answer
         if isinstance(came, TransportError):
             raise came
@@ -258,7 +256,7 @@ async def _with_room(wait: Awaitable[None]) -> None:
 
 
 async def _answer(request: Request) -> None:
-    """Send the message back; refuse a `count` after a while."""
+    """Return an `echo`; refuse a `count` after a pause."""
     _check_question(request)
     message = request.message
     if message.type == "echo":
@@ -269,13 +267,13 @@ async def _answer(request: Request) -> None:
 
 
 def _check_question(request: Request) -> None:
-    """Raise ValueError where less than nothing is asked for: an error of who serves is told to who asks."""
+    """Raise ValueError for a negative number of items: the server's error must reach the client."""
     if request.message.meta.get("items", 0) < 0:
-        raise ValueError("there are no fewer items than none")
+        raise ValueError("the number of items must not be negative")
 
 
-async def _say_what_cannot_be_said(link: Link, question: Message) -> None:
-    """Be refused by our own side, or told that who serves has failed; the link lives on."""
+async def _send_invalid_arrays(link: Link, question: Message) -> None:
+    """Send questions that the own side refuses or the server fails at; the link stays open."""
     for rule, tensor in CANNOT_TRAVEL:
         try:
             await link.call(Message(type="echo", tensors=(tensor,)), timeout_s=4.0)
@@ -283,7 +281,7 @@ async def _say_what_cannot_be_said(link: Link, question: Message) -> None:
             if error.rule != rule:
                 raise
         else:
-            raise Violation("answers fit", f"what breaks the rule {rule!r} has travelled")
+            raise Violation("answers fit", f"a message that breaks the rule {rule!r} was sent")
     try:
         await link.call(question, timeout_s=4.0, into=[np.empty(3, np.float16)])
     except LocalProtocolError as error:
@@ -297,8 +295,8 @@ async def _say_what_cannot_be_said(link: Link, question: Message) -> None:
             raise
 
 
-async def _ask_what_nobody_answers(link: Link) -> None:
-    """Say what nobody may say here, and ask in a way in which it is not answered."""
+async def _ask_without_answer(link: Link) -> None:
+    """Send a message that no role may send here, and a question that the server refuses."""
     try:
         await link.call(Message(type="item"), timeout_s=4.0)
     except LocalProtocolError as error:
@@ -310,7 +308,7 @@ async def _ask_what_nobody_answers(link: Link) -> None:
         if error.code != "late":
             raise
     else:
-        raise Violation("answers fit", "a question was answered that nobody answers")
+        raise Violation("answers fit", "a question was answered that the server refuses")
 
 
 def _check(question: Message, reply: Message) -> None:

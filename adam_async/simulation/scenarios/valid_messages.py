@@ -92,7 +92,7 @@ class Facts:
     node: str = "worker-0"
     """Name of the sender."""
     role: str = "worker"
-    """That the sender has proven."""
+    """Role that the sender has proven."""
     address: str = "tcp://worker-0:1"
     others_node: str = "ps-0"
     map_session: int = 1
@@ -201,7 +201,7 @@ def _among_controllers(facts: Facts) -> list[Example]:
     index, term = facts.core_index, facts.core_term
     members = Members((facts.sender_identity, facts.receiver_identity))
     entry = consensus.Entry(index=index + 1, term=term, command=b"\x80")
-    said: dict[str, consensus.Message] = {
+    messages: dict[str, consensus.Message] = {
         "AskVote": consensus.AskVote(**head, last_index=index, last_term=term, pre=False),
         "Vote": consensus.Vote(**head, pre=False, granted=True),
         "Append": consensus.Append(
@@ -234,11 +234,11 @@ def _among_controllers(facts: Facts) -> list[Example]:
         Example(body=m.Introduce(identity=facts.sender_identity)),
         Example(body=m.Introduced(identity=facts.sender_identity, members=(facts.sender_identity,))),
     ]
-    for of, one in said.items():
+    for of, one in messages.items():
         ride = Ride(kind=consensus.Message, record=one, is_text=False, field="said")
         body = m.Agree(group=facts.group, packed=msgspec.msgpack.encode(one))
         examples.append(Example(body=body, ride=ride, of=of))
-    examples.append(_packed(m.Agree(group=facts.group), consensus.Message, said["Append"], "tensor"))
+    examples.append(_packed(m.Agree(group=facts.group), consensus.Message, messages["Append"], "tensor"))
     return examples
 
 

@@ -1,27 +1,28 @@
-"""What can happen between controllers and their clients: wires are cut, narrow, and break connections.
+"""Faults of the network between controllers and their clients: cuts, low bandwidth and broken connections.
 
-Each fault lasts until its time is over and somebody has noticed it: something waits at a cut, a connection
-was made that is narrow, or one broke.
+Each fault lasts until its time is over and it had an effect: data waits at a cut, a new connection is narrow,
+or a connection broke.
 """
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from adam_async.simulation.faults import Strike, check_noticed, waits
-from adam_async.simulation.network import Conditions, SimulatedNetwork, Wire
+from adam_async.simulation.network import SimulatedNetwork
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenarios.fault_targets import Targets
+from adam_async.simulation.wire import Conditions, Wire
 
 Pair = tuple[str, str]
 """A direction: from one machine to another."""
 
 
 class WireFaults:
-    """Does them.
+    """Carries out faults of the network.
 
     Attributes:
-        strikes: By kind, for `faults.strike_all`.
+        strikes: Faults by kind, for `faults.strike_all`.
     """
 
     def __init__(self, targets: Targets) -> None:
@@ -42,11 +43,11 @@ class WireFaults:
         await self._cut_between(fault, both)
 
     async def _cut_one_way(self, _: World, fault: Fault) -> None:
-        """With `amount` 2 or more, the way back."""
+        """Cut one direction; with `amount` 2 or more, the opposite one."""
         await self._cut_between(fault, lambda *pair: [pair if fault.amount < 2 else pair[::-1]])
 
     async def _cut_between(self, fault: Fault, directions: Callable[[str, str], list[Pair]]) -> None:
-        """Cut two machines off from each other; a client also from those who lead before it notices."""
+        """Cut the wires between two machines; for a client, also those to each later leader in turn."""
         pairs: dict[Pair, None] = {}
 
         def cut() -> None:
@@ -57,14 +58,14 @@ class WireFaults:
         await self._cut_while(fault, cut, pairs, reset=fault.amount % 2 > 0)
 
     async def _isolate(self, world: World, fault: Fault) -> None:
-        """Cut a controller off from everybody; with `amount` 2, from the other controllers."""
+        """Cut all wires of a controller; with `amount` 2, those to other controllers."""
         node = await self._targets.target(fault)
         others = self._addresses if fault.amount == 2 else world.nodes
         pairs = [pair for name in others if name != node.name for pair in both(node.name, name)]
         await self._cut_while(fault, lambda: self._cut_all(pairs), pairs, reset=fault.amount == 1)
 
     async def _lose_answers(self, _: World, fault: Fault) -> None:
-        """What a client asks is done, and the answer is lost."""
+        """Lose the answers to a client, but not its questions."""
         (user,) = fault.targets
         pairs = [(name, user) for name in self._addresses]
         await self._cut_while(fault, lambda: self._cut_all(pairs), pairs, reset=True)
@@ -90,7 +91,7 @@ class WireFaults:
         check_noticed(await self._targets.until(reset))
 
     async def _narrow(self, _: World, fault: Fault) -> None:
-        """Let so many bytes pass in a second; what was connected before has to connect again."""
+        """Limit the bandwidth to `amount` bytes per second; existing connections are reset."""
         for one, other in self._ways(fault):
             self._network.reset(one, other)
         await self._limit(
@@ -98,21 +99,21 @@ class WireFaults:
         )
 
     async def _break_off(self, _: World, fault: Fault) -> None:
-        """Break each connection that has carried so many bytes, old ones among them."""
+        """Reset each connection after `amount` bytes, old ones included."""
         most = int(fault.amount)
         await self._limit(
             fault, lambda usual: replace(usual, reset_after_bytes=most), lambda wire: wire.broken
         )
 
     def _ways(self, fault: Fault) -> list[Pair]:
-        """From the machine that a fault is for to all controllers but itself."""
+        """Return the ways from the target of a fault to all other controllers."""
         (one,) = fault.targets
         return [(one, name) for name in self._addresses if name != one]
 
     async def _limit(
         self, fault: Fault, limited: Callable[[Conditions], Conditions], count: Callable[[Wire], int]
     ) -> None:
-        """Change the conditions of both directions; that is noticed when what is counted grows."""
+        """Change the conditions of both directions; it has an effect as soon as `count` grows."""
         ways = self._ways(fault)
         wires = [self._network.wire(*pair) for way in ways for pair in both(*way)]
         before = sum(map(count, wires))
@@ -128,9 +129,9 @@ class WireFaults:
         check_noticed(noticed)
 
     async def _hold(self, fault: Fault, put: Callable[[], None], noticed: Callable[[], bool]) -> bool:
-        """Keep something as `put` makes it until its time is over and it was noticed. Returns whether it was.
+        """Apply `put` until the time of a fault is over and it had an effect. Returns whether it had one.
 
-        Another fault may have ended at the same wires meanwhile, and undone this one: then it begins again.
+        The end of another fault at the same wires may undo this one, so `put` is applied repeatedly.
         """
         put()
         await self._targets.lasts(fault.lasts_s)
@@ -145,12 +146,12 @@ class WireFaults:
 
 
 def both(one: str, other: str) -> list[Pair]:
-    """Both directions between two machines."""
+    """Return both directions between two machines."""
     return [(one, other), (other, one)]
 
 
 def widen(network: SimulatedNetwork, one: str, other: str) -> None:
-    """Let wires be as they were; narrow connections, which stay what they are, give way to others."""
+    """Restore the conditions of wires; reset narrow connections, which keep their bandwidth."""
     wires = [network.wire(*pair) for pair in both(one, other)]
     if any(wire.conditions.bytes_per_s != network.conditions.bytes_per_s for wire in wires):
         network.reset(one, other)

@@ -22,9 +22,9 @@ from adam_async.messages import (
 )
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
-from adam_async.simulation.network import Conditions
 from adam_async.simulation.nodes import simulate
 from adam_async.simulation.scenarios.controller_group import permit_all
+from adam_async.simulation.wire import Conditions
 from transport import BufferPool, Identity, LinkConfig, TcpNetwork
 
 WAITS = Waits(dial_s=5.0, call_s=5.0, grace_s=2.0)
@@ -106,7 +106,7 @@ class Trio:
             permits=self._permits,
             network=network_of(node),
             address=self.peers[node.name],
-            identity=Identity(role="controller", node=node.name, incarnation=node.life),
+            identity=Identity(role="controller", node=node.name, incarnation=node.incarnation),
             waits=WAITS,
             peers=self.peers,
             file=file,

@@ -53,7 +53,7 @@ class Alone:
         self.machine = Machine()
         self._answers = {}
         self._led = asyncio.Event()
-        identity = Identity(role="controller", node="controller", incarnation=node.life)
+        identity = Identity(role="controller", node="controller", incarnation=node.incarnation)
         network = TcpNetwork(token=b"a token of tests", entropy=node.entropy, rules=role_table())
         self.group = Group(
             identity=identity,
@@ -116,7 +116,7 @@ def trace():
 
     async def program(node):
         alone = Alone(node, Witnessed(account, node.open_disk(), FOLDER))
-        dice = random.Random(f"{node.life}")
+        dice = random.Random(f"{node.incarnation}")
         async with asyncio.TaskGroup() as group:
             running = group.create_task(alone.group.run())
             await alone.leads()

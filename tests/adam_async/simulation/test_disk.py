@@ -1,4 +1,4 @@
-"""The disk port on a simulated drive: the promises of the real port, under crashes, errors and slowness."""
+"""The disk port on a disk model keeps the promises of the real port under crashes, errors and delays."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ def on_a_disk(use, *, seed=1, prepare=None):
     return simulate(scenario, seed=seed).result
 
 
-def test_it_does_what_the_real_port_does(tmp_path):
+def test_it_behaves_as_the_real_port(tmp_path):
     async def use(disk, home):
         await disk.make_folder(home / "a" / "b")
         await disk.write_atomic(home / "a" / "whole", [b"one", b"two"])
@@ -89,7 +89,7 @@ def test_nothing_of_the_real_port_is_left_to_reach_a_real_disk():
     assert public <= vars(SimulatedDisk).keys()
 
 
-def test_a_lock_is_held_by_one_at_a_time_and_by_nobody_who_is_gone():
+def test_a_lock_has_one_holder_and_a_crashed_holder_releases_it():
     lock = HOME / "lock"
 
     async def use(disk, node):
@@ -127,13 +127,13 @@ async def atomically(disk, content):
 
 
 async def without_a_sync(disk, content):
-    """What `write_atomic` would be if it forgot to force the bytes down."""
+    """`write_atomic` without a sync of the file."""
     await disk.write_from(HOME / "aside", 0, content)
     await disk.rename(HOME / "aside", FILE)
 
 
 def crashed(seed, write):
-    """Crash a machine while it writes versions; returns what it finds then, and what it was sure of."""
+    """Crash a machine while it writes versions; return the content after it, and the last certain version."""
     sure = [0]
 
     async def scenario(world):
@@ -145,7 +145,7 @@ def crashed(seed, write):
 
         async def program(node):
             async with node.open_disk() as disk:
-                if node.life == 1:
+                if node.incarnation == 1:
                     await write_versions(disk, told)
                 with contextlib.suppress(FileNotFoundError):
                     return await disk.read_bytes(FILE)
@@ -177,7 +177,7 @@ def test_a_write_that_forgets_to_sync_is_caught():
 
 
 async def append_lines(disk, told, append):
-    """Append to a file for ever; `told` is where it says how many bytes are there for certain."""
+    """Append to a file for ever; `told` receives the number of certainly durable bytes."""
     held = 0
     while True:
         await append(disk, held, bytes([1 + held // 700]) * 700)
@@ -194,7 +194,7 @@ async def and_hoping(disk, offset, line):
 
 
 def lines_after_a_crash(seed, append):
-    """Crash a machine that appends; returns what it finds then, and how much of it was certain."""
+    """Crash a machine that appends; return the content after it, and the certain length."""
     told = [0]
 
     async def scenario(world):
@@ -202,7 +202,7 @@ def lines_after_a_crash(seed, append):
 
         async def program(node):
             async with node.open_disk() as disk:
-                if node.life == 1:
+                if node.incarnation == 1:
                     await disk.make_folder(HOME)
                     await append_lines(disk, told, append)
                 with contextlib.suppress(FileNotFoundError):
@@ -232,7 +232,7 @@ def test_a_crash_keeps_all_that_was_appended_durably_and_may_tear_the_line_in_ha
     assert any(intact(data) < len(data) for data, _ in results)
 
 
-def test_folders_that_were_made_outlive_a_crash_with_what_is_in_them():
+def test_made_folders_survive_a_crash_with_their_content():
     deep = HOME / "a" / "b"
 
     async def scenario(world, write):
@@ -240,7 +240,7 @@ def test_folders_that_were_made_outlive_a_crash_with_what_is_in_them():
 
         async def program(node):
             async with node.open_disk() as disk:
-                if node.life == 1:
+                if node.incarnation == 1:
                     return await write(disk)
                 return await disk.names(deep)
 
@@ -323,7 +323,7 @@ def test_a_line_that_is_cancelled_still_ends_and_its_failure_is_nobodys():
     assert on_a_disk(use) == b"line"
 
 
-def test_a_full_disk_keeps_what_fits_of_a_line_until_that_is_cut_off():
+def test_a_full_disk_keeps_the_begin_of_a_line_until_it_is_cut_off():
     def small(node):
         node.disk_model.capacity_bytes = 1000
 
@@ -371,7 +371,7 @@ def test_a_disk_that_is_stuck_answers_when_it_is_not_any_more():
     assert (names, data) == (["state"], b"y")
 
 
-def test_a_step_fails_as_often_as_it_is_told_to_and_a_failed_write_leaves_the_old_file():
+def test_steps_fail_at_the_given_rate_and_a_failed_write_leaves_the_old_file():
     async def use(disk, node):
         await disk.make_folder(HOME)
         await disk.write_atomic(FILE, [b"old"])
@@ -409,7 +409,7 @@ def test_a_machine_may_return_with_an_empty_disk_and_keeps_it_when_only_its_prog
 
         async def program(node):
             async with node.open_disk() as disk:
-                if node.life == 1:
+                if node.incarnation == 1:
                     await disk.write_from(Path("/file"), 0, b"never synced")
                     await asyncio.Event().wait()
                 return await disk.names(Path("/"))

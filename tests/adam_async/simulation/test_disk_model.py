@@ -1,4 +1,4 @@
-"""What a drive holds, and what a crash may leave of what was not synced."""
+"""Content of a disk model, and the possible effects of a crash on unsynced data."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ FOLDER, FILE = Path("/data"), Path("/data/file")
 
 
 def disk_model_with(content=b"old", seed="1", **shares):
-    """A drive with one file that is kept."""
+    """Make a disk with one durable file."""
     disk_model = DiskModel(Dice(seed), **shares)
     disk_model.make_folder(FOLDER)
     disk_model.append(disk_model.create(FILE), content)
@@ -41,7 +41,7 @@ def after_crashes(change, *, seeds=60, **shares):
     return found
 
 
-def test_what_was_synced_survives_and_what_was_not_is_there_or_not():
+def test_synced_data_survives_a_crash_and_other_data_may():
     def append(disk_model):
         disk_model.append(disk_model.file(FILE), b"+new")
 
@@ -53,7 +53,7 @@ def test_what_was_synced_survives_and_what_was_not_is_there_or_not():
     assert after_crashes(append_and_sync) == {b"old+new"}
 
 
-def test_a_later_write_may_survive_an_earlier_one_that_is_lost():
+def test_a_later_write_may_survive_a_lost_earlier_one():
     def two(disk_model):
         disk_model.append(disk_model.file(FILE), b"+1")
         disk_model.append(disk_model.file(FILE), b"+2")
@@ -117,7 +117,7 @@ def test_a_folder_that_its_parent_did_not_keep_is_lost_with_all_that_is_in_it():
     assert found == {None, b"new"}
 
 
-def test_a_full_drive_says_so_and_has_room_again_when_something_goes():
+def test_a_full_disk_raises_and_has_room_again_after_a_removal():
     disk_model = disk_model_with(b"x" * 90, capacity_bytes=100)
     with pytest.raises(OSError, match="No space left"):
         disk_model.append(disk_model.file(FILE), b"y" * 20)

@@ -1,4 +1,4 @@
-"""Faults of a plan strike at their times, do what they say, and are undone."""
+"""Faults of a plan strike at their times, have their effects, and are undone."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ async def ends(node):
 
 
 async def talks(node, every_s=0.05):
-    """Say something to the others every now and then."""
+    """Send data to the others at intervals."""
     loop = asyncio.get_running_loop()
 
     async def to(other):
@@ -43,7 +43,7 @@ async def talks(node, every_s=0.05):
 
 
 def seen_under(*faults: Fault, look=lambda world: None, own=None, program=talks):
-    """What `look` sees every tenth of a second while faults strike, and the ledger."""
+    """Return the values of `look` every 0.1 s while faults strike, and the ledger."""
 
     async def scenario(world: World):
         for name in NAMES:
@@ -67,8 +67,8 @@ def seen_under(*faults: Fault, look=lambda world: None, own=None, program=talks)
 
 
 LOOKS = {
-    "crash": (("a",), 0.0, lambda world: (world.node("a").host.up, world.node("a").life)),
-    "kill": (("a",), 0.0, lambda world: (world.node("a").host.up, world.node("a").life)),
+    "crash": (("a",), 0.0, lambda world: (world.node("a").host.up, world.node("a").incarnation)),
+    "kill": (("a",), 0.0, lambda world: (world.node("a").host.up, world.node("a").incarnation)),
     "freeze": (("a",), 0.0, lambda world: world.node("a").host.frozen),
     "slow": (("a",), 0.01, lambda world: world.node("a").host.step_s),
     "clock": (("a",), 2.0, lambda world: world.node("a").host.rate),
@@ -101,7 +101,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("kind", LOOKS)
-def test_a_fault_is_done_and_undone_and_told(kind: str) -> None:
+def test_a_fault_is_done_undone_and_recorded(kind: str) -> None:
     targets, amount, look = LOOKS[kind]
     fault = Fault(at_s=1.05, kind=kind, targets=targets, lasts_s=1.0, amount=amount)
 
@@ -117,7 +117,7 @@ def test_a_fault_is_done_and_undone_and_told(kind: str) -> None:
     ]
 
 
-def test_every_kind_but_those_without_an_end_is_looked_at() -> None:
+def test_every_kind_with_an_end_is_covered() -> None:
     assert {*LOOKS, "reset", "damage"} == set(KINDS)
 
 
@@ -136,7 +136,7 @@ QUIET = {
 
 
 @pytest.mark.parametrize("kind", QUIET)
-def test_a_fault_that_nobody_could_notice_has_missed_and_is_undone(kind: str) -> None:
+def test_a_fault_without_an_effect_has_missed_and_is_undone(kind: str) -> None:
     program, targets = QUIET[kind]
     fault = Fault(at_s=1.05, kind=kind, targets=targets, lasts_s=1.0, amount=kind == "clock" and 2.0)
 

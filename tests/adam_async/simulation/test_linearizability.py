@@ -1,4 +1,4 @@
-"""Histories that one register explains are accepted, and all others refused with what does not fit."""
+"""Histories that one register explains are accepted; others are refused with the contradiction."""
 
 import itertools
 import random
@@ -61,7 +61,7 @@ def checked(*operations, limit_s=5.0):
 
 
 def refused(*operations):
-    """What is said of a history that is not linearizable: why, and which operations."""
+    """Return the contradiction in a history, and its operations."""
     with pytest.raises(NotLinearizable) as caught:
         checked(*operations)
     assert set(caught.value.operations) <= set(operations)
@@ -95,12 +95,12 @@ def test_an_operation_takes_effect_between_its_begin_and_its_end():
     assert operations == (early, late)
 
 
-def test_who_ends_when_another_begins_is_not_before_it():
+def test_an_operation_that_ends_when_another_begins_does_not_precede_it():
     checked(put(0, 1, 0, 5), get(1, 2, 0))
     checked(put(1, 2, 0, 5), get(0, 1, 5))
 
 
-def test_a_stale_read_is_refused_with_who_replaced_what_it_saw():
+def test_a_stale_read_is_refused_with_the_operation_that_replaced_its_version():
     first, second, stale = put(0, 1, 0, 5), put(2, 3, 5, 6), get(4, 5, 5)
 
     why, operations = refused(first, second, stale, get(6, 7, 6), conflict(8, 9, 1))
@@ -131,7 +131,7 @@ def test_a_read_in_between_tells_two_orders_apart():
     refused(a, b, get(1, 2, 6), get(3, 4, 5))
 
 
-def test_a_read_of_what_comes_later_is_refused():
+def test_a_read_of_a_later_version_is_refused():
     early, late = get(0, 1, 5), put(2, 3, 0, 5)
 
     why, operations = refused(late, early)
@@ -139,7 +139,7 @@ def test_a_read_of_what_comes_later_is_refused():
     assert operations == (early, late)
 
 
-def test_a_version_that_nobody_can_have_made_is_refused():
+def test_a_version_without_a_possible_maker_is_refused():
     refused(get(0, 1, 5))
     refused(put(0, 1, 3, 5))
     refused(conflict(0, 1, 0, 5))
@@ -175,7 +175,7 @@ def test_an_unknown_operation_takes_effect_once():
 
 
 def test_unknown_operations_may_follow_one_another_unseen():
-    """Who had seen version 5 in a watch may expect it without a get."""
+    """A client that saw version 5 in a watch may expect it without a get."""
     chain = [unknown(0, 0, "v5"), unknown(0, 5, "v6"), unknown(0, 6, "v7")]
 
     checked(*chain, get(1, 2, 0), get(3, 4, 7))
@@ -225,7 +225,7 @@ def test_keys_are_apart_but_no_version_is_given_twice():
     assert caught.value.key == "b"
 
 
-def test_what_was_refused_did_nothing():
+def test_a_refused_operation_has_no_effect():
     nothing = op(0, 1, CompareAndSet(0, "v5"), Refused())
 
     checked(nothing, op(0, 1, Get(), Refused()), get(2, 3, 0))
@@ -246,8 +246,8 @@ def test_a_search_without_time_left_decides_nothing():
         (2.0, Get(), None, "an end and an answer, or neither"),
         (0.5, Get(), Read(0, None), "ends after it begins"),
         (float("nan"), Get(), Read(0, None), "ends after it begins"),
-        (2.0, Get(), Done(5), "no answer to what was asked"),
-        (2.0, CompareAndSet(0, "x"), Read(5, "x"), "no answer to what was asked"),
+        (2.0, Get(), Done(5), "does not belong to the question"),
+        (2.0, CompareAndSet(0, "x"), Read(5, "x"), "does not belong to the question"),
         (2.0, Get(), Read(0, "x"), "a value is None where the version is 0"),
         (2.0, Get(), Read(5, None), "a value is None where the version is 0"),
     ],
@@ -327,7 +327,7 @@ def test_lines_that_are_no_operations_are_named():
 
 
 def real_history(dice, *, operations, clients, keys=("a", "b"), lost=0.1, silent=0.2):
-    """What clients are told of registers that do one thing at a time.
+    """Return a history of registers that apply one operation at a time.
 
     Args:
         dice: For everything.
@@ -377,7 +377,7 @@ def real_history(dice, *, operations, clients, keys=("a", "b"), lost=0.1, silent
 
 
 def take_effect(row, state, versions, known, is_silent):
-    """Do what was asked, and put the answer into the row if there is anybody to be told."""
+    """Apply a question, and put the answer into the row if its client still waits."""
     client, key, _, ended, asked, _ = row
     version, _ = state[key]
     match asked:
@@ -402,7 +402,7 @@ HISTORIES = st.builds(
 
 
 @given(HISTORIES)
-def test_what_a_real_register_answered_is_accepted(operations):
+def test_a_history_of_a_real_register_is_accepted(operations):
     checked(*operations)
 
 
@@ -415,7 +415,7 @@ def winners(operations):
 
 
 def stale_reads(operations):
-    """A get is told a version that was replaced before it began."""
+    """Give a get a version that was replaced before its begin."""
     for winner, read in itertools.product(winners(operations), operations):
         if isinstance(read.answer, Read) and read.key == winner.key and winner.ended < read.begun:
             old = winner.asked.expected
@@ -426,14 +426,14 @@ def stale_reads(operations):
 
 
 def early_reads(operations):
-    """A get is told a version that nobody had asked for yet."""
+    """Give a get a version before any question for it."""
     for winner, read in itertools.product(winners(operations), operations):
         if isinstance(read.answer, Read) and read.key == winner.key and read.ended < winner.begun:
             yield with_answer(operations, read, answer=Read(winner.answer.version, winner.asked.value))
 
 
 def wrong_values(operations):
-    """A get is told another value than was set."""
+    """Give a get a value that was never set."""
     made = {winner.answer.version for winner in winners(operations)}
     for read in operations:
         if isinstance(read.answer, Read) and read.answer.version in made:
@@ -441,7 +441,7 @@ def wrong_values(operations):
 
 
 def second_winners(operations):
-    """A conflict is told that it had taken effect, though another one had replaced what it expected."""
+    """Give a conflict the answer of an effect, though another operation replaced its version."""
     replaced = {(winner.key, winner.asked.expected) for winner in winners(operations)}
     for loser in operations:
         if isinstance(loser.answer, Conflict) and (loser.key, loser.asked.expected) in replaced:
@@ -449,13 +449,13 @@ def second_winners(operations):
 
 
 def versions_given_twice(operations):
-    """Two that took effect are told the same version."""
+    """Give two effective operations the same version."""
     for one, other in itertools.permutations(winners(operations), 2):
         yield with_answer(operations, one, answer=other.answer)
 
 
 def denied_updates(operations):
-    """One that took effect, and was seen, is told of a conflict; nothing else can have set its value."""
+    """Give an effective operation, whose value was read, a conflict; no other one set this value."""
     read = {(each.key, each.answer.version) for each in operations if isinstance(each.answer, Read)}
     for winner in winners(operations):
         if (winner.key, winner.answer.version) in read:
@@ -533,7 +533,7 @@ def outcomes(operation, version, value, news):
 
 @st.composite
 def small_histories(draw):
-    """Anything, likely or not, that a few clients may say of one key with a few versions."""
+    """Return any history of a few clients on one key with a few versions."""
     times, versions, values = st.integers(0, 8), st.integers(0, 4), st.sampled_from("xy")
     operations = []
     for _ in range(draw(st.integers(2, 6))):
@@ -642,11 +642,11 @@ def test_watchers_that_saw_each_version_once_are_accepted():
 @pytest.mark.parametrize(
     ("versions", "whole", "claim"),
     [
-        ((1, 3), (), "a was told of version 3; due was 2"),
-        ((1, 2, 2), (), "a was told of version 2; due was 3"),
-        ((1, 2, 1), (), "a was told of version 1; due was 3"),
-        ((3,), (), "a was told of version 3; due was 1"),
-        ((5, 4), (5, 4), "a was told of version 4; due was 5 or later"),
+        ((1, 3), (), "a received version 3 instead of 2"),
+        ((1, 2, 2), (), "a received version 2 instead of 3"),
+        ((1, 2, 1), (), "a received version 1 instead of 3"),
+        ((3,), (), "a received version 3 instead of 1"),
+        ((5, 4), (5, 4), "a received version 4 instead of 5 or later"),
     ],
     ids=["gap", "twice", "back", "beginning", "older map"],
 )

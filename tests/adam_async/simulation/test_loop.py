@@ -1,4 +1,4 @@
-"""The simulated loop: virtual time, the order of steps, what can never run, and the same run again."""
+"""The simulated loop: virtual time, the order of steps, deadlocks, and exact repetition."""
 
 import asyncio
 import gc
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def run(scenario, seed=1, **options):
-    """Run a coroutine function in a loop of its own; returns what it returned, and the loop."""
+    """Run a coroutine function in a loop of its own; return its result and the loop."""
     loop = SimulatedLoop(seed, **options)
     try:
         return loop.run(scenario()), loop
@@ -74,7 +74,7 @@ def test_timeouts_queues_and_generators_of_asyncio_work():
     assert closed == [True]
 
 
-def test_a_runner_of_asyncio_can_drive_it():
+def test_an_asyncio_runner_can_run_it():
     with asyncio.Runner(loop_factory=lambda: SimulatedLoop(1)) as runner:
         assert runner.run(asyncio.sleep(60.0, "done")) == "done"
         assert runner.run(asyncio.sleep(60.0, "again")) == "again"
@@ -122,7 +122,7 @@ def test_a_shuffled_loop_finds_a_lost_update_that_order_hides():
     assert {total(seed, True) for seed in range(30)} == {1, 2}
 
 
-def test_what_can_never_run_again_is_a_deadlock_that_says_who_waits_where():
+def test_a_deadlock_names_the_waiting_tasks_and_where_they_wait():
     async def wait_for_ever():
         await asyncio.Event().wait()
 
@@ -150,7 +150,7 @@ def test_a_run_ends_at_its_limit():
         run(scenario, limit_s=60.0)
 
 
-def test_a_failure_that_nobody_waits_for_fails_the_run():
+def test_a_failure_without_a_waiter_fails_the_run():
     async def scenario():
         asyncio.get_running_loop().call_soon(lambda: 1 / 0)
         await asyncio.sleep(1.0)
@@ -182,7 +182,7 @@ def test_two_runs_of_one_seed_have_one_replay_hash_and_other_seeds_have_others()
     assert len(set(hashes)) == 5
 
 
-def test_what_is_left_when_a_run_ends_is_unwound_whatever_it_wants_to_wait_for(recwarn):
+def test_remaining_tasks_are_unwound_at_the_end_despite_further_waits(recwarn):
     ended = []
 
     async def stubborn():
@@ -242,7 +242,7 @@ loop.close()
 
 
 def test_the_replay_hash_is_that_of_every_process():
-    """Sets of tasks are in the order of addresses elsewhere; those differ from process to process."""
+    """On other loops, sets of tasks are ordered by address, which differs between processes."""
 
     def replay_hash(hash_seed):
         command = [sys.executable, "-c", SCENARIO_IN_A_PROCESS]

@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from adam_async.simulation.network import Conditions
 from adam_async.simulation.nodes import simulate
+from adam_async.simulation.wire import Conditions
 
 PORT = 700
 
 
 class Talk(asyncio.Protocol):
-    """Notes what happens to a connection; on the side that listens, in a list of connections."""
+    """Records the events of a connection; on the listening side, in a list of connections."""
 
     def __init__(self, made=None):
         self.received, self.lost, self.paused, self.hung_up = bytearray(), None, [], False
@@ -138,7 +138,7 @@ def test_a_writer_is_paused_while_the_other_side_does_not_read_and_goes_on_when_
     assert received == 500_000
 
 
-def test_a_frozen_machine_takes_what_its_kernel_has_room_for():
+def test_a_frozen_machine_receives_as_much_as_its_kernel_has_room_for():
     async def scenario(pair):
         pair.b.freeze()
         on(pair.a, pair.client.transport.write, b"x" * 200_000)
@@ -152,7 +152,7 @@ def test_a_frozen_machine_takes_what_its_kernel_has_room_for():
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_what_is_sent_into_a_cut_arrives_when_it_heals_or_is_lost_with_the_connection(reset):
+def test_data_sent_into_a_cut_arrives_after_it_or_is_lost_with_the_connection(reset):
     async def scenario(pair):
         pair.world.network.cut("a", "b", both=False)
         on(pair.a, pair.client.transport.write, b"to b")
@@ -182,7 +182,7 @@ def test_a_crash_is_silent_until_the_machine_is_back_and_hears_of_its_old_connec
     assert pairs(scenario).result == (True, ConnectionResetError)
 
 
-def test_the_kernel_of_a_killed_program_hangs_up_for_it_and_refuses_who_knocks():
+def test_the_kernel_of_a_killed_program_closes_its_connections_and_refuses_new_ones():
     async def scenario(pair):
         pair.b.kill()
         await asyncio.sleep(1.0)
@@ -234,7 +234,7 @@ def test_a_connection_may_be_refused_or_seen_twice():
     assert pairs(outcome, conditions=Conditions(duplicate=1.0)).result == ("connected", 2)
 
 
-def test_who_knocks_where_nobody_is_waits_until_somebody_is_or_gives_up():
+def test_a_connection_attempt_to_a_machine_without_power_waits_or_times_out():
     async def scenario(world):
         pair = Pair(world)
         pair.a.start(pair.dial)

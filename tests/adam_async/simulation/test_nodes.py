@@ -1,4 +1,4 @@
-"""Simulated machines: clocks of their own, crashes, freezes, slowness, and lives that follow one another."""
+"""Simulated machines: their clocks, crashes, freezes, slow code and incarnations."""
 
 import asyncio
 from itertools import pairwise
@@ -18,7 +18,7 @@ def ticking(notes, every_s=1.0):
     return program
 
 
-def test_a_crashed_machine_runs_nothing_more_not_even_what_ends_a_program():
+def test_a_crashed_machine_runs_no_code_not_even_the_cleanup_of_its_program():
     notes, ended = [], []
 
     async def program(node):
@@ -41,11 +41,11 @@ def test_a_crashed_machine_runs_nothing_more_not_even_what_ends_a_program():
     assert simulate(scenario, seed=1).result == (3, [])
 
 
-def test_a_restarted_machine_begins_again_in_another_life():
+def test_a_restarted_machine_has_another_incarnation():
     lives = []
 
     async def program(node):
-        lives.append((node.life, node.entropy(4)))
+        lives.append((node.incarnation, node.entropy(4)))
         await asyncio.sleep(1000.0)
 
     async def scenario(world):
@@ -154,7 +154,7 @@ def test_a_program_that_raises_fails_the_run_unless_it_may():
     assert simulate(lambda world: scenario(world, may_fail=True), seed=1).result == 2.0
 
 
-def test_what_fails_says_how_to_run_it_again():
+def test_a_failure_contains_the_arguments_of_its_run():
     async def scenario(world):
         await asyncio.sleep(2.0)
         raise AssertionError("so it is")

@@ -1,4 +1,4 @@
-"""A plan is data: it reads well, is written down and read again, and refuses what cannot be."""
+"""A plan is data: it has a readable text, survives encoding, and refuses invalid values."""
 
 import math
 
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from adam_async.errors import ConfigError
 from adam_async.runtime.random_streams import Dice
-from adam_async.simulation.network import Conditions
 from adam_async.simulation.plan import Case, Fault, Options, Plan, draw_options, in_order, read_case
+from adam_async.simulation.wire import Conditions
 
 SECONDS = st.floats(0, 1e6)
 
@@ -64,7 +64,7 @@ def test_a_time_that_cannot_be_is_refused(name: str, value: float) -> None:
 @pytest.mark.parametrize(
     "data", [b"{", b"\xff", b'{"scenario": "x"}', b'{"scenario": "x", "seed": 0, "plan": 1}']
 )
-def test_what_is_no_plan_is_named(data: bytes) -> None:
+def test_an_invalid_plan_is_named(data: bytes) -> None:
     with pytest.raises(ConfigError, match=r"^FILE is no plan of a simulated run: "):
         read_case(data, origin="FILE")
 

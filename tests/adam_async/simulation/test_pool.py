@@ -39,7 +39,7 @@ def test_jobs_end_in_an_order_that_the_seed_decides():
     assert all(sorted(one) == list(range(6)) for one in orders)
 
 
-def test_a_pool_has_room_for_its_intake_runs_what_it_accepted_and_takes_nothing_after():
+def test_a_pool_accepts_its_intake_runs_it_and_accepts_no_job_after_its_end():
     async def use(pool):
         ended = []
         accepted = [pool.submit(int, on_done=ended.append) for _ in range(4)]

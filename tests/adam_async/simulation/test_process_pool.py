@@ -27,7 +27,7 @@ def replay_hash() -> str:
 
 
 @pytest.mark.slow
-async def test_children_do_what_this_process_would_and_end_with_the_block(replay_hash: str) -> None:
+async def test_children_give_the_answers_of_this_process_and_end_with_the_block(replay_hash: str) -> None:
     async with ProcessPool(2) as process_pool:
         assert len(simulating()) == 2
         async with asyncio.TaskGroup() as group:
@@ -49,7 +49,7 @@ async def test_a_child_that_dies_is_named_and_the_others_end() -> None:
     assert simulating() == []
 
 
-async def test_a_crew_whose_block_is_cancelled_leaves_nobody() -> None:
+async def test_a_pool_whose_block_is_cancelled_leaves_no_process() -> None:
     async def endless() -> None:
         async with ProcessPool(2) as process_pool:
             ready.set()

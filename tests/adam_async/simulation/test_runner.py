@@ -1,4 +1,4 @@
-"""What a seed comes to: whether all held, whether it counts, and that it is the same again."""
+"""The result of a seed: whether all invariants held, whether it counts, and that it repeats."""
 
 import asyncio
 import logging
@@ -61,14 +61,14 @@ async def misses(world, plan, ledger):
         (ledger.missed if fault.kind == "cut" else ledger.fired)(fault)
 
 
-def test_a_seed_with_a_fault_that_nobody_noticed_does_not_count() -> None:
+def test_a_seed_with_a_fault_without_an_effect_does_not_count() -> None:
     crash = Fault(at_s=1.0, kind="crash", targets=("a",))
     cut = Fault(at_s=1.0, kind="cut", targets=("a", "b"))
 
     result = run_case(toy(run=misses, kinds=("cut",), least_operations=0), case_of(crash, cut, cut))
 
     assert result.ok
-    assert result.too_little == ("a cut that nobody noticed",)
+    assert result.too_little == ("a cut without an effect",)
     assert result.faults == {"crash": 1}
 
 
@@ -85,7 +85,7 @@ def test_marks_are_reached_by_seeds_together() -> None:
     assert unreached(scenario, {"found", "lost", "more"}) == []
 
 
-def test_what_a_program_of_a_machine_violates_is_named() -> None:
+def test_the_invariant_that_a_program_violates_is_named() -> None:
     result = run_seed(BROKEN, 0)
 
     assert (result.invariant, result.text) == ("I0", "b came back as 2")
@@ -116,7 +116,7 @@ async def skips_its_plan(world, plan, ledger):
 @pytest.mark.parametrize(
     ("run", "invariant", "text"),
     [
-        (deadlocks, "no deadlock", "nothing can ever run again"),
+        (deadlocks, "no deadlock", "no step can ever run again"),
         (never_ends, "the run ends", "100 s have passed"),
         (divides, "ZeroDivisionError", "by nothing"),
         (is_cancelled, "CancelledError", ""),
@@ -187,14 +187,14 @@ def test_the_digest_is_that_of_the_seeds_and_not_of_their_order() -> None:
     assert digest(results) != digest(results[:2])
 
 
-def test_the_line_of_a_scenario_counts_what_counts_and_ends_in_the_digest() -> None:
+def test_the_line_of_a_scenario_counts_seeds_and_ends_in_the_digest() -> None:
     results = [run_seed(toy(), 0), run_seed(toy(least_leader_changes=1), 1), run_seed(BROKEN, 2)]
 
     assert summary("toy", results, 31.2) == f"toy: 3 seeds, 1 count, 1 failed, 31 s, hash {digest(results)}"
     assert summary("toy", results[:1], 0.0).startswith("toy: 1 seed, 1 count, 0 failed, 0 s, hash ")
 
 
-def test_what_was_noted_is_kept_with_its_time() -> None:
+def test_a_note_is_kept_with_its_time() -> None:
     async def notes(world, plan, ledger):
         world.node("a")
         await asyncio.sleep(1.0)

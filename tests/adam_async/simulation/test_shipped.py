@@ -15,8 +15,8 @@ from adam_async.messages import role_table
 from adam_async.run.cluster_map import NodeRecord
 from adam_async.run.config import Waits
 from adam_async.runtime.traffic import Traffic
-from adam_async.simulation.network import Conditions
 from adam_async.simulation.nodes import simulate
+from adam_async.simulation.wire import Conditions
 from transport import (
     BufferPool,
     Identity,
@@ -46,7 +46,7 @@ def network_of(node, rules=None):
 
 
 class Cluster:
-    """A controller and workers, each on a machine, running what is shipped."""
+    """A controller and workers, each on a machine, running shipped code."""
 
     def __init__(self, world, workers):
         self.world = world
@@ -57,7 +57,7 @@ class Cluster:
             world.node(worker).start(self._stay)
 
     async def _serve(self, node):
-        identity = Identity(role="controller", node="controller", incarnation=node.life)
+        identity = Identity(role="controller", node="controller", incarnation=node.incarnation)
         controller = Controller(
             network=network_of(node), address=ADDRESS, identity=identity, waits=WAITS, entropy=node.entropy
         )
@@ -66,8 +66,8 @@ class Cluster:
             await asyncio.Event().wait()
 
     async def _stay(self, node):
-        identity = Identity(role="worker", node=node.name, incarnation=node.life)
-        record = NodeRecord(role="worker", address=f"tcp://{node.name}:1", incarnation=node.life)
+        identity = Identity(role="worker", node=node.name, incarnation=node.incarnation)
+        record = NodeRecord(role="worker", address=f"tcp://{node.name}:1", incarnation=node.incarnation)
         self.memberships[node.name] = membership = Membership(
             network=network_of(node),
             controller=ADDRESS,
@@ -197,7 +197,7 @@ async def calls_under_faults(world):
         request.reply(Message(type="added", meta={"number": number}, tensors=[np.array([total])]))
 
     async def serve(node):
-        identity = Identity(role="server", node="server", incarnation=node.life)
+        identity = Identity(role="server", node="server", incarnation=node.incarnation)
 
         async def on_link(link):
             link.serve(answer)
@@ -208,7 +208,7 @@ async def calls_under_faults(world):
 
     async def call(node):
         nonlocal links
-        identity = Identity(role="client", node="client", incarnation=node.life)
+        identity = Identity(role="client", node="client", incarnation=node.incarnation)
         network = network_of(node, CALLS)
         number = 0
         while number < 40:

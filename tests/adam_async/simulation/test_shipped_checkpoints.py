@@ -1,4 +1,4 @@
-"""Shipped checkpoints on simulated disks that lose power: what was written is read, whole."""
+"""Shipped checkpoints on simulated disks survive a power loss complete."""
 
 import asyncio
 from pathlib import Path
@@ -14,14 +14,14 @@ FOLDER = Path("/run/checkpoints")
 
 
 def lose_power(seed):
-    """Lose power while checkpoints 1, 2, ... are written; returns the last one done, and what is read."""
+    """Crash during the writes of checkpoints 1, 2, ...; return the last finished one and the one read."""
     done = 0
 
     async def scenario(world):
         async def program(node):
             nonlocal done
             async with node.open_disk() as disk:
-                if node.life > 1:
+                if node.incarnation > 1:
                     return await load_checkpoint(FOLDER, disk)
                 folder = CheckpointFolder(FOLDER, disk)
                 await folder.take_up(None)

@@ -1,4 +1,4 @@
-"""A machine that loses its power and is back before anybody missed it takes its seat again."""
+"""A machine that crashes and returns within the grace period joins again."""
 
 import asyncio
 
@@ -27,38 +27,38 @@ def network_of(node):
 
 
 async def control(node):
-    identity = Identity(role="controller", node=node.name, incarnation=node.life)
+    identity = Identity(role="controller", node=node.name, incarnation=node.incarnation)
     async with Controller(
         network=network_of(node), address=CONTROLLER, identity=identity, waits=WAITS, entropy=node.entropy
     ):
         await asyncio.Event().wait()
 
 
-async def sit(node, joined):
-    """Be a member; `seated` is told of each life that has a seat."""
-    identity = Identity(role="worker", node=node.name, incarnation=node.life)
+async def join(node, joined):
+    """Be a member; `joined` receives each incarnation that joins."""
+    identity = Identity(role="worker", node=node.name, incarnation=node.incarnation)
     membership = Membership(
         network=network_of(node),
         controller=CONTROLLER,
         identity=identity,
-        record=NodeRecord(role="worker", address="tcp://worker:1", incarnation=node.life),
+        record=NodeRecord(role="worker", address="tcp://worker:1", incarnation=node.incarnation),
         waits=WAITS,
         traffic=Traffic(node.name),
     )
     async with asyncio.TaskGroup() as group:
-        group.create_task(membership.run(), name="seat")
-        await membership.wait_for(lambda _: membership.joined, "a seat", WAITS.dial_s)
-        joined.append(node.life)
+        group.create_task(membership.run(), name="membership")
+        await membership.wait_for(lambda _: membership.joined, "its membership", WAITS.dial_s)
+        joined.append(node.incarnation)
 
 
-def lives_with_a_membership(down_s, *, seed):
-    """Take the power of a member for so long; returns which of its lives had a seat, half a minute later."""
+def joined_incarnations(down_s, *, seed):
+    """Crash a member for `down_s`; return the incarnations that joined, half a minute later."""
     joined = []
 
     async def scenario(world):
         world.node("controller").start(control)
         worker = world.node("worker")
-        worker.start(lambda node: sit(node, joined), may_fail=True)
+        worker.start(lambda node: join(node, joined), may_fail=True)
         await asyncio.sleep(5.0 + world.dice.between(0.0, 0.5))
         worker.crash()
         await asyncio.sleep(down_s)
@@ -71,12 +71,12 @@ def lives_with_a_membership(down_s, *, seed):
     return simulate(scenario, seed=seed).result
 
 
-def test_who_was_missed_has_a_seat_again():
+def test_a_lost_member_joins_again():
     for seed in range(5):
-        assert lives_with_a_membership(4.0, seed=seed) == [1, 2]
+        assert joined_incarnations(4.0, seed=seed) == [1, 2]
 
 
-def test_who_is_back_before_its_old_link_is_dead_has_a_seat_again():
+def test_a_member_back_before_the_end_of_its_old_link_joins_again():
     for seed in range(5):
         for down_s in (0.01, 0.1, 0.3, 1.0, 1.9):
-            assert lives_with_a_membership(down_s, seed=seed) == [1, 2]
+            assert joined_incarnations(down_s, seed=seed) == [1, 2]

@@ -22,9 +22,9 @@ from adam_async.run.config import Config, Waits
 from adam_async.run.shard_table import shard_table
 from adam_async.runtime.machine import ProcessMemory
 from adam_async.runtime.traffic import Traffic
-from adam_async.simulation.network import Conditions
 from adam_async.simulation.nodes import simulate
 from adam_async.simulation.pool import SimulatedPool
+from adam_async.simulation.wire import Conditions
 from adam_async.worker.service import ModelWorker
 from tests.adam_async.runs import HandClient, tiny_dataset
 from transport import BufferPool, Identity, LinkConfig, TcpNetwork
@@ -99,7 +99,7 @@ class Counting:
             traffic=Traffic(node.name),
         )
         async with asyncio.TaskGroup() as group:
-            group.create_task(membership.run(), name="seat")
+            group.create_task(membership.run(), name="membership")
             await membership.wait_for(lambda m: len(m.live("ps")) == len(self.servers) == 3, "servers", 30.0)
             config = msgspec.to_builtins(self.config)
             await membership.submit_run(

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.simulation.network import Conditions
 from adam_async.simulation.plan import Fault, Options, Plan
 from adam_async.simulation.shrinking import LEAST_S, shrink
+from adam_async.simulation.wire import Conditions
 
 
 def plan_with(names: list[str], options: Options | None = None) -> Plan:
@@ -46,7 +46,7 @@ def test_the_smallest_plan_fails_and_no_more_is_tried_than_may_be(count: int, mo
     assert fails(shrunk.plan)
 
 
-def test_what_is_left_becomes_short_early_and_kind() -> None:
+def test_remaining_faults_become_short_and_early_and_conditions_mild() -> None:
     def fails(plan: Plan) -> bool:
         return any(fault.targets == ("b",) and fault.lasts_s >= 1.0 for fault in plan.faults)
 
@@ -59,7 +59,7 @@ def test_what_is_left_becomes_short_early_and_kind() -> None:
     assert shrunk.plan.options == Options()
 
 
-def test_what_a_failure_needs_is_kept() -> None:
+def test_a_shrink_keeps_everything_that_the_failure_needs() -> None:
     options = Options(shuffled=True, unkind=True, network=Conditions(ragged=True), settings={"members": 4})
 
     def fails(plan: Plan) -> bool:

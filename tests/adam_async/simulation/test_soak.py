@@ -1,4 +1,4 @@
-"""A soak's file says which seeds are done for the code as it is, and nothing of other code."""
+"""The file of a soak has the finished seeds of the present code alone."""
 
 import json
 from itertools import islice, pairwise
@@ -63,7 +63,7 @@ def soak() -> Soak:
     return done.with_results("broken", "core", [run_seed(BROKEN, 2)])
 
 
-async def test_what_was_done_is_there_again_with_its_failures(tmp_path: Path, soak: Soak) -> None:
+async def test_a_saved_soak_is_read_with_its_failures(tmp_path: Path, soak: Soak) -> None:
     file = tmp_path / "soaks" / "soak.json"
 
     async with Disk() as disk:
@@ -77,7 +77,7 @@ async def test_what_was_done_is_there_again_with_its_failures(tmp_path: Path, so
     assert str(again.of("broken", "core")) == "1 seeds done, 0 count, 1 failed, core core"
 
 
-def test_a_soak_keeps_what_seeds_came_across() -> None:
+def test_a_soak_keeps_the_marks_that_seeds_reached() -> None:
     def coming_across(mark: str):
         async def run(world, plan, ledger):
             ledger.counts[mark] += len([ledger.fired(fault) for fault in plan.faults])
@@ -91,7 +91,7 @@ def test_a_soak_keeps_what_seeds_came_across() -> None:
     assert soak.of("toy", "core").seeds == 2
 
 
-def test_another_core_begins_anew_and_keeps_what_the_old_one_had() -> None:
+def test_another_core_begins_anew_and_keeps_the_results_of_the_old_one() -> None:
     soak = Soak().with_results("toy", "old", [run_seed(toy(), 0)])
 
     assert soak.of("toy", "new").done == ()
@@ -114,7 +114,7 @@ async def test_the_core_is_a_hash_of_all_its_source(tmp_path: Path) -> None:
         assert await core_hash(disk, [tmp_path / "core"]) != before
 
 
-def test_the_core_is_what_is_simulated_and_simulates() -> None:
+def test_the_core_is_the_source_of_product_and_simulator() -> None:
     assert [folder.name for folder in CORE] == ["adam_async", "dataflow", "transport"]
     assert all(folder.is_dir() for folder in CORE)
 
@@ -140,7 +140,7 @@ def test_the_core_is_what_is_simulated_and_simulates() -> None:
         ('{"schema": "adam-async soak 0", "progress": []}', "is of schema 'adam-async soak 0'"),
     ],
 )
-async def test_what_is_no_soak_is_named(tmp_path: Path, text: str, said: str) -> None:
+async def test_an_invalid_soak_is_named(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "soak.json"
     file.write_text(text)
 

@@ -1,4 +1,4 @@
-"""The trace of a run is what Perfetto reads: machines with lanes, on which nothing overlaps."""
+"""The trace of a run has the form that Perfetto reads: machines with lanes without overlap."""
 
 import json
 from collections import defaultdict
@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import msgspec
 
-from adam_async.simulation.faults import NOBODY
+from adam_async.simulation.faults import UNTARGETED
 from adam_async.simulation.runner import Played, draw_case, play
 from adam_async.simulation.scenario import Span
 from adam_async.simulation.scenarios import SCENARIOS
-from adam_async.simulation.trace import lives, trace_file
+from adam_async.simulation.trace import trace_file, uptime_spans
 from tests.adam_async.simulation.toy import BROKEN, toy
 
 
@@ -51,24 +51,24 @@ def test_nothing_overlaps_on_a_lane() -> None:
         assert all(ended <= begun for (_, ended), (begun, _) in pairwise(lane))
 
 
-def test_a_machine_lives_from_each_start_to_its_end_whatever_ended_it() -> None:
+def test_an_incarnation_lasts_from_its_start_to_its_end_for_every_kind_of_end() -> None:
     times = [(0.5, 1.0), (2.0, 5.0), (6.0, None)]
 
-    assert [(span.text, span.begun, span.ended) for span in lives("a", times, 10.0)] == [
+    assert [(span.text, span.begun, span.ended) for span in uptime_spans("a", times, 10.0)] == [
         ("life 1", 0.5, 1.0),
         ("life 2", 2.0, 5.0),
         ("life 3", 6.0, 10.0),
     ]
 
 
-def test_a_fault_that_names_no_machine_is_shown_with_the_lives_that_it_ended() -> None:
+def test_a_fault_without_a_target_is_shown_with_the_incarnations_that_it_ended() -> None:
     case = draw_case(SCENARIOS["restarts"], 2)
     short = msgspec.structs.replace(
         case, plan=msgspec.structs.replace(case.plan, faults=case.plan.faults[:2])
     )
     played = play(SCENARIOS["restarts"], short)
 
-    assert [span.kind for span in played.spans if span.node == NOBODY] == ["restart-all"] * 2
+    assert [span.kind for span in played.spans if span.node == UNTARGETED] == ["restart-all"] * 2
     assert len(played.nodes["controller-1"]) > 2
     assert all(before[1] <= after[0] for before, after in pairwise(played.nodes["controller-1"]))
 

@@ -1,4 +1,4 @@
-"""What a child process is asked for is done: seeds, one run with its trace, a plan made smaller."""
+"""Work of a child process: seeds, one run with its trace, and a shrunk plan."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ from tests.adam_async.simulation.toy import BROKEN, toy
 SCENARIOS = {scenario.name: scenario for scenario in (toy(), BROKEN)}
 
 
-def test_each_seed_is_answered_with_what_it_comes_to() -> None:
+def test_each_seed_is_answered_with_its_result() -> None:
     work = Seeds(scenario="toy", seeds=(3, 5))
 
     answers = list(do(work, SCENARIOS))
@@ -44,7 +44,7 @@ def test_a_broken_scenario_is_shrunk_to_the_one_fault_that_it_takes() -> None:
 def test_making_smaller_tells_after_each_run_how_far_it_has_come() -> None:
     told: list[Answer] = []
 
-    (answer,) = do(Shrink(case=draw_case(BROKEN, 0)), SCENARIOS, tell=told.append)
+    (answer,) = do(Shrink(case=draw_case(BROKEN, 0)), SCENARIOS, report=told.append)
 
     assert [each.tries for each in told] == list(range(1, answer.tries + 1))
     assert all(each.under_way for each in told)

@@ -1,4 +1,4 @@
-"""Small scenarios for tests of what runs scenarios: three machines tick, and one must not come back."""
+"""Small scenarios for tests of the runner: three machines tick, and one must not restart."""
 
 import asyncio
 
@@ -28,8 +28,8 @@ def draw_plan(dice):
 def ticking(*, breaks: bool):
     async def run(world: World, plan: Plan, ledger: Ledger) -> None:
         async def tick(node: Node) -> None:
-            if breaks and node.name == "b" and node.life > 1:
-                raise Violation("I0", f"b came back as {node.life}")
+            if breaks and node.name == "b" and node.incarnation > 1:
+                raise Violation("I0", f"b came back as {node.incarnation}")
             while True:
                 await asyncio.sleep(plan.options.settings["ticks_s"])
                 ledger.operations += 1
@@ -44,7 +44,7 @@ def ticking(*, breaks: bool):
 
 
 def toy(**changes) -> Scenario:
-    """A scenario in which all is well, but for what is changed."""
+    """Make a passing scenario, with changes."""
     settled = {
         "name": "toy",
         "about": "machines tick",

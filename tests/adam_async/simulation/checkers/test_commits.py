@@ -1,4 +1,4 @@
-"""Controllers that apply different things, or lead without what was committed, are noticed."""
+"""Controllers that apply different entries, or lead without committed ones, are reported."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_all_may_apply_the_same_in_pieces_of_any_size():
     assert commits.last == 3
 
 
-def test_two_entries_at_one_place_are_noticed():
+def test_two_entries_at_one_place_are_reported():
     commits = Commits()
     one, two = Node(commits), Node(commits, me="b")
     one.apply(Entry(2, 1, OPEN))
@@ -57,7 +57,7 @@ def test_entries_are_applied_one_after_the_other(index):
         node.apply(Entry(index, 1, OPEN))
 
 
-def test_states_that_differ_after_the_same_entries_are_noticed():
+def test_states_that_differ_after_the_same_entries_are_reported():
     commits = Commits()
     one, two = Node(commits), Node(commits, me="b")
     one.apply(Entry(2, 1, OPEN))
@@ -66,7 +66,7 @@ def test_states_that_differ_after_the_same_entries_are_noticed():
         two.saw(Apply((Entry(2, 1, OPEN),)))
 
 
-def test_a_snapshot_of_another_state_is_noticed():
+def test_a_snapshot_of_another_state_is_reported():
     commits = Commits()
     one, two = Node(commits), Node(commits, me="b")
     one.apply(Entry(2, 1, OPEN))
@@ -75,7 +75,7 @@ def test_a_snapshot_of_another_state_is_noticed():
         two.saw(Restore(Snapshot(index=2, term=1, state=b"")))
 
 
-def test_a_leader_without_what_was_committed_is_noticed():
+def test_a_leader_without_committed_entries_is_reported():
     commits = Commits()
     entry = Entry(2, 1, command_bytes(Set(session=1, number=1, key="run", expected=0, value=b"{}")))
     one = Node(commits, entries=(entry,))

@@ -16,7 +16,7 @@ class Clock:
         return self.now
 
 
-def test_a_read_of_what_was_replaced_is_noticed():
+def test_a_stale_read_is_reported():
     histories = Histories(Clock())
     operations = histories.operations
     write = operations.begin("a", "k", CompareAndSet(expected=0, value="1"))
@@ -30,15 +30,15 @@ def test_a_read_of_what_was_replaced_is_noticed():
         histories.check()
 
 
-def test_a_version_that_a_watcher_is_not_shown_is_noticed():
+def test_a_version_that_a_watcher_does_not_get_is_reported():
     histories = Histories(Clock())
     for version in (1, 2, 4):
         histories.shown("w", "g", ClusterMap(version=version), whole=False)
-    with pytest.raises(Violation, match="I6: w was told of version 4; due was 3"):
+    with pytest.raises(Violation, match="I6: w received version 4 instead of 3"):
         histories.check()
 
 
-def test_two_maps_of_one_version_are_noticed():
+def test_two_maps_of_one_version_are_reported():
     histories = Histories(Clock())
     histories.shown("v", "g", ClusterMap(version=1), whole=True)
     histories.shown("w", "g", ClusterMap(version=1, generation=7), whole=True)
@@ -46,8 +46,8 @@ def test_two_maps_of_one_version_are_noticed():
         histories.check()
 
 
-def test_a_group_that_was_founded_anew_is_noticed():
+def test_a_group_that_was_founded_anew_is_reported():
     histories = Histories(Clock())
     histories.shown("v", "g", ClusterMap(version=1), whole=True)
-    with pytest.raises(Violation, match="I6: w met group h in place of g"):
+    with pytest.raises(Violation, match="I6: w found group h in place of g"):
         histories.shown("w", "h", ClusterMap(version=1), whole=True)

@@ -1,4 +1,4 @@
-"""A map that goes back, a second table, a second lender and a life that returns are noticed."""
+"""A map that goes back, a second table, a second ledger leader or a returning incarnation is refused."""
 
 import msgspec
 import pytest
@@ -25,7 +25,7 @@ def follow(*fields):
     return maps
 
 
-def test_what_goes_forward_passes():
+def test_a_map_that_goes_forward_passes():
     maps = follow(
         {"nodes": {"a": node(1, changed=1)}, "generation": 1, "buckets": ("a",)},
         {"nodes": {"a": node(1, changed=2, live=False)}, "generation": 1, "buckets": ()},
@@ -33,13 +33,13 @@ def test_what_goes_forward_passes():
             "nodes": {"a": node(2, changed=3)},
             "generation": 2,
             "buckets": ("b",),
-            "lending": ledger_record(1, "d", "e"),
+            "ledger_record": ledger_record(1, "d", "e"),
         },
-        {"nodes": {"a": node(2, changed=3)}, "generation": 2, "lending": ledger_record(2, "e")},
+        {"nodes": {"a": node(2, changed=3)}, "generation": 2, "ledger_record": ledger_record(2, "e")},
         {
             "nodes": {"a": node(2, changed=3)},
             "generation": 2,
-            "lending": ledger_record(1, "d", run="another"),
+            "ledger_record": ledger_record(1, "d", run="another"),
         },
     )
     assert maps.lost == 1
@@ -55,29 +55,29 @@ def test_what_goes_forward_passes():
             "I3: generation 1 has two tables",
         ),
         (
-            {"lending": ledger_record(1, "d")},
-            {"lending": ledger_record(1, "e")},
-            "I3: .* both lend in term 1 of r",
+            {"ledger_record": ledger_record(1, "d")},
+            {"ledger_record": ledger_record(1, "e")},
+            "I3: .* both lead the ledger in term 1 of r",
         ),
         (
-            {"lending": ledger_record(2, "d")},
-            {"lending": ledger_record(1, "e")},
-            "I4: the lending of r went back",
+            {"ledger_record": ledger_record(2, "d")},
+            {"ledger_record": ledger_record(1, "e")},
+            "I4: the ledger of r went back",
         ),
         ({"nodes": {"a": node(1, changed=2)}}, {"nodes": {"a": node(1, changed=1)}}, "I4: a went back"),
     ],
 )
-def test_what_goes_back_or_stands_twice_is_noticed(before, after, what):
+def test_a_map_that_goes_back_or_has_two_versions_of_one_number_is_refused(before, after, what):
     with pytest.raises(Violation, match=what):
         follow(before, after)
 
 
-def test_a_life_that_another_one_followed_is_over():
-    with pytest.raises(Violation, match="I4: a is live as 1, which another life had followed"):
-        follow(*({"nodes": {"a": node(life, changed=at)}} for at, life in enumerate((1, 2, 1))))
+def test_a_replaced_incarnation_never_returns():
+    with pytest.raises(Violation, match="I4: a is live as incarnation 1 after a later one"):
+        follow(*({"nodes": {"a": node(number, changed=at)}} for at, number in enumerate((1, 2, 1))))
 
 
-def test_each_version_of_a_machine_is_looked_at_once_with_none_left_out():
+def test_each_version_of_a_machine_is_checked_once_with_none_left_out():
     machine, maps = Machine(), Maps()
     session = machine.apply(1, command_bytes(Open())).at
     for number, incarnation in enumerate((1, 2), start=1):
@@ -90,10 +90,10 @@ def test_each_version_of_a_machine_is_looked_at_once_with_none_left_out():
             value=msgspec.json.encode(value),
         )
         assert machine.apply(1 + number, command_bytes(command)).done
-    # The machine refuses that the first life returns: so its map is made to say so.
+    # The machine refuses the return of an incarnation, so the test changes its map directly.
     before = machine.map
     back = {"a": node(1, changed=before.version + 1)}
     machine.state.map = msgspec.structs.replace(before, version=before.version + 1, nodes=back)
     machine.history.add(difference(before, machine.map))
-    with pytest.raises(Violation, match="which another life had followed"):
+    with pytest.raises(Violation, match="as incarnation 1 after a later one"):
         maps.saw(machine)

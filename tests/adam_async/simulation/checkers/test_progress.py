@@ -1,4 +1,4 @@
-"""Who waits too long with a core that is well is noticed, and a leader that changes."""
+"""A client of a healed core that waits too long is reported, and so is a change of leader."""
 
 import pytest
 
@@ -18,34 +18,34 @@ def clock():
     return Clock()
 
 
-def test_nobody_has_to_be_answered_before_all_is_well(clock):
+def test_the_time_limit_of_an_answer_begins_with_the_healing(clock):
     progress = Progress(clock, 10.0)
-    progress.owe("a")
+    progress.begin("a")
     clock.now = 100.0
     progress.check()
     progress.heal(["a"])
     clock.now = 110.0
     progress.check()
-    progress.pay("a", answered=True)
+    progress.end("a", answered=True)
     assert progress.answered == 1
 
 
 @pytest.mark.parametrize("pays", [True, False])
-def test_who_is_answered_too_late_or_never_is_noticed(clock, pays):
+def test_a_late_or_missing_answer_is_reported(clock, pays):
     progress = Progress(clock, 10.0)
-    progress.owe("a")
+    progress.begin("a")
     progress.heal(["a"])
     clock.now = 10.5
     with pytest.raises(Violation, match=r"I15: a has waited for 10\.500 s"):
-        progress.pay("a", answered=True) if pays else progress.check()
+        progress.end("a", answered=True) if pays else progress.check()
 
 
-def test_those_outside_the_core_may_wait_for_ever(clock):
+def test_clients_outside_the_core_may_wait_for_ever(clock):
     progress = Progress(clock, 10.0)
-    progress.owe("a")
-    progress.owe("b")
+    progress.begin("a")
+    progress.begin("b")
     progress.heal(["a"])
-    progress.pay("a", answered=True)
+    progress.end("a", answered=True)
     clock.now = 100.0
     progress.check()
 
@@ -53,14 +53,14 @@ def test_those_outside_the_core_may_wait_for_ever(clock):
 def test_giving_up_is_no_answer(clock):
     progress = Progress(clock, 10.0)
     progress.heal(["a"])
-    progress.owe("a")
-    progress.pay("a", answered=False)
+    progress.begin("a")
+    progress.end("a", answered=False)
     assert progress.answered == 0
 
 
-def test_another_leader_is_noticed(clock):
+def test_another_leader_is_reported(clock):
     progress = Progress(clock, 10.0)
     progress.leads(("controller-1", 3))
     progress.leads(("controller-1", 3))
-    with pytest.raises(Violation, match="I15: a core that is well went from"):
+    with pytest.raises(Violation, match="I15: the leader of a healed core changed from"):
         progress.leads(("controller-1", 4))

@@ -1,4 +1,4 @@
-"""What a group of cores may not do with terms, votes and entries is noticed, each by itself."""
+"""Each broken promise about terms, votes and entries is reported."""
 
 import pytest
 
@@ -36,27 +36,27 @@ def test_a_term_has_one_leader():
 
 
 @pytest.mark.parametrize("said", [vote_for("b", term=5), has(2, term=5)])
-def test_who_comes_back_knows_the_term_in_which_it_spoke(said):
+def test_a_restarted_node_knows_the_term_of_its_messages(said):
     terms = Terms()
     first = core_of(term=5, vote="b", entries=(Entry(2, 1),))
     terms.saw(first, None, said)
     terms.saw(core_of(term=5, vote="b", entries=(Entry(2, 1),)), None, ())
-    with pytest.raises(Violation, match="a is back in term 4, and has spoken in 5"):
+    with pytest.raises(Violation, match="a restarts in term 4 after messages of term 5"):
         terms.saw(core_of(term=4, entries=(Entry(2, 1),)), None, ())
 
 
-def test_who_comes_back_knows_its_vote():
+def test_a_restarted_node_knows_its_vote():
     terms = Terms()
     terms.saw(core_of(term=5, vote="b"), None, vote_for("b", term=5))
-    with pytest.raises(Violation, match="a voted for b in term 5, and knows of None"):
+    with pytest.raises(Violation, match="a voted for b in term 5, and restarts with None"):
         terms.saw(core_of(term=5), None, ())
 
 
-def test_who_asked_for_votes_has_voted_for_itself():
+def test_a_candidate_has_voted_for_itself():
     terms = Terms()
     ask = AskVote(sender="a", to="b", term=5, last_index=1, last_term=1, pre=False)
     terms.saw(core_of(term=5, vote="a"), None, says(ask))
-    with pytest.raises(Violation, match="a voted for a in term 5, and knows of c"):
+    with pytest.raises(Violation, match="a voted for a in term 5, and restarts with c"):
         terms.saw(core_of(term=5, vote="c"), None, ())
 
 
@@ -74,11 +74,11 @@ def test_promises_before_an_election_are_none():
     terms.saw(core, None, vote_for("c", term=5, pre=True))
 
 
-def test_who_comes_back_has_what_it_acknowledged():
+def test_a_restarted_node_has_its_acknowledged_entries():
     terms = Terms()
     terms.saw(core_of(entries=(Entry(2, 1), Entry(3, 1))), None, has(3))
     terms.saw(core_of(entries=(Entry(2, 1), Entry(3, 1))), None, ())
-    with pytest.raises(Violation, match="a acknowledged entry 3 of term 1, and is back without it"):
+    with pytest.raises(Violation, match="a acknowledged entry 3 of term 1, and restarts without it"):
         terms.saw(core_of(entries=(Entry(2, 1),)), None, ())
 
 
@@ -102,7 +102,7 @@ def test_entries_of_an_earlier_term_are_not_taken():
         terms.saw(core, append(term=4), ())
 
 
-def test_what_was_acknowledged_gives_way_to_a_newer_leader_only():
+def test_acknowledged_entries_give_way_to_a_newer_leader_only():
     terms, core = Terms(), core_of(term=1, entries=(Entry(2, 1),))
     terms.saw(core, None, has(2))
     core.handle(append(term=2, entries=(Entry(2, 2),)), now=1.0)
@@ -118,7 +118,7 @@ def test_what_was_acknowledged_gives_way_to_a_newer_leader_only():
 @pytest.mark.parametrize(
     ("field", "name"), [("term", "went back from term 5"), ("commit", "went back from 1")]
 )
-def test_neither_term_nor_commit_goes_back_within_a_life(field, name):
+def test_neither_term_nor_commit_goes_back_within_an_incarnation(field, name):
     terms, core = Terms(), core_of(term=5)
     terms.saw(core, None, ())
     setattr(core, field, 0)

@@ -1,4 +1,4 @@
-"""Targets of faults: three controllers on simulated machines, where a test lets run what it likes."""
+"""Targets of faults: three controllers on simulated machines, with programs chosen by a test."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from adam_async.simulation.scenarios.fault_targets import Targets
 
 
 def targets_in(world: World, *, patience_s: float) -> Targets:
-    """The machines of a world, with a group of three controllers that nobody has started yet."""
+    """Make the machines of a world, with a group of three controllers that are not started."""
     settings = {**draw_settings(Dice("0"), sessions=3), "controllers": 3}
     group = ControllerGroup(world, settings, Ledger(lambda: world.now))
     return Targets(world, group, asyncio.Event(), patience_s=patience_s)

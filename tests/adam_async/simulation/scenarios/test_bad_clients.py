@@ -1,4 +1,4 @@
-"""Visitors of a cluster that trains: what they would not miss if a server took what it must refuse."""
+"""Bad clients of a training cluster: answers to bad requests, and failures if a server accepts one."""
 
 import pytest
 
@@ -8,52 +8,52 @@ from adam_async.simulation.plan import Case, Fault
 from adam_async.simulation.runner import run_case
 from adam_async.simulation.scenarios.training import TRAIN
 from adam_async.worker.service import ModelWorker
+from tests.ablations.rewriting import rewrite
 from tests.adam_async.simulation.scenarios.cases import plain_training, with_faults
-from tests.adam_async.simulation.test_ablations import rewrite
 
 pytestmark = pytest.mark.thorough
 
 
-def visited() -> Case:
-    """A plain run in which nothing happens but two visits."""
-    visits = (Fault(at_s=2.0, kind="visit", targets=(name,)) for name in ("ps-0", "ps-1"))
-    return with_faults(plain_training(3), *visits)
+def bad_requests_alone() -> Case:
+    """Make a plain run whose only faults are two bad clients."""
+    faults = (Fault(at_s=2.0, kind="visit", targets=(name,)) for name in ("ps-0", "ps-1"))
+    return with_faults(plain_training(3), *faults)
 
 
-def test_every_word_has_its_answer() -> None:
-    result = run_case(TRAIN, visited())
+def test_every_bad_request_has_its_answer() -> None:
+    result = run_case(TRAIN, bad_requests_alone())
 
     assert result.text == ""
     assert result.faults == {"visit": 2}
 
 
-def test_a_server_that_is_silent_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ServerState, "_tick", lambda *_: [])
-    result = run_case(TRAIN, visited())
+    result = run_case(TRAIN, bad_requests_alone())
 
     assert result.invariant == "every word has its answer"
     assert " did not answer Tick(" in result.text
 
 
-def test_nobody_is_called_silent_as_long_as_somebody_is_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_answer_is_no_violation_while_a_fault_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ServerState, "_tick", lambda *_: [])
-    case = visited()
+    case = bad_requests_alone()
     visit, _ = case.plan.faults
     freezes = (Fault(at_s=at, kind="freeze", targets=("worker-1",), lasts_s=0.8) for at in (4.0, 13.0, 22.0))
     result = run_case(TRAIN, with_faults(case, visit, *freezes))
 
     assert result.text == ""
-    assert "a visit that nobody noticed" in result.too_little
+    assert "a visit without an effect" in result.too_little
 
 
-def test_a_worker_that_never_hangs_up_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_never_closes_the_link_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     rewrite(
         monkeypatch, ModelWorker, "_on_neighbour", "self._refused_greets += 1", "await link.wait_closed()"
     )
-    result = run_case(TRAIN, visited())
+    result = run_case(TRAIN, bad_requests_alone())
 
     assert result.invariant == "every word has its answer"
-    assert "did not hang up after Greet(" in result.text
+    assert "did not close the link after Greet(" in result.text
 
 
 ABLATIONS = {
@@ -77,8 +77,10 @@ ABLATIONS = {
 
 
 @pytest.mark.parametrize("safeguard", ABLATIONS)
-def test_a_safeguard_that_is_taken_out_is_missed(safeguard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_fails_after_the_removal_of_a_safeguard(
+    safeguard: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     owner, method, old, new, invariant = ABLATIONS[safeguard]
     rewrite(monkeypatch, owner, method, old, new)
 
-    assert run_case(TRAIN, visited()).invariant == invariant
+    assert run_case(TRAIN, bad_requests_alone()).invariant == invariant

@@ -39,7 +39,7 @@ def test_an_example_is_valid(example) -> None:
         )
 
 
-def test_every_message_has_an_example_and_every_word_of_controllers_too() -> None:
+def test_every_message_has_an_example_and_so_has_each_of_consensus() -> None:
     assert {type(example.body) for example in EXAMPLES} == set(TABLE)
     said = {type(example.ride.record) for example in EXAMPLES if example.ride and example.ride.field}
     assert said == set(get_args(ConsensusMessage))

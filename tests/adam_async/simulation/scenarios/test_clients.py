@@ -1,4 +1,4 @@
-"""The shipped clients of three controllers: what every seed has, and that it would not miss one that lies."""
+"""The shipped clients of three controllers: properties of every seed, and failures with a faulty client."""
 
 import itertools
 
@@ -32,7 +32,7 @@ def test_every_plan_has_each_kind_of_fault_and_its_leader_is_cut_off() -> None:
 
 
 def with_sessions(seed: int, sessions: int) -> Case:
-    """The run of a seed, with controllers that know so many sessions at once."""
+    """Return the run of a seed with another limit of sessions in the controllers."""
     case = draw_case(CLIENTS, seed)
     options = msgspec.structs.replace(
         case.plan.options, settings={**case.plan.options.settings, "sessions": sessions}
@@ -40,17 +40,17 @@ def with_sessions(seed: int, sessions: int) -> Case:
     return msgspec.structs.replace(case, plan=msgspec.structs.replace(case.plan, options=options))
 
 
-def test_sessions_that_are_forgotten_leave_outcomes_unknown_and_never_wrong() -> None:
+def test_forgotten_sessions_leave_outcomes_unknown_but_never_wrong() -> None:
     results = [run_case(CLIENTS, with_sessions(seed, 2)) for seed in (6, 8)]
 
     assert [one for one in results if not one.seed_counts] == []
     assert any(one.counts.get("unknown outcomes") for one in results)
 
 
-# --- what the scenario would not miss ----------------------------------------------------------
+# --- failures of faulty clients ----------------------------------------------------------------
 
 
-def test_a_question_that_is_asked_again_under_a_new_number_is_noticed(monkeypatch) -> None:
+def test_a_repeated_question_with_a_new_number_is_reported(monkeypatch) -> None:
     numbers = itertools.count(1)
 
     def renumbered(**fields) -> CompareAndSet:
@@ -61,7 +61,7 @@ def test_a_question_that_is_asked_again_under_a_new_number_is_noticed(monkeypatc
     assert any(run_seed(CLIENTS, seed).invariant == "I6" for seed in range(1, 16))
 
 
-def test_a_client_that_does_not_listen_to_who_leads_is_noticed(monkeypatch) -> None:
+def test_a_client_that_ignores_the_leaders_address_is_reported(monkeypatch) -> None:
     monkeypatch.setattr(LeaderLink, "_named", lambda self, error: None)
 
     assert run_seed(CLIENTS, 0).invariant == "I15"

@@ -1,4 +1,4 @@
-"""Chaos of controllers: what every seed has, and that it would not miss a controller that forgets."""
+"""Controllers under faults: properties of every seed, and the failure after a removed safeguard."""
 
 import subprocess
 import sys
@@ -83,7 +83,7 @@ def test_writes_that_are_not_forced_down_are_missed_after_a_restart(monkeypatch)
 
 
 @pytest.mark.thorough
-def test_a_vote_that_is_not_written_down_is_noticed(monkeypatch) -> None:
+def test_a_vote_that_is_not_durable_is_reported(monkeypatch) -> None:
     def cast(self, term, vote):
         self.term, self.vote = term, vote
 
@@ -93,21 +93,21 @@ def test_a_vote_that_is_not_written_down_is_noticed(monkeypatch) -> None:
 
 
 @pytest.mark.thorough
-def test_promises_before_they_are_durable_are_noticed(monkeypatch) -> None:
+def test_promises_before_they_are_durable_are_reported(monkeypatch) -> None:
     monkeypatch.setattr(Outbox, "next", lambda self: self._held.popleft()[1] if self._held else None)
 
     assert any(broken(CONTROLLERS, seed) == "I7" for seed in range(4))
 
 
 @pytest.mark.slow
-def test_questions_that_are_done_twice_are_noticed(monkeypatch) -> None:
+def test_questions_applied_twice_are_reported(monkeypatch) -> None:
     monkeypatch.setattr(Machine, "_set", lambda self, question: self._compare_and_set(question))
 
     assert any(broken(CONTROLLERS, seed) == "I6" for seed in range(8))
 
 
 @pytest.mark.slow
-def test_reads_without_a_round_are_noticed(monkeypatch) -> None:
+def test_reads_without_a_round_are_reported(monkeypatch) -> None:
     def read(self, question):
         self._effects.append(core.ReadReady(question.tag))
 

@@ -24,7 +24,7 @@ def run_with(seed: int, *faults: Fault) -> SeedResult:
 
 
 def rot(at_s: float, number: int, *, runs: bool) -> Fault:
-    """Bits of what a controller has on disk flip, while it runs or is down."""
+    """Flip bits on the disk of a controller, while it runs or is down."""
     name = f"controller-{number}"
     return Fault(at_s=at_s, kind="rot", targets=(name,), lasts_s=1.0, amount=float(runs))
 
@@ -44,14 +44,14 @@ def test_disks_that_rot_at_the_same_time_are_lost_one_after_the_other() -> None:
     assert result.faults == {"rot": 3}
 
 
-def test_damage_that_is_not_refused_is_noticed(monkeypatch) -> None:
+def test_damage_that_is_not_refused_is_reported(monkeypatch) -> None:
     monkeypatch.setattr(records, "_refuse_damage", lambda *_: None)
 
     assert any(run_with(seed, rot(8.0, 1, runs=False)).invariant in ("I7", "I10") for seed in range(2, 6))
 
 
 def strike_slow_disk(*, at_s: float, amount: float):
-    """Let a disk of a group without clients be slow. Returns whether that counts, and what was written."""
+    """Slow down a disk of a group without clients. Return whether that counts, and the writes."""
 
     async def scenario(world: World):
         targets = targets_in(world, patience_s=5.0)
@@ -80,7 +80,7 @@ def test_a_slow_disk_of_a_controller_that_begins_lasts_until_that_had_to_write(a
 
 
 @pytest.mark.parametrize("amount", [0.1, 0.5])
-def test_a_slow_disk_that_nobody_wrote_to_does_not_count(amount: float) -> None:
+def test_a_slow_disk_without_a_write_does_not_count(amount: float) -> None:
     counts, writes = strike_slow_disk(at_s=20.0, amount=amount)
 
     assert not counts

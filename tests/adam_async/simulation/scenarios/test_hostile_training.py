@@ -46,7 +46,9 @@ def test_a_cluster_learns_whatever_hostile_peers_do(first: int) -> None:
 
 
 @pytest.mark.thorough
-def test_a_question_that_contradicts_the_run_and_is_answered_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_that_contradicts_the_run_and_is_answered_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(QuestionChecks, "refusal", lambda *_, **__: None)
     result = run_case(HOSTILE, struck_by("bad-ps", "ps-0", amount=2000))
 
@@ -54,7 +56,7 @@ def test_a_question_that_contradicts_the_run_and_is_answered_is_seen(monkeypatch
 
 
 @pytest.mark.thorough
-def test_a_server_whose_handler_fails_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_whose_handler_fails_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ArithmeticError("a field that nobody expected")
 

@@ -67,7 +67,7 @@ def test_a_clock_is_wrong_for_its_time_and_is_right_again() -> None:
     assert rate == 1.0
 
 
-def test_a_clock_is_wrong_once_more_in_the_life_after_one_that_ended() -> None:
+def test_a_clock_is_wrong_again_in_the_incarnation_after_an_ended_one() -> None:
     rates, counts, rate = strike((1.0, crash), (2.0, restart))
 
     assert counts
@@ -90,7 +90,7 @@ def test_a_clock_that_is_wrong_when_the_time_of_faults_is_over_counts_and_stays_
     assert rate == RATE
 
 
-def test_a_clock_of_a_life_that_ended_before_the_time_of_faults_does_not_count() -> None:
+def test_a_wrong_clock_of_an_incarnation_that_ended_early_does_not_count() -> None:
     _, counts, _ = strike((0.5, crash), (0.7, restart), over_s=1.0)
 
     assert not counts

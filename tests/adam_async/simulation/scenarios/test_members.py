@@ -1,4 +1,4 @@
-"""Members that crash, freeze and are cut off: what every seed has, and what the scenario would not miss."""
+"""Members that crash, freeze and are cut off: properties of every seed, and failures without a safeguard."""
 
 import asyncio
 import subprocess
@@ -63,7 +63,7 @@ def test_runs_differ_in_how_groups_are_shared_out_and_taken_up() -> None:
         make_config(run.config)
 
 
-def test_groups_that_are_counted_twice_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_counted_twice_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = Epoch.finish
 
     def twice(epoch: Epoch, number: int) -> None:
@@ -76,13 +76,13 @@ def test_groups_that_are_counted_twice_are_seen(monkeypatch: pytest.MonkeyPatch)
     assert run_seed(MEMBERS, 2).invariant == "every image once"
 
 
-def test_runs_that_go_on_no_more_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_runs_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DataServer, "_report_epoch", lambda *_: asyncio.sleep(0))
 
     assert run_seed(MEMBERS, 2).invariant == "epochs end"
 
 
-def test_an_epoch_after_which_none_begins_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_without_a_next_one_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     async def unanswered(*_: object) -> None:
         await asyncio.sleep(1.0)
         raise DeadlineExceeded("an answer", 1.0)
@@ -108,7 +108,7 @@ def test_groups_that_were_not_reported_do_not_count(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_leases_that_are_only_ever_with_one_data_server_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leases_without_a_copy_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = ClusterMap.ledger_leaders.fget
     monkeypatch.setattr(ClusterMap, "lenders", property(lambda newest: shipped(newest)[:1]))
 
@@ -132,7 +132,7 @@ def test_a_seed_is_the_same_run_in_every_process() -> None:
     assert replay_hash("0").strip() == replay_hash("4242").strip() == run_seed(MEMBERS, 2).replay_hash
 
 
-def test_a_write_that_is_acknowledged_and_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_is_acknowledged_and_lost_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = Membership.set_node
 
     async def forgetful(membership: Membership, **changes: Any) -> None:
@@ -144,7 +144,7 @@ def test_a_write_that_is_acknowledged_and_lost_is_seen(monkeypatch: pytest.Monke
     assert run_seed(MEMBERS, 2).invariant == "I6"
 
 
-def test_members_that_do_not_take_their_seats_again_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_that_do_not_join_again_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = Membership._sit
     joined = set()
 

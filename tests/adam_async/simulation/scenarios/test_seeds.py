@@ -1,4 +1,4 @@
-"""A hundred seeds of what may happen to controllers: every one of them ends well."""
+"""A hundred seeds of controllers under faults pass."""
 
 import pytest
 
@@ -11,7 +11,7 @@ AT_ONCE = 5
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
-def test_controllers_keep_what_they_promise_whatever_happens(first: int) -> None:
+def test_controllers_keep_their_promises_under_all_faults(first: int) -> None:
     results = [run_seed(SCENARIOS["controllers"], seed) for seed in range(first, first + AT_ONCE)]
 
     assert [(one.case.seed, one.invariant, one.text) for one in results if not one.ok] == []

@@ -1,4 +1,4 @@
-"""A cluster that trains under faults: what every seed has, and what the scenario would not miss."""
+"""A cluster that trains under faults: properties of every seed, and failures without a safeguard."""
 
 import os
 import subprocess
@@ -10,15 +10,15 @@ import pytest
 
 from adam_async.data_server.state import DataState
 from adam_async.parameter_server.state import ServerState
-from adam_async.simulation.network import Conditions
 from adam_async.simulation.plan import Fault, Options, Plan
 from adam_async.simulation.runner import draw_case, run_case, run_seed
 from adam_async.simulation.scenarios import SCENARIOS, training, training_faults
 from adam_async.simulation.scenarios.training import BRIEF_S, TRAIN
 from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, IMAGES, WORKERS, images
 from adam_async.simulation.scenarios.training_faults import CONTROLLER_KINDS
+from adam_async.simulation.wire import Conditions
+from tests.ablations.rewriting import rewrite
 from tests.adam_async.simulation.scenarios.cases import plain_training, with_faults
-from tests.adam_async.simulation.test_ablations import rewrite
 
 pytestmark = pytest.mark.thorough
 
@@ -31,7 +31,7 @@ def test_a_seed_counts() -> None:
     assert result.seed_counts, result
 
 
-def test_every_plan_has_each_kind_and_leaves_what_there_is_one_copy_of() -> None:
+def test_every_plan_has_each_kind_and_spares_roles_with_the_only_copy_of_their_state() -> None:
     plans = [draw_case(TRAIN, seed).plan for seed in range(200)]
 
     for plan in plans:
@@ -43,7 +43,7 @@ def test_every_plan_has_each_kind_and_leaves_what_there_is_one_copy_of() -> None
     assert len({plan.faults for plan in plans}) == 200
 
 
-def test_half_of_what_strikes_a_controller_is_for_the_one_that_leads() -> None:
+def test_half_of_the_faults_of_controllers_strike_the_leader() -> None:
     plans = [draw_case(TRAIN, seed).plan for seed in range(200)]
     struck = [fault.targets for plan in plans for fault in plan.faults if fault.kind in CONTROLLER_KINDS]
 
@@ -51,7 +51,7 @@ def test_half_of_what_strikes_a_controller_is_for_the_one_that_leads() -> None:
     assert {targets[0] for targets in struck if targets} == set(CONTROLLERS)
 
 
-def test_the_images_are_digits_of_the_package_and_none_is_learnt_and_tested() -> None:
+def test_the_images_are_digits_of_the_package_and_none_is_both_trained_and_tested() -> None:
     digits = images()
 
     assert len(digits.train_labels) == len(digits.train_images) == IMAGES
@@ -77,9 +77,9 @@ def test_a_seed_is_the_same_run_in_every_process() -> None:
     assert replay_hash("4242").strip() == run_seed(TRAIN, 9).replay_hash
 
 
-def test_a_worker_that_returns_does_not_train_in_a_place_that_is_anothers_by_now() -> None:
-    # It begins its second life while the map still shows the first; then the other one takes that place. All
-    # of this while the run is prepared: the first fault comes when it has places, and nobody is ready.
+def test_a_restarted_worker_does_not_train_in_a_place_of_another_one() -> None:
+    # The worker restarts while the map still shows its first incarnation; then the other worker takes its
+    # place. All faults strike during the preparation of the run: it has places, and no role is ready.
     faults = (
         Fault(at_s=1.47, kind="kill", targets=("worker-1",), lasts_s=5.2),
         Fault(at_s=2.6, kind="freeze", targets=("worker-1",), lasts_s=0.4),
@@ -95,20 +95,22 @@ def test_a_worker_that_returns_does_not_train_in_a_place_that_is_anothers_by_now
 
 
 ABLATIONS = {
-    "a push that comes again is applied again": (
+    "a repeated push is applied again": (
         ServerState, "_order", "number == last + 1", "number <= last + 1", "I2",
     ),
     "a push is acknowledged and forgotten": (
         ServerState, "_order", "self._queue.add(queued)", "return [self._acknowledgement(queued)]", "I1",
     ),
-    "what a lost replica held is left to it": (
+    "a lost replica keeps its groups": (
         DataState, "_replicas_changed", "self._epoch is not None", "False", "the run ends",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("safeguard", ABLATIONS)
-def test_a_safeguard_that_is_taken_out_is_missed(safeguard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_fails_after_the_removal_of_a_safeguard(
+    safeguard: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     owner, method, old, new, invariant = ABLATIONS[safeguard]
     rewrite(monkeypatch, owner, method, old, new)
     broken = (run_case(TRAIN, plain_training(seed)) for seed in range(2, 12))
@@ -116,14 +118,14 @@ def test_a_safeguard_that_is_taken_out_is_missed(safeguard: str, monkeypatch: py
     assert next((result.invariant for result in broken if not result.ok), "") == invariant
 
 
-def test_a_model_that_has_not_learnt_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_has_not_learnt_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "TRAINING", msgspec.structs.replace(training.TRAINING, rate=1e-9))
 
     assert run_case(TRAIN, plain_training(14)).invariant == "it learns"
 
 
 @pytest.mark.parametrize("bar", ["LEARNT", "LEARNT_OTHERWISE"])
-def test_a_run_without_options_is_held_to_what_such_runs_learn(
+def test_a_run_without_options_must_reach_the_accuracy_of_plain_runs(
     bar: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, bar, 1.01)
@@ -132,7 +134,7 @@ def test_a_run_without_options_is_held_to_what_such_runs_learn(
     assert run_case(TRAIN, quiet).invariant == ("it learns" if bar == "LEARNT" else "")
 
 
-def test_a_fault_whose_victim_never_comes_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_without_a_target_names_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_faults, "VICTIM_S", 3.0)
     monkeypatch.setattr(training_faults, "is_running", lambda node: False)
     fault = Fault(at_s=1.0, kind="freeze", targets=("ps-0",), lasts_s=1.0)

@@ -1,4 +1,4 @@
-"""How seeds of a training cluster are set up: what is drawn can be run, and everything is drawn."""
+"""Setups of a training cluster: every drawn one is valid, and every option is drawn."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_a_plan_without_settings_trains_plainly() -> None:
     assert (setup.spec, setup.profiled) == (NETWORKS[""], False)
 
 
-def test_a_setup_is_plain_as_long_as_what_learns_and_how_was_not_drawn() -> None:
+def test_a_setup_is_plain_without_drawn_options_and_network() -> None:
     for settings in ({}, {"profiled": True}, {"late_s": 3.0}):
         assert setup_of(settings, TRAINING).plain, settings
     for settings in (*MODES, *CUTS, WIDE, *RULES, *EXTRAS):
@@ -63,7 +63,7 @@ def test_messages_of_a_wide_network_leave_while_the_rest_of_its_step_is_computed
     assert not any(settings.get("network") == "wide" and set(WHOLE) & set(settings) for settings in DRAWN)
 
 
-def test_what_is_cut_has_a_faster_worker() -> None:
+def test_a_partitioned_model_has_faster_workers() -> None:
     assert setup_of(CUTS[0], TRAINING).pace == PACE_CUT
 
 

@@ -1,4 +1,4 @@
-"""Strangers on the wire: what every seed has, and what the scenario would not miss."""
+"""Unauthenticated clients: properties of every seed, and failures without a safeguard."""
 
 import os
 import subprocess
@@ -10,8 +10,8 @@ import pytest
 
 from adam_async.simulation.runner import draw_case, run_seed
 from adam_async.simulation.scenarios import SCENARIOS
-from adam_async.simulation.scenarios.unauthenticated_clients import STRANGE
-from tests.adam_async.simulation.test_ablations import rewrite
+from adam_async.simulation.scenarios.unauthenticated_clients import UNAUTHENTICATED
+from tests.ablations.rewriting import rewrite
 from transport.calls import CallTable
 from transport.entrance import Entrance
 from transport.frames import FrameDecoder
@@ -30,30 +30,30 @@ def test_seeds_count() -> None:
 
 
 def test_every_plan_has_each_kind_and_plans_differ() -> None:
-    plans = [draw_case(STRANGE, seed).plan for seed in range(100)]
+    plans = [draw_case(UNAUTHENTICATED, seed).plan for seed in range(100)]
 
     for plan in plans:
-        assert {fault.kind for fault in plan.faults} == set(STRANGE.kinds)
+        assert {fault.kind for fault in plan.faults} == set(UNAUTHENTICATED.kinds)
     assert len({plan.faults for plan in plans}) == 100
 
 
 IN_A_PROCESS = """
 from adam_async.simulation.runner import run_seed
-from adam_async.simulation.scenarios.unauthenticated_clients import STRANGE
-print(run_seed(STRANGE, 2).replay_hash)
+from adam_async.simulation.scenarios.unauthenticated_clients import UNAUTHENTICATED
+print(run_seed(UNAUTHENTICATED, 2).replay_hash)
 """
 
 
 def test_a_seed_is_the_same_run_in_every_process() -> None:
     environment = {**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", IN_A_PROCESS]
-    told = subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout
+    done = subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout
 
-    assert told.strip() == run_seed(STRANGE, 2).replay_hash
+    assert done.strip() == run_seed(UNAUTHENTICATED, 2).replay_hash
 
 
 ABLATIONS = {
-    "a token is looked at": (
+    "a token is checked": (
         Handshake, "_check_proof", "not hmac.compare_digest(body[: len(expected)], expected)", "False",
         "strangers are turned away", 1,
     ),
@@ -63,7 +63,7 @@ ABLATIONS = {
     "connections above the limit are closed": (
         Entrance, "connected", "self._admission.over_limit", "False", "strangers are turned away", 1,
     ),
-    "a checksum is looked at": (
+    "a checksum is checked": (
         FrameDecoder, "_parse", "start + _CHECKED_BYTES])) != crc", "start + _CHECKED_BYTES])) < 0",
         "who breaks a rule is shown out", 1,
     ),
@@ -74,14 +74,16 @@ ABLATIONS = {
 
 
 @pytest.mark.parametrize("safeguard", ABLATIONS)
-def test_a_safeguard_that_is_taken_out_is_missed(safeguard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_fails_after_the_removal_of_a_safeguard(
+    safeguard: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     owner, method, old, new, invariant, seed = ABLATIONS[safeguard]
     rewrite(monkeypatch, owner, method, old, new)
 
-    assert run_seed(STRANGE, seed).invariant == invariant
+    assert run_seed(UNAUTHENTICATED, seed).invariant == invariant
 
 
-def test_answers_that_are_mixed_up_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swapped_answers_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = CallTable.pop
 
     def mixed(calls: CallTable[Any], request_id: int) -> object:
@@ -90,4 +92,4 @@ def test_answers_that_are_mixed_up_are_seen(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(CallTable, "pop", mixed)
 
-    assert run_seed(STRANGE, 1).invariant == "answers fit"
+    assert run_seed(UNAUTHENTICATED, 1).invariant == "answers fit"

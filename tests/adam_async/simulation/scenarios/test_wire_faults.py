@@ -1,14 +1,14 @@
-"""Wires between controllers and clients are cut, narrow and break, are mended, and somebody has noticed."""
+"""Faults of wires between controllers and clients have an effect and are undone."""
 
 import asyncio
 
 import pytest
 
 from adam_async.simulation.faults import Missed
-from adam_async.simulation.network import Conditions
 from adam_async.simulation.nodes import World, simulate
 from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenarios.wire_faults import WireFaults
+from adam_async.simulation.wire import Conditions
 from tests.adam_async.simulation.scenarios.fault_targets import targets_in
 
 ADDRESSES = ("controller-1", "controller-2", "controller-3")
@@ -21,7 +21,7 @@ async def listens(node) -> None:
 
 
 async def asks(node) -> None:
-    """Say something to the second controller, and connect again where that fails."""
+    """Send data to the second controller, and connect again after an error."""
     while True:
         await asyncio.sleep(0.1)
         try:
@@ -40,7 +40,7 @@ async def is_silent(node) -> None:
 
 
 def strike(fault: Fault, *, program=asks, over_s: float = 1e6):
-    """How the way from the client was, every tenth of a second; whether the fault struck; what is left."""
+    """Return the state of the client's wire every 0.1 s, whether the fault struck, and the state after it."""
 
     async def scenario(world: World):
         targets = targets_in(world, patience_s=3.0)
@@ -86,7 +86,7 @@ def test_a_way_has_its_limit_for_a_while_and_is_as_before(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", LIMITS)
-def test_a_limit_that_nobody_meets_has_missed(kind: str) -> None:
+def test_a_limit_without_an_effect_has_missed(kind: str) -> None:
     _, struck, conditions, _ = strike(LIMITS[kind], program=is_silent)
 
     assert not struck
@@ -109,7 +109,7 @@ CUTS = [
 
 
 @pytest.mark.parametrize("fault", CUTS, ids=lambda fault: fault.kind)
-def test_a_cut_is_noticed_by_who_speaks_alone(fault: Fault) -> None:
+def test_a_cut_in_the_direction_of_data_has_an_effect(fault: Fault) -> None:
     seen, struck, _, cut = strike(fault)
 
     assert struck

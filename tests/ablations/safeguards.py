@@ -1,23 +1,35 @@
-"""Safeguards of the controllers, and how to take them out: the rows of `benchmarks.ablations`."""
+"""Safeguards of the controllers and their removals: rows of `benchmarks.ablations`.
+
+A patch of a named function removes a safeguard. If a safeguard is part of a longer function or is read when a
+class is made, such as a type annotation, the row replaces source text instead, in `file`.
+"""
 
 from dataclasses import dataclass
+
+from tests.ablations import patches
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation:
-    """A safeguard, and how the source looks with and without it."""
+    """A safeguard and its removal: a `patch`, or a replacement of source text."""
 
     name: str
-    file: str
-    old: str
-    new: str
+    patch: patches.Patch | None = None
+    """A function of `patches`; None if the row replaces source text."""
+    file: str = ""
+    old: str = ""
+    new: str = ""
     guard: str
-    """The test that guards it directly: it passes, and fails without the safeguard."""
+    """The direct test of the safeguard: it passes, and fails after the removal."""
     breaks: str = ""
-    """What a seed is known to say without it: an invariant, or an error; empty where none is expected to."""
+    """The invariant or error that a seed shows after the removal; empty if no seed is expected to."""
     seldom: str = ""
-    """Why none is."""
+    """Why no seed is expected to."""
     scenario: str = "controllers"
+
+    def __post_init__(self) -> None:
+        if (self.patch is None) != bool(self.file):
+            raise ValueError(f"{self.name}: give a patch, or a file with source text")
 
 
 CONSENSUS, CONTROLLER = "adam_async/controller/consensus/", "adam_async/controller/"
@@ -28,41 +40,30 @@ CRASH_POINTS = (
     "test_after_a_crash_at_any_point_all_that_was_promised_is_there_and_a_controller_goes_on_with_it"
 )
 
-CALM = "what it costs is a change of leader and not an answer, and others like it cover for it"
+CALM = "the cost is a change of leader, not a wrong answer, and similar safeguards cover for it"
 
 ABLATIONS = (
     Ablation(
         name="a vote is durable",
-        file=CONSENSUS + "core.py",
-        old="        self._outbox.record(Ballot(term, vote))\n",
-        new="",
+        patch=patches.forget_ballots,
         guard=CORE_TESTS + "test_core.py::test_a_vote_is_given_once_in_a_term_also_over_a_restart",
         breaks="I7",
     ),
     Ablation(
         name="a vote is given once in a term",
-        file=CONSENSUS + "core.py",
-        old="granted = granted and self.vote in (None, ask.sender)",
-        new="granted = granted and True",
+        patch=patches.vote_again,
         guard=CORE_TESTS + "test_core.py::test_a_vote_is_given_once_in_a_term_also_over_a_restart",
         breaks="I7",
     ),
     Ablation(
-        name="nothing is said before it is synced",
-        file=CONTROLLER + "consensus_node.py",
-        old="                    self._unwritten.append(effect)\n",
-        new="                    self._unwritten.append(effect)\n"
-        "                    self._events.append(Persisted(number))\n",
+        name="a promise is sent after its sync",
+        patch=patches.send_before_sync,
         guard=CRASH_POINTS,
         breaks="I7",
     ),
     Ablation(
         name="messages of old terms are refused (fence)",
-        file=CONSENSUS + "core.py",
-        old="        elif message.term < self.term:\n"
-        "            self._correct(message)\n"
-        "            return\n",
-        new="",
+        patch=patches.handle_old_terms,
         guard=CORE_TESTS + "test_core.py::test_an_older_leader_is_told_of_the_newer_term_and_follows",
         breaks="I4, or two leaders in a term",
     ),
@@ -76,16 +77,13 @@ ABLATIONS = (
         breaks="I7",
     ),
     Ablation(
-        name="only a log that ends as late is voted for",
-        file=CONSENSUS + "core.py",
-        old="        granted = (ask.last_term, ask.last_index) >= (self.log.last_term, "
-        "self.log.last_index)\n",
-        new="        granted = True\n",
+        name="a vote needs an up-to-date log",
+        patch=patches.vote_for_any_log,
         guard=CORE_TESTS + "test_core.py::test_a_vote_is_for_a_log_that_ends_as_late_as_ones_own",
         breaks="I7",
     ),
     Ablation(
-        name="entries follow an entry that both have",
+        name="entries follow a common entry",
         file=CONSENSUS + "core.py",
         old="if previous > self.commit and self.log.term_at(previous) != append.prev_term:",
         new="if self.log.term_at(previous) is None and previous > self.commit:",
@@ -93,7 +91,7 @@ ABLATIONS = (
         breaks="I7",
     ),
     Ablation(
-        name="entries in conflict with the leader's go",
+        name="conflicting entries are replaced",
         file=CONSENSUS + "core.py",
         old="if entry.index > self.commit and self.log.term_at(entry.index) != entry.term:",
         new="if entry.index > self.log.last_index:",
@@ -101,52 +99,42 @@ ABLATIONS = (
         breaks="I7",
     ),
     Ablation(
-        name="what the leader has committed is only believed of entries that are the same here",
+        name="a follower commits only entries equal to the leader's",
         file=CONSENSUS + "core.py",
         old="self._commit_to(min(append.commit, match))",
         new="self._commit_to(min(append.commit, self.log.last_index))",
         guard=CORE_TESTS + "test_core.py::test_a_follower_commits_only_what_it_knows_to_be_the_same",
-        seldom="one that was cut off must have entries that the others have, not know that, and one more",
+        seldom="an isolated node must have common entries that it does not know to be common, and one more",
     ),
     Ablation(
         name="a majority is more than half",
-        file=CONSENSUS + "membership.py",
-        old="return len(self.voters) // 2 + 1",
-        new="return (len(self.voters) + 1) // 2",
+        patch=patches.count_half_as_majority,
         guard=CORE_TESTS + "test_membership.py::test_majorities_of_groups_one_step_apart_share_a_node",
         breaks="I7",
     ),
     Ablation(
-        name="one that lost its disk has another identity",
-        file=CONSENSUS + "membership.py",
-        old='return f"{name}/{number:x}"',
-        new='return f"{name}/0"',
+        name="an empty disk has another identity",
+        patch=patches.keep_identity_without_disk,
         guard=CONTROLLER_TESTS
         + "test_consensus_node.py::test_one_that_lost_its_disk_is_taken_in_again_and_counts",
         breaks="I7",
     ),
     Ablation(
-        name="an identity whose disk is gone leaves the group",
-        file=CONTROLLER + "peer_controllers.py",
-        old='            if olds:\n                return Step("remove", olds[0])\n',
-        new="",
+        name="an identity with a lost disk leaves the group",
+        patch=patches.keep_lost_identities,
         guard=CONTROLLER_TESTS
         + "test_consensus_node.py::test_one_that_lost_its_disk_is_taken_in_again_and_counts",
         breaks="I15",
     ),
     Ablation(
-        name="what is for an earlier identity is not taken",
-        file=CONSENSUS + "core.py",
-        old="if message.to != self.me:\n",
-        new="if False:\n",
+        name="messages for an earlier identity are dropped",
+        patch=patches.take_messages_for_earlier_identities,
         guard=CORE_TESTS + "test_core.py::test_what_is_for_an_earlier_life_is_not_taken",
-        seldom="a word must be on its way over the loss of a disk, and the link that carries it ends with it",
+        seldom="a message must be in flight during the loss of a disk, and its link ends with the loss",
     ),
     Ablation(
-        name="only who leads answers a read, when it is sure of that",
-        file=CONTROLLER + "service.py",
-        old="            case GetMap():\n                self.group.read(request)\n",
-        new="            case GetMap():\n                self._tell(request, self._whole())\n",
+        name="only a confirmed leader answers a read",
+        patch=patches.answer_reads_at_once,
         guard=CONTROLLER_TESTS + "test_service.py::"
         "test_a_read_of_a_leader_that_was_deposed_and_does_not_know_it_is_not_answered_with_what_"
         "is_old",
@@ -154,46 +142,36 @@ ABLATIONS = (
     ),
     Ablation(
         name="a read waits for a round to a majority",
-        file=CONSENSUS + "core.py",
-        old="                and leading.reads[0].round <= confirmed\n",
-        new="",
+        patch=patches.read_without_round,
         guard=CONTROLLER_TESTS + "test_service.py::"
         "test_a_read_of_a_leader_that_was_deposed_and_does_not_know_it_is_not_answered_with_what_"
         "is_old",
-        seldom="a leader that was deposed must be asked in the moment before it gives up",
+        seldom="a deposed leader must get a question in the moment before it resigns",
     ),
     Ablation(
-        name="a new leader answers watches when it has what earlier ones answered",
-        file=CONTROLLER + "service.py",
-        old="        return self._ready and (",
-        new="        return self.group.leads and (",
+        name="a new leader answers watches after it has applied earlier answers",
+        patch=patches.answer_watches_early,
         guard=CONTROLLER_TESTS + "test_service.py::"
         "test_a_new_leader_shows_nobody_a_map_that_is_older_than_what_was_answered_before_it",
-        seldom="nothing checks in which order different watchers are shown what",
+        seldom="no checker compares the order of answers to different watchers",
     ),
     Ablation(
-        name="who lags keeps a watcher waiting",
-        file=CONTROLLER + "service.py",
-        old="watch.after < self.map.version)",
-        new="watch.after != self.map.version)",
+        name="a lagging controller keeps a watcher waiting",
+        patch=patches.answer_watches_with_older_maps,
         guard=CONTROLLER_TESTS + "test_service.py::"
         "test_a_deposed_leader_that_does_not_know_it_takes_nobody_back_to_an_older_map",
-        seldom="a leader that was deposed must be asked in the moment before it gives up",
+        seldom="a deposed leader must get a question in the moment before it resigns",
     ),
     Ablation(
-        name="a question that comes again is not done again",
-        file=CONTROLLER + "replicated_state.py",
-        old="        if question.number > session.number:\n",
-        new="        if True:\n",
+        name="a repeated question is applied once",
+        patch=patches.repeat_questions,
         guard=CONTROLLER_TESTS + "test_replicated_state.py::"
         "test_a_question_that_comes_again_is_not_done_again_and_gets_the_same_answer",
         breaks="I6",
     ),
     Ablation(
         name="sessions are part of a snapshot",
-        file=CONTROLLER + "replicated_state.py",
-        old="_State(self.group, self.map, list(self._sessions.items()))",
-        new="_State(self.group, self.map, [])",
+        patch=patches.snapshot_without_sessions,
         guard=CONTROLLER_TESTS
         + "test_consensus_node.py::test_a_session_goes_on_in_those_who_begin_with_a_snapshot",
         breaks="I7",
@@ -207,43 +185,35 @@ ABLATIONS = (
         breaks="I6",
     ),
     Ablation(
-        name="a life that another one has followed has no seat",
+        name="a replaced incarnation cannot join",
         file=CONTROLLER + "state.py",
         old="if new.incarnation in before:",
         new="if False:",
         guard=CONTROLLER_TESTS + "test_state.py::"
         "test_a_life_that_another_one_followed_never_has_its_seat_again",
-        seldom="a client has one life at a time; what an earlier one asked expects an older version",
+        seldom="a client has one incarnation at a time; questions of an earlier one expect an older version",
     ),
     Ablation(
-        name="the death of an earlier incarnation changes nothing",
-        file=CONTROLLER + "state.py",
-        old="if node is None or not node.live or node.incarnation != command.incarnation:",
-        new="if node is None or not node.live:",
+        name="the death of an earlier incarnation has no effect",
+        patch=patches.lose_later_incarnations,
         guard=CONTROLLER_TESTS + "test_state.py::test_the_death_of_an_earlier_life_changes_nothing",
-        seldom="one that is lost by mistake takes its seat again, and nothing checks why it was lost",
+        seldom="a member lost by mistake joins again, and no checker asks for the reason of the loss",
     ),
     Ablation(
-        name="a loss is agreed on before anybody acts on it",
-        file=CONTROLLER + "service.py",
-        old='            self.group.propose(("lost", node), Lost(node, incarnation))\n',
-        new="            from adam_async.controller.replicated_state import command_bytes\n"
-        "            self.machine.apply(0, command_bytes(Lost(node, incarnation)))\n"
-        "            self._applied()\n",
+        name="a loss takes effect after agreement",
+        patch=patches.lose_without_agreement,
         guard=CONTROLLER_TESTS + "test_service.py::test_nobody_is_lost_before_that_is_agreed_on",
         breaks="I6",
     ),
     Ablation(
-        name="a new leader suspects all who do not come to it",
-        file=CONTROLLER + "service.py",
-        old="            self._suspicion.led(self.map, self._links, now=self._loop.time())\n",
-        new="",
+        name="a new leader suspects all members without a link",
+        patch=patches.suspect_nobody_after_election,
         guard=CONTROLLER_TESTS + "test_service.py::"
         "test_members_that_come_to_the_next_leader_in_time_are_not_lost_and_the_others_are",
-        seldom="all clients come back, and nothing checks that one which does not is missed",
+        seldom="all clients return, so no missing one has to be lost",
     ),
     Ablation(
-        name="what a restart found is synced before it is relied on",
+        name="a recovered log is synced before its use",
         file=CONTROLLER + "log_file.py",
         old="            await self._disk.truncate_durably(self._path, end)\n",
         new="            pass\n",
@@ -258,50 +228,39 @@ ABLATIONS = (
         new="",
         guard=CORE_TESTS + "test_records.py::"
         "test_a_file_that_ends_anywhere_holds_all_whole_frames_and_ends_after_them",
-        seldom="most records are smaller than a sector, which is there or not",
+        seldom="most records are smaller than a sector, which is durable as a whole or not at all",
     ),
     Ablation(
-        name="a file that takes the place of another is written beside it first",
+        name="a new log file is written beside the old one",
         file=CONTROLLER + "log_file.py",
         old="        await self._disk.write_atomic(self._path, [writer.frame(records)])\n",
         new="        await self._disk.append_durably(self._path, 0, writer.frame(records))\n",
         guard=CONTROLLER_TESTS + "test_log_file.py::"
         "test_whenever_the_power_goes_the_old_file_is_there_or_the_new_one_and_no_part_of_either",
-        seldom="the power must go in the moment of a snapshot",
+        seldom="a crash must hit the moment of a snapshot",
     ),
     Ablation(
-        name="what becomes of the disk is not survived",
-        file=CONTROLLER + "consensus_node.py",
-        old="                await file.append([persist.records for persist in batch])\n",
-        new="                try:\n"
-        "                    await file.append([persist.records for persist in batch])\n"
-        "                except ConfigError:\n"
-        "                    pass\n",
+        name="a controller ends after a failed write",
+        patch=patches.ignore_failed_disk,
         guard=CONTROLLER_TESTS + "test_consensus_node.py::"
         "test_a_controller_whose_disk_fails_ends_and_the_others_go_on",
-        breaks="I11, or I7 of one that goes on without what it said",
+        breaks="I11, or I7 of a controller that goes on without its promises",
     ),
     Ablation(
-        name="a term is raised by one who would be elected (pre-vote)",
-        file=CONSENSUS + "core.py",
-        old="        self._ask(pre=True)\n",
-        new="        self._campaign(Cause.ENCOURAGED)\n",
+        name="only an electable candidate raises the term (pre-vote)",
+        patch=patches.elect_without_pre_vote,
         guard=CORE_TESTS + "test_core.py::test_a_minority_elects_nobody_and_raises_no_term",
         seldom=CALM,
     ),
     Ablation(
-        name="a leader that hears no majority gives up (check-quorum)",
-        file=CONSENSUS + "core.py",
-        old="if leading.heard(self.members) < self._now - settings.election_s:",
-        new="if False:",
+        name="a leader without a majority resigns (check-quorum)",
+        patch=patches.lead_without_majority,
         guard=CORE_TESTS + "test_core.py::test_a_leader_that_hears_no_majority_gives_up",
         seldom=CALM,
     ),
     Ablation(
-        name="who hears a leader answers no candidate",
-        file=CONSENSUS + "core.py",
-        old="if isinstance(message, AskVote) and not message.transfer and self._leader_is_near():",
-        new="if False:",
+        name="a node with a leader ignores candidates",
+        patch=patches.answer_candidates,
         guard=CORE_TESTS + "test_core.py::test_who_hears_a_leader_says_nothing_to_one_who_asks",
         seldom=CALM,
     ),

@@ -1,9 +1,11 @@
-"""Bounds on what one peer may do to a role, and how to take them out: more rows of `benchmarks.ablations`.
+"""Bounds on the effects of one peer on a role, and their removals: more rows of `benchmarks.ablations`.
 
-Most of them are met by the scenario `hostile`. A row that seeds are not expected to find says why.
+The scenario `hostile` finds most of them. A row that no seed is expected to find has the reason. The bounds
+of message fields are type annotations, so their rows replace source text (see `safeguards`).
 """
 
-from benchmarks._safeguards import Ablation
+from tests.ablations import patches
+from tests.ablations.safeguards import Ablation
 
 MESSAGES, SERVER = "adam_async/messages/", "adam_async/parameter_server/"
 TEST_MESSAGES, TEST_SERVER = "tests/adam_async/messages/", "tests/adam_async/parameter_server/"
@@ -15,7 +17,7 @@ CHECKS = TEST_SERVER + "test_question_checks.py::"
 
 
 def _bound(name: str, old: str, new: str) -> Ablation:
-    """A type of fields without its bounds."""
+    """Make the row that removes the bounds from a type of message fields."""
     return Ablation(
         name=f"{name} is bounded",
         file=MESSAGES + "bounds.py",
@@ -37,24 +39,20 @@ BOUNDS = (
     _bound("an attempt", "Attempt = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]", "Attempt = int"),
     Ablation(
         name="a shard is named once in a question",
-        file=SERVER + "question_checks.py",
-        old="    if len(numbers) < 2 or len(set(numbers)) == len(numbers):\n",
-        new="    if True:\n",
+        patch=patches.take_repeated_shards,
         guard=CHECKS + "test_what_no_honest_client_asks_is_refused_by_name",
         breaks=REFUSED,
         scenario="hostile",
     ),
     Ablation(
         name="an epoch is at most one ahead",
-        file=SERVER + "question_checks.py",
-        old='        return "" if epoch <= most else',
-        new='        return "" if True else',
+        patch=patches.take_any_epoch,
         guard=CHECKS + "test_bounds_of_epochs_and_clocks_follow_the_run",
         breaks=REFUSED,
         scenario="hostile",
     ),
     Ablation(
-        name="what is for a later epoch holds up its own session alone",
+        name="a push for a later epoch delays its own session alone",
         file=SERVER + "state.py",
         old="        if push.epoch > self._epoch or session in self.gated:\n",
         new="        if push.epoch > self._epoch or self.gated._sessions:\n",
@@ -63,28 +61,22 @@ BOUNDS = (
         scenario="hostile",
     ),
     Ablation(
-        name="a clock is one that a replica can have",
-        file=SERVER + "question_checks.py",
-        old='        return "" if clock <= most else',
-        new='        return "" if True else',
+        name="a clock is within reach of a replica",
+        patch=patches.take_any_clock,
         guard=CHECKS + "test_bounds_of_epochs_and_clocks_follow_the_run",
         breaks=REFUSED,
         scenario="hostile",
     ),
     Ablation(
         name="an answer fits into a message",
-        file=SERVER + "question_checks.py",
-        old="        if size <= most_bytes:\n",
-        new="        if True:\n",
+        patch=patches.take_large_answers,
         guard=CHECKS + "test_an_answer_that_no_message_holds_is_refused_before_it_is_made",
         seldom="models of simulated runs are smaller than a message",
         scenario="hostile",
     ),
     Ablation(
-        name="a session belongs to the link that used it first",
-        file=SERVER + "service.py",
-        old="            text = self._speakers.refusal(request.link.peer, body)\n",
-        new='            text = ""\n',
+        name="a session belongs to its first link",
+        patch=patches.take_sessions_of_others,
         guard=TEST_SERVER
         + "test_service.py::test_who_speaks_in_a_session_of_another_peer_is_told_so_and_changes_nothing",
         breaks="sessions belong to their workers",
@@ -100,7 +92,7 @@ BOUNDS = (
         scenario="hostile",
     ),
     Ablation(
-        name="a member sets its node as what its link says it is",
+        name="a member's record agrees with its link",
         file=CONTROLLER + "permissions.py",
         old='    if value.get("role") != peer.role or value.get("incarnation") != peer.incarnation:\n'
         "        return _WRONG\n",
@@ -145,63 +137,50 @@ BOUNDS = (
     ),
     Ablation(
         name="a link that only serves takes no messages",
-        file="transport/endpoint.py",
-        old="        if not self._receives:\n",
-        new="        if False:\n",
+        patch=patches.take_messages_while_serving,
         guard="tests/transport/test_intake.py::test_a_link_that_only_serves_ends_at_the_first_message",
         breaks="a link that only serves takes no messages",
         scenario="hostile",
     ),
     Ablation(
-        name="an answer is begun only while there is room for it",
-        file="transport/budget.py",
-        old="        if (self.is_full and not alone) or not (self.fits(nbytes) or self._pass()):\n",
-        new="        if False:\n",
+        name="an answer needs room in the budget",
+        patch=patches.admit_every_answer,
         guard="tests/transport/test_budget.py::"
         "test_a_link_has_room_until_its_own_limit_and_one_answer_may_exceed_it",
         breaks="memory is bounded",
         scenario="hostile",
     ),
     Ablation(
-        name="the part of a link is fixed and reserved",
-        file="transport/budget.py",
-        old="        budget.reserved_bytes += self.part_bytes\n",
-        new="",
+        name="each link has a reserved part of the budget",
+        patch=patches.reserve_no_part,
         guard="tests/transport/test_budget.py::"
         "test_successive_links_that_take_all_they_can_stay_within_the_budget",
         seldom="a hundred silent peers fill a budget, and a seed has a handful",
         scenario="hostile",
     ),
     Ablation(
-        name="what a link holds is given back at its end",
-        file="transport/budget.py",
-        old="        budget.beyond_bytes -= max(self.held_bytes - self.part_bytes, 0)\n"
-        "        budget.held_bytes -= self.held_bytes\n",
-        new="",
+        name="a closed link returns its bytes",
+        patch=patches.keep_bytes_of_closed_links,
         guard="tests/transport/test_budget.py::test_a_closed_account_releases_all_its_bytes",
         breaks="memory is given back",
         scenario="hostile",
     ),
     Ablation(
         name="a number in a message is finite",
-        file=MESSAGES + "body.py",
-        old="    if look is not None and (found := look(body)):\n",
-        new="    if False:\n",
+        patch=patches.take_infinite_numbers,
         guard=TEST_MESSAGES + "test_bounds.py::test_a_number_without_bounds_is_refused_if_it_is_not_finite",
         seldom="the bounds of every number that has some refuse NaN too, as msgspec compares",
         scenario="hostile",
     ),
     Ablation(
-        name="a record beside a message is no longer than it may be",
-        file=MESSAGES + "tensors.py",
-        old="    if size > most_bytes:\n",
-        new="    if False:\n",
+        name="an attached record is bounded",
+        patch=patches.take_long_records,
         guard=TEST_MESSAGES + "test_messages.py::test_too_long_text_is_refused_undecoded",
         seldom="virtual time passes while nothing is decoded, and the machine's own bound refuses the same",
         scenario="hostile",
     ),
     Ablation(
-        name="a command is one that the machine can read",
+        name="a command is readable by the state machine",
         file=CONTROLLER + "contents.py",
         old="        msgspec.json.decode(read.value, type=dict[str, Any])\n",
         new='        return ""\n',
@@ -211,18 +190,14 @@ BOUNDS = (
     ),
     Ablation(
         name="a message that breaks a rule of consensus is refused",
-        file="adam_async/controller/consensus/core.py",
-        old="        if isinstance(event, Received):\n            self._guard.check(",
-        new="        if False:\n            self._guard.check(",
+        patch=patches.accept_violations,
         guard="tests/adam_async/controller/consensus/test_violations.py::test_a_violation_names_its_rule",
         seldom="no peer without the controllers' keys speaks to a core",
         scenario="hostile",
     ),
     Ablation(
         name="the map has room for a record",
-        file=CONTROLLER + "replicated_state.py",
-        old="        if refusal:\n",
-        new="        if False:\n",
+        patch=patches.fill_map_without_bound,
         guard=TEST_CONTROLLER
         + "test_replicated_state.py::"
         + "test_a_full_map_takes_no_new_record_from_any_controller_and_its_members_go_on",
@@ -230,10 +205,8 @@ BOUNDS = (
         scenario="hostile",
     ),
     Ablation(
-        name="a payload has the bytes that were sent",
-        file="transport/frames.py",
-        old="        if self._computed != expected:\n",
-        new="        if False:\n",
+        name="a payload matches its checksum",
+        patch=patches.take_damaged_payloads,
         guard="tests/transport/test_frames.py::test_damage_of_a_payload_is_named",
         breaks="damage is noticed",
         scenario="training",

@@ -1,4 +1,4 @@
-"""What all stories of controllers and their clients begin with."""
+"""Base of the runs of controllers and their clients."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -9,7 +9,7 @@ from adam_async.simulation.scenario import Ledger
 from adam_async.simulation.scenarios.controller_group import ControllerGroup
 
 STEP_S = 0.05
-"""Between two looks at how they stand."""
+"""Interval between two checks of a condition, in seconds."""
 
 
 MARKS = (
@@ -21,31 +21,31 @@ MARKS = (
     "controller.message.twice",
     "controller.snapshot.early",
 )
-"""Of the code of controllers: what runs of theirs must come across."""
+"""Marks in the code of controllers that their scenarios must reach."""
 
 UNDER_WAY = "leadership was lost with a question under way"
-"""The same, where leaders live long enough to hear of it."""
+"""Mark of the scenarios whose leaders run long enough to reach it."""
 
 
 class Client(Protocol):
-    """A program of one machine, over all its lives."""
+    """A program of one machine, over all its incarnations."""
 
     name: str
 
-    async def live(self, node: Node) -> None:
-        """Be one life."""
+    async def run(self, node: Node) -> None:
+        """Run one incarnation."""
 
 
-class Story:
-    """One run: some controllers, and what the plan says of them.
+class ControllerRun:
+    """One run with a group of controllers.
 
     Args:
-        world: Where it takes place.
-        plan: Its settings are those of a `ControllerGroup`, and the story's own.
-        ledger: Told of it.
+        world: World of the machines.
+        plan: Plan with the settings of a `ControllerGroup` and of the scenario.
+        ledger: Record of the run.
 
     Attributes:
-        dice: For what the story itself decides.
+        dice: Random stream for choices of the scenario.
     """
 
     def __init__(self, world: World, plan: Plan, ledger: Ledger) -> None:
@@ -60,4 +60,4 @@ class Story:
         """Start all machines."""
         self.group.start()
         for client in clients:
-            self.world.node(client.name).start(client.live)
+            self.world.node(client.name).start(client.run)

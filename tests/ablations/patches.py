@@ -1,0 +1,336 @@
+"""Patches that remove safeguards by replacing one named function of the product.
+
+Each function here removes one safeguard, for the rest of the process. `tests.ablations.plugin` calls one.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial, wraps
+from typing import Any
+
+import msgspec
+
+from adam_async.controller import consensus_node
+from adam_async.controller.consensus.core import HANDLERS, Core
+from adam_async.controller.consensus.leading import Leading
+from adam_async.controller.consensus.membership import Members
+from adam_async.controller.consensus.messages import AskVote
+from adam_async.controller.consensus.outbox import Outbox
+from adam_async.controller.consensus.records import Ballot
+from adam_async.controller.consensus.roles import Cause
+from adam_async.controller.consensus.violations import Guard
+from adam_async.controller.failure_detector import Suspicion
+from adam_async.controller.log_file import LogFile
+from adam_async.controller.map_size import MapSize
+from adam_async.controller.peer_controllers import Peers
+from adam_async.controller.replicated_state import Lost, Machine, command_bytes
+from adam_async.controller.service import Controller
+from adam_async.controller.state import ControllerState
+from adam_async.errors import ConfigError
+from adam_async.messages import GetMap, body, tensors
+from adam_async.parameter_server import question_checks
+from adam_async.parameter_server.question_checks import QuestionChecks
+from adam_async.parameter_server.sender_checks import Speakers
+from transport.budget import Account
+from transport.endpoint import Endpoint
+from transport.frames import FrameDecoder
+
+Patch = Callable[[], None]
+
+
+def returns(value: Any) -> Callable[[Any], Any]:
+    """Return a replacement for a function: one that returns a constant."""
+    return lambda original: lambda *args, **options: value
+
+
+def replaces(owner: Any, name: str) -> Callable[[Callable[..., Any]], Patch]:
+    """Make a patch of an attribute from its replacement, which gets the original as first argument."""
+
+    def make(replacement: Callable[..., Any]) -> Patch:
+        @wraps(replacement)
+        def apply() -> None:
+            original = getattr(owner, name)
+            setattr(owner, name, lambda *args, **options: replacement(original, *args, **options))
+
+        return apply
+
+    return make
+
+
+def replaces_handler(kind: type) -> Callable[[Callable[..., Any]], Patch]:
+    """Make a patch of the handlers of a message of consensus, as `replaces` does."""
+
+    def make(replacement: Callable[..., Any]) -> Patch:
+        @wraps(replacement)
+        def apply() -> None:
+            HANDLERS[kind] = {
+                role: partial(replacement, original) for role, original in HANDLERS[kind].items()
+            }
+
+        return apply
+
+    return make
+
+
+def nothing() -> None:
+    """Remove no safeguard."""
+
+
+# --- consensus -----------------------------------------------------------------------------------
+
+
+@replaces(Outbox, "record")
+def forget_ballots(record: Any, self: Outbox, item: Any) -> None:
+    """Leave terms and votes out of the log file."""
+    if not isinstance(item, Ballot):
+        record(self, item)
+
+
+@replaces_handler(AskVote)
+def vote_again(consider: Any, self: Core, ask: AskVote) -> None:
+    """Forget the own vote before each request for one."""
+    if not ask.pre:
+        self.vote = None
+    consider(self, ask)
+
+
+@replaces_handler(AskVote)
+def vote_for_any_log(consider: Any, self: Core, ask: AskVote) -> None:
+    """Regard the log of each candidate as up to date."""
+    term, index = max((ask.last_term, ask.last_index), (self.log.last_term, self.log.last_index))
+    consider(self, msgspec.structs.replace(ask, last_term=term, last_index=index))
+
+
+@replaces(Outbox, "persist")
+def send_before_sync(persist: Any, self: Outbox) -> Any:
+    """Count records as durable as soon as they are given out to be written."""
+    effect = persist(self)
+    if effect is not None:
+        self.persisted(effect.number)
+    return effect
+
+
+@replaces(Core, "_receive")
+def handle_old_terms(receive: Any, self: Core, message: Any) -> None:
+    """Handle messages of old terms as those of the present one."""
+    if message.to == self.me and message.term < self.term:
+        HANDLERS[type(message)][self.role](self, message)
+    else:
+        receive(self, message)
+
+
+@replaces(Core, "_receive")
+def take_messages_for_earlier_identities(receive: Any, self: Core, message: Any) -> None:
+    """Handle messages for any identity as if they were for the own one."""
+    receive(self, msgspec.structs.replace(message, to=self.me))
+
+
+def count_half_as_majority() -> None:
+    """Count half of the voters as a majority."""
+    setattr(Members, "quorum", property(lambda self: (len(self.voters) + 1) // 2))  # noqa: B010
+
+
+@replaces(consensus_node, "identity")
+def keep_identity_without_disk(identity: Any, name: str, number: int) -> Any:
+    """Give a node with an empty disk the identity that it had."""
+    return identity(name, 0)
+
+
+@replaces(Peers, "next_step")
+def keep_lost_identities(next_step: Any, self: Peers, *args: Any, **options: Any) -> Any:
+    """Never remove an identity from the group."""
+    step = next_step(self, *args, **options)
+    return None if step is not None and step.kind == "remove" else step
+
+
+@replaces(Leading, "confirmed")
+def read_without_round(*_: Any) -> float:
+    """Regard each round as confirmed by a majority."""
+    return math.inf
+
+
+@replaces(Core, "_ask")
+def elect_without_pre_vote(ask: Any, self: Core, *, pre: bool, transfer: bool = False) -> None:
+    """Start the election itself in place of a pre-vote."""
+    if pre:
+        self._runner(Cause.ENCOURAGED)
+    else:
+        ask(self, pre=pre, transfer=transfer)
+
+
+@replaces(Leading, "heard")
+def lead_without_majority(*_: Any) -> float:
+    """Regard a majority as heard at all times."""
+    return math.inf
+
+
+@replaces(Core, "_leader_is_near")
+def answer_candidates(*_: Any) -> bool:
+    """Answer candidates while a leader is heard."""
+    return False
+
+
+@replaces(Guard, "check")
+def accept_violations(*_: Any) -> None:
+    """Accept every message of consensus."""
+
+
+# --- controllers ---------------------------------------------------------------------------------
+
+
+@replaces(Controller, "_answer")
+def answer_reads_at_once(answer: Any, self: Controller, request: Any, question: Any) -> None:
+    """Answer reads from the own map, without consensus."""
+    if isinstance(question, GetMap) and self.group.leads:
+        self._tell(request, self._whole())
+    else:
+        answer(self, request, question)
+
+
+@replaces(Controller, "_has_news")
+def answer_watches_early(_: Any, self: Controller, watch: Any) -> bool:
+    """Answer watches as soon as this controller leads."""
+    return self.group.leads and (watch.group != self.machine.group or watch.after < self.map.version)
+
+
+@replaces(Controller, "_has_news")
+def answer_watches_with_older_maps(_: Any, self: Controller, watch: Any) -> bool:
+    """Answer a watch also with a map older than the watcher's."""
+    return self._ready and (watch.group != self.machine.group or watch.after != self.map.version)
+
+
+@replaces(Machine, "_set")
+def repeat_questions(set_: Any, self: Machine, question: Any) -> Any:
+    """Apply a repeated question again."""
+    session = self._sessions.get(question.session)
+    if session is not None and session.number == question.number:
+        session.number -= 1
+    return set_(self, question)
+
+
+@replaces(Machine, "snapshot")
+def snapshot_without_sessions(snapshot: Any, self: Machine) -> Any:
+    """Leave the sessions of clients out of snapshots."""
+    sessions, self._sessions = self._sessions, {}
+    try:
+        return snapshot(self)
+    finally:
+        self._sessions = sessions
+
+
+@replaces(ControllerState, "_node_lost")
+def lose_later_incarnations(node_lost: Any, self: ControllerState, command: Any) -> None:
+    """Apply the loss of one incarnation to the present one."""
+    node = self.map.nodes.get(command.node)
+    node_lost(self, command if node is None else replace(command, incarnation=node.incarnation))
+
+
+@replaces(consensus_node.Group, "propose")
+def lose_without_agreement(propose: Any, self: consensus_node.Group, tag: Any, command: Any) -> None:
+    """Apply the loss of a node to the leader's map alone."""
+    if isinstance(command, Lost):
+        self._machine.apply(0, command_bytes(command))
+        self._on_applied()
+    else:
+        propose(self, tag, command)
+
+
+@replaces(Suspicion, "led")
+def suspect_nobody_after_election(*_: Any, **__: Any) -> None:
+    """Suspect no member after an election."""
+
+
+@replaces(LogFile, "append")
+async def ignore_failed_disk(append: Any, self: LogFile, batches: Any) -> None:
+    """Go on after a failed write of the log."""
+    with suppress(ConfigError):
+        await append(self, batches)
+
+
+@replaces(MapSize, "refusal")
+def fill_map_without_bound(*_: Any) -> str:
+    """Take every record into the map."""
+    return ""
+
+
+# --- messages and questions ----------------------------------------------------------------------
+
+
+@replaces(body, "finder")
+def take_infinite_numbers(*_: Any) -> None:
+    """Take NaN and infinities in messages."""
+
+
+@replaces(tensors, "_only_bytes")
+def take_long_records(only_bytes: Any, message: Any, kind: str, most_bytes: int) -> Any:
+    """Decode records of any length."""
+    return only_bytes(message, kind, 1 << 62)
+
+
+@replaces(question_checks, "_twice")
+def take_repeated_shards(*_: Any) -> str:
+    """Take questions that name a shard twice."""
+    return ""
+
+
+@replaces(QuestionChecks, "_epoch")
+def take_any_epoch(*_: Any) -> str:
+    """Take questions of any epoch."""
+    return ""
+
+
+@replaces(QuestionChecks, "_clock")
+def take_any_clock(*_: Any) -> str:
+    """Take questions of any clock."""
+    return ""
+
+
+@replaces(QuestionChecks, "_too_large")
+def take_large_answers(*_: Any) -> None:
+    """Take questions whose answer exceeds a message."""
+
+
+@replaces(Speakers, "refusal")
+def take_sessions_of_others(*_: Any) -> str:
+    """Take questions of a push session from any peer."""
+    return ""
+
+
+# --- links ---------------------------------------------------------------------------------------
+
+
+@replaces(Endpoint, "serve")
+def take_messages_while_serving(serve: Any, self: Endpoint, handler: Any, *, receives: bool = True) -> None:
+    """Receive messages also on links that only serve requests."""
+    serve(self, handler)
+
+
+@replaces(Account, "admit")
+def admit_every_answer(_: Any, self: Account, nbytes: int, *, alone: bool = False) -> bool:
+    """Begin every answer at once."""
+    self.charge(nbytes)
+    return True
+
+
+@replaces(Account, "__init__")
+def reserve_no_part(init: Any, self: Account, budget: Any, limit_bytes: int) -> None:
+    """Reserve no part of the budget for a link."""
+    init(self, budget, limit_bytes)
+    budget.reserved_bytes -= self.part_bytes
+
+
+@replaces(Account, "close")
+def keep_bytes_of_closed_links(close: Any, self: Account) -> None:
+    """Keep the bytes of a closed link in the budget."""
+    budget = self.budget
+    kept = budget.held_bytes, budget.beyond_bytes
+    close(self)
+    budget.held_bytes, budget.beyond_bytes = kept
+
+
+@replaces(FrameDecoder, "_compare")
+def take_damaged_payloads(_: Any, self: FrameDecoder) -> None:
+    """Take payloads without comparing checksums."""
+    self._expected = None
