@@ -54,7 +54,7 @@ def test_what_is_right_is_taken(body):
     [
         (PUSH, {"numbers": (1,)}, "differ in length"),
         (PUSH, {"versions": (8, 0)}, "version 8 of shard 0 was read, and it has 7"),
-        (PUSH, {"own": (3, 0)}, "3 pushes on shard 0 came before push 3"),
+        (PUSH, {"own_applied": (3, 0)}, "3 pushes on shard 0 came before push 3"),
         (PUSH, {"images": 17}, "17 images, and a step has 16"),
         (PUSH, {"images": 0}, "at least one image"),
         (PUSH, {"epoch": 2}, "epoch 2, and 1 is the next one"),
