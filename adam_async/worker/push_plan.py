@@ -42,13 +42,13 @@ Protocol = Literal["delta", "factors"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtocolChoice:
-    """How one tensor's gradient travels, and what either way costs per step, in payload bytes."""
+    """Protocol of one tensor's gradient, and the payload bytes per step of either protocol."""
 
     tensor: str
     delta_bytes: int
     factor_bytes: int | None
-    """None where the gradient has no factors."""
-    chosen: Protocol
+    """None if the gradient has no factors."""
+    chosen: Protocol | Literal["in place"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

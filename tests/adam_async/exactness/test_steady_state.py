@@ -9,7 +9,7 @@ import pytest
 from adam_async.model.named import mnist_adam
 from adam_async.parameter_server.client import MAX_UNACKNOWLEDGED
 from adam_async.run.config import Config
-from adam_async.worker.in_place_mode import Aliased
+from adam_async.worker.in_place_mode import InPlaceMode
 from tests.adam_async.runs import cluster_of, tiny_dataset, until
 
 pytestmark = pytest.mark.thorough
@@ -20,13 +20,13 @@ LIMIT_BYTES = 256 << 10
 
 def made_by(cluster):
     """Buffers that exist: pooled ones, and those that gradients travel in."""
-    return cluster.buffers.statistics().created, cluster.workers[0].statistics()["push_buffers"]
+    return cluster.buffers.statistics().created, cluster.workers[0].statistics().push_buffers
 
 
 def make_what_a_burst_needs(cluster, in_flight):
     """Have as many buffers made as can ever be needed; a burst in which they all are is rare."""
-    way = cluster.workers[0]._part._way
-    if isinstance(way, Aliased):
+    way = cluster.workers[0]._run_session._mode
+    if isinstance(way, InPlaceMode):
         return  # it pushes and pulls nothing
     most = in_flight + MAX_UNACKNOWLEDGED + 1
     for buffer_pool in {way._trainer.group_buffers, way._trainer.step_buffers}:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import numpy as np
 import pytest
+from msgspec import UNSET
 
 from adam_async.errors import DeadlineExceeded
 from adam_async.model.keyed_random import Dice
@@ -14,7 +15,7 @@ from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
 from adam_async.run.config import Config
 from adam_async.run.rate_schedule import Schedule
-from adam_async.worker.copy_mode import Copied
+from adam_async.worker.copy_mode import CopyMode
 from tests.adam_async.exactness.serial import assert_close, lockstep_sgd, order_of
 from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, cluster_of, tiny_dataset, until, with_frozen
 
@@ -112,7 +113,7 @@ async def test_frozen_layers_stay_as_they_are_and_hold_nobody_up(frozen, options
     assert {int(shard.version) for shard in still} == {0}
     if config.slack is not None:
         clocks = {shard.applied_clock() for shard in shards}
-        assert clocks == {cluster.workers[0].statistics()["clock"]}
+        assert clocks == {cluster.workers[0].statistics().clock}
 
 
 class Brake:
@@ -133,16 +134,16 @@ class Brake:
 async def braked(monkeypatch, **options):
     """A cluster in training of which replica 1 is held up."""
     brakes = []
-    new_graph = Copied.graph
+    new_graph = CopyMode.graph
 
-    def graph(self, landed, deliver):
-        if self._session.replica == 1:
+    def graph(self):
+        if self.gate._replica == 1:
             brake = Brake(self._trainer)
             brakes.append(brake)
             monkeypatch.setattr(self._trainer, "train_admitted", brake.train)
-        return new_graph(self, landed, deliver)
+        return new_graph(self)
 
-    monkeypatch.setattr(Copied, "graph", graph)
+    monkeypatch.setattr(CopyMode, "graph", graph)
     config = Config(**{**BSP, "threads": 1, **options})
     async with cluster_of(config) as cluster:
         try:
@@ -153,8 +154,8 @@ async def braked(monkeypatch, **options):
 
 
 def waiting(cluster):
-    told = [worker.statistics() for worker in cluster.workers]
-    return {each["waiting_for"] for each in told if "waiting_for" in each}
+    found = {worker.statistics().waiting_for for worker in cluster.workers}
+    return found - {UNSET}
 
 
 @pytest.mark.parametrize(
@@ -167,13 +168,12 @@ async def test_who_is_waited_for_is_named_and_the_run_goes_on(options, clock, mo
     async with braked(monkeypatch, **options, waits=waits) as (cluster, release):
         training = asyncio.create_task(cluster.train(), name="training")
         await until(lambda: "replica 1 at clock 0" in waiting(cluster))
-        told = cluster.workers[0].statistics()
-        assert told["clock"] == clock
-        assert told["clock_waits"] == 1
+        counts = cluster.workers[0].statistics()
+        assert (counts.clock, counts.clock_waits) == (clock, 1)
         release()
         result = await training
         assert [epoch.images for epoch in result.epochs] == [60, 60]
-        assert sum(worker.statistics()["clock_wait_s"] for worker in cluster.workers) > 0
+        assert sum(worker.statistics().clock_wait_s for worker in cluster.workers) > 0
         assert waiting(cluster) == {""}
 
 

@@ -49,7 +49,7 @@ async def test_the_network_takes_up_what_the_child_compiled(nothing_compiled: li
     change._compile = compiled  # type: ignore[method-assign]
     async with ComputePool(threads=1, name="test") as pool:
         await change.prepare(pool)
-        assert change.statistics(5)["numpy_groups"] == 5
+        assert change.statistics(5).numpy_groups == 5
         await change.run(pool, lambda: 7)
     assert network.kernels == "numba"
     found = change.statistics(100)

@@ -16,9 +16,8 @@ from adam_async.model.partition.network import Partition
 from adam_async.model.partition.planner import layers_plan, vertical_plan
 from adam_async.run.config import Config
 from adam_async.run.partition import table_of
-from adam_async.run.rate_schedule import Schedule
 from adam_async.run.shard_table import part_table
-from adam_async.worker.partition_trainer import PartTrainer, WirePool, part_graph
+from adam_async.worker.partition_trainer import PartitionTrainer, WirePool, partition_graph
 from adam_async.worker.push_plan import plan_pushes
 from adam_async.worker.weights import WorkerWeights
 from dataflow import ComputePool, Engine, Tag
@@ -45,25 +44,21 @@ class Part:
         weights = WorkerWeights()
         for p in network.parameters:
             weights.install(p.name, WEIGHTS[p.name][p.first_row : p.first_row + p.shape[0]].copy(), [1])
-        self.trainer = PartTrainer(
+        self.trainer = PartitionTrainer(
             partition,
-            group_images=GROUP,
+            Config(images_per_group=GROUP, seed=1),
             weights=weights,
             plan=plan_pushes(
                 network, table, ["ps"] * 64, images=GROUP, wanted="delta", owned=partition.owned
             ),
-            schedule=Schedule.of(Config()),
-            local=False,
-            push_every=1,
             buffers=1,
-            dice=Dice(1),
         )
         self.pushed = {}
         self.losses = {}
-        self.graph = part_graph(
+        self.graph = partition_graph(
             self.trainer,
             partition,
-            lambda target, parcels: hub.extend((target, parcel) for parcel in parcels),
+            lambda target, parcel: hub.append((target, parcel)),
             self._push,
             waits_for_pull=False,
         )

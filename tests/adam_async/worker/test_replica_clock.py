@@ -69,7 +69,7 @@ class World:
             for place in replica.running:
                 yield self.train, replica, place
             if not left and not replica.sync_clock:
-                yield self.meet, replica
+                yield self.sync, replica
             head = replica.steps.get(replica.said)
             if head is not None and head.closed and head.trained == head.groups:
                 if clock.leaves(replica.said, replica.values):
@@ -105,10 +105,10 @@ class World:
         replica.running.remove(place)
         replica.steps[place.step].trained += 1
 
-    def meet(self, replica):
+    def sync(self, replica):
         replica.sync_clock = True
         number = replica.clock.step
-        if replica.clock.meet(self.ends[self.epoch]):
+        if replica.clock.sync_at(self.ends[self.epoch]):
             replica.steps[number].closed = True
 
     def push(self, replica):
@@ -187,18 +187,18 @@ def test_groups_fill_steps_in_the_order_in_which_they_come():
     assert [(place.step, place.index) for place in places] == [(7, 0), (7, 1), (8, 0), (8, 1), (9, 0)]
 
 
-def test_a_step_ends_short_where_replicas_meet():
+def test_a_step_ends_short_at_a_sync_clock():
     clock = clock_of()
     assert clock.join() == Place(0, 0)
-    assert clock.meet(4)
+    assert clock.sync_at(4)
     assert clock.join() == Place(4, 0)
-    assert clock_of().meet(2) is False, "no step was being filled"
+    assert clock_of().sync_at(2) is False, "no step was being filled"
 
 
 def test_to_have_met_before_changes_nothing():
     clock = clock_of(start=5, slack=1)
-    clock.meet(5)
-    clock.meet(3)
+    clock.sync_at(5)
+    clock.sync_at(3)
     assert (clock.step, clock.needs) == (5, 5)
 
 
