@@ -56,8 +56,8 @@ BOUNDS = (
     Ablation(
         name="what is for a later epoch holds up its own session alone",
         file=SERVER + "state.py",
-        old="        if push.epoch > self._epoch or session in self.gated:\n",
-        new="        if push.epoch > self._epoch or self.gated._sessions:\n",
+        old="        if push.epoch > self._epoch or session in self.epoch_gate:\n",
+        new="        if push.epoch > self._epoch or self.epoch_gate._sessions:\n",
         guard=TEST_SERVER + "test_state.py::test_what_waits_for_an_epoch_holds_up_its_own_session_only",
         breaks="the run ends, or every role lives",
         scenario="hostile",
@@ -83,7 +83,7 @@ BOUNDS = (
     Ablation(
         name="a session belongs to the link that used it first",
         file=SERVER + "service.py",
-        old="            text = self._speakers.refusal(request.link.peer, body)\n",
+        old="            text = self._sender_checks.refusal(request.link.peer, body)\n",
         new='            text = ""\n',
         guard=TEST_SERVER
         + "test_service.py::test_who_speaks_in_a_session_of_another_peer_is_told_so_and_changes_nothing",

@@ -193,8 +193,8 @@ def test_a_pull_whose_time_is_up_says_how_far_the_clock_is_and_who_is_behind(syn
     server.tick("t", 2, 3, [0, 1])
     assert server.pull("p", 3, wait_s=0.5) == []
     assert server.state.next_deadline() == 0.5
-    assert server.state.statistics()["parked"] == 1
-    assert server.state.statistics()["waiting_for"] == [1]
+    assert server.state.statistics().parked == 1
+    assert server.state.statistics().waiting_for == [1]
     assert server.later(0.4) == []
     (answer,) = server.later(0.1)
     assert isinstance(answer, SendBehind)
@@ -238,7 +238,7 @@ def test_a_tick_behind_a_push_that_was_lost_is_refused_until_the_push_has_come(s
     assert isinstance(refusal, Refuse)
     assert (refusal.code, refusal.text) == (
         "gap",
-        "push 1 on shard 0 has not come, and a tick behind it cannot count",
+        "push 1 on shard 0 has not arrived, and a tick behind it cannot count",
     )
     assert [server.shard(number).applied_clock() for number in (0, 1)] == [0, 0]
     server.push("a", 0, 1, {0: 1})
@@ -365,14 +365,14 @@ def test_a_contribution_is_acknowledged_at_once_and_applied_with_the_last_one():
     assert isinstance(answer, Acknowledge)
     assert (answer.body.versions, answer.body.problems) == ((0, 0), ())
     assert server.state.idle
-    assert server.state.statistics()["held"] == 2
+    assert server.state.statistics().pending_contributions == 2
     server.push("b", 1, 1, {0: 1, 1: 1})
     assert server.applied == {0: [], 1: []}
     server.drain()
     assert server.applied == {0: [(0, 1, 1), (1, 1, 1)], 1: [(0, 1, 1), (1, 1, 1)]}
     shard = server.shard()
     assert (shard.version, shard.staleness, shard.applied_clock()) == (1, {0: 2}, 1)
-    assert server.state.statistics()["held"] == 0
+    assert server.state.statistics().pending_contributions == 0
     assert (server.state.batches, server.state.batched_pushes) == (1, 2)
 
 
@@ -459,7 +459,7 @@ def test_a_session_contributes_to_a_clock_once():
     server.push("a", 0, 1, {0: 1, 1: 1})
     (again,) = server.push("again", 0, 1, {0: 2, 1: 2})
     assert again.body.problems == (Problem(0, REFUSED), Problem(1, REFUSED))
-    assert server.state.statistics()["held"] == 2
+    assert server.state.statistics().pending_contributions == 2
 
 
 def test_shards_of_one_step_that_came_in_different_messages_are_summed_each_when_complete():
@@ -495,7 +495,7 @@ def test_shards_are_read_when_nothing_is_held_for_them():
     (refusal,) = server.later(0.5)
     assert (refusal.code, refusal.text) == (
         "not-settled",
-        "contributions are held until those of all replicas have come; behind: 1",
+        "contributions wait for those of all replicas; behind: 1",
     )
 
 
@@ -765,7 +765,7 @@ class Replicas(RuleBasedStateMachine):
         self.nothing_is_applied_twice_and_clocks_never_go_back()
         assert not [worker for worker in self.workers.values() if worker.live and worker.open]
         assert not self.pulls
-        assert self.server.state.statistics()["held"] == 0
+        assert self.server.state.statistics().pending_contributions == 0
         for worker in self.workers.values():
             for clock, shards, finite in worker.said:
                 if worker.live and finite:

@@ -6,7 +6,7 @@ import pytest
 from adam_async.messages import GetRecord, Pull, ReadShards, Record, StepRecord, Tick, part_refusal
 from adam_async.parameter_server import sender_checks
 from adam_async.parameter_server.question_checks import EARLY_STEPS, MOST_AHEAD, QuestionChecks
-from adam_async.parameter_server.sender_checks import MOST_SESSIONS, Speakers
+from adam_async.parameter_server.sender_checks import MOST_SESSIONS, SenderChecks
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.ids import Replica
 from tests.adam_async.parameter_server.test_state import push_of, shard_of
@@ -103,14 +103,14 @@ def test_an_answer_that_no_message_holds_is_refused_before_it_is_made():
 def test_in_bsp_a_push_far_ahead_is_refused_until_the_others_have_caught_up():
     state = ServerState(run="run", generation=1, shards=[shard_of(0), shard_of(1)], group_images=16)
     checks = QuestionChecks(state, most_images=16)
-    state.shards[0].held.reached = state.shards[1].held.reached = 7
+    state.shards[0].pending.reached = state.shards[1].pending.reached = 7
     for clock in range(8, 8 + MOST_AHEAD):
         assert checks.refusal(msgspec.structs.replace(PUSH, clock=clock), most_bytes=1) is None
     far = msgspec.structs.replace(PUSH, clock=8 + MOST_AHEAD)
-    state.shards[0].held.reached = 8
+    state.shards[0].pending.reached = 8
     code, text = checks.refusal(far, most_bytes=1)
     assert (code, text) == ("busy", "clock 12 of shard 1, and all replicas have reached 7: wait")
-    state.shards[1].held.reached = 8
+    state.shards[1].pending.reached = 8
     assert checks.refusal(far, most_bytes=1) is None
 
 
@@ -134,7 +134,7 @@ def members(replica, replica_generation, *peers):
 
 
 def test_a_session_is_its_first_speakers_and_of_one_replica():
-    known = Speakers()
+    known = SenderChecks()
     assert known.refusal(peer("w0"), TICK) == ""
     assert known.refusal(peer("w0"), PUSH) == ""
     assert known.refusal(peer("w1"), TICK) == "this session is w0's, for replica 0"
@@ -145,11 +145,11 @@ def test_a_session_is_its_first_speakers_and_of_one_replica():
 
 
 def test_for_a_live_life_its_own_workers_speak_and_for_one_that_is_not_known_any():
-    known = Speakers()
+    known = SenderChecks()
     w0, w1, stranger = peer("w0"), peer("w1"), peer("stranger")
     assert known.refusal(stranger, msgspec.structs.replace(TICK, session=3)) == ""
     known.replica_generations_changed(members(0, 1, w0, w1))
-    said = "stranger is no worker of replica 0 in life 1"
+    said = "stranger is no worker of replica 0 in generation 1"
     assert known.refusal(stranger, msgspec.structs.replace(TICK, session=3)) == said
     assert known.refusal(stranger, msgspec.structs.replace(TICK, session=4)) == said
     for session, worker in ((1, w0), (2, w1)):
@@ -159,14 +159,14 @@ def test_for_a_live_life_its_own_workers_speak_and_for_one_that_is_not_known_any
 
 
 def test_sessions_of_a_peer_and_of_all_are_bounded(monkeypatch):
-    known = Speakers()
+    known = SenderChecks()
     for session in range(MOST_SESSIONS):
         assert known.refusal(peer("w0"), msgspec.structs.replace(TICK, session=session)) == ""
     more = msgspec.structs.replace(TICK, session=MOST_SESSIONS)
     assert known.refusal(peer("w0"), more) == f"w0 has {MOST_SESSIONS} sessions, and no more at a time"
     known.replica_generations_changed(members(0, 2, peer("w0")))
     assert known.refusal(peer("w0"), msgspec.structs.replace(TICK, incarnation=2)) == ""
-    monkeypatch.setattr(sender_checks, "MOST_SPEAKERS", 3)
+    monkeypatch.setattr(sender_checks, "MOST_SENDERS", 3)
     for session in range(10, 14):
         assert known.refusal(peer("v"), msgspec.structs.replace(TICK, session=session, replica=99)) == ""
     assert known.surplus() == [(10, 1), (11, 1)]

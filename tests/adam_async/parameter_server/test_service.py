@@ -561,7 +561,7 @@ async def test_for_a_live_replica_only_its_own_workers_speak(network):
     async with servers_of(NETWORKS[network]()) as servers, talk(servers) as link:
         (server,) = servers.servers
         member = frozenset({(link.identity.node, link.identity.incarnation)})
-        server._speakers.replica_generations_changed(
+        server._sender_checks.replica_generations_changed(
             {(Replica(0), 1): frozenset({("worker-0", 1)}), (Replica(1), 1): member}
         )
         bias = shard_named(servers, "fc2.bias")
@@ -582,13 +582,13 @@ async def test_pushes_that_wait_for_an_epoch_go_with_their_link():
         push = pack(push_of(servers, [bias.id], epoch=1), [np.ones(bias.size, np.float32)])
         async with network.connect(address, worker) as link:
             lost = link.call_nowait(push, timeout_s=20.0)
-            await until(lambda: (1, 1) in server.state.gated)
+            await until(lambda: (1, 1) in server.state.epoch_gate)
         with pytest.raises(TransportError):
             await lost
-        await until(lambda: (1, 1) not in server.state.gated)
+        await until(lambda: (1, 1) not in server.state.epoch_gate)
         async with network.connect(address, worker) as link:
             again = link.call_nowait(push, timeout_s=20.0)
-            await until(lambda: (1, 1) in server.state.gated)
+            await until(lambda: (1, 1) in server.state.epoch_gate)
             server._perform(server.state.handle(EpochBegan(1, 0)))
             server._drain_soon(server.state)
             assert unpack(await again, Pushed).versions == (1,)

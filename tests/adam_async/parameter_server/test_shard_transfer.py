@@ -7,7 +7,7 @@ from adam_async.messages import LoadShards, pack
 from adam_async.messages.shard_states import TABLES
 from adam_async.model.keyed_random import Dice
 from adam_async.model.rules import Adagrad, Adam, Sgd
-from adam_async.parameter_server.bsp_barrier import Held
+from adam_async.parameter_server.bsp_barrier import PendingContributions
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_transfer import load_states, read_states
 from adam_async.run.ids import BucketId, Replica, ShardId, Version
@@ -73,7 +73,7 @@ def test_who_is_live_takes_the_place_of_those_who_were():
         shard.clocks = {Replica(0): 8, Replica(1): 6}
     for shard in target.values():
         shard.clocks = {Replica(1): 0, Replica(2): 0}
-        shard.held = Held()
+        shard.pending = PendingContributions()
     load_states(target, *said(source, Sgd()))
     for shard in target.values():
         assert shard.clocks == {1: 6, 2: 6}

@@ -19,7 +19,7 @@ from adam_async.messages import (
     StepRecord,
     Tick,
 )
-from adam_async.parameter_server import admission_gate
+from adam_async.parameter_server import waiting_requests
 from adam_async.parameter_server.apply import PushGradients
 from adam_async.parameter_server.events import (
     Acknowledge,
@@ -442,7 +442,7 @@ def test_what_a_life_says_that_is_over_is_refused_and_changes_nothing(what, unse
     }[what]()
     assert isinstance(refusal, Refuse)
     assert (refusal.request, refusal.code) == ("late", "life-over")
-    assert "life 1 of replica 0 is over" in refusal.text
+    assert "generation 1 of replica 0 has ended" in refusal.text
     assert server.state.idle
     assert (counted(server), server.shard().clocks) == before
 
@@ -594,7 +594,7 @@ def test_a_refused_step_consumes_its_number_and_ticks_but_is_no_version_of_that_
     server.record("b", 3, [(3, 0, (0, 1))])
     assert [server.shard(number).version for number in (0, 1)] == [2, 1]
     assert server.shard(1).clocks == {ZERO: 3}
-    assert server.state.statistics()["refused"] == 3
+    assert server.state.statistics().refused == 3
 
 
 def test_the_record_of_a_replica_that_was_given_up_moves_no_clock():
@@ -611,10 +611,10 @@ def test_statistics_add_up():
     server.push("b", (0, 1), (2, 2))
     server.drain(bad={"b"})
     server.push("a", (0, 1), (1, 1))
-    told = server.state.statistics()
-    assert told["versions"] == {"0": 1, "1": 1}
-    assert told["staleness"] == {"0": 2}
-    assert (told["refused"], told["duplicates"]) == (2, 2)
+    counts = server.state.statistics()
+    assert counts.versions == {"0": 1, "1": 1}
+    assert counts.staleness == {"0": 2}
+    assert (counts.refused, counts.duplicates) == (2, 2)
 
 
 class Pushes(RuleBasedStateMachine):
@@ -706,7 +706,7 @@ def test_what_waits_for_an_epoch_holds_up_its_own_session_only():
 
 
 def test_what_waits_for_an_epoch_is_bounded(monkeypatch):
-    monkeypatch.setattr(admission_gate, "MOST_GATED", 2)
+    monkeypatch.setattr(waiting_requests, "MOST_WAITING", 2)
     server = Server()
     tick = Tick(run="run", session=9, incarnation=1, replica=1, clock=1, generation=1, shards=(0,), epoch=1)
     assert [server.state.handle(TickArrived(n, tick)) for n in range(2)] == [[], []]

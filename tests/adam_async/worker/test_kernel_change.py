@@ -53,8 +53,8 @@ async def test_the_network_takes_up_what_the_child_compiled(nothing_compiled: li
         await change.run(pool, lambda: 7)
     assert network.kernels == "numba"
     found = change.statistics(100)
-    assert (found["set"], found["numpy_groups"]) == ("numba", 7)
-    assert found["compiled"] == found["of"] > 1
+    assert (found.kernel_set, found.numpy_groups) == ("numba", 7)
+    assert found.compiled == found.total > 1
 
 
 async def test_without_its_child_training_goes_on_with_numpys_kernels_and_the_log_says_why(
