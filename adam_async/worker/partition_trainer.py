@@ -177,6 +177,7 @@ class PartitionTrainer(GroupTrainer):
         lease = passage.group.lease
         buffer = self.group_buffers.take()
         buffer.fill(context)
+        # A partial gradient is added to a delta, so a tensor with parts of other workers has no factors.
         if parts:
             self._add_up(buffer, parts)
         # A group's gradient is a mean. Servers average over images in bsp, so a short group weighs less.
@@ -210,6 +211,7 @@ class PartitionTrainer(GroupTrainer):
     def _parcel(self, crossing: int, passage: Passage) -> Parcel:
         lease = passage.group.lease
         buffer_pool = self._buffer_pools[crossing]
+        # The last holder returns the buffer: the link, or the stream that may have to send it again.
         flat, tensor = buffer_pool.take(lease.images)
         block = Block(crossing, lease.epoch, lease.number, lease.attempt)
         return Parcel(block, tensor, partial(buffer_pool.give_back, flat))
@@ -219,6 +221,7 @@ def _scratch(scratch: MutableMapping[Any, ThreadScratch], trainer: PartitionTrai
     """Find the thread's scratch memory for a partition: a thread may work for several of a replica."""
     found = scratch.get(trainer)
     if found is None:
+        # The dictionary has weak keys: the memory goes with the run.
         found = scratch[trainer] = ThreadScratch(trainer.network)
     return found
 
@@ -257,6 +260,7 @@ def partition_graph(
             nodes.append(Node(f"leave-{number}", _leaver(trainer, send_block), inputs=(f"out-{number}",)))
         before = after
     if partition.sums:
+        # Partial gradients arrive in any order. The node fires when all are there, and sorts them by worker.
         received = tuple(f"in-{crossing.number}" for crossing in partition.sums)
         nodes.append(
             Node("summed", _summed(trainer), inputs=(before, *received), outputs=("trained",), heavy=True)

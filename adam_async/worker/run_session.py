@@ -183,7 +183,7 @@ class RunSession:
             epochs=config.epochs,
             validation=config.validation,
         )
-        limits.look(self._cluster)
+        limits.map_changed(self._cluster)
         return limits
 
     def _new_client(self) -> ParameterClient:
@@ -299,7 +299,7 @@ class RunSession:
     def map_changed(self, cluster: ClusterMap) -> None:
         """Take up a newer cluster map, which may name another data server."""
         self._cluster = cluster
-        self._limits.look(cluster)
+        self._limits.map_changed(cluster)
         self._data.look()
 
     async def run(self) -> None:

@@ -175,7 +175,7 @@ async def _unheard():
     slow=st.integers(0, 2),
     says_goodbye=st.booleans(),
 )
-async def test_replicas_that_come_and_go_hold_nobody_up_and_every_image_is_trained_once(
+async def test_replicas_that_come_and_go_delay_no_other_and_every_image_is_trained_once(
     mode, push_every, threads, leaves_at, joins_at, victim, slow, says_goodbye
 ):
     config = Config(
@@ -220,7 +220,7 @@ async def test_replicas_that_come_and_go_hold_nobody_up_and_every_image_is_train
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["asp", "ssp:0", "ssp:2", "bsp"])
-async def test_pushes_that_are_refused_hold_nobody_up(mode):
+async def test_refused_pushes_delay_no_replica(mode):
     dataset = tiny_dataset()
     dataset.train_images[17].reshape(-1)[0] = TRAP
     config = Config(

@@ -75,7 +75,7 @@ async def test_the_groups_of_the_warm_start_are_one_replicas_alone(mode, push_ev
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_worker_talks_only_to_servers_that_hold_shards(mode):
+async def test_a_worker_connects_only_to_servers_with_shards(mode):
     result = await train(config_of(servers=9, **MODES[mode]))
     servers = {node: told for node, told in result.statistics.items() if node.startswith("ps-")}
     holding = {node for node, told in servers.items() if told.get("versions")}

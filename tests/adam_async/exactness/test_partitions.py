@@ -171,7 +171,7 @@ async def test_neither_links_nor_threads_change_what_a_cut_model_learns(plan, ne
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("plan", PLANS)
-async def test_workers_that_share_a_process_learn_what_those_do_that_talk(plan, replicas):
+async def test_workers_that_share_a_process_learn_the_same_as_workers_with_links(plan, replicas):
     config = config_of(partitions=3, replicas=replicas, threads=2, **PLANS[plan], **RULES["momentum"])
     talked = await train(config)
     async with LocalCluster(config, dataset=tiny_dataset(train=IMAGES), spec=digits()) as cluster:
@@ -231,7 +231,7 @@ def crossings_of(config, spec):
 
 @pytest.mark.parametrize(("workers", "network"), [(2, "local"), (3, "tcp"), (4, "local")])
 @pytest.mark.parametrize("plan", PLANS)
-async def test_the_bytes_over_each_cut_are_those_that_the_plan_says(plan, workers, network):
+async def test_the_bytes_over_each_cut_are_those_of_the_plan(plan, workers, network):
     config = config_of(partitions=workers, dtype="float32", rate=0.01, **PLANS[plan])
     result = await train(config, NETWORKS[network]())
     groups = -(-IMAGES // config.images_per_group)

@@ -108,7 +108,7 @@ async def test_two_hundred_groups_allocate_no_tensor_memory(flow, traced):
     ],
     ids=str,
 )
-async def test_what_groups_leave_behind_goes_without_a_garbage_collector(flow):
+async def test_memory_of_groups_is_freed_without_a_garbage_collector(flow):
     config = Config(epochs=1, threads=1, replicas=2, images_per_group=1, rate=0.001, kernels="numpy", **flow)
     async with (
         cluster_of(config, dataset=tiny_dataset(200 * GROUPS, 2)) as cluster,

@@ -39,7 +39,7 @@ async def train(config, dataset, network="local", **more):
         ("local", {"read_ahead": 1, "images_per_group": 1}),
     ],
 )
-async def test_a_run_trains_on_the_variants_of_its_epoch_whoever_asks_for_what(network, options):
+async def test_a_run_trains_on_the_variants_of_its_epoch_for_any_asker(network, options):
     dataset = tiny_dataset(train=IMAGES)
     plain = config_of(**options)
     config = msgspec.structs.replace(plain, augment=True)

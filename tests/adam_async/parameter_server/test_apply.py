@@ -178,7 +178,7 @@ def factors_of(x, error, K=1):
     ids=["nan", "inf", "-inf", "nan-factor", "inf-factor", "zero-inf", "product", "jointly"],
 )
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_what_is_not_finite_is_refused_alone_and_touches_nothing(rule, bad):
+def test_a_gradient_that_is_not_finite_is_refused_alone_and_changes_nothing(rule, bad):
     shard, expected = (new_shard(rule, 6, 3, np.float32) for _ in range(2))
     applier = Applier(rule, [shard.spec], np.float32)
     assert applier.apply(shard, [bad]) == [False]
@@ -320,7 +320,7 @@ def test_a_push_is_sure_if_no_product_of_it_can_overflow():
     assert not PushGradients((sure, DeltaPart(np.ones(2), (2,), 1.0, finite=False))).is_sure
 
 
-def test_what_is_to_be_held_is_looked_at_shard_by_shard():
+def test_a_contribution_is_checked_shard_by_shard():
     applier = Applier(Sgd(), [spec_of(8, 2)], np.float32)
     specs = [spec_of(4, 2), spec_of(4, 2, 1)]
     flat = np.array([1, 2, 3, 4, 5, np.nan, 7, 8], np.float32)

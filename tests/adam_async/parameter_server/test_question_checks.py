@@ -39,7 +39,7 @@ ALL = tuple(range(30))
 
 
 @pytest.mark.parametrize("body", [PUSH, TICK, PULL, RECORD, READ], ids=lambda body: type(body).__name__)
-def test_what_is_right_is_taken(body):
+def test_a_correct_question_is_taken(body):
     checks = checks_of()
     assert checks.refusal(body, most_bytes=MOST_BYTES) is None
     twice = msgspec.structs.replace(body, shards=(1, 1))
@@ -68,7 +68,7 @@ def test_what_is_right_is_taken(body):
         (RECORD, {"steps": (StepRecord(1, 17, 0),)}, "17 images"),
     ],
 )
-def test_what_no_honest_client_asks_is_refused_by_name(body, change, said):
+def test_a_question_of_no_correct_client_is_refused_by_name(body, change, said):
     refusal = checks_of().refusal(msgspec.structs.replace(body, **change), most_bytes=MOST_BYTES)
     assert refusal is not None
     assert refusal.code == "malformed"
@@ -86,7 +86,7 @@ def test_bounds_of_epochs_and_clocks_follow_the_run():
     assert checks.refusal(msgspec.structs.replace(far, clock=1 << 40), most_bytes=1) is not None
 
 
-def test_an_answer_that_no_message_holds_is_refused_before_it_is_made():
+def test_an_answer_that_fits_into_no_message_is_refused_before_it_is_made():
     checks, zeros = checks_of(), (0,) * len(ALL)
     push = msgspec.structs.replace(
         PUSH, shards=ALL, numbers=(1,) * len(ALL), versions=zeros, own_applied=zeros, pull=True
@@ -133,7 +133,7 @@ def members(replica, replica_generation, *peers):
     }
 
 
-def test_a_session_is_its_first_speakers_and_of_one_replica():
+def test_a_session_belongs_to_its_first_sender_and_to_one_replica():
     known = SenderChecks()
     assert known.refusal(peer("w0"), TICK) == ""
     assert known.refusal(peer("w0"), PUSH) == ""
@@ -144,7 +144,7 @@ def test_a_session_is_its_first_speakers_and_of_one_replica():
     assert known.refusal(peer("w1"), msgspec.structs.replace(TICK, session=2)) == ""
 
 
-def test_for_a_live_life_its_own_workers_speak_and_for_one_that_is_not_known_any():
+def test_only_its_workers_send_for_a_live_generation_and_any_peer_for_an_unknown_one():
     known = SenderChecks()
     w0, w1, stranger = peer("w0"), peer("w1"), peer("stranger")
     assert known.refusal(stranger, msgspec.structs.replace(TICK, session=3)) == ""

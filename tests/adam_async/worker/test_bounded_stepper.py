@@ -98,7 +98,7 @@ async def test_limits_are_those_of_serial_sgd_on_the_mean_over_all_images(option
     ids=str,
 )
 @pytest.mark.parametrize("frozen", ["conv2d", "dense"])
-async def test_frozen_layers_stay_as_they_are_and_hold_nobody_up(frozen, options):
+async def test_frozen_layers_stay_unchanged_and_delay_no_replica(frozen, options):
     spec = with_frozen(digits(), frozen)
     config = Config(**{**BSP, "consistency": "asp", **options}, **SHARDED)
     async with cluster_of(config, spec=spec) as cluster:
@@ -163,7 +163,7 @@ def waiting(cluster):
     [({"consistency": "bsp"}, 1), ({"consistency": "bsp", "lag": 1}, 1), ({"consistency": "ssp:3"}, 4)],
     ids=str,
 )
-async def test_who_is_waited_for_is_named_and_the_run_goes_on(options, clock, monkeypatch):
+async def test_a_wait_names_the_replicas_behind_and_the_run_goes_on(options, clock, monkeypatch):
     waits = msgspec.structs.replace(WAITS, answer_s=0.1)
     async with braked(monkeypatch, **options, waits=waits) as (cluster, release):
         training = asyncio.create_task(cluster.train(), name="training")
@@ -201,7 +201,7 @@ async def test_bounded_training_of_one_replica_without_slack_is_serial_sgd(netwo
 
 @pytest.mark.parametrize("pull_every", [1, 3])
 @pytest.mark.parametrize("push_every", [1, 2])
-async def test_bounded_training_ends_with_all_clocks_where_all_meet(push_every, pull_every):
+async def test_bounded_training_ends_with_all_clocks_at_the_sync_clock(push_every, pull_every):
     config = Config(
         push_every=push_every,
         pull_every=pull_every,
@@ -238,7 +238,7 @@ ALONE = {"replicas": 1, "threads": 1, "in_flight": 1}
     ],
     ids=str,
 )
-async def test_rates_follow_the_schedule_in_every_way_of_training(schedule, way):
+async def test_rates_follow_the_schedule_in_every_training_mode(schedule, way):
     dataset = tiny_dataset(train=64)
     config = Config(dtype="float64", **schedule, **{**BSP, **way})
     result = await train(config, dataset=dataset)

@@ -73,5 +73,5 @@ async def test_the_report_has_each_tensor_with_the_bytes_of_a_full_step(network,
     assert counts.push_buffers == (3 if push_every == 1 else 6)
 
 
-def test_copies_are_what_a_configuration_says_that_leaves_it_open_in_other_processes():
+def test_the_default_in_other_processes_is_a_copy():
     assert Config().weights_in(one_process=False) == "copy"

@@ -57,7 +57,7 @@ async def test_the_network_takes_up_what_the_child_compiled(nothing_compiled: li
     assert found.compiled == found.total > 1
 
 
-async def test_without_its_child_training_goes_on_with_numpys_kernels_and_the_log_says_why(
+async def test_without_its_child_training_goes_on_with_numpys_kernels_and_a_reason_in_the_log(
     nothing_compiled: list[bool],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -157,7 +157,7 @@ async def test_the_child_gets_the_core_of_one_of_several_threads_that_need_every
 
 
 @pytest.mark.parametrize("options", [{"consistency": "bsp"}, {"record": True, "weights": "copy"}])
-async def test_lockstep_and_recorded_runs_wait_for_compiled_kernels_and_say_so(
+async def test_lockstep_and_recorded_runs_wait_for_compiled_kernels_and_log_it(
     options: dict[str, object], nothing_compiled: list[bool], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):

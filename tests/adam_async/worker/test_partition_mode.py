@@ -73,7 +73,7 @@ async def test_when_one_worker_goes_the_other_replica_trains_what_both_had_befor
     ("mode", "victim", "network"),
     [("asp", 2, "local"), ("asp", 3, "tcp"), ("ssp", 3, "local"), ("bsp", 2, "tcp")],
 )
-async def test_with_another_worker_in_its_place_the_survivor_begins_a_new_life(mode, victim, network):
+async def test_with_another_worker_in_its_place_the_survivor_begins_a_new_generation(mode, victim, network):
     cluster = cut(network, epochs=4, **MODES[mode])
     async with cluster, asyncio.TaskGroup() as group:
         training = group.create_task(cluster.train(), name="train")
@@ -114,7 +114,7 @@ async def test_a_spare_worker_takes_the_place_of_one_that_dies(monkeypatch):
 
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("mode", MODES)
-async def test_workers_that_share_a_process_begin_a_new_life_together_too(mode, victim):
+async def test_workers_that_share_a_process_begin_a_new_generation_together_too(mode, victim):
     flow = {"partitions": 2, "images_per_group": 2, "weights": "copy", "waits": ALONE, **MODES[mode]}
     cluster = LocalCluster(config_of(epochs=10_000, **flow), dataset=tiny_dataset(), spec=digits())
     async with cluster, asyncio.TaskGroup() as group:

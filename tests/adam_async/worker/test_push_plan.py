@@ -138,7 +138,7 @@ def test_large_tensors_are_cut_into_messages_and_factors_stay_together(monkeypat
 @pytest.mark.parametrize("images", [1, GROUP], ids=["short", "full"])
 @pytest.mark.parametrize("shard_bytes", [512, 16 << 10, 1 << 20])
 @pytest.mark.parametrize("wanted", WANTED)
-def test_a_filled_buffer_holds_the_gradients_of_the_model(wanted, shard_bytes, images):
+def test_a_filled_buffer_has_the_gradients_of_the_model(wanted, shard_bytes, images):
     layout = Layout(shard_bytes=shard_bytes)
     plan, context = layout.plan(wanted), layout.trained(images)
     buffer = PushBuffer(layout.model, plan, GROUP)

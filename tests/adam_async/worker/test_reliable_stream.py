@@ -103,7 +103,7 @@ STEPS = st.one_of(
 
 
 @given(steps=st.lists(STEPS, max_size=60))
-def test_whatever_happens_to_links_each_block_is_taken_once_and_its_memory_comes_back_once(steps):
+def test_over_any_links_each_block_is_taken_once_and_its_memory_comes_back_once(steps):
     way = Way()
     for name, *options in steps:
         getattr(way, name)(*options)
@@ -132,7 +132,7 @@ def stream_of(count, *, values=1):
     return sending, given_back
 
 
-def test_a_message_holds_no_more_than_so_many_blocks_and_bytes_but_always_one():
+def test_a_message_has_bounded_blocks_and_bytes_but_always_one_block():
     sending, _ = stream_of(6, values=4)
     assert said(sending, 2) == (1, [0, 1])
     assert said(sending, num_bytes=2 * 32) == (3, [2, 3])
@@ -142,7 +142,7 @@ def test_a_message_holds_no_more_than_so_many_blocks_and_bytes_but_always_one():
     assert said(sending) == (7, [])
 
 
-def test_what_a_link_did_not_take_is_said_next():
+def test_blocks_that_a_link_did_not_take_are_sent_next():
     sending, _ = stream_of(3)
     _, parcels = sending.take(2, PLENTY)
     sending.put_back(parcels)
@@ -159,7 +159,7 @@ def test_on_a_new_link_sending_goes_on_behind_what_the_other_side_has():
     assert said(sending) == (2, [1, 2, 3, 4])
 
 
-def test_what_came_by_the_old_link_after_the_greeting_is_not_said_again():
+def test_blocks_that_arrived_by_the_old_link_after_the_greeting_are_not_sent_again():
     sending, _ = stream_of(5)
     said(sending, 4)
     sending.resume(1)
@@ -167,7 +167,7 @@ def test_what_came_by_the_old_link_after_the_greeting_is_not_said_again():
     assert said(sending) == (4, [3, 4])
 
 
-def test_who_confirms_what_was_never_sent_breaks_a_rule():
+def test_confirming_blocks_that_were_never_sent_breaks_a_rule():
     sending, _ = stream_of(5)
     said(sending, 2)
     with pytest.raises(RemoteProtocolError, match="3 blocks confirmed, and only 2 sent"):
@@ -176,7 +176,7 @@ def test_who_confirms_what_was_never_sent_breaks_a_rule():
         sending.resume(3)
 
 
-def test_who_forgets_what_it_has_confirmed_breaks_a_rule():
+def test_forgetting_confirmed_blocks_breaks_a_rule():
     sending, _ = stream_of(5)
     said(sending)
     sending.confirm(4)
@@ -184,7 +184,7 @@ def test_who_forgets_what_it_has_confirmed_breaks_a_rule():
         sending.resume(3)
 
 
-def test_what_was_put_back_was_not_sent():
+def test_blocks_that_were_put_back_were_not_sent():
     sending, _ = stream_of(2)
     _, parcels = sending.take(2, PLENTY)
     sending.put_back(parcels)
@@ -209,7 +209,7 @@ def test_blocks_that_come_again_are_counted_and_left_out():
 
 
 @given(order=st.permutations(["stream", "link", "reader"]))
-def test_memory_is_given_back_by_the_last_of_all_who_hold_it(order):
+def test_memory_is_given_back_by_its_last_holder(order):
     given_back = []
     parcel = parcel_of(1, given_back)
     for _ in order[1:]:

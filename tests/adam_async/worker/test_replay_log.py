@@ -59,7 +59,7 @@ GROUP = st.tuples(
 
 @given(groups=st.lists(GROUP, max_size=12), local=st.booleans())
 @settings(max_examples=100, deadline=None)
-def test_a_log_says_what_each_group_read(groups, local):
+def test_a_log_has_the_versions_that_each_group_read(groups, local):
     worker, clock = Worker(local=local, rated=True), 0
     for epoch, number, step, progress, before, during in groups:
         for name in before:

@@ -195,7 +195,7 @@ def test_a_step_ends_short_at_a_sync_clock():
     assert clock_of().sync_at(2) is False, "no step was being filled"
 
 
-def test_to_have_met_before_changes_nothing():
+def test_an_earlier_sync_clock_changes_nothing():
     clock = clock_of(start=5, slack=1)
     clock.sync_at(5)
     clock.sync_at(3)
@@ -203,7 +203,7 @@ def test_to_have_met_before_changes_nothing():
 
 
 @pytest.mark.parametrize(("slack", "synchronous", "needs"), [(2, False, 8), (0, True, 10), (1, True, 9)])
-def test_what_a_step_needs_follows_from_its_number(slack, synchronous, needs):
+def test_the_clock_that_a_step_needs_follows_from_its_number(slack, synchronous, needs):
     clock = clock_of(push_every=1, slack=slack, synchronous=synchronous)
     for _ in range(10):
         clock.join()
