@@ -243,7 +243,7 @@ class Applier:
         """Apply whole pushes for the same shards, in order.
 
         Args:
-            rates: For each push its rate on each shard, where that is not simply its own.
+            rates: For each push its rate on each shard; None for the push's own rate.
 
         Returns, shard by shard, for each push whether it was finite and applied.
         """
@@ -343,9 +343,9 @@ class Applier:
         if gradient.bound <= self._limit:
             return True
         # In its own memory: a batch between two of its pieces uses that of products.
-        look = self._room("look", 1, spec.size).reshape(-1)
-        self._multiply(spec, gradient, look)
-        return is_finite(look)
+        formed = self._room("check", 1, spec.size).reshape(-1)
+        self._multiply(spec, gradient, formed)
+        return is_finite(formed)
 
     # --- sums (bsp) --------------------------------------------------------------------------
 

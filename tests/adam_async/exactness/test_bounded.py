@@ -1,4 +1,4 @@
-"""`ssp:S`: how far replicas are apart, what they read, and that nobody is waited for in vain.
+"""`ssp:S`: distances of replicas, their reads, and no wait without an end.
 
 Two witnesses: the servers' own clock tables, looked at whenever a push comes in and a group is admitted;
 and the record of the run, in which each group's reads stand beside the order in which pushes were applied.

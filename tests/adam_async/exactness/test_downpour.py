@@ -1,4 +1,4 @@
-"""Downpour's terms: how often is pushed and pulled, who begins alone, which rates pushes carry."""
+"""Downpour's terms: cadences of pushes and pulls, warm start of one replica, rates of pushes."""
 
 import pytest
 
@@ -70,7 +70,7 @@ async def test_the_groups_of_the_warm_start_are_one_replicas_alone(mode, push_ev
     assert first.numbers[:warm].tolist() == list(range(warm))
     for other in others:
         assert other.numbers.min() >= warm
-        # What they read first is what came of it: all of its pushes.
+        # Their first reads contain all of its pushes.
         assert other.versions.min() >= -(-warm // push_every)
 
 

@@ -30,7 +30,7 @@ LOCKSTEP = {"consistency": "bsp", "seed": 5, "schedule": "constant"}
 
 
 def designs():
-    """Every rule with every number of replicas; what else there is goes round beside them."""
+    """Every rule with every number of replicas; the other options rotate."""
     beside = {
         "push_every": (1, 3),
         "protocol": ("delta", "factors", "auto"),

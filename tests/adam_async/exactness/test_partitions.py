@@ -1,4 +1,4 @@
-"""A model that is cut over several workers learns what it learns uncut; whole layers to the last bit."""
+"""A model cut over several workers learns the same weights as uncut; with whole layers to the last bit."""
 
 import asyncio
 from functools import cache
@@ -115,7 +115,7 @@ async def train(config, network=None, **options):
 
 
 UNCUT = {}
-"""What the same runs learn uncut."""
+"""Weights of the same runs uncut."""
 
 
 async def assert_learns_the_same(config, result, spec=None):
@@ -260,7 +260,7 @@ async def test_two_halves_of_the_paper_model_send_1605_values_per_image_each_way
 
 
 class LostThenCut:
-    """What a network does that goes away: messages are lost, and a moment later all links are over."""
+    """A network failure: messages are lost, and a moment later all links end."""
 
     delay_s = 0.002
 
@@ -282,7 +282,7 @@ def rough(network, faults):
 
 
 def talk_of(result):
-    """What each worker says of its talk with each other one."""
+    """Statistics of each worker's exchange with each other one."""
     return {
         (node, other): told
         for node, counted in result.statistics.items()

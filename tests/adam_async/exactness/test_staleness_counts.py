@@ -54,7 +54,7 @@ async def test_staleness_is_what_was_applied_since_the_version_read_less_what_wa
 
 
 class HandReplica:
-    """Everything of a worker but its engine: groups are trained when the test says so."""
+    """A worker without its engine: the test trains each group."""
 
     def __init__(self, servers, replica, *, push_every, pull_every):
         self.client = servers.client(replica).client

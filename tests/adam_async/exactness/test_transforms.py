@@ -16,7 +16,7 @@ STEPS = [{"kind": "shift", "pixels": 2}, {"kind": "flip"}]
 
 
 def transformed(dataset, config, *, epoch=1):
-    """The same data set, with what the servers of a run make of its images in one epoch."""
+    """The same data set, with its images transformed as the servers of a run do in one epoch."""
     recipe = Recipe.of(STEPS, dataset.image_shape)
     numbers = np.arange(len(dataset.train_labels))
     images = recipe.apply(dataset.train_images, numbers, dice=Dice(config.seed), epoch=epoch)

@@ -391,12 +391,12 @@ def test_the_bits_of_a_sum_depend_on_its_contributions_and_their_order_only(rule
     def summed(order, *, apart):
         shards = [new_shard(rule, count * row, row, dtype, number=n) for n, count in enumerate(rows)]
         applier = Applier(rule, [shard.spec for shard in shards], dtype)
-        told = [pushes[number] for number in order]
+        ordered = [pushes[number] for number in order]
         if apart:
             for place, shard in enumerate(shards):
-                applier.apply_sum([shard], [push.only([place]) for push in told], scale=1 / 3, rate=0.1)
+                applier.apply_sum([shard], [push.only([place]) for push in ordered], scale=1 / 3, rate=0.1)
         else:
-            applier.apply_sum(shards, told, scale=1 / 3, rate=0.1)
+            applier.apply_sum(shards, ordered, scale=1 / 3, rate=0.1)
         return b"".join(array.tobytes() for shard in shards for array in state_of(shard))
 
     once = summed((0, 1, 2), apart=False)
@@ -421,9 +421,9 @@ def test_a_sum_that_overflows_is_refused_and_touches_nothing():
         before = [shard.values.copy() for shard in shards]
         applier = Applier(Adam(), [shard.spec for shard in shards], np.float32)
         push = PushGradients((part,))
-        told = applier.apply_sum(shards, [push, push], scale=1.0, rate=0.1)
-        assert told == ([False, False] if isinstance(part, DeltaPart) else [False, True])
-        for shard, was, ok in zip(shards, before, told, strict=True):
+        applied = applier.apply_sum(shards, [push, push], scale=1.0, rate=0.1)
+        assert applied == ([False, False] if isinstance(part, DeltaPart) else [False, True])
+        for shard, was, ok in zip(shards, before, applied, strict=True):
             assert ok or (shard.values.tobytes() == was.tobytes() and not shard.rule_state["steps"].any())
 
 

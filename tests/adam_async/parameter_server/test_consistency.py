@@ -1,4 +1,4 @@
-"""Replicas that wait for one another: clocks, what a pull for one contains, and the sums of bsp."""
+"""Replicas that wait for one another: clocks, pulls for a clock, and the sums of bsp."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -81,7 +81,7 @@ def tick_of(replica, clock, shards, *, numbers=(), replica_generation=1, epoch=0
 
 
 class Server:
-    """A state, and by hand what the shell does: it applies when told, and notes what is in each shard."""
+    """A state with a shell of the test: it applies on request, and notes the pushes in each shard."""
 
     def __init__(self, *, synchronous, shards=(0, 1), live=(0, 1), record=False, **options):
         self.state = ServerState(
@@ -264,7 +264,7 @@ def test_under_ssp_the_values_of_a_push_say_up_to_which_clock_they_are_complete(
     assert answer.body.clock == 2
 
 
-# --- who takes part --------------------------------------------------------------------------
+# --- live replicas ---------------------------------------------------------------------------
 
 
 @MODES
@@ -580,7 +580,7 @@ def test_a_sum_that_is_not_finite_changes_no_version_and_passes_its_clock():
 
 @dataclass(eq=False)
 class Worker:
-    """One life of a replica: its counters, and what it said that is not answered."""
+    """One generation of a replica: its counters, and its unanswered messages."""
 
     replica: int
     replica_generation: int
@@ -591,7 +591,7 @@ class Worker:
     said: list = field(default_factory=list)
     """(clock, shards, whether finite) of each push."""
     heard: dict | None = None
-    """Last number on each shard when the life ended."""
+    """Last number on each shard when the generation ended."""
 
     @property
     def session(self):
@@ -614,7 +614,7 @@ class Replicas(RuleBasedStateMachine):
         self.pulls = {}
         self.reached = dict.fromkeys(self.SHARDS, 0)
 
-    # What a worker says, and how it hears answers.
+    # Messages of a worker, and its handling of answers.
 
     def say(self, worker, event, *, lost):
         worker.open.append(event)
@@ -650,7 +650,7 @@ class Replicas(RuleBasedStateMachine):
                             clock,
                         )
 
-    # What happens.
+    # Events.
 
     @rule(replica=replica, pushed=st.sets(st.sampled_from(SHARDS)), finite=st.booleans(), lost=st.booleans())
     def steps(self, replica, pushed, finite, lost):
@@ -732,7 +732,7 @@ class Replicas(RuleBasedStateMachine):
         live = {Replica(w.replica): w.replica_generation for w in self.workers.values() if w.live}
         self.take(self.server.tell(ReplicasChanged(live)))
 
-    # What always holds.
+    # Invariants.
 
     @invariant()
     def nothing_is_heard_of_a_life_that_is_over(self):
@@ -753,7 +753,7 @@ class Replicas(RuleBasedStateMachine):
             assert all(replicas == sorted(replicas) for _, replicas, _ in self.server.sums[number])
 
     def teardown(self):
-        """All say again what was lost and tick to where the first one is: then nothing is open any more."""
+        """All repeat lost messages and tick to the clock of the first one: then no message is open."""
         clocks = [worker.clock for worker in (*self.workers.values(), *self.dead)]
         last = max([*clocks, *(clock for _, clock in self.pulls.values())]) + 1
         for worker in self.workers.values():
@@ -780,7 +780,7 @@ class SynchronousReplicas(Replicas):
 
 
 class ForgetfulReplicas(Replicas):
-    """Lives come and go, and the server remembers one life of a replica that is over."""
+    """Generations come and go, and the server remembers one ended generation of a replica."""
 
     def __init__(self):
         super().__init__()

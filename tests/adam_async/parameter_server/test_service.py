@@ -1,4 +1,4 @@
-"""A parameter server over real links: what it is asked wrongly it refuses by name, and serves on."""
+"""A parameter server over real links: it refuses wrong questions by name, and goes on."""
 
 import asyncio
 import threading
@@ -291,7 +291,7 @@ async def test_a_server_without_a_run_is_not_ready():
 
 
 def step_of(servers, values, number, clock=1, *, images=4, rate=0.5):
-    """What a worker says to the only server: all shards, as deltas."""
+    """A push to the only server: all shards, as deltas."""
     shards = list(servers.shards())
     return push_of(
         servers,
@@ -412,7 +412,7 @@ async def test_rates_are_divided_by_one_plus_the_staleness_of_the_push(network):
 
 
 async def resume(servers):
-    """Have another driver begin a run that takes up what the servers' first one came to."""
+    """Let another driver begin a run that resumes the end of the servers' first one."""
     identity = servers.identity("driver", 1)
     member = Membership(
         network=servers.network,

@@ -1,4 +1,4 @@
-"""Numbers, open exchanges and what is said again, without a link."""
+"""Numbers, open exchanges and repetitions, without a link."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A shard is set elsewhere exactly as it was read, and what does not fit is refused as a whole."""
+"""A shard is loaded exactly as it was read, and a message that does not fit is refused as a whole."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a parameter server decides, as timelines without a loop, a link or a value."""
+"""Decisions of a parameter server, as timelines without a loop, a link or a value."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ ZERO, ONE, TWO = Replica(0), Replica(1), Replica(2)
 
 
 def replica_generations(*replicas, **incarnations):
-    """Who is live, each in incarnation 1 unless told otherwise."""
+    """The live replicas, each in generation 1 unless given otherwise."""
     return ReplicasChanged({replica: incarnations.get(f"of_{replica}", 1) for replica in replicas})
 
 
@@ -73,7 +73,7 @@ def push_of(shards, numbers, *, session=1, clock=1, read=0, own_applied=0, repli
 
 
 class Server:
-    """A state with the shell's part played by hand: requests are words, batches apply when told."""
+    """A state with a shell of the test: requests are words, batches apply on request."""
 
     def __init__(self, shards=(0, 1), live=(ZERO,)):
         self.state = ServerState(run="run", generation=1, shards=[shard_of(number) for number in shards])
@@ -618,7 +618,7 @@ def test_statistics_add_up():
 
 
 class Pushes(RuleBasedStateMachine):
-    """Clients push, repeat, jump and pull; batches apply when they like. A model of one line each checks."""
+    """Clients push, repeat, skip and pull; batches apply at random. A model of one line each checks."""
 
     SHARDS = (0, 1, 2)
     sessions = st.integers(1, 2)

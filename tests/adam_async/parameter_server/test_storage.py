@@ -1,4 +1,4 @@
-"""The memory of shards: one aligned vector per tensor, seen by all who serve or train a run in a process."""
+"""The memory of shards: one aligned vector per tensor, shared by the roles of a run in a process."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""Training within a bound of the others: limits of gradients, who is waited for, where all clocks meet."""
+"""Training within a bound of other replicas: limits of gradients, waits, sync clocks."""
 
 import asyncio
 import threading
@@ -132,7 +132,7 @@ class Brake:
 
 @asynccontextmanager
 async def braked(monkeypatch, **options):
-    """A cluster in training of which replica 1 is held up."""
+    """A cluster in training whose replica 1 is blocked."""
     brakes = []
     new_graph = CopyMode.graph
 
@@ -220,7 +220,7 @@ ALONE = {"replicas": 1, "threads": 1, "in_flight": 1}
 
 
 @pytest.mark.parametrize(
-    "way",
+    "mode",
     [
         {"consistency": "bsp", "push_every": 2},
         {"consistency": "asp", "weights": "copy", **ALONE},
@@ -238,9 +238,9 @@ ALONE = {"replicas": 1, "threads": 1, "in_flight": 1}
     ],
     ids=str,
 )
-async def test_rates_follow_the_schedule_in_every_training_mode(schedule, way):
+async def test_rates_follow_the_schedule_in_every_training_mode(schedule, mode):
     dataset = tiny_dataset(train=64)
-    config = Config(dtype="float64", **schedule, **{**BSP, **way})
+    config = Config(dtype="float64", **schedule, **{**BSP, **mode})
     result = await train(config, dataset=dataset)
     # A step's gradient is the mean over its images in lockstep, otherwise the sum of its groups' means.
     factor = 1 if config.synchronous else config.push_every

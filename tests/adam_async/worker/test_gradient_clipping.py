@@ -1,4 +1,4 @@
-"""Clipping and layer-wise rate control: what leaves keeps the limits, however its gradients travel."""
+"""Clipping and layer-wise rate control: pushes keep the limits in either protocol."""
 
 import math
 
@@ -46,7 +46,7 @@ def buffer_of(protocol, *, servers=2, groups=1, dtype="float64", scale=1.0, seed
 
 
 def dense_of(step, dense):
-    """What the buffer holds now, multiplied out and put together."""
+    """The gradients in the buffer, multiplied out and put together."""
     found = {name: [] for name in dense}
     for name, delta in step.deltas():
         found[name].append(delta)

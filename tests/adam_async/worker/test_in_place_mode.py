@@ -1,4 +1,4 @@
-"""Runs in place: chosen where they can be, told in the report, with nothing but records on the links."""
+"""Runs in place: chosen if possible, named in the report, with only records on the links."""
 
 import msgspec
 import numpy as np
@@ -38,10 +38,10 @@ async def test_records_travel_and_no_gradient_does(options):
     values = sent(result, "Values")[1]
     assert 2 * model <= values < 2 * model + options.get("replicas", 1) * model
     for name in ("worker-0", "worker-1")[: options.get("replicas", 1)]:
-        told = result.statistics[name]
-        assert {choice["chosen"] for choice in told["protocols"]} == {"in place"}
-        assert {choice["tensor"] for choice in told["protocols"]} == set(result.weights)
-        assert told["push_buffers"] == 0
+        counts = result.statistics[name]
+        assert {choice["chosen"] for choice in counts["protocols"]} == {"in place"}
+        assert {choice["tensor"] for choice in counts["protocols"]} == set(result.weights)
+        assert counts["push_buffers"] == 0
 
 
 async def test_all_replicas_of_a_process_train_the_memory_of_its_servers():

@@ -173,7 +173,7 @@ async def test_other_runs_begin_at_once(nothing_compiled: list[bool]) -> None:
 
 
 async def train(**options: object) -> dict[str, object]:
-    """Train for one epoch; tells what the worker says of its kernels."""
+    """Train for one epoch; returns the worker's statistics of its kernels."""
     config = Config(epochs=1, threads=1, model="digits", **options)  # type: ignore[arg-type]
     async with LocalCluster(config, dataset=tiny_dataset()) as cluster:
         result = await cluster.train()

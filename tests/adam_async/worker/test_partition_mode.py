@@ -1,4 +1,4 @@
-"""Workers that train a cut model together live and die as one replica; nobody runs away from the others."""
+"""Workers that train a cut model together begin and end as one replica; none gets far ahead of the others."""
 
 import asyncio
 import threading
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.thorough
 
 IMAGES = 120
 ALONE = msgspec.structs.replace(QUICK, replica_s=30.0)
-"""For a single replica, which nobody replaces while it lacks a worker."""
+"""Waits for a single replica, which no other one replaces while it lacks a worker."""
 MODES = {"asp": {}, "ssp": {"consistency": "ssp:1"}, "bsp": {"consistency": "bsp", "push_every": 2}}
 
 
@@ -184,7 +184,7 @@ async def test_a_worker_that_gets_nothing_back_does_not_run_away_from_a_slower_o
                 return 0 if not engine else engine.early_tokens
 
             most, waiting = (LEAD + 1) * config.in_flight, LEAD * config.in_flight
-            # What the first one has sent may still be on its way when it has finished with it.
+            # Blocks of the first one may still be on their way when it has finished its groups.
             await until(lambda: finished(first) == most and early(second) == waiting)
             await turns(500)
             assert finished(first) == most
@@ -222,11 +222,11 @@ async def test_send_buffers_go_round_and_none_is_lost(halo, network):
         assert sum(made()) <= 1.25 * sum(before)
 
         def kept():
-            """Buffers that are free, or wait for the other side to confirm what is in them."""
+            """Buffers that are free, or wait for the confirmation of their blocks."""
             unconfirmed = [
-                told["blocks_unconfirmed"]
+                counts["blocks_unconfirmed"]
                 for worker in cluster.workers
-                for told in worker.statistics().neighbours.values()
+                for counts in worker.statistics().neighbours.values()
             ]
             return sum(
                 len(buffer_pool._free)

@@ -1,4 +1,4 @@
-"""Parts of a cut model train groups whose blocks come in any order; what they send lies in lent memory."""
+"""Partitions of a model train groups whose blocks arrive in any order; sent blocks are in lent memory."""
 
 import random
 from contextlib import AsyncExitStack
@@ -35,7 +35,7 @@ PLANS = {
 
 
 class Part:
-    """One part with its graph and engine; what it sends goes to a hub, what it pushes is kept."""
+    """One partition with its graph and engine; its blocks go to a hub, and its pushes are kept."""
 
     def __init__(self, plan, worker, hub):
         self.partition = partition = Partition(MODEL, plan, worker)
@@ -124,8 +124,8 @@ async def test_in_whatever_order_blocks_come_each_group_is_trained_once_and_righ
             await turns()
         assert not hub
         for engine in engines:
-            told = engine.statistics()
-            assert (told.finished, told.early_tokens, told.dropped_tokens) == (GROUPS, 0, 0)
+            counts = engine.statistics()
+            assert (counts.finished, counts.early_tokens, counts.dropped_tokens) == (GROUPS, 0, 0)
     for part in parts:
         buffer_pools = part.trainer._buffer_pools.values()
         assert sum(len(buffer_pool._free) for buffer_pool in buffer_pools) == part.trainer.wires_made
@@ -134,7 +134,7 @@ async def test_in_whatever_order_blocks_come_each_group_is_trained_once_and_righ
 
 
 def assert_right(parts, number):
-    """Compare what all parts push of a group, and their losses, with what the whole model gives."""
+    """Compare the pushes and losses of all partitions for a group with those of the whole model."""
     images, labels = group_of(number)
     expected = run_whole(MODEL, WEIGHTS, images, labels)
     assert sum(part.losses[number] for part in parts) == pytest.approx(expected.loss, rel=1e-12)

@@ -1,4 +1,4 @@
-"""What a step's messages hold: every shard once, the fewer bytes, the gradients as the model gives them."""
+"""The messages of a step: every shard once, the fewer bytes, the gradients of the model."""
 
 from itertools import chain
 
@@ -18,7 +18,7 @@ WANTED = ["auto", "delta", "factors"]
 
 
 class Layout:
-    """A model, its shards, and who holds them."""
+    """A model, its shards, and their servers."""
 
     def __init__(self, *, shard_bytes=16 << 10, servers=3, spec=None, dtype=np.float64):
         self.model = Model(spec or digits(), dtype)
@@ -50,7 +50,7 @@ class Layout:
         return out
 
     def received(self, plan, buffer):
-        """Put together what the messages of a step hold, as their servers read it: flat, by tensor."""
+        """The gradients in the messages of a step, as their servers read them: flat, by tensor."""
         found = {p.name: np.full(p.size, np.nan) for p in self.model.parameters}
         for index, message in enumerate(plan.messages):
             rest = iter(buffer.tensors(index))

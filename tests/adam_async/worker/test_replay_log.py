@@ -1,4 +1,4 @@
-"""What groups read is noted in a few bytes, and comes back as it was."""
+"""The reads of groups are logged in a few bytes, and read back unchanged."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ SHARDS = {"a.weight": 3, "a.bias": 1, "b.weight": 1}
 
 
 class Worker:
-    """A worker's copy, its log, and what the log should say."""
+    """A worker's copy, its log, and the expected log."""
 
     def __init__(self, *, local=False, rated=False, shards=SHARDS):
         self.weights = WorkerWeights(recorded=True)
@@ -30,7 +30,7 @@ class Worker:
         self.weights.install(name, np.zeros(1), versions)
 
     def train(self, lease, clock, *, arriving=()):
-        """Read, take what arrives meanwhile, make the local step."""
+        """Read, install the values that arrive meanwhile, make the local step."""
         read = self.weights.snapshot()
         for name in arriving:
             self.install(name)

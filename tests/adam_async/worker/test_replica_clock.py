@@ -1,4 +1,4 @@
-"""In whatever order things happen: replicas stay within their bound, read what they may, never wait in vain.
+"""In any order of events replicas stay within their bound, read only allowed values, and every wait ends.
 
 The world of these tests is a model: some replicas with a real `ReplicaClock` each, and one shard whose
 server is a table of their clocks. What is enabled in a moment is listed, and the test draws what happens
@@ -61,7 +61,7 @@ class World:
         return min(replica.said for replica in self.replicas)
 
     def enabled(self):
-        """What may happen now."""
+        """Events that may happen now."""
         for replica in self.replicas:
             clock, left = replica.clock, replica.epochs[self.epoch]
             if left and (clock.groups or self.may_read(replica)):

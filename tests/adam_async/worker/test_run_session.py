@@ -81,7 +81,9 @@ async def test_steps_that_the_servers_count_are_the_groups_that_were_trained():
     groups = 3 * 15
     assert versions == {groups}
     assert storage.steps[0] == groups
-    assert sum(told["data"]["groups"] for told in result.statistics.values() if "data" in told) == groups
+    assert (
+        sum(counts["data"]["groups"] for counts in result.statistics.values() if "data" in counts) == groups
+    )
 
 
 async def test_a_worker_without_the_memory_of_the_servers_names_the_option_to_change():

@@ -1,4 +1,4 @@
-"""The worker's copy: snapshots stay as they were, what is newer is installed whole."""
+"""The worker's copy: snapshots do not change, newer values are installed whole."""
 
 import threading
 
