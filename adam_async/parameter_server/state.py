@@ -240,7 +240,7 @@ class ServerState:
             return [_refuse_over(event.request, push)]
         # Later pushes of a waiting session wait too, or their numbers would look like a gap.
         if push.epoch > self._epoch or session in self.epoch_gate:
-            return self._gate(event, session)
+            return self._wait_for_epoch(event, session)
         accepted: list[int] = []
         problems: list[Problem] = []
         for place, shard in enumerate(shards):
@@ -455,7 +455,7 @@ class ServerState:
             return [Refuse(event.request, "malformed", "shards and numbers of a Tick differ in length")]
         session: Session = (tick.session, tick.incarnation)
         if tick.epoch > self._epoch or session in self.epoch_gate:
-            return self._gate(event, session)
+            return self._wait_for_epoch(event, session)
         # A tick claims all earlier pushes of its session. If a broken link lost one, the clock must wait.
         for number, last in zip(tick.shards, tick.numbers, strict=False):
             shard = self.shards.get(ShardId(number))
@@ -511,7 +511,7 @@ class ServerState:
         self._reach(self.shards.values())
         return self._answer_waiting()
 
-    def _gate(self, event: PushArrived | TickArrived, session: Session) -> list[Effect]:
+    def _wait_for_epoch(self, event: PushArrived | TickArrived, session: Session) -> list[Effect]:
         """Let an event wait until its epoch begins, and later ones of its session behind it."""
         if self.epoch_gate.full:
             return [Refuse(event.request, "busy", f"{MOST_WAITING} pushes and ticks wait for the next epoch")]
