@@ -287,7 +287,7 @@ class Applier:
         if rates is None:
             each = [push.each() for push in pushes]
         else:
-            each = [push.at(own_applied) for push, own_applied in zip(pushes, rates, strict=True)]
+            each = [push.at(by_shard) for push, by_shard in zip(pushes, rates, strict=True)]
         for shard, batch in zip(shards, zip(*each, strict=True), strict=True):
             yield from self._shard_pieces(shard, batch)
 
@@ -331,7 +331,7 @@ class Applier:
         yield size * len(batch), [finite]
 
     @np.errstate(over="ignore", invalid="ignore")
-    def look_at(self, specs: Sequence[ShardSpec], push: PushGradients) -> list[bool]:
+    def check_finite(self, specs: Sequence[ShardSpec], push: PushGradients) -> list[bool]:
         """Whether each shard's gradient of a push is finite, before any of it is applied."""
         if push.is_sure:
             return [True] * len(specs)

@@ -324,7 +324,7 @@ class ParameterServer(Role):
                 if body.run == state.run:
                     gradients = read_gradients(body, request.message.tensors, self._specs, self._dtype)
                     if state.synchronous:
-                        finite = self._look_at(body, gradients)
+                        finite = self._check_gradients(body, gradients)
                 effects = state.handle(PushArrived(request, body, gradients, finite))
             case Pull():
                 deadline = self._loop.time() + min(body.wait_s, MOST_WAIT_S) if body.clock else 0.0
@@ -385,10 +385,10 @@ class ParameterServer(Role):
             return "has not taken up a run"
         return f"waits for {len(self._missing)} shards of the resumed run {self._run}"
 
-    def _look_at(self, push: Push, gradients: PushGradients) -> list[bool]:
+    def _check_gradients(self, push: Push, gradients: PushGradients) -> list[bool]:
         """Check each gradient of a contribution: the server acknowledges it before it applies it."""
         assert self._applier is not None
-        return self._applier.look_at([self._specs[number] for number in push.shards], gradients)
+        return self._applier.check_finite([self._specs[number] for number in push.shards], gradients)
 
     def _load(self, request: Request, body: LoadShards) -> None:
         """Load shards of a resumed run; a repetition after all are loaded changes nothing."""

@@ -1,8 +1,8 @@
 """Pure: one shard: its values, its rule state, and all other state that another server would need.
 
-That state is values, rule state, version, the dedup table (last push number per session), the clock table
-(step of each live replica) and, in bsp, the pending contributions. Replication and storage will move a shard
-as a whole (I2 of the reliability rules: with dedup state apart from the values a retry is applied twice).
+A shard has values, rule state, version, the dedup table (last push number per session), the clock table (step
+of each live replica) and, in bsp, the pending contributions. Replication and storage will move a shard as a
+whole (I2 of the reliability rules: with dedup state apart from the values a retry is applied twice).
 """
 
 from collections import Counter

@@ -324,15 +324,18 @@ def test_a_contribution_is_checked_shard_by_shard():
     applier = Applier(Sgd(), [spec_of(8, 2)], np.float32)
     specs = [spec_of(4, 2), spec_of(4, 2, 1)]
     flat = np.array([1, 2, 3, 4, 5, np.nan, 7, 8], np.float32)
-    assert applier.look_at(specs, PushGradients((DeltaPart(flat, (4, 4), 1.0, finite=False),))) == [
+    assert applier.check_finite(specs, PushGradients((DeltaPart(flat, (4, 4), 1.0, finite=False),))) == [
         True,
         False,
     ]
     x_IK = np.ones((2, 1), np.float32)
     errors_RK = np.array([[1], [2], [3], [np.inf]], np.float32)
     push = PushGradients((FactorPart(x_IK, errors_RK, (2, 2), 1.0, np.inf),))
-    assert applier.look_at(specs, push) == [True, False]
-    assert applier.look_at(specs, PushGradients((DeltaPart(flat, (4, 4), 1.0, finite=True),))) == [True, True]
+    assert applier.check_finite(specs, push) == [True, False]
+    assert applier.check_finite(specs, PushGradients((DeltaPart(flat, (4, 4), 1.0, finite=True),))) == [
+        True,
+        True,
+    ]
 
 
 # --- sums ------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """In any order of events replicas stay within their bound, read only allowed values, and every wait ends.
 
 The world of these tests is a model: some replicas with a real `ReplicaClock` each, and one shard whose
-server is a table of their clocks. What is enabled in a moment is listed, and the test draws what happens
-next: groups end in any order, pushes arrive in any order, an answer is written at any time after it was due.
+server is a table of their clocks. The model lists the enabled events, and the test draws the next one:
+groups end in any order, pushes arrive in any order, an answer is written at any time after it was due.
 """
 
 from dataclasses import dataclass, field
