@@ -47,7 +47,7 @@ async def train(model: str, way: str, epochs: int, dataset: Dataset, host: str) 
     ) as cluster:
 
         def count(_: Any) -> None:
-            blocked.append(sum(worker.statistics()["data"].blocked_fetches for worker in cluster.workers))
+            blocked.append(sum(worker.statistics().data.blocked_fetches for worker in cluster.workers))
 
         result = await cluster.train(count)
     later = result.epochs[1:]

@@ -56,7 +56,7 @@ from adam_async.run.config import default_in_flight
 from adam_async.run.result import RunResult
 from adam_async.runtime.disk import system_entropy
 from adam_async.runtime.kernel_cache import use_kernel_cache
-from adam_async.worker.partition_trainer import PartTrainer, Passage, WirePool, part_graph
+from adam_async.worker.partition_trainer import PartitionTrainer, Passage, WirePool, partition_graph
 from adam_async.worker.peer_workers import Neighbour
 from adam_async.worker.reliable_stream import Parcel
 from benchmarks.consistency import save
@@ -256,13 +256,13 @@ def outgoing_blocks(part: Partition) -> list[tuple[int, NDArray[Any]]]:
     ]
 
 
-class Idle(PartTrainer):
+class Idle(PartitionTrainer):
     """Sends and receives what a part does, and computes nothing."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
         self._buffer_pools = {c.number: WirePool(partition, c, PLANS["layers"]) for c in partition.outgoing}
-        self._target = {c.number: c.target for c in partition.outgoing}
+        self.targets = {c.number: c.target for c in partition.outgoing}
 
     def begin(self, context: Context, group: Any) -> Passage:
         """Nothing is loaded, and nothing read."""
@@ -270,11 +270,11 @@ class Idle(PartTrainer):
         return Passage(group, nothing, {}, None)
 
     def run(self, number: int, context: Context, passage: Passage, received: Sequence[Any]) -> list[Parcel]:
-        """See `PartTrainer.run`."""
+        """See `PartitionTrainer.run`."""
         return [self._parcel(crossing, passage) for crossing in self._partition.segments[number].sends]
 
     def run_last(self, context: Context, passage: Passage) -> list[Parcel]:
-        """See `PartTrainer.run_last`."""
+        """See `PartitionTrainer.run_last`."""
         return [self._parcel(crossing.number, passage) for crossing in self._partition.partial]
 
     def finish(self, context: Context, passage: Any, parts: Any, scratch: Any) -> Any:
@@ -291,7 +291,7 @@ async def graph_us(groups: int) -> float:
         await joined(stack, ends)
         engines = []
         for end in ends:
-            graph = part_graph(
+            graph = partition_graph(
                 Idle(end.partition),
                 end.partition,
                 partial(leave, end.neighbour),
@@ -311,10 +311,9 @@ async def graph_us(groups: int) -> float:
     return used_s / (2 * crossings * groups) * 1e6
 
 
-def leave(neighbour: Neighbour, _: int, parcels: Sequence[Parcel]) -> None:
-    """What has become ready goes to the only other worker."""
-    for parcel in parcels:
-        neighbour.put(parcel)
+def leave(neighbour: Neighbour, _: int, parcel: Parcel) -> None:
+    """Send a block to the only other worker."""
+    neighbour.put(parcel)
 
 
 def deliver(engine: Engine, arrived: Arrived) -> None:

@@ -1,25 +1,25 @@
 """Pure: apply one push, or a batch of pushes, to a shard.
 
-The two update protocols of the paper meet here. A *delta* is the summed gradient of the shard, flat
-(AD-30). *Factors* are the activations and error gradients of K images, and the server multiplies
-(AD-32): gradient = errors^T x.
+The paper has two update protocols. A *delta* is the summed gradient of the shard, flat (AD-30). *Factors* are
+the activations and error gradients of K images, and the server multiplies them (AD-32):
+gradient = errors^T x.
 
-A batch is applied block by block, and per block one push after the other in order (AD-42, AD-43), so
-that a block stays in the cache while the result is that of sequential application, bit for bit. Products of
-factors are formed first, and then applied as deltas are. There are two exceptions. With plain SGD the
-products of few images add up to one product of the stacked factors, and one larger GEMM replaces several.
-Factors of many images are applied push by push, because their activations fill the cache.
+A batch is applied block by block, and per block one push after the other in order (AD-42, AD-43). So a block
+stays in the cache, and the result is that of sequential application, bit for bit. Products of factors are
+formed first, and then applied as deltas are. There are two exceptions. With plain SGD the products of few
+images add up to one product of the stacked factors, and one larger GEMM replaces several. Factors of many
+images are applied push by push, because their activations fill the cache.
 
-All of this is cut into steps of bounded work, so that an event loop may turn between two of them. Where the
-cuts are depends on the batch alone, and no bit depends on when its steps are done.
+The work is cut into pieces of bounded size, so that an event loop may run between two of them. The cuts
+depend on the batch alone, and no bit depends on the times of its pieces.
 
 In bsp the contributions of all replicas to one step are added up in a given order, and the rule is applied
 once to their sum: deltas one after the other, factors as one product of all of them side by side. The bits
-of a sum depend on its contributions and their order, on nothing else.
+of a sum depend only on its contributions and their order.
 
-Nothing that is not finite reaches the values. A delta is scanned before it is added. For factors the
-scan is over the factors; if K * max|x| * max|e| is far from overflow no product can overflow either,
-and only otherwise is the product itself formed and scanned first.
+Only finite gradients reach the values. A delta is scanned before it is added. For factors the scan is over
+the factors; if K * max|x| * max|e| is far from overflow no product can overflow either, and only otherwise is
+the product itself formed and scanned first.
 
 Letters: K images, I inputs (one row), R rows of the shard.
 """
@@ -40,14 +40,14 @@ from adam_async.parameter_server.shard import Shard
 from adam_async.run.shard_table import ShardSpec
 
 JOINED_IMAGES = 64
-"""Images of a push up to which its factors are joined with others. The product of more is as fast alone, and
-stacking takes longer than what is saved."""
+"""Maximum number of images of a push whose factors are joined with others. The product of more is as fast
+alone, and stacking takes longer than it saves."""
 
 PIECE_WORK = 1 << 20
-"""Work of a step at most, if a shard is not more: values times the gradients that are applied to them."""
+"""Maximum work of a piece, unless a single shard is more: values times the gradients applied to them."""
 
 PRODUCTS_PER_VALUE = 64
-"""Products of factors that take as long as applying one gradient to a value."""
+"""Number of products of factors that take as long as applying one gradient to a value."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +57,7 @@ class Delta:
     values: NDArray[Any]
     rate: float
     finite: bool = False
-    """Whether it is known to hold finite values only; otherwise the applier looks."""
+    """Whether all values are known to be finite; otherwise the applier scans them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,20 +68,20 @@ class Factors:
     errors_RK: NDArray[Any]
     rate: float
     bound: float = inf
-    """No element of the product is larger than this; inf if it is not known, or one is not finite."""
+    """Bound on each element of the product; inf if it is unknown, or an element is not finite."""
 
 
 Gradient = Delta | Factors
 
 
 class DeltaPart(msgspec.Struct, frozen=True, eq=False):
-    """Deltas of several shards as they came: one after the other, in one flat tensor."""
+    """Deltas of several shards as they arrived: one after the other, in one flat tensor."""
 
     flat: NDArray[Any]
     sizes: tuple[int, ...]
     rate: float
     finite: bool
-    """Whether it is known to hold finite values only."""
+    """Whether all values are known to be finite."""
 
     def each(self) -> list[Gradient]:
         """One gradient per shard."""
@@ -93,7 +93,7 @@ class DeltaPart(msgspec.Struct, frozen=True, eq=False):
 
 
 class FactorPart(msgspec.Struct, frozen=True, eq=False):
-    """Factors of several shards of one tensor as they came: shared activations, errors row after row."""
+    """Factors of several shards of one tensor as they arrived: shared activations, errors row after row."""
 
     x_IK: NDArray[Any]
     errors_RK: NDArray[Any]
@@ -101,7 +101,7 @@ class FactorPart(msgspec.Struct, frozen=True, eq=False):
     """Rows of each shard."""
     rate: float
     bound: float
-    """No element of the product is larger than this."""
+    """Bound on each element of the product."""
 
     def each(self) -> list[Gradient]:
         """One gradient per shard."""
@@ -118,7 +118,7 @@ class PushGradients(msgspec.Struct, frozen=True, eq=False):
     parts: tuple[DeltaPart | FactorPart, ...] = ()
 
     def layout(self) -> tuple[tuple[bool, tuple[int, ...]], ...]:
-        """Which shards come how; pushes of one layout can be applied part by part."""
+        """Protocol and sizes of each part; pushes of one layout can be applied part by part."""
         return tuple([(isinstance(part, FactorPart), part.sizes) for part in self.parts])
 
     def each(self) -> list[Gradient]:
@@ -136,7 +136,7 @@ class PushGradients(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def is_sure(self) -> bool:
-        """Whether it is known that every shard's gradient is finite, without looking at products."""
+        """Whether every shard's gradient is known to be finite without forming products."""
         return all(
             part.bound <= largest(part.x_IK.dtype) if isinstance(part, FactorPart) else part.finite
             for part in self.parts
@@ -144,12 +144,12 @@ class PushGradients(msgspec.Struct, frozen=True, eq=False):
 
 
 def largest(dtype: np.dtype[Any]) -> float:
-    """Half of the largest number of a type: a sum that is bounded by it cannot overflow in its last bit."""
+    """Half of the largest number of a type: a sum bounded by it cannot overflow in its last bit."""
     return float(np.finfo(dtype).max) / 2
 
 
 def is_finite(values: NDArray[Any]) -> bool:
-    """Whether every value is finite. A finite sum of squares proves it; anything else is looked at."""
+    """Whether every value is finite. A finite sum of squares proves it; otherwise each value is checked."""
     return squares(values) < inf or bool(np.isfinite(values).all())
 
 
@@ -168,19 +168,19 @@ def product_bound(x_IK: NDArray[Any], errors_RK: NDArray[Any]) -> float:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """A batch, or a sum, that is being applied: bounded steps, between which the loop may turn.
+    """A batch or a sum in progress, in bounded pieces, between which the event loop may run.
 
-    Until the last step is done, the values of its shards may be anywhere between before and after.
+    Until the last piece is done, the values of its shards may be anywhere between before and after.
     """
 
     _pieces: Iterator[tuple[int, list[Sequence[bool]]]]
     finite: list[Sequence[bool]] = field(default_factory=list)
-    """For each shard that is done, for each push whether it was finite and applied."""
+    """For each finished shard, and each push, whether it was finite and applied."""
     done: bool = False
 
     @np.errstate(over="ignore", invalid="ignore")
     def run(self, room: float = inf) -> int:
-        """Do steps until their work, see `PIECE_WORK`, is `room`, or all are done. Returns their work."""
+        """Do pieces until their work, see `PIECE_WORK`, is `room`, or all are done. Returns their work."""
         spent = 0
         while spent < room:
             piece = next(self._pieces, None)
@@ -194,7 +194,7 @@ class Work:
 
 
 Pieces = Iterator[tuple[int, list[Sequence[bool]]]]
-"""Steps, each with its work, and the shards that it completed."""
+"""Pieces, each with its work, and the outcomes of the shards that it finished."""
 
 
 class Applier:
@@ -202,10 +202,10 @@ class Applier:
 
     Args:
         rule: The update rule of the run.
-        shards: The shards it will be used on; they size the scratch memory.
+        shards: The shards of the server; they size the scratch memory.
         dtype: Type of values and gradients.
         join: Whether batches of factor pushes may be joined into one product under plain SGD.
-        batches: How the rule is applied; by NumPy if it is not given.
+        batches: Kernels of the rule; NumPy's by default.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class Applier:
         """Apply whole pushes for the same shards, in order.
 
         Args:
-            rates: For each push its rate on each shard, where that is not simply its own.
+            rates: For each push its rate on each shard; None for the push's own rate.
 
         Returns, shard by shard, for each push whether it was finite and applied.
         """
@@ -291,15 +291,15 @@ class Applier:
         if rates is None:
             each = [push.each() for push in pushes]
         else:
-            each = [push.at(own_applied) for push, own_applied in zip(pushes, rates, strict=True)]
+            each = [push.at(by_shard) for push, by_shard in zip(pushes, rates, strict=True)]
         for shard, batch in zip(shards, zip(*each, strict=True), strict=True):
             yield from self._shard_pieces(shard, batch)
 
     def _delta_pieces(self, shards: Sequence[Shard], parts: Sequence[DeltaPart]) -> Pieces:
-        """Apply deltas known to be finite to as many shards at a time as make a step's work."""
+        """Apply deltas known to be finite, to as many shards at a time as make a piece."""
         rates = [part.rate for part in parts]
         done: list[Sequence[bool]] = [(True,) * len(parts)]
-        for first, last, at, end in _stretches(shards, len(parts)):
+        for first, last, at, end in _spans(shards, len(parts)):
             flats = [part.flat if last - first == len(shards) else part.flat[at:end] for part in parts]
             self.batches.apply(shards[first:last], flats, rates)
             yield (end - at) * len(parts), done * (last - first)
@@ -324,7 +324,7 @@ class Applier:
             elif gradient.bound <= self._limit:
                 finite.append(True)
             else:
-                # The bound is coarse, or was not taken: look at the product before adding any of it.
+                # The bound is coarse or unknown: scan the product before adding any of it.
                 formed = self._room("formed", 1, size).reshape(-1)
                 yield from self._product_pieces(shard.spec, gradient, formed)
                 finite.append(is_finite(formed))
@@ -338,7 +338,7 @@ class Applier:
         if len(good) == 1:
             yield from self._one_pieces(shard, good[0])
         elif self._plain and any(isinstance(gradient, Factors) for gradient in good):
-            # One subtraction behind a product costs less than to keep several products for later.
+            # One subtraction behind each product costs less than keeping several products.
             for gradient in good:
                 yield from self._one_pieces(shard, gradient)
         elif good:
@@ -346,7 +346,7 @@ class Applier:
         yield size * len(batch), [finite]
 
     @np.errstate(over="ignore", invalid="ignore")
-    def look_at(self, specs: Sequence[ShardSpec], push: PushGradients) -> list[bool]:
+    def check_finite(self, specs: Sequence[ShardSpec], push: PushGradients) -> list[bool]:
         """Whether each shard's gradient of a push is finite, before any of it is applied."""
         if push.is_sure:
             return [True] * len(specs)
@@ -357,10 +357,10 @@ class Applier:
             return gradient.finite or is_finite(gradient.values)
         if gradient.bound <= self._limit:
             return True
-        # Not in the memory of products: the work on a batch may be between two steps.
-        look = self._room("look", 1, spec.size).reshape(-1)
-        self._multiply(spec, gradient, look)
-        return is_finite(look)
+        # In its own memory: a batch between two of its pieces uses that of products.
+        formed = self._room("check", 1, spec.size).reshape(-1)
+        self._multiply(spec, gradient, formed)
+        return is_finite(formed)
 
     # --- sums (bsp) --------------------------------------------------------------------------
 
@@ -378,7 +378,7 @@ class Applier:
         """Add up contributions to the same shards in this order, and apply the rule once to `scale` times it.
 
         Args:
-            pushes: Of finite gradients; their own rates are not looked at.
+            pushes: Pushes of finite gradients; their own rates are not used.
 
         Returns, shard by shard, whether the sum was finite and applied.
         """
@@ -412,8 +412,8 @@ class Applier:
     def _delta_sum_pieces(
         self, shards: Sequence[Shard], parts: Sequence[DeltaPart], scale: float, rate: float
     ) -> Pieces:
-        """Add up and apply as many shards at a time as make a step's work."""
-        for first, last, at, end in _stretches(shards, len(parts)):
+        """Add up and apply as many shards at a time as make a piece."""
+        for first, last, at, end in _spans(shards, len(parts)):
             flat = parts[0].flat[at:end]
             if len(parts) > 1 or scale != 1.0:
                 flat = self._room("sum", 1, end - at).reshape(-1)
@@ -520,9 +520,9 @@ class Applier:
         self.batches.apply([shard], values, [gradient.rate for gradient in batch])
 
     def _product_pieces(self, spec: ShardSpec, gradient: Factors, out: NDArray[Any]) -> Pieces:
-        """Form a gradient in `out`, as many rows at a time as make a step's work.
+        """Form a gradient in `out`, as many rows at a time as make a piece.
 
-        A row that is more than that is formed as many columns at a time.
+        A larger row is formed in ranges of columns.
         """
         row, images = spec.row_size, gradient.x_IK.shape[1]
         most = max(PIECE_WORK * PRODUCTS_PER_VALUE // max(images, 1), 1)
@@ -547,10 +547,10 @@ class Applier:
         np.matmul(gradient.errors_RK, gradient.x_IK.T, out=out.reshape(-1, spec.row_size))
 
 
-def _stretches(shards: Sequence[Shard], pushes: int) -> Iterator[tuple[int, int, int, int]]:
-    """Cut shards into stretches of at most a step's work, or one shard.
+def _spans(shards: Sequence[Shard], pushes: int) -> Iterator[tuple[int, int, int, int]]:
+    """Cut shards into spans of at most a piece's work, or of one shard.
 
-    Yields the first shard of each, the one behind its last, and where its values begin and end in a push.
+    Yields for each span its first shard, the one behind its last, and the range of its values in a push.
     """
     first = at = 0
     while first < len(shards):

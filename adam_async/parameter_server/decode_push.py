@@ -1,4 +1,4 @@
-"""Pure: from the tensors of a push to the gradients of its shards, uncopied; what does not fit is refused."""
+"""Pure: from the tensors of a push to the gradients of its shards, without a copy."""
 
 from collections.abc import Sequence
 from math import inf
@@ -22,13 +22,15 @@ from transport import RemoteProtocolError
 def read_gradients(
     push: Push, tensors: Sequence[NDArray[Any]], table: Sequence[ShardSpec], dtype: np.dtype[Any]
 ) -> PushGradients:
-    """Make out the gradients of a push, without copying.
+    """Decode the gradients of a push, without copying.
 
     Raises:
         RemoteProtocolError: Counts, shapes or types do not fit the shards named.
     """
     if not len(push.shards) == len(push.numbers) == len(push.versions) == len(push.own_applied):
-        raise RemoteProtocolError("push", "shards, numbers, versions and own of a Push differ in length")
+        raise RemoteProtocolError(
+            "push", "shards, numbers, versions and own_applied of a Push differ in length"
+        )
     if push.images < 1:
         raise RemoteProtocolError("push", f"a Push is of at least one image, not of {push.images}")
     parts: list[DeltaPart | FactorPart] = []

@@ -1,8 +1,8 @@
-"""Pure: what comes in at a parameter server, what waits there, and what is to be done about it.
+"""Pure: events that reach a parameter server, requests that queue in it, and effects for its shell.
 
-The shell turns messages into events and hands them to `ServerState`, which returns effects. A `Request` is
-the shell's handle on a question: it goes in with the event and comes back in the effect that answers it.
-The records that every push makes are structs of msgspec, because those are made in compiled code.
+The shell turns messages into events for `ServerState`, which returns effects. A `Request` is the shell's
+handle on a question: it goes in with the event and comes back in the effect that answers it. The types that
+every push makes are msgspec structs, because compiled code makes those.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,18 +24,18 @@ Request = Any
 
 
 class PushArrived(msgspec.Struct, frozen=True, eq=False):
-    """A push came in."""
+    """A push arrived."""
 
     request: Request
     push: Push
     gradients: PushGradients
     finite: Sequence[bool] | None = None
-    """In bsp, shard by shard: whether it may be held. Otherwise whoever applies it looks."""
+    """In bsp, shard by shard, whether the gradient is finite. In other modes the applier checks it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordArrived:
-    """Steps were applied to the shards' memory by compute threads of this process."""
+    """Compute threads of this process applied steps to the shards' memory."""
 
     request: Request
     record: Record
@@ -51,26 +51,26 @@ class TickArrived:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PullArrived:
-    """A client wants the values of shards."""
+    """A client pulls the values of shards."""
 
     request: Request
     pull: Pull
     deadline: float = 0.0
-    """When to answer at the latest, if it wants a clock that has not come."""
+    """Latest time of the answer, for a pull whose clock is not reached."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadArrived:
-    """The driver wants shards with all that travels with them."""
+    """The driver reads shards with their whole state."""
 
     request: Request
     read: ReadShards
     deadline: float
-    """When to answer at the latest, if the sum of a step is not complete."""
+    """Latest time of the answer, if a sum is not complete."""
 
 
 class Applied(msgspec.Struct, frozen=True, eq=False):
-    """The shell applied a batch; `finite` says, shard by shard, for each push whether it was applied."""
+    """The shell applied a batch; `finite` has, shard by shard, whether each push was applied."""
 
     batch: "Apply"
     finite: Sequence[Sequence[bool]]
@@ -78,7 +78,7 @@ class Applied(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumApplied:
-    """The shell applied a sum to some of its shards; `finite` says, shard by shard, whether it was."""
+    """The shell applied a sum to some of its shards; `finite` has, shard by shard, whether it was applied."""
 
     sum: "ApplySum"
     finite: Sequence[bool]
@@ -88,18 +88,18 @@ class SumApplied:
 
 @dataclass(frozen=True, slots=True)
 class ReplicasChanged:
-    """The controllers decided which replicas are live, and in which incarnation of their workers."""
+    """The controllers changed the live replicas, each with its generation."""
 
     live: Mapping[Replica, int]
 
 
 @dataclass(frozen=True, slots=True)
 class EpochBegan:
-    """The controllers began an epoch; the replicas that take part in it are known by now."""
+    """The controllers began an epoch; `ReplicasChanged` has named the replicas that take part."""
 
     number: int
     first_clock: int
-    """Where the clock of every replica stands."""
+    """Clock of every replica at its begin."""
 
 
 Event = (
@@ -115,7 +115,7 @@ Event = (
 )
 
 
-# --- what waits ------------------------------------------------------------------------------
+# --- queued requests -------------------------------------------------------------------------
 
 
 class QueuedPush(msgspec.Struct, eq=False):
@@ -124,7 +124,7 @@ class QueuedPush(msgspec.Struct, eq=False):
     request: Request
     push: Push
     shards: tuple[Shard | None, ...]
-    """Shard of each place of the push; None where it is not ours."""
+    """Shard of each place of the push; None for another server's."""
     gradients: PushGradients
     accepted: Sequence[int]
     """Places whose number was the next one; the others are in `problems`."""
@@ -169,7 +169,7 @@ class Apply(msgspec.Struct, frozen=True, eq=False):
 
     pushes: tuple[QueuedPush, ...]
     rates: tuple[tuple[float, ...], ...] | None = None
-    """For each push its rate on each accepted place, where that is not simply the push's."""
+    """For each push its rate on each accepted place; None for the push's own rate."""
 
     def shards(self) -> list[Shard]:
         """The shards to apply to, one for each accepted place."""
@@ -187,17 +187,17 @@ class ApplySum:
     pushes: tuple[QueuedPush, ...]
     """By replica."""
     places: tuple[tuple[int, ...], ...]
-    """For each push, where in it the shards are."""
+    """For each push, the indexes of the shards in it."""
     scale: float
 
     @property
     def rate(self) -> float:
-        """The rate of the lowest replica's step, whose images come first in the batch that the step is."""
+        """The rate of the lowest replica's step, whose images come first in the summed step."""
         return self.pushes[0].push.rate
 
 
 class Acknowledge(msgspec.Struct, frozen=True, eq=False):
-    """Answer a push; with the values of `shards`, if there are any."""
+    """Answer a push; with the values of `shards`, if it names any."""
 
     request: Request
     body: Pushed
@@ -220,7 +220,7 @@ class AcknowledgeTick:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SendValues:
-    """Answer a pull with a copy of these shards as they are now."""
+    """Answer a pull with a copy of the current values of these shards."""
 
     request: Request
     shards: tuple[Shard, ...]
@@ -228,7 +228,7 @@ class SendValues:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SendBehind:
-    """Answer a pull without values: the clock that it wants has not come in time."""
+    """Answer a pull without values: its clock was not reached by the deadline."""
 
     request: Request
     clock: int
@@ -237,7 +237,7 @@ class SendBehind:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SendStates:
-    """Answer with a copy of these shards and of all that travels with them."""
+    """Answer with a copy of these shards and of their whole state."""
 
     request: Request
     shards: tuple[Shard, ...]

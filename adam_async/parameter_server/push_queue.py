@@ -1,8 +1,8 @@
-"""Pure: the queue of a server: pushes wait in one queue per group of shards (AD-42), all else in between.
+"""Pure: the queue of a server: one queue of pushes per group of shards (AD-42), other requests in between.
 
 Pushes for different shards may pass each other, so that those for the same shards join: of the messages
 A0 A1 B0 B1 of two clients, A0 and B0 are one batch, and A1 and B1 are the next one. No push passes one of
-another group with which it shares a shard, or anything that is no push.
+another group with which it shares a shard, or another kind of request.
 """
 
 from collections import deque
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from adam_async.parameter_server.events import ApplySum, QueuedPull, QueuedPush, QueuedRead, QueuedTick
 
 Group = tuple[tuple[int, ...], tuple[int, ...]]
-"""The shards of a push, and the places among them that are to be applied."""
+"""The shards of a push, and the indexes of those that the server will apply."""
 
 Other = QueuedPull | QueuedRead | QueuedTick | ApplySum
 
 
 @dataclass(slots=True)
 class _Pushes:
-    """Groups without a shard in common, the one that has waited longest first."""
+    """Groups without a common shard; the one that has waited longest comes first."""
 
     groups: dict[Group, deque[QueuedPush]] = field(default_factory=dict)
     shards: set[int] = field(default_factory=set)
@@ -50,7 +50,7 @@ class PushQueue:
                 yield item
 
     def add(self, item: QueuedPush | Other) -> None:
-        """Let something wait behind all that it must not pass."""
+        """Queue an item behind all items that it must not pass."""
         if not isinstance(item, QueuedPush):
             self._items.append(item)
             return
@@ -64,16 +64,16 @@ class PushQueue:
     def take(
         self, joins: Callable[[QueuedPush, QueuedPush], bool], most: Callable[[QueuedPush], int]
     ) -> list[QueuedPush] | Other:
-        """Take out what comes next: something else, or pushes of one group, in their order.
+        """Take the next item: pushes of one group, in their order, or another request.
 
-        What is left of the group waits behind the other groups.
+        The rest of the group waits behind the other groups.
 
         Args:
             joins: Whether a push may be taken with the first one.
-            most: How many pushes may be taken, by the first one.
+            most: Maximum number of pushes to take, by the first one.
 
         Raises:
-            IndexError: Nothing waits.
+            IndexError: The queue is empty.
         """
         head = self._items[0]
         if not isinstance(head, _Pushes):

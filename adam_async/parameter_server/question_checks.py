@@ -5,15 +5,15 @@ names each shard once and an epoch at most one ahead, no version is newer than i
 into a message. A refused question changes nothing. The server may receive an epoch later than workers do, so
 it also refuses a correct question that comes too early, and the client sends it again.
 
-In bsp the server acknowledges a push before it applies it, and holds its gradients until the sum is
-complete. So the checks bound the clocks that it holds. A replica pushes clock c only after it has received
+In bsp the server acknowledges a push before it applies it, and keeps its gradients until the sum is complete.
+So the checks bound the clocks of these contributions. A replica pushes clock c only after it has received
 the values of clock c - 1, and the server sends these only after all live replicas have reached that clock.
-So an honest push is at most one clock ahead of each of its shards, also at the end of an epoch and after a
+So a correct push is at most one clock ahead of each of its shards, also at the end of an epoch and after a
 join. A replica that reports a wrong clock within the bound harms mainly itself. If the clock is too high,
 no replica waits for it: in bsp the server refuses its later contributions as late, in ssp it runs ahead
 with old values. If the clock is too low, the others wait, as for a replica that trains nothing. It moves no
-other clock, because only the workers of a live life may report it (`speakers`). In asp nothing waits for a
-clock.
+other clock, because only the workers of a live generation may report it (`sender_checks.py`). In asp no
+replica waits for a clock.
 """
 
 from collections.abc import Sequence
@@ -39,16 +39,16 @@ EARLY_STEPS = 4096
 """Number of steps from the start of the run that a replica may report before the server knows of an epoch."""
 
 MOST_AHEAD = 4
-"""Number of clocks by which a push in bsp may be ahead of the slowest replica. An honest one is 1 ahead."""
+"""Number of clocks by which a push in bsp may be ahead of the slowest replica. A correct one is 1 ahead."""
 
 
 Question = Push | Tick | Record | Pull | ReadShards
 """Questions about shards of a run."""
 
-SPOKEN = (Push, Tick, Record)
+SESSION_TYPES = (Push, Tick, Record)
 """Types of the questions that belong to a push session."""
 
-ASKED = (*SPOKEN, Pull, ReadShards)
+QUESTION_TYPES = (*SESSION_TYPES, Pull, ReadShards)
 """Types of all questions."""
 
 
@@ -127,7 +127,7 @@ class QuestionChecks:
 
     def _push(self, push: Push) -> str:
         if not len(push.shards) == len(push.numbers) == len(push.versions) == len(push.own_applied):
-            return "shards, numbers, versions and own differ in length"
+            return "shards, numbers, versions and own_applied differ in length"
         # One test lets a correct push pass; the calls name the first of the faults.
         if (
             len(push.shards) > 1
@@ -176,8 +176,10 @@ class QuestionChecks:
         """Name the first shard whose clock a push is too far ahead of; empty if there is none."""
         for number in push.shards:
             shard = self._state.shards.get(ShardId(number))
-            if shard is not None and shard.held is not None and push.clock > shard.held.reached + MOST_AHEAD:
-                reached = shard.held.reached
+            if shard is None or shard.pending is None:
+                continue
+            reached = shard.pending.reached
+            if push.clock > reached + MOST_AHEAD:
                 return f"clock {push.clock} of shard {number}, and all replicas have reached {reached}: wait"
         return ""
 

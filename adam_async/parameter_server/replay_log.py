@@ -1,4 +1,4 @@
-"""Pure: in which order pushes were applied to each shard, and what was applied together; for a replay.
+"""Pure: the log of the order in which pushes were applied to each shard, and of their batches; for a replay.
 
 A log is one run of bytes, all numbers little-endian:
 
@@ -9,10 +9,10 @@ A log is one run of bytes, all numbers little-endian:
     for each shard, in that order, its entries of 8 bytes:
                    uint32 clock, uint16 life, uint8 flags, uint8 zero
 
-A *life* is one pushing client; (life, clock) names a push. `JOINED`: applied in one batch with the entry
-before. `NOT_APPLIED`: refused; it left the shard as it was. `SUMMED` (in bsp): a contribution to a sum, whose
-entries are joined, in the order in which they were added; the sum is one version, where each other push
-that was applied is one of its own.
+A *life* is one pushing client, `ReplicaGeneration` in the code; (life, clock) names a push. `JOINED`: applied
+in one batch with the entry before. `NOT_APPLIED`: refused; the shard did not change. `SUMMED` (in bsp): a
+contribution to a sum, whose entries are joined, in the order of addition. A sum is one version; each other
+applied push is one of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ _SHARD = Struct("<IIQ")
 _ENTRY = Struct("<IHBx")
 
 ENTRY = np.dtype([("clock", "<u4"), ("life", "<u2"), ("flags", "u1"), ("zero", "u1")])
-"""One entry, as a log's reader gets it."""
+"""Type of one entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class ReplicaGeneration:
 
 
 class OrderLog:
-    """What one server notes while it applies.
+    """The log of one server.
 
     Args:
         shards: Numbers of its shards.
@@ -64,11 +64,11 @@ class OrderLog:
         )
 
     def note(self, shard: int, clock: int, replica_generation: int, flags: int) -> None:
-        """Note that a push was applied to a shard, or refused, after all that was noted before."""
+        """Append a push that was applied to a shard, or refused."""
         self._entries[shard] += _ENTRY.pack(clock, replica_generation, flags)
 
     def packed(self) -> bytes:
-        """The log so far, in the layout above; the same object for as long as nothing is noted."""
+        """The log so far, in the layout above; the same object until the next entry."""
         entries = sum(map(len, self._entries.values()))
         if entries != self._packed_entries:
             replica_generations = [
@@ -85,10 +85,10 @@ class OrderLog:
 
 
 def read_order_log(data: bytes) -> tuple[tuple[ReplicaGeneration, ...], Mapping[int, NDArray[Any]]]:
-    """Read a log: the lives, and per shard its entries, of dtype `ENTRY`, read-only.
+    """Read a log: the pushing clients, and per shard its entries, of dtype `ENTRY`, read-only.
 
     Raises:
-        ValueError: It is no log, is of another version, or does not have the length that it says.
+        ValueError: The data are not a log, of another version, or of another length than the tables give.
     """
     if data[: len(MAGIC)] != MAGIC:
         raise ValueError(f"an order log begins with {MAGIC!r}, not {bytes(data[: len(MAGIC)])!r}")

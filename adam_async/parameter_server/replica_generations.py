@@ -1,6 +1,6 @@
-"""Pure: remembers ended lives of replicas in bounded memory.
+"""Pure: the ended generations of replicas, in bounded memory.
 
-A life of a replica has a unique number.
+A replica generation has a number that is unique over all replicas.
 """
 
 from collections import deque
@@ -13,20 +13,20 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 REMEMBERED = 8
-"""Maximum number of ended lives of one replica whose push numbers the server keeps."""
+"""Maximum number of ended generations of one replica whose push numbers the server keeps."""
 
 OVER_KEPT = 1 << 14
-"""Maximum number of ended lives that the server remembers, over all replicas."""
+"""Maximum number of ended generations that the server remembers, over all replicas."""
 
 
-class GenerationsOver:
-    """The newest ended lives. `(replica, life) in lives` is true for an ended one."""
+class EndedGenerations:
+    """The newest ended generations; ``(replica, replica_generation) in ended`` is true for one of them."""
 
     def __init__(self) -> None:
         self._over: dict[tuple[Replica, int], None] = {}
         self._newest: dict[Replica, deque[int]] = {}
         self.forgotten = 0
-        """Number of lives with dropped push numbers."""
+        """Number of generations with dropped push numbers."""
 
     def __contains__(self, replica_generation: tuple[Replica, int]) -> bool:
         return replica_generation in self._over
@@ -35,7 +35,7 @@ class GenerationsOver:
         return len(self._over)
 
     def end(self, replica: Replica, replica_generation: int) -> int | None:
-        """Record the end of a life. Returns the life whose push numbers the caller must drop, if any."""
+        """Record the end of a generation. Returns the one whose push numbers the caller must drop, if any."""
         self._over[replica, replica_generation] = None
         while len(self._over) > OVER_KEPT:
             del self._over[next(iter(self._over))]
@@ -47,11 +47,11 @@ class GenerationsOver:
         return newest.popleft()
 
     def is_forgotten(self, replica: Replica, replica_generation: int) -> bool:
-        """Whether a life has ended and its push numbers are dropped."""
+        """Whether a generation has ended and its push numbers are dropped."""
         return (replica, replica_generation) in self._over and replica_generation not in self._newest[replica]
 
     def begin(self, live: Mapping[Replica, int]) -> None:
-        """Remove lives that are live again."""
+        """Remove generations that are live again."""
         for replica, replica_generation in live.items():
             if (replica, replica_generation) in self._over:
                 del self._over[replica, replica_generation]
@@ -59,11 +59,11 @@ class GenerationsOver:
                     self._newest[replica].remove(replica_generation)
 
     def __repr__(self) -> str:
-        return f"<LivesOver {len(self._over)} known, {self.forgotten} forgotten>"
+        return f"<EndedGenerations {len(self._over)} known, {self.forgotten} forgotten>"
 
 
 def keep_newest(table: dict[K, dict[V, int]], key: K, most: int) -> dict[V, int]:
-    """Return the entry of a key, made if missing; drops the oldest entry if there are more than `most`."""
+    """The entry of a key, made if missing; drops the oldest entry if there are more than `most`."""
     if key not in table:
         table[key] = {}
         if len(table) > most:

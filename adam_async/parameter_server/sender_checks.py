@@ -1,11 +1,11 @@
 """Pure: binds each push session to one peer and one replica.
 
 A session belongs to the link identity (node and incarnation) that used it first: push numbers of another peer
-would turn this peer's pushes into duplicates. It also belongs to one replica. If its life is the live one of
-that replica, the peer must be a worker that the cluster map names as a member of the replica.
+would turn this peer's pushes into duplicates. It also belongs to one replica. If its generation is the live
+one of that replica, the peer must be a worker that the cluster map names as a member of the replica.
 
-A server may receive the map later than workers do. So it accepts and remembers sessions of a life that it
-does not know to be live, and checks the members once it knows the life.
+A server may receive the map later than workers do. So it accepts and remembers sessions of a generation that
+it does not know to be live, and checks the members once it knows the generation.
 """
 
 from collections.abc import Mapping
@@ -21,11 +21,11 @@ Peer = tuple[str, int]
 MOST_SESSIONS = 64
 """Maximum number of sessions of one peer at a time."""
 
-MOST_SPEAKERS = 4096
-"""Number of sessions of all peers above which the server forgets the oldest of lives that are not live."""
+MOST_SENDERS = 4096
+"""Number of sessions of all peers above which the server forgets the oldest without a live generation."""
 
 
-class Speakers:
+class SenderChecks:
     """The sessions of one server in one run."""
 
     def __init__(self) -> None:
@@ -34,36 +34,36 @@ class Speakers:
         self._members: Mapping[tuple[Replica, int], frozenset[Peer]] = {}
 
     def replica_generations_changed(self, members: Mapping[tuple[Replica, int], frozenset[Peer]]) -> None:
-        """Set the workers of each live replica, by replica and life; forgets sessions of its other lives."""
+        """Set the workers of each live replica generation; forgets sessions of the replica's other ones."""
         self._members = members
         live = dict(members.keys())
         for session, (_, replica) in list(self._of.items()):
             if live.get(replica, session[1]) != session[1]:
                 self._forget(session)
 
-    def refusal(self, peer: Identity, said: Push | Tick | Record) -> str:
+    def refusal(self, peer: Identity, message: Push | Tick | Record) -> str:
         """Return why a peer may not send this message; empty if it may. Binds the session to the peer."""
-        session: Session = (said.session, said.incarnation)
-        replica, speaker = Replica(said.replica), (peer.node, peer.incarnation)
+        session: Session = (message.session, message.incarnation)
+        replica, sender = Replica(message.replica), (peer.node, peer.incarnation)
         bound = self._of.get(session)
-        if bound == (speaker, replica):
-            members = self._members.get((replica, said.incarnation))
-            if members is None or speaker in members:
+        if bound == (sender, replica):
+            members = self._members.get((replica, message.incarnation))
+            if members is None or sender in members:
                 return ""
         elif bound is not None:
             return f"this session is {bound[0][0]}'s, for replica {bound[1]}"
-        members = self._members.get((replica, said.incarnation))
-        if members is not None and speaker not in members:
-            return f"{peer.node} is no worker of replica {replica} in life {said.incarnation}"
-        if self._sessions.get(speaker, 0) >= MOST_SESSIONS:
+        members = self._members.get((replica, message.incarnation))
+        if members is not None and sender not in members:
+            return f"{peer.node} is no worker of replica {replica} in generation {message.incarnation}"
+        if self._sessions.get(sender, 0) >= MOST_SESSIONS:
             return f"{peer.node} has {MOST_SESSIONS} sessions, and no more at a time"
-        self._of[session] = (speaker, replica)
-        self._sessions[speaker] = self._sessions.get(speaker, 0) + 1
+        self._of[session] = (sender, replica)
+        self._sessions[sender] = self._sessions.get(sender, 0) + 1
         return ""
 
     def surplus(self) -> list[Session]:
-        """Forget and return the sessions beyond `MOST_SPEAKERS`, except those of live lives."""
-        over = len(self._of) - MOST_SPEAKERS
+        """Forget and return the sessions beyond `MOST_SENDERS`, except those of live generations."""
+        over = len(self._of) - MOST_SENDERS
         if over <= 0:
             return []
         idle = [s for s, (_, replica) in self._of.items() if (replica, s[1]) not in self._members]
@@ -72,10 +72,10 @@ class Speakers:
         return idle[:over]
 
     def _forget(self, session: Session) -> None:
-        speaker, _ = self._of.pop(session)
-        self._sessions[speaker] -= 1
-        if not self._sessions[speaker]:
-            del self._sessions[speaker]
+        sender, _ = self._of.pop(session)
+        self._sessions[sender] -= 1
+        if not self._sessions[sender]:
+            del self._sessions[sender]
 
     def __repr__(self) -> str:
-        return f"<Speakers {len(self._of)} sessions of {len(self._sessions)} peers>"
+        return f"<SenderChecks {len(self._of)} sessions of {len(self._sessions)} peers>"

@@ -1,9 +1,9 @@
 """The parameter-server role: shards in memory, pushes in, acknowledgements and values out.
 
-Everything that touches shard values runs on the event loop's thread: the server is the single writer of its
-shards, and reads between batches need no lock. A turn of the loop does a bounded amount of work, counted and
-not timed, and a large batch takes several turns (`TURN_WORK`), so a heartbeat waits for milliseconds
-whatever is queued. Batches (AD-42) come from the pushes that arrive meanwhile.
+All code that touches shard values runs on the event loop's thread: the server is the single writer of its
+shards, and reads between batches need no lock. A round of the loop does a bounded amount of work, counted and
+not timed, and a large batch takes several rounds (`TURN_WORK`), so a heartbeat waits for milliseconds,
+however long the queue is. Batches (AD-42) form from the pushes that arrive meanwhile.
 """
 
 import asyncio
@@ -65,12 +65,18 @@ from adam_async.parameter_server.events import (
     SumApplied,
     TickArrived,
 )
-from adam_async.parameter_server.question_checks import ASKED, MOST_WAIT_S, SPOKEN, QuestionChecks
+from adam_async.parameter_server.question_checks import (
+    MOST_WAIT_S,
+    QUESTION_TYPES,
+    SESSION_TYPES,
+    QuestionChecks,
+)
 from adam_async.parameter_server.replay_log import OrderLog
-from adam_async.parameter_server.sender_checks import Speakers
+from adam_async.parameter_server.sender_checks import SenderChecks
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_transfer import load_states, read_states
 from adam_async.parameter_server.state import ServerState
+from adam_async.parameter_server.statistics import ServerStatistics
 from adam_async.parameter_server.storage import ShardStorage, StoragePool, initial_values
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config, Waits
@@ -86,24 +92,25 @@ from transport import BufferPool, Identity, Link, Message, Network, Request
 logger = logging.getLogger(__name__)
 
 COMPILE_S = 120.0
-"""Seconds for which the end of a run waits for a kernel in the making: a thread cannot be stopped."""
+"""Seconds for which the end of a run waits for a kernel that is compiling: a thread cannot be stopped."""
 
 TURN_WORK = 1 << 20
-"""Work after which a turn of the loop ends, see `PIECE_WORK`: four gradients for the largest shard."""
+"""Work after which a round of the loop ends, see `PIECE_WORK`: four gradients for the largest shard."""
 
 
 class ParameterServer(Role):
     """One parameter server, from `async with` to its end.
 
     Args:
-        network: Where it listens and how it reaches the controller.
-        address: What it binds.
+        network: Network of its listener and links.
+        address: Address of its listener.
         controller: The controller's address.
         identity: Its role, node id and incarnation.
         waits: Deadlines.
         buffers: Memory for copies of values on their way out.
-        shelf: Where the memory of the shards lies; roles of one process may share it.
-        timeline: Where what is applied and recorded, and messages, are noted.
+        storage_pool: Memory of the shards, which roles of one process may share.
+        timeline: Timeline that notes applied batches, records and messages.
+        layers: Kinds of layers that a model may use.
         make_pool: Makes the pool that compiles the rule's kernels; without it, NumPy applies the rule.
         process_memory: See `Role`.
 
@@ -148,14 +155,14 @@ class ParameterServer(Role):
         self._specs: tuple[ShardSpec, ...] = ()
         self._dtype: np.dtype[Any] = np.dtype(np.float32)
         self.state: ServerState | None = None
-        """The run it is on; None before it has taken up one with all its shards."""
+        """State of its run; None before it has all shards of one."""
         self._preparing: ServerState | None = None
         self._checks: QuestionChecks
-        self._speakers = Speakers()
+        self._sender_checks = SenderChecks()
         """Checks and sessions (both above) of the run in preparation or in progress."""
         self._leaving: set[Link] = set()
-        """Links that are being closed because the peer spoke for another."""
-        self._lacking: set[int] = set()
+        """Links that are closing because the peer sent in the name of another."""
+        self._missing: set[int] = set()
         self._complete = asyncio.Event()
         self._timer = Timer(self._next_deadline, self._due)
 
@@ -165,7 +172,7 @@ class ParameterServer(Role):
     # --- the run -----------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Take up each run that places buckets here; follow who is live in it, and its epochs."""
+        """Take up each run that places buckets here; follow its live replicas and its epochs."""
         live: dict[Replica, int] | None = None
         epoch = 0
         async for cluster in self._membership.changes():
@@ -183,7 +190,7 @@ class ParameterServer(Role):
             }
             if now_live != live:
                 live = now_live
-                self._speakers.replica_generations_changed(
+                self._sender_checks.replica_generations_changed(
                     {
                         (replica, replica_generation): frozenset(
                             (name, cluster.nodes[name].incarnation) for name in cluster.members(replica)
@@ -203,7 +210,7 @@ class ParameterServer(Role):
         self._drain_soon(state)
 
     async def _take_up(self, cluster: ClusterMap) -> None:
-        """Allocate and initialise the shards of the buckets whose primary we are."""
+        """Allocate and initialise the shards of the buckets whose primary this server is."""
         run = cluster.run
         assert run is not None
         self.state = self._work = None
@@ -218,11 +225,11 @@ class ParameterServer(Role):
         )
         dice = Dice(config.seed)
         shards = []
-        for spec in _ours(table, cluster.buckets, self._identity.node):
+        for spec in _primary_specs(table, cluster.buckets, self._identity.node):
             values = storage.values(spec)
             values[:] = initial_values(model, dice, spec)
             shards.append(Shard(spec=spec, values=values, rule_state=storage.rule_state(spec)))
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # a large model has many shards, and heartbeats must not wait for all
         self._specs = table.shards
         self._applier = Applier(rule, [shard.spec for shard in shards], self._dtype)
         make_pool = self._make_pool
@@ -244,17 +251,17 @@ class ParameterServer(Role):
             resumed_epoch=resumed.epoch if resumed is not None else 0,
             resumed_clock=resumed.clock if resumed is not None else 0,
         )
-        self._speakers = Speakers()
+        self._sender_checks = SenderChecks()
         self._run = run.id
         self._resumed = run.resumed is not None
-        self._lacking = {shard.spec.id for shard in shards} if self._resumed else set()
-        logger.info("%s holds %d shards of run %s", self._identity.node, len(shards), run.id)
+        self._missing = {shard.spec.id for shard in shards} if self._resumed else set()
+        logger.info("%s has %d shards of run %s", self._identity.node, len(shards), run.id)
         self._begin_if_complete()
 
     async def _compile(
         self, applier: Applier, rule: Rule, dtype: "np.dtype[Any]", make_pool: MakePool
     ) -> None:
-        """Have the rule applied by compiled kernels from when they are there; the bits are the same."""
+        """Change to compiled kernels of the rule when they are ready; they give the same bits."""
         name = f"{self._identity.node}-kernels"
         try:
             async with make_pool(threads=1, name=name, close_timeout_s=COMPILE_S) as pool:
@@ -263,13 +270,13 @@ class ParameterServer(Role):
             logger.warning("NumPy applies the rule, because compiling its kernel failed: %s", error)
 
     def _begin_if_complete(self) -> None:
-        """A run that is resumed begins when the driver has set all our shards; any other at once."""
-        if not self._lacking and self._preparing is not None:
+        """Begin a resumed run when the driver has loaded all its shards; any other at once."""
+        if not self._missing and self._preparing is not None:
             self.state, self._preparing = self._preparing, None
             self._complete.set()
 
     async def _announce(self) -> None:
-        """Say that we are ready for each run that we have taken up."""
+        """Report this server ready for each run that it has taken up."""
         while True:
             await self._complete.wait()
             self._complete.clear()
@@ -281,17 +288,17 @@ class ParameterServer(Role):
         try:
             await super()._on_link(link)
         finally:
-            # The budget of the link paid for what waits. Its worker sends it again on another link.
+            # The budget of the link paid for its waiting pushes. The worker sends them again on another link.
             if self.state is not None:
-                self.state.gated.keep(lambda request: request.is_open)
+                self.state.epoch_gate.keep(lambda request: request.is_open)
 
     def _answer(self, request: Request, body: Body) -> None:
         if isinstance(body, Push) and body.pull and self.state is not None:
-            # Charge on arrival: the answer names the versions of the values, so neither can wait.
-            held = self.state.shards
+            # Charge on arrival: the answer has values and their versions, so it cannot wait for room later.
+            shards = self.state.shards
             nbytes = 0
             for number in set(body.shards):
-                shard = held.get(ShardId(number))
+                shard = shards.get(ShardId(number))
                 if shard is not None:
                     nbytes += shard.values.nbytes
             request.charge(nbytes, partial(self._take, request, body))
@@ -299,13 +306,13 @@ class ParameterServer(Role):
             self._take(request, body)
 
     def _take(self, request: Request, body: Body) -> None:
-        """Pass a question to the state, and carry out its effects."""
+        """Pass a question to the state, and perform its effects."""
         state, timeline = self.state, self._timeline
         if state is None:
             if isinstance(body, LoadShards):
                 self._load(request, body)
                 return
-            request.fail("not-ready", f"{self._identity.node} {self._what_lacks()}")
+            request.fail("not-ready", f"{self._identity.node} {self._not_ready_text()}")
             return
         begin = timeline.clock() if timeline is not None else 0.0
         if not self._may_ask(request, body):
@@ -316,7 +323,7 @@ class ParameterServer(Role):
                 if body.run == state.run:
                     gradients = read_gradients(body, request.message.tensors, self._specs, self._dtype)
                     if state.synchronous:
-                        finite = self._look_at(body, gradients)
+                        finite = self._check_gradients(body, gradients)
                 effects = state.handle(PushArrived(request, body, gradients, finite))
             case Pull():
                 deadline = self._loop.time() + min(body.wait_s, MOST_WAIT_S) if body.clock else 0.0
@@ -339,7 +346,7 @@ class ParameterServer(Role):
                 return
         if effects:
             self._perform(effects)
-        if state.parked.fresh:
+        if state.waiting.fresh:
             self._keep_deadline(state)
         if timeline is not None and isinstance(body, Record):
             timeline.recorded(self._identity.node, body, begin)
@@ -347,43 +354,43 @@ class ParameterServer(Role):
             self._drain_soon(state)
 
     def _may_ask(self, request: Request, body: Body) -> bool:
-        """Refuse an invalid question, and close the link of a peer that sends for another."""
+        """Refuse an invalid question, and close the link of a peer that sends in the name of another."""
         assert self.state is not None
-        if isinstance(body, ASKED):
+        if isinstance(body, QUESTION_TYPES):
             refusal = self._checks.refusal(body, most_bytes=request.link.max_message_bytes)
             if refusal is not None:
                 request.fail(*refusal)
                 return False
-        if isinstance(body, SPOKEN) and body.run == self.state.run:
-            text = self._speakers.refusal(request.link.peer, body)
+        if isinstance(body, SESSION_TYPES) and body.run == self.state.run:
+            text = self._sender_checks.refusal(request.link.peer, body)
             if text:
                 request.fail("not-yours", text)
                 self._close_behind(request.link, text)
                 return False
-            if surplus := self._speakers.surplus():
+            if surplus := self._sender_checks.surplus():
                 self.state.forget(surplus)
         return True
 
     def _close_behind(self, link: Link, text: str) -> None:
-        """Close a link once its peer has the refusal: one with an old identity learns the reason."""
+        """Close a link once its peer has the refusal, so that one with an old identity learns the reason."""
         if link not in self._leaving:
             self._leaving.add(link)
             logger.warning("%s: %s; its link is closed", self._identity.node, text)
             closing = self._spawn(f"closes {link.peer.node}", link.aclose())
             closing.add_done_callback(lambda _: self._leaving.discard(link))
 
-    def _what_lacks(self) -> str:
+    def _not_ready_text(self) -> str:
         if self._preparing is None:
             return "has not taken up a run"
-        return f"waits for {len(self._lacking)} shards of the resumed run {self._run}"
+        return f"waits for {len(self._missing)} shards of the resumed run {self._run}"
 
-    def _look_at(self, push: Push, gradients: PushGradients) -> list[bool]:
-        """Look whether what will be held is finite: it is acknowledged before it is applied."""
+    def _check_gradients(self, push: Push, gradients: PushGradients) -> list[bool]:
+        """Check each gradient of a contribution: the server acknowledges it before it applies it."""
         assert self._applier is not None
-        return self._applier.look_at([self._specs[number] for number in push.shards], gradients)
+        return self._applier.check_finite([self._specs[number] for number in push.shards], gradients)
 
     def _load(self, request: Request, body: LoadShards) -> None:
-        """Set shards of a resumed run; repeated when all are set, it changes nothing."""
+        """Load shards of a resumed run; a repetition after all are loaded changes nothing."""
         state = self._preparing or self.state
         if state is None or (body.run, body.generation) != (state.run, state.generation):
             request.fail("wrong-run", f"{self._identity.node} is not preparing run {body.run}")
@@ -391,9 +398,9 @@ class ParameterServer(Role):
             request.fail("not-resumed", f"run {body.run} began anew: its shards are not loaded")
         else:
             if self._preparing is not None:
-                self._lacking -= load_states(state.shards, body, request.message.tensors)
+                self._missing -= load_states(state.shards, body, request.message.tensors)
                 self._begin_if_complete()
-            request.reply(pack(Loaded(left=len(self._lacking))))
+            request.reply(pack(Loaded(left=len(self._missing))))
 
     def _send_record(self, request: Request, body: GetRecord, state: ServerState) -> None:
         if body.run != state.run or state.log is None:
@@ -408,7 +415,7 @@ class ParameterServer(Role):
         reply_when_room(request, part.nbytes, lambda: pack(RecordPart(total=len(log)), [part]))
 
     def _keep_deadline(self, state: ServerState) -> None:
-        state.parked.fresh = False
+        state.waiting.fresh = False
         self._timer.rearm()
 
     def _next_deadline(self) -> float | None:
@@ -426,7 +433,7 @@ class ParameterServer(Role):
             self._loop.call_soon(self._callbacks.run, self._drain)
 
     def _drain(self) -> None:
-        """Do a turn's work on what is queued; come back in the next turn while there is more."""
+        """Do one round's work on the queue; continue in the next round while there is more."""
         state = self.state  # None while the server prepares another run
         try:
             if state is not None:
@@ -443,7 +450,7 @@ class ParameterServer(Role):
                 batch, effects = state.take_batch()
                 if effects:
                     self._perform(effects)
-                if state.parked.fresh:
+                if state.waiting.fresh:
                     self._keep_deadline(state)
                 if batch is None:
                     return
@@ -469,7 +476,7 @@ class ParameterServer(Role):
         return _Work(batch, shards, applier.work_on(shards, gradients, batch.rates), begin)
 
     def _step(self, state: ServerState, current: "_Work", room: int) -> int:
-        """Do so much work on what was taken, and report what is done. Returns the work."""
+        """Do a bounded amount of work on the current batch, and report finished shards. Returns the work."""
         batch, work = current.batch, current.work
         before = len(work.finite)
         try:
@@ -477,12 +484,12 @@ class ParameterServer(Role):
         except BaseException:
             self._work = None
             raise
-        # The last step of a sum may leave nothing to do before it says so.
+        # The last piece of a sum may finish all shards before the work reports its end.
         over = work.done or (isinstance(batch, ApplySum) and len(work.finite) == len(current.shards))
         if over:
             self._work = None
         if isinstance(batch, ApplySum):
-            # Each shard of a sum is done at once, and may be read.
+            # Each shard of a sum is done at once, and pulls may read it before the others are done.
             sums = [finite for (finite,) in work.finite[before:]]
             if sums:
                 self._perform(state.handle(SumApplied(batch, sums, before)))
@@ -501,7 +508,7 @@ class ParameterServer(Role):
         for effect in effects:
             match effect:
                 case Acknowledge() if effect.shards:
-                    # Pushes of one client that were applied together bring back one and the same copy.
+                    # Answers to pushes of one client that were applied together share one copy.
                     key = (effect.request.link, effect.shards)
                     values = shared.get(key)
                     if values is None:
@@ -538,7 +545,7 @@ class ParameterServer(Role):
         return pack(*read_states(shards, self._applier.rule))
 
     def _copy(self, shards: Sequence[Shard]) -> NDArray[Any]:
-        """Copy shards one after the other into pooled memory: live values never leave the server."""
+        """Copy shards one after the other into pooled memory: links never read live values."""
         dtype = self._dtype
         size = 0
         for shard in shards:
@@ -551,27 +558,30 @@ class ParameterServer(Role):
             at = end
         return copy
 
-    def statistics(self) -> dict[str, Any]:
-        """Versions, staleness, clocks, refused pushes, who waits, and the traffic of each link."""
-        return {**(self.state.statistics() if self.state is not None else {}), **super().statistics()}
+    def statistics(self) -> ServerStatistics:
+        """Counts of the server, and of its shards in the run in progress or just ended."""
+        counts = self.state.statistics() if self.state is not None else ServerStatistics()
+        counts.traffic = self._traffic.rows()
+        counts.process = self.process_memory()
+        return counts
 
     def __repr__(self) -> str:
         return f"<ParameterServer {self._identity.node} at {self.address} run {self._run or 'none'}>"
 
 
-def _ours(table: ShardTable, buckets: Sequence[str], node: str) -> list[ShardSpec]:
+def _primary_specs(table: ShardTable, buckets: Sequence[str], node: str) -> list[ShardSpec]:
     return [spec for spec in table.shards if buckets[spec.bucket] == node]
 
 
 @dataclass(slots=True, frozen=True)
 class _Work:
-    """A batch or a sum on its way."""
+    """A batch or a sum in progress."""
 
     batch: Apply | ApplySum
     shards: Sequence[Shard]
     work: Work
     begin: float
-    """When it began, on the timeline's clock."""
+    """Time of its begin, on the timeline's clock."""
 
 
 def _values_count(shards: Sequence[Shard]) -> int:

@@ -1,13 +1,13 @@
-"""Pure: the pushing side of exactly-once: what was said to one server and is not yet answered.
+"""Pure: the client side of exactly-once pushes: questions to one server that are sent and not yet answered.
 
-An *exchange* is one push, pull or tick on its way to one server. Exchanges are kept in the order in
-which they were first sent. Any trouble has one cure: drop the link, dial again, and send everything
-that is open again, in order, under the same numbers. The server applies what it has not seen and
-answers again what it has, so a push is applied once however often it is said, and a pull that follows
-a push on the link still contains it.
+An *exchange* is one push, pull or tick on its way to one server. Exchanges stay in the order in which they
+were first sent. Every failure has one remedy: drop the link, dial again, and send all open exchanges again,
+in order, under the same numbers. The server applies the pushes that it has not seen, and answers the others
+again. So a push is applied once however often it is sent, and a pull behind a push on the link still
+contains it.
 
-An answer may leave part of a push open: shards with a gap (an earlier push has not arrived) or whose
-primary has moved. Such an exchange stays open and asks for the cure.
+An answer may leave part of a push open: shards with a gap (an earlier push has not arrived), or whose primary
+has moved. Such an exchange stays open and needs the remedy.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,17 +29,17 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     on_answer: Callable[[Message], bool]
     """Looks at an answer; True settles the exchange, False asks to have it sent again."""
     on_free: Callable[[], None] | None = None
-    """Called once, when it is settled and no sending of it reads its tensors any more."""
+    """Called once, when the exchange is settled and no sending reads its tensors any more."""
     into: Sequence[NDArray[Any]] | None = None
-    """Where the tensors of the answer shall land."""
+    """Memory for the tensors of the answer."""
     is_push: bool = False
     sent: int = 0
-    """How often it was said."""
+    """Number of sendings."""
     _reading: int = 0
     _settled: bool = False
 
     def sending(self) -> Callable[[], None] | None:
-        """Count one more sending; returns what the transport calls when that one is released."""
+        """Count one more sending; returns the function that the transport calls to release it."""
         self.sent += 1
         if self.on_free is None:
             return None
@@ -47,7 +47,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         return self._released
 
     def not_sent(self) -> None:
-        """The sending just counted did not take place, and will not be released."""
+        """Take back the last sending: the transport did not take it, and will not release it."""
         self.sent -= 1
         self._reading -= self.on_free is not None
 
@@ -56,7 +56,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         self._free_if_done()
 
     def settle(self) -> None:
-        """An answer settled it."""
+        """Settle the exchange: its answer has arrived."""
         self._settled = True
         self._free_if_done()
 
@@ -68,7 +68,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
 
 @dataclass(slots=True)
 class PushCounts:
-    """What became of our pushes on single shards."""
+    """Outcomes of the client's pushes, counted per shard."""
 
     acknowledged: int = 0
     duplicates: int = 0
@@ -96,11 +96,11 @@ class Session:
         return numbers
 
     def last_numbers(self, shards: Sequence[ShardId]) -> tuple[int, ...]:
-        """The last number given on each shard; 0 where there is none yet."""
+        """The last number given on each shard; 0 before the first."""
         return tuple([self._last.get(shard, 0) for shard in shards])
 
     def next_steps(self, shards: Sequence[ShardId], steps: int) -> int:
-        """Give numbers to several steps at once, each of which is on all of these shards; the first one."""
+        """Give numbers to several steps, each on all of these shards; returns the first number."""
         first = self._last.get(shards[0], 0) + 1
         self._last.update(dict.fromkeys(shards, first + steps - 1))
         return first
@@ -111,12 +111,12 @@ class Session:
         return self.open_pushes < self.limit
 
     def opened(self, exchange: Exchange) -> None:
-        """An exchange was said for the first time."""
+        """Add an exchange that was sent for the first time."""
         self.open[exchange] = None
         self.open_pushes += exchange.is_push
 
     def answered(self, exchange: Exchange, answer: Message) -> bool:
-        """Take an answer. Returns False if everything open must be sent again."""
+        """Take an answer. Returns False if all open exchanges must be sent again."""
         if exchange not in self.open:
             return True
         if not exchange.on_answer(answer):
@@ -127,7 +127,7 @@ class Session:
         return True
 
     def to_send_again(self) -> list[Exchange]:
-        """Everything open, in the order of its first sending."""
+        """All open exchanges, in the order of their first sending."""
         self.counts.resent += sum(exchange.sent > 0 for exchange in self.open)
         return list(self.open)
 

@@ -1,10 +1,8 @@
-"""Pure: one shard: its values, its rule state, and everything that travels with it.
+"""Pure: one shard: its values, its rule state, and all other state that another server would need.
 
-Whatever is needed to serve the shard elsewhere lives here and nowhere else: values, rule state,
-version, the dedup table (last push number per session), the clock table (step of each live
-replica) and, in bsp, the contributions that are held. Replication and storage will move this record
-as a whole (I2 in the words of the reliability rules: dedup state kept apart from the values is how a
-retry is applied twice).
+A shard has values, rule state, version, the dedup table (last push number per session), the clock table (step
+of each live replica) and, in bsp, the pending contributions. Replication and storage will move a shard as a
+whole (I2 of the reliability rules: with dedup state apart from the values a retry is applied twice).
 """
 
 from collections import Counter
@@ -14,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from adam_async.parameter_server.bsp_barrier import Held
+from adam_async.parameter_server.bsp_barrier import PendingContributions
 from adam_async.run.ids import Replica, Version
 from adam_async.run.shard_table import ShardSpec
 
@@ -22,18 +20,18 @@ Session = tuple[int, int]
 """Identity of a pushing client: (session id, incarnation)."""
 
 MOST_ROWS = 256
-"""Number of replicas from which replicas that the map does not name share one row of the staleness."""
+"""Number of rows of the staleness table from which replicas that the map does not name share one."""
 
 EXACT = 1 << 10
-"""Staleness, in pushes, from which on values are counted as the power of two below them."""
+"""Staleness, in pushes, from which on each value is counted as the power of two below it."""
 
 OTHERS = -1
-"""Row of the replicas that share one."""
+"""Row of the replicas without a row of their own."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Shard:
-    """One shard on its primary. Written by the server's one writer only."""
+    """One shard on its primary. Only the server's one writer changes it."""
 
     spec: ShardSpec
     values: NDArray[Any]
@@ -45,58 +43,57 @@ class Shard:
     """Dedup table: number of the last push ordered, per session."""
     clocks: dict[Replica, int] = field(default_factory=dict)
     """Clock table: the step that each live replica has finished, on this shard."""
-    held: Held | None = None
-    """In bsp: contributions to sums that are not complete."""
+    pending: PendingContributions | None = None
+    """Contributions to sums that are not complete, in bsp."""
     staleness_of: dict[int, Counter[int]] = field(default_factory=dict)
-    """By replica: how many of its pushes were applied at each staleness (see `EXACT`). Row `OTHERS` has the
-    rest."""
+    """By replica: number of its pushes applied at each staleness (see `EXACT`). Row `OTHERS` has the rest."""
     loaded: Version = Version(0)  # noqa: RUF009 - a NewType call is the identity
-    """Version that a resumed run began with: what was applied before is counted there."""
+    """Version with which a resumed run began; earlier pushes are counted in its checkpoint."""
     refused: int = 0
-    """Pushes that were not finite, or too late for their sum. They consumed their number and ticked."""
+    """Pushes that were not finite, or too late for their sum. They used up their number and ticked."""
     duplicates: int = 0
     """Pushes answered again without being applied."""
 
     def name_replicas(self, replicas: Iterable[int]) -> None:
-        """Give each replica that the map names a row of its own, however many rows there are."""
+        """Give each replica that the map names a row of its own, even beyond `MOST_ROWS`."""
         for replica in replicas:
             self.staleness_of.setdefault(replica, Counter())
 
     def count_staleness(self, replica: int, staleness: int, pushes: int = 1) -> None:
         """Count pushes of a replica that were applied at this staleness, in pushes."""
-        if staleness >= EXACT:  # a peer chooses the version that it claims to have read
+        if staleness >= EXACT:  # a client chooses the version that it claims to have read: bound the values
             staleness = 1 << staleness.bit_length() - 1
         row = self.staleness_of.get(replica)
         if row is None:
-            # A peer chooses the number, perhaps before the map names it: memory is bounded all the same.
+            # A client chooses its replica number, perhaps before the map names it: bound the rows.
             key = replica if len(self.staleness_of) < MOST_ROWS else OTHERS
             row = self.staleness_of.setdefault(key, Counter())
         row[staleness] += pushes
 
     @property
     def staleness(self) -> Counter[int]:
-        """How many pushes were applied at each staleness, of all replicas together."""
+        """Number of pushes applied at each staleness, of all replicas together."""
         total: Counter[int] = Counter()
         for counts in self.staleness_of.values():
             total.update(counts)
         return total
 
     def slowest_clock(self) -> int:
-        """The clock of the slowest live replica; 0 when none is known."""
+        """The clock of the slowest live replica; 0 if none is known."""
         return min(self.clocks.values(), default=0)
 
     def applied_clock(self) -> int:
-        """All pushes of live replicas up to this clock are in the values."""
-        return self.slowest_clock() if self.held is None else self.held.clock
+        """Highest clock up to which all pushes of live replicas are in the values."""
+        return self.slowest_clock() if self.pending is None else self.pending.clock
 
     def check_invariants(self) -> None:
-        """Assert what must hold at any moment between two events."""
+        """Assert the invariants between two events."""
         pushes, versions = self.staleness.total(), self.version - self.loaded
-        if self.held is None:
+        if self.pending is None:
             assert pushes == versions, (self.staleness, self.version)
         else:
             assert pushes >= versions, (self.staleness, self.version)  # a sum of several is one version
-            self.held.check_invariants()
+            self.pending.check_invariants()
         assert len(self.values) == self.spec.size
         assert self.version >= 0
         assert self.refused >= 0

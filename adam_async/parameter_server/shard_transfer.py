@@ -1,7 +1,7 @@
-"""Pure: shards with all that travels with them, as one message: written from a server, set in another.
+"""Pure: shards with their whole state as one message, read from one server and loaded into another.
 
-Behind the tables of versions and clocks travel, for each shard, its values (flat) and the rule's arrays: the
-elementwise ones, as long as the values, then those of one number per shard. A reader gets copies.
+The message has tables of versions and clocks, then for each shard its values (flat) and the rule's arrays:
+the elementwise ones, as long as the values, then those of one number per shard. A reader gets copies.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from transport import RemoteProtocolError
 
 
 def read_states(shards: Sequence[Shard], rule: Rule) -> tuple[ShardStates, list[NDArray[Any]]]:
-    """Copy shards, with the arrays that their rule keeps."""
+    """Copy shards, with the arrays of their rule."""
     names = (*rule.state_names, *rule.scalar_names)
     states = [
         ShardState(shard.spec.id, shard.version, {str(r): clock for r, clock in shard.clocks.items()})
@@ -40,14 +40,14 @@ def read_states(shards: Sequence[Shard], rule: Rule) -> tuple[ShardStates, list[
 def load_states(
     shards: Mapping[ShardId, Shard], body: LoadShards, tensors: Sequence[NDArray[Any]]
 ) -> set[ShardId]:
-    """Set shards as a message says; all of it, or nothing if anything of it does not fit.
+    """Load the shards of a message: all of them, or none if one does not fit.
 
     Args:
-        shards: The shards of this server. Their rule says which arrays must come.
+        shards: The shards of this server. The message must have the arrays of their rule.
         body: Message with the names of the arrays.
         tensors: Tables and arrays, see `ShardStates`.
 
-    Returns the numbers of the shards set.
+    Returns the numbers of the loaded shards.
 
     Raises:
         RemoteProtocolError: A shard belongs to another server, a table is malformed, or an array is missing
@@ -85,8 +85,8 @@ def _set(shard: Shard, state: ShardState) -> ShardId:
     shard.version = shard.loaded = Version(state.version)
     loaded = {Replica(int(replica)): clock for replica, clock in state.clocks.items()}
     slowest = min(loaded.values(), default=0)
-    # Replicas that are known to be live take the place of those that were.
+    # The live replicas of this run replace those of the checkpoint.
     shard.clocks = {r: loaded.get(r, slowest) for r in shard.clocks} if shard.clocks else loaded
-    if shard.held is not None:
-        shard.held.reached = slowest
+    if shard.pending is not None:
+        shard.pending.reached = slowest
     return shard.spec.id

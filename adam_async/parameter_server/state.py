@@ -1,38 +1,39 @@
-"""Pure: what a parameter server decides: order, hold, apply, acknowledge; answer pulls.
+"""Pure: decisions of a parameter server: order, collect, apply and acknowledge pushes; answer pulls.
 
 Theory of operation
 -------------------
-Pushes and pulls wait in one queue, in the order in which they came. For each shard that a push names
-the server *orders* it if the number is the session's last one + 1, answers again for lower numbers, and
-answers a gap with the number it wants. `take_batch` hands over the push that has waited longest and
-those behind it that are for the same shards (opportunistic batching, AD-42); pushes for other shards do not
-part them (`push_queue.py`). The shell applies the batch, in several turns of the loop if it is large, and
-reports `Applied`; a push is acknowledged once it is applied. In bsp an ordered push does not queue: it is
-*held* and acknowledged at once, and what queues is the sum of a step, once it is complete (`barrier.py`).
+Pushes and pulls wait in one queue, in the order of their arrival. For each shard that a push names, the
+server *orders* it if its number is the session's last one + 1, answers a lower number again, and answers a
+gap with the number that it expects. `take_batch` takes the push that has waited longest, and those behind it
+for the same shards (opportunistic batching, AD-42); pushes for other shards do not split a batch
+(`push_queue.py`). The shell applies the batch, in several rounds of the loop if it is large, and reports
+`Applied`; a push is acknowledged once it is applied. In bsp an ordered push does not queue: it becomes a
+*pending contribution* and is acknowledged at once. The sum of a step queues once it is complete
+(`bsp_barrier.py`).
 
-Nothing passes a pull in the queue, so a pull contains what its client pushed before it, and a duplicate of a
-push that is still queued is not acknowledged before that push is applied. A tick waits there too, so that a
-clock never says that a push was applied which was not. A batch that is taken and not yet reported counts as
-queued: no values leave the server while those of a shard are anywhere between before and after.
+Nothing passes a pull in the queue, so a pull contains all earlier pushes of its client, and a duplicate of a
+queued push is not acknowledged before that push is applied. A tick waits there too, so that no clock counts a
+push that is not applied. A batch that is taken and not yet reported counts as queued: no values leave the
+server while those of a shard are between before and after.
 
-A pull may want a *clock*: values in which all pushes of live replicas up to it are applied. It is *parked*
-until they are, or until its deadline. Whom to wait for the server hears from the controllers, perhaps later
-than a worker does: pushes and ticks of an epoch that it has not heard of wait until it has, and with them
-what their session says behind them, for with the epoch it hears of all replicas that take part. A replica
-that nobody has named yet, but that ticks already, is remembered until it is.
+A pull may need a *clock*: values in which all pushes of live replicas up to it are applied. It waits until
+they are, or until its deadline. The controllers name the live replicas, and may reach the server later than a
+worker: pushes and ticks of an epoch that the server does not know yet wait for it, and later ones of the same
+session wait behind them, because with the epoch the server learns all replicas that take part. Clocks of a
+replica that ticks before the map names it are kept until the map does.
 
-What a *life* of a replica pushes and ticks when it has left the live ones is refused: its groups are given to
-others. Its worker says it again, at growing intervals, until the map tells it to begin another life; as it is
-not acknowledged, no group of it is reported. What came before stays, and is answered again.
+The server refuses pushes and ticks of a *replica generation* that has ended: other replicas have its groups.
+Its worker repeats them, at growing intervals, until the map tells it to begin another generation; without an
+acknowledgement no group of it is reported. Earlier pushes stay applied, and are answered again.
 
-A run may have any number of lives, and the server remembers them in bounded memory (`lives.py`). It forgets
-the push numbers of a life when `REMEMBERED` later lives of its replica have ended. From then on it refuses
-every push of that life, even an applied one, so it applies none twice. The server remembers the newest
-`OVER_KEPT` ended lives. A client repeats an open push for `patience_s` only and then fails, so no push comes
-from an older life.
+A run may have any number of replica generations, and the server remembers them in bounded memory
+(`replica_generations.py`). It drops the push numbers of a generation when `REMEMBERED` later generations of
+its replica have ended. From then on it refuses every push of that generation, even an applied one, so it
+applies none twice. The server remembers the newest `OVER_KEPT` ended generations. A client repeats an open
+push for `patience_s` only and then fails, so no push comes from an older generation.
 
-Staleness of a push on a shard is the number of pushes applied since the oldest version that its
-groups read, less the client's own ones that a local step had already put into the copy they read.
+The staleness of a push on a shard is the number of pushes applied since the oldest version that its groups
+read, less the client's own ones that a local step had already put into the copy they read.
 
 Nothing here waits, sends, reads a clock or touches a value; gradients pass through unopened. Deadlines are
 absolute seconds on the caller's clock.
@@ -40,7 +41,7 @@ absolute seconds on the caller's clock.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any, assert_never
+from typing import assert_never
 
 from adam_async.messages import (
     DUPLICATE,
@@ -55,8 +56,7 @@ from adam_async.messages import (
     Record,
     Tick,
 )
-from adam_async.parameter_server.admission_gate import MOST_GATED, Gated
-from adam_async.parameter_server.bsp_barrier import Contribution, Held
+from adam_async.parameter_server.bsp_barrier import Contribution, PendingContributions
 from adam_async.parameter_server.events import (
     Acknowledge,
     AcknowledgeRecord,
@@ -83,25 +83,25 @@ from adam_async.parameter_server.events import (
 )
 from adam_async.parameter_server.push_queue import PushQueue
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, OrderLog
-from adam_async.parameter_server.replica_generations import GenerationsOver, keep_newest
+from adam_async.parameter_server.replica_generations import EndedGenerations, keep_newest
 from adam_async.parameter_server.shard import Session, Shard
-from adam_async.parameter_server.statistics import count_shards
-from adam_async.parameter_server.waiting_requests import Parked
+from adam_async.parameter_server.statistics import ServerStatistics, count_shards
+from adam_async.parameter_server.waiting_requests import MOST_WAITING, EpochGate, WaitingRequests
 from adam_async.run.ids import Replica, ShardId, Version
 
 MAX_BATCH = 32
-"""Pushes applied together at most, so that the first of them is not acknowledged too late."""
+"""Maximum number of pushes of a batch, so that the first of them is not acknowledged too late."""
 
 SHARD_VALUES = 1 << 21
-"""Values of a shard times the pushes of a batch at most, for they are applied in one turn of the loop: eight
-pushes to the largest shard, of 2^18 values."""
+"""Maximum of a shard's values times the pushes of a batch: eight pushes to the largest shard, of 2^18 values.
+One round of the loop applies them."""
 
 BATCH_VALUES = 1 << 22
-"""Values that a push asks for times the pushes of a batch at most: their answers are copied in one turn."""
-
+"""Maximum of the values that a push asks for times the pushes of a batch: one round of the loop copies their
+answers."""
 
 EARLY_KEPT = 256
-"""Maximum number of lives with clocks kept until the map names them."""
+"""Maximum number of replica generations whose clocks are kept until the map names them."""
 
 
 class ServerState:
@@ -112,9 +112,9 @@ class ServerState:
         generation: Version of the bucket assignment that made this server a primary.
         shards: The shards whose primary this server is.
         clocked: Whether workers wait for one another (ssp, bsp), so that answers to pushes carry a clock.
-        group_images: In bsp, where pushes are added up: the images of a whole group. 0 in other modes.
+        group_images: Images of a whole group in bsp, where pushes are added up; 0 in other modes.
         scale_by_staleness: Whether a push's rate is divided by 1 + its staleness.
-        log: Where the order of what is applied is noted.
+        log: Log of the order in which pushes are applied.
     """
 
     def __init__(
@@ -137,22 +137,22 @@ class ServerState:
         self.log = log
         self._queue = PushQueue()
         self._taken: Apply | ApplySum | None = None
-        self.parked = Parked()
-        self.gated = Gated()
+        self.waiting = WaitingRequests()
+        self.epoch_gate = EpochGate()
         self._epoch = 0
         self._first_clock = 0
         self._live: Mapping[Replica, int] = {}
         self._known: Mapping[Replica, int] = {}
-        self._over = GenerationsOver()
+        self._over = EndedGenerations()
         self._early: dict[tuple[Replica, int], dict[ShardId, int]] = {}
         self.batches = 0
         self.batched_pushes = 0
         if group_images:
             for shard in self.shards.values():
-                shard.held = Held(reached=shard.slowest_clock())
+                shard.pending = PendingContributions(reached=shard.slowest_clock())
 
     def handle(self, event: Event) -> list[Effect]:
-        """Take one event; return what is to be done about it now."""
+        """Take one event; returns the effects to perform now."""
         match event:
             case PushArrived():
                 return self._order(event)
@@ -175,7 +175,7 @@ class ServerState:
         assert_never(event)
 
     def take_batch(self) -> tuple[Apply | ApplySum | None, list[Effect]]:
-        """Take what waits longest: a batch or a sum to apply, and what can be answered without it.
+        """Take the batch or sum that has waited longest, and the answers to everything in front of it.
 
         The next one may be taken when this one is reported.
         """
@@ -184,6 +184,7 @@ class ServerState:
         while self._queue:
             head = self._queue.take(self._joins, _most_joined)
             if isinstance(head, list):
+                # Duplicates alone have nothing to apply. They queued so that their answer follows their push.
                 if head[0].accepted:
                     self._taken = self._batch(head)
                     return self._taken, effects
@@ -196,7 +197,7 @@ class ServerState:
             elif isinstance(head, QueuedTick):
                 effects += self._ticked(head.request, head.tick)
             else:
-                effects += self.parked.take(head)
+                effects += self.waiting.take(head)
         return None, effects
 
     def _batch(self, pushes: Sequence[QueuedPush]) -> Apply:
@@ -207,20 +208,21 @@ class ServerState:
     def _joins(self, follower: QueuedPush, head: QueuedPush) -> bool:
         """Whether a push for the same shards may be applied in one batch with `head`.
 
-        Where staleness decides about rates, each push has to know which of those before it are applied.
+        If rates depend on staleness, the rate of a push depends on how many of those before it are applied.
         """
         if follower.push.pull != head.push.pull:
-            return False  # the answers of a batch are bounded by those of its first push
+            return False  # the size of a batch is bounded by the answer to its first push
+        # A gradient that may not be finite may be refused, and then the pushes behind it are less stale.
         return not self._scales or (head.gradients.is_sure and follower.gradients.is_sure)
 
     @property
     def synchronous(self) -> bool:
-        """Whether pushes are held and added up, so that they have to be looked at when they come."""
+        """Whether pushes are added up, so that the server must check their gradients on arrival."""
         return self._group_images > 0
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to apply, and nothing waits for it."""
+        """Whether nothing is queued or being applied."""
         return not self._queue and self._taken is None
 
     # --- order -------------------------------------------------------------------------------
@@ -230,12 +232,15 @@ class ServerState:
         if push.run != self.run:
             return [Refuse(event.request, "wrong-run", f"this server is on run {self.run}, not {push.run}")]
         session: Session = (push.session, push.incarnation)
+        # In another version of the assignment no shard may be ours: answer as another server would.
         ours = self.shards if push.generation == self.generation else {}
         shards = tuple([ours.get(ShardId(number)) for number in push.shards])
-        if self._is_over(push) and _says_news(push, shards, session):
+        # Numbers that were ordered before the end are answered again: their pushes took effect.
+        if self._is_over(push) and _has_new_number(push, shards, session):
             return [_refuse_over(event.request, push)]
-        if push.epoch > self._epoch or session in self.gated:
-            return self._gate(event, session)
+        # Later pushes of a waiting session wait too, or their numbers would look like a gap.
+        if push.epoch > self._epoch or session in self.epoch_gate:
+            return self._wait_for_epoch(event, session)
         accepted: list[int] = []
         problems: list[Problem] = []
         for place, shard in enumerate(shards):
@@ -254,47 +259,52 @@ class ServerState:
         queued = QueuedPush(event.request, push, shards, event.gradients, accepted, problems)
         if self._group_images:
             assert event.finite is not None
-            return self._hold(queued, event.finite)
+            return self._contribute(queued, event.finite)
+        # A duplicate waits behind the queued push that it repeats; with an empty queue there is none.
         if not accepted and self.idle:
             return [self._acknowledgement(queued)]
         self._queue.add(queued)
         return []
 
-    # --- hold (bsp) --------------------------------------------------------------------------
+    # --- contributions to sums (bsp) ---------------------------------------------------------
 
-    def _hold(self, queued: QueuedPush, finite: Sequence[bool]) -> list[Effect]:
+    def _contribute(self, queued: QueuedPush, finite: Sequence[bool]) -> list[Effect]:
         push = queued.push
         replica = Replica(push.replica)
         shards: list[Shard] = []
         for place in queued.accepted:
             shard = queued.shards[place]
             assert shard is not None
-            assert shard.held is not None
+            assert shard.pending is not None
             shards.append(shard)
+            # A refused gradient still ticks below: the other replicas do not wait for it.
             contribution = Contribution(replica, queued, place, (push.session, push.incarnation))
-            if not (finite[place] and shard.held.contribute(push.clock, contribution)):
+            if not (finite[place] and shard.pending.contribute(push.clock, contribution)):
                 shard.refused += 1
                 queued.problems.append(Problem(place, REFUSED))
                 self._note(shard, queued, SUMMED | NOT_APPLIED)
         effects: list[Effect] = [self._acknowledgement(queued)]
         self._advance(shards, replica, push.incarnation, push.clock)
         self._reach(shards)
-        return effects + self._answer_parked()
+        return effects + self._answer_waiting()
 
     def _reach(self, shards: Iterable[Shard]) -> None:
-        """Queue the sums that wait for nobody any more; shards of the same pushes are summed together."""
+        """Queue the sums that are complete; shards of the same pushes are summed together."""
+        # Until the map names live replicas, a sum cannot know which ones it waits for.
         if not self._live:
             return
         due: dict[tuple[int, ...], tuple[int, list[Contribution], list[tuple[Shard, list[int]]]]] = {}
         for shard in shards:
-            if shard.held is None:
+            if shard.pending is None:
                 continue
-            for clock, contributions in shard.held.reach(shard.slowest_clock()):
+            for clock, contributions in shard.pending.reach(shard.slowest_clock()):
+                # Shards with the same contributions make one sum: one job instead of one per shard.
                 key = (clock, *(id(each.push) for each in contributions))
                 _, _, members = due.setdefault(key, (clock, contributions, []))
                 members.append((shard, [each.place for each in contributions]))
         for clock, contributions, members in sorted(due.values(), key=lambda each: each[0]):
-            members.sort(key=lambda member: member[1])  # in the order of the pushes, whoever completes them
+            # In the order of the pushes, so that bits do not depend on which shard was completed first.
+            members.sort(key=lambda member: member[1])
             pushes = tuple(each.push for each in contributions)
             self._queue.add(
                 ApplySum(
@@ -309,13 +319,14 @@ class ServerState:
     def _sum_applied(self, event: SumApplied) -> list[Effect]:
         done = event.sum
         assert done is self._taken
+        # The shards of a sum are reported as they are done, perhaps in several rounds of the loop.
         last = event.first + len(event.finite)
         if last == len(done.shards):
             self._taken = None
         shards = done.shards[event.first : last]
         for at, (shard, finite) in enumerate(zip(shards, event.finite, strict=True), start=event.first):
-            assert shard.held is not None
-            shard.held.applied(done.clock)
+            assert shard.pending is not None
+            shard.pending.applied(done.clock)
             for number, (queued, places) in enumerate(zip(done.pushes, done.places, strict=True)):
                 push, place = queued.push, places[at]
                 if finite:
@@ -325,8 +336,9 @@ class ServerState:
                     shard.refused += 1
                 flags = SUMMED | (JOINED if number else 0) | (0 if finite else NOT_APPLIED)
                 self._note(shard, queued, flags)
+            # The whole sum is one step of the rule, so one version.
             shard.version = Version(shard.version + finite)
-        return self._answer_parked()
+        return self._answer_waiting()
 
     # --- acknowledge -------------------------------------------------------------------------
 
@@ -340,11 +352,13 @@ class ServerState:
                 if ok:
                     push = queued.push
                     since = shard.version - push.versions[place] - push.own_applied[place]
+                    # Negative if the client claims more own pushes than were applied: it counts as current.
                     shard.count_staleness(push.replica, since if since > 0 else 0)
                     shard.version = Version(shard.version + 1)
                 else:
                     shard.refused += 1
                     queued.problems.append(Problem(place, REFUSED))
+        # Clocks advance after the values: a pull for a clock must find its pushes applied.
         for queued in pushes:
             push = queued.push
             self._advance(shards, Replica(push.replica), push.incarnation, push.clock)
@@ -353,7 +367,7 @@ class ServerState:
                 for number, (queued, ok) in enumerate(zip(pushes, finite, strict=True)):
                     self._note(shard, queued, (JOINED if number else 0) | (0 if ok else NOT_APPLIED))
         effects: list[Effect] = [self._acknowledgement(queued) for queued in pushes]
-        return effects + self._answer_parked()
+        return effects + self._answer_waiting()
 
     def _note(self, shard: Shard, queued: QueuedPush, flags: int) -> None:
         if self.log is not None:
@@ -362,9 +376,10 @@ class ServerState:
             self.log.note(shard.spec.id, push.clock, replica_generation, flags)
 
     def _acknowledgement(self, queued: QueuedPush) -> Acknowledge:
-        """Answer as things stand now; values go along only if nothing of the push is open."""
+        """Answer a push with the current versions; with values only if no shard of it is open."""
         versions = tuple([0 if shard is None else shard.version for shard in queued.shards])
         problems = tuple(queued.problems)
+        # The client sends an open push again, and that answer will bring the values.
         if not queued.push.pull or any(p.status in (GAP, NOT_PRIMARY) for p in queued.problems):
             return Acknowledge(queued.request, Pushed(versions=versions, problems=problems))
         shards = tuple([shard for shard in queued.shards if shard is not None])
@@ -375,10 +390,11 @@ class ServerState:
     # --- records of steps applied in place ---------------------------------------------------
 
     def _record(self, event: RecordArrived) -> list[Effect]:
-        """Count steps: those of a life that is over too, for they have been applied to the memory already."""
+        """Count steps applied in place, also those of an ended generation: the memory has them already."""
         record = event.record
         if record.run != self.run or record.generation != self.generation:
             return [self._wrong_run(event.request, record)]
+        # Every record is counted on all its shards or on none, so that they agree in number.
         shards = [self.shards.get(ShardId(number)) for number in record.shards]
         session: Session = (record.session, record.incarnation)
         last_step = record.number + len(record.steps) - 1
@@ -386,7 +402,8 @@ class ServerState:
         if len(ours) < len(shards) or not ours:
             return [Refuse(event.request, "not-primary", f"not the primary of all of {record.shards[:8]}")]
         if self._over.is_forgotten(Replica(record.replica), record.incarnation):
-            return [_refuse_over(event.request, record)]  # the server may have counted its number 1 already
+            # Without its numbers a repeated record cannot be told from a new one.
+            return [_refuse_over(event.request, record)]
         seen = [shard.last_number.get(session, 0) for shard in ours]
         if min(seen) >= last_step:
             for shard in ours:
@@ -417,13 +434,14 @@ class ServerState:
                 clocks = shard.clocks
                 if clocks.get(replica, 0) < clock:
                     clocks[replica] = clock
+        # The map may name the replica later. Without its clock it would then seem to be behind.
         elif self._clocked and (replica, incarnation) not in self._over:
             early = keep_newest(self._early, (replica, incarnation), EARLY_KEPT)
             for shard in shards:
                 early[shard.spec.id] = max(early.get(shard.spec.id, 0), clock)
 
     def _counts(self, replica: Replica, incarnation: int) -> bool:
-        """Whether a life's clock goes into the tables: a live one's, or while none is one that was last."""
+        """Whether the clock of a generation counts: it is live, or was the last live one while none is."""
         live = self._live or self._known
         return live.get(replica) == incarnation or not live
 
@@ -436,13 +454,15 @@ class ServerState:
         if tick.numbers and len(tick.numbers) != len(tick.shards):
             return [Refuse(event.request, "malformed", "shards and numbers of a Tick differ in length")]
         session: Session = (tick.session, tick.incarnation)
-        if tick.epoch > self._epoch or session in self.gated:
-            return self._gate(event, session)
+        if tick.epoch > self._epoch or session in self.epoch_gate:
+            return self._wait_for_epoch(event, session)
+        # A tick claims all earlier pushes of its session. If a broken link lost one, the clock must wait.
         for number, last in zip(tick.shards, tick.numbers, strict=False):
             shard = self.shards.get(ShardId(number))
             if shard is not None and shard.last_number.get(session, 0) < last:
-                text = f"push {last} on shard {number} has not come, and a tick behind it cannot count"
+                text = f"push {last} on shard {number} has not arrived, and a tick behind it cannot count"
                 return [Refuse(event.request, "gap", text)]
+        # In bsp pushes do not queue, so no queued push of the session can be in front of the tick.
         if not self.idle and not self._group_images:
             self._queue.add(QueuedTick(event.request, tick))
             return []
@@ -453,7 +473,7 @@ class ServerState:
         shards = [shard for shard in found if shard is not None]
         self._advance(shards, Replica(tick.replica), tick.incarnation, tick.clock)
         self._reach(shards)
-        return [AcknowledgeTick(request), *self._answer_parked()]
+        return [AcknowledgeTick(request), *self._answer_waiting()]
 
     def _replicas_changed(self, event: ReplicasChanged) -> list[Effect]:
         ended = [
@@ -468,7 +488,8 @@ class ServerState:
             - {*live.values()}
         )
         if not live:
-            return []  # the tables stay, for whoever joins next starts where the last ones were
+            return []  # the tables stay: the next replica to join starts at the clocks of the last ones
+        # A new generation starts at the slowest clock of the others; the clock of its predecessor is void.
         reborn = {
             replica
             for replica, replica_generation in live.items()
@@ -479,47 +500,49 @@ class ServerState:
             replica: self._early.pop((replica, replica_generation), {})
             for replica, replica_generation in live.items()
         }
+        # Clocks of other generations of these replicas are void.
         self._early = {key: clocks for key, clocks in self._early.items() if key[0] not in live}
         for number, shard in self.shards.items():
             shard.name_replicas(live)
+            # If no replica stays, the newcomers start at the slowest clock that the last ones had.
             staying = {r: c for r, c in shard.clocks.items() if r in live and r not in reborn}
             slowest = min((staying or shard.clocks).values(), default=self._first_clock)
             shard.clocks = {r: max(staying.get(r, slowest), early[r].get(number, 0)) for r in live}
         self._reach(self.shards.values())
-        return self._answer_parked()
+        return self._answer_waiting()
 
-    def _gate(self, event: PushArrived | TickArrived, session: Session) -> list[Effect]:
-        """Hold an event until its epoch begins, and later ones of its session behind it."""
-        if self.gated.full:
-            return [Refuse(event.request, "busy", f"{MOST_GATED} pushes and ticks wait for the next epoch")]
-        self.gated.add(session, event)
+    def _wait_for_epoch(self, event: PushArrived | TickArrived, session: Session) -> list[Effect]:
+        """Let an event wait until its epoch begins, and later ones of its session behind it."""
+        if self.epoch_gate.full:
+            return [Refuse(event.request, "busy", f"{MOST_WAITING} pushes and ticks wait for the next epoch")]
+        self.epoch_gate.add(session, event)
         return []
 
-    def _is_over(self, said: Push | Tick) -> bool:
-        """Whether it is of a life that was live; one that nobody has named yet is about to begin."""
-        replica, replica_generation = Replica(said.replica), said.incarnation
+    def _is_over(self, message: Push | Tick) -> bool:
+        """Whether the generation of a message has ended; one that the map has not named is about to begin."""
+        replica, replica_generation = Replica(message.replica), message.incarnation
         return self._live.get(replica) != replica_generation and (replica, replica_generation) in self._over
 
     def _forget(self, replica_generations: Set[int | None]) -> None:
-        """Drop the push numbers of lives. From then on the server refuses their pushes."""
+        """Drop the push numbers of generations. From then on the server refuses their pushes."""
         for shard in self.shards.values() if replica_generations - {None} else ():
             for session in [session for session in shard.last_number if session[1] in replica_generations]:
                 del shard.last_number[session]
 
     @property
     def generations_forgotten(self) -> int:
-        """Number of lives with dropped push numbers."""
+        """Number of generations with dropped push numbers."""
         return self._over.forgotten
 
     def _epoch_began(self, event: EpochBegan) -> list[Effect]:
-        """All groups of the epoch before are trained and acknowledged: no clock is behind any more."""
+        """Raise all clocks to the first one of the epoch: the groups before it are all acknowledged."""
         self._epoch, self._first_clock = event.number, event.first_clock
         for shard in self.shards.values():
             for replica, clock in shard.clocks.items():
                 shard.clocks[replica] = max(clock, event.first_clock)
         self._reach(self.shards.values())
-        effects = [effect for waiting in self.gated.take() for effect in self.handle(waiting)]
-        return effects + self._answer_parked()
+        effects = [effect for waiting in self.epoch_gate.take() for effect in self.handle(waiting)]
+        return effects + self._answer_waiting()
 
     # --- pulls and readings ------------------------------------------------------------------
 
@@ -529,8 +552,9 @@ class ServerState:
         if isinstance(shards, Refuse):
             return [shards]
         queued = QueuedPull(event.request, shards, pull.clock, event.deadline)
+        # With an empty queue there is no push in front of the pull, and its values may leave now.
         if self.idle:
-            return self.parked.take(queued)
+            return self.waiting.take(queued)
         self._queue.add(queued)
         return []
 
@@ -540,7 +564,7 @@ class ServerState:
             return [shards]
         queued = QueuedRead(event.request, shards, event.deadline)
         if self.idle:
-            return self.parked.take(queued)
+            return self.waiting.take(queued)
         self._queue.add(queued)
         return []
 
@@ -552,17 +576,17 @@ class ServerState:
             return Refuse(request, "not-primary", f"not the primary of shards {unknown[:8]}")
         return tuple([self.shards[ShardId(number)] for number in asked.shards])
 
-    def _answer_parked(self) -> list[Effect]:
-        """Answer what can be answered now, unless a batch is being applied: then its end answers."""
-        return [] if isinstance(self._taken, Apply) or not self.parked else self.parked.answer()
+    def _answer_waiting(self) -> list[Effect]:
+        """Answer the requests whose values are ready, unless a batch is in progress: its end answers them."""
+        return [] if isinstance(self._taken, Apply) or not self.waiting else self.waiting.answer()
 
     def give_up(self, *, now: float) -> list[Effect]:
-        """Answer what is parked and whose time is up, without what it wants."""
-        return self.parked.give_up(now)
+        """Answer the waiting requests whose deadline has passed, without values."""
+        return self.waiting.give_up(now)
 
     def next_deadline(self) -> float | None:
-        """When `give_up` may next have something to answer; None while nothing is parked."""
-        return self.parked.next_deadline()
+        """The next deadline of a waiting request, for `give_up`; None if none waits."""
+        return self.waiting.next_deadline()
 
     def _wrong_run(self, request: Request, asked: Record | Tick | Pull | ReadShards) -> Refuse:
         here = f"{self.run} generation {self.generation}"
@@ -570,17 +594,18 @@ class ServerState:
         return Refuse(request, "wrong-run", f"this server is on run {here}, not {there}")
 
     def forget(self, sessions: Iterable[Session]) -> None:
-        """Forget the pushes of sessions whose lives were never live, to make room for other sessions."""
+        """Forget the pushes of sessions whose generations were never live, to make room for others."""
         for session in sessions:
             for shard in self.shards.values():
                 shard.last_number.pop(session, None)
+            # The session's incarnation is its replica generation.
             for key in [key for key in self._early if key[1] == session[1]]:
                 del self._early[key]
 
-    # --- for the curious ---------------------------------------------------------------------
+    # --- inspection --------------------------------------------------------------------------
 
     def check_invariants(self) -> None:
-        """Assert what must hold between two events."""
+        """Assert the invariants between two events."""
         for number, shard in self.shards.items():
             assert shard.spec.id == number
             shard.check_invariants()
@@ -588,43 +613,47 @@ class ServerState:
             if isinstance(queued, QueuedPush):
                 assert len(queued.accepted) + len(queued.problems) == len(queued.push.shards)
 
-    def statistics(self) -> dict[str, Any]:
-        """What the report says of this server: what its shards counted, who waits, and for whom."""
-        return {
-            **count_shards(self.shards.values()),
-            "parked": len(self.parked),
-            "waiting_for": [int(replica) for replica in self.parked.waiting_for()],
-            "batches": self.batches,
-            "batched_pushes": self.batched_pushes,
-        }
+    def statistics(self) -> ServerStatistics:
+        """Counts of the shards, and of the requests that wait."""
+        counts = count_shards(self.shards.values())
+        counts.parked = len(self.waiting)
+        counts.waiting_for = [int(replica) for replica in self.waiting.waiting_for()]
+        counts.batches = self.batches
+        counts.batched_pushes = self.batched_pushes
+        return counts
 
 
 def _most_joined(head: QueuedPush) -> int:
     """Return the largest number of pushes in a batch that begins with this one."""
     sizes = [len(shard.values) for shard in head.shards if shard is not None]
+    # One round of the loop applies each shard at once: the largest one bounds the batch.
     most = min(MAX_BATCH, SHARD_VALUES // max(sizes, default=1))
     return min(most, BATCH_VALUES // sum(sizes)) if head.push.pull and sizes else most
 
 
-def _says_news(push: Push, shards: Sequence[Shard | None], session: Session) -> bool:
-    """Whether a shard has not had its number yet."""
+def _has_new_number(push: Push, shards: Sequence[Shard | None], session: Session) -> bool:
+    """Whether a push has a number that one of its shards has not ordered."""
     numbered = zip(shards, push.numbers, strict=True)
     return any(shard is not None and shard.last_number.get(session, 0) < number for shard, number in numbered)
 
 
-def _refuse_over(request: Request, said: Push | Tick | Record) -> Refuse:
-    text = f"life {said.incarnation} of replica {said.replica} is over: others train what it was given"
+def _refuse_over(request: Request, message: Push | Tick | Record) -> Refuse:
+    text = (
+        f"generation {message.incarnation} of replica {message.replica} has ended: "
+        "other replicas train its groups"
+    )
     return Refuse(request, "life-over", text)
 
 
 def _scaled_rates(pushes: Sequence[QueuedPush]) -> tuple[tuple[float, ...], ...]:
-    """For each push its rate on each accepted place, divided by 1 + the staleness that it will have there."""
+    """The rates of each push on its accepted places, each divided by 1 + the staleness on that shard."""
     rates = []
     for before, queued in enumerate(pushes):
         push, mine = queued.push, []
         for place in queued.accepted:
             shard = queued.shards[place]
             assert shard is not None
+            # Each push before it in the batch will be one version: `is_sure` rules out that one is refused.
             since = shard.version + before - push.versions[place] - push.own_applied[place]
             mine.append(push.rate / (1 + max(since, 0)))
         rates.append(tuple(mine))

@@ -1,40 +1,76 @@
-"""Pure: what a parameter server says of its shards: versions, clocks, and how stale what they got was."""
+"""Pure: the statistics of a parameter server, as the report has them: versions, clocks, staleness.
+
+A field that is unset is left out of the report: a server without a run has no counts of shards.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import msgspec
+from msgspec import UNSET, UnsetType
+
 from adam_async.parameter_server.shard import OTHERS, Shard
+from adam_async.runtime.machine import ProcessMemory
+
+Histogram = dict[str, int]
+"""Staleness, as text, to the number of pushes that had it."""
 
 
-def count_shards(shards: Collection[Shard]) -> dict[str, Any]:
-    """Add up what the shards of one server counted; keys are text, as JSON wants them."""
+class ServerStatistics(msgspec.Struct, kw_only=True, rename={"pending_contributions": "held"}):
+    """Counts of the shards of one server in one run, and of the server itself. Keys are text, as in JSON."""
+
+    shards: int | UnsetType = UNSET
+    versions: dict[str, int] | UnsetType = UNSET
+    """By shard."""
+    staleness: Histogram | UnsetType = UNSET
+    staleness_by_replica: dict[str, Histogram] | UnsetType = UNSET
+    staleness_by_tensor: dict[str, Histogram] | UnsetType = UNSET
+    clocks: dict[str, dict[str, int]] | UnsetType = UNSET
+    """By shard and replica."""
+    clock: int | UnsetType = UNSET
+    """Lowest clock of the shards."""
+    pending_contributions: int | UnsetType = UNSET
+    refused: int | UnsetType = UNSET
+    duplicates: int | UnsetType = UNSET
+    parked: int | UnsetType = UNSET
+    """Requests that wait for a clock or for sums."""
+    waiting_for: list[int] | UnsetType = UNSET
+    """Replicas that these requests wait for."""
+    batches: int | UnsetType = UNSET
+    batched_pushes: int | UnsetType = UNSET
+    traffic: list[dict[str, Any]] | UnsetType = UNSET
+    process: ProcessMemory | UnsetType = UNSET
+
+
+def count_shards(shards: Collection[Shard]) -> ServerStatistics:
+    """Add up the counts of the shards of one server."""
     by_replica: dict[str, Counter[int]] = {}
     by_tensor: dict[str, Counter[int]] = {}
     for shard in shards:
         for replica, counts in shard.staleness_of.items():
             if not counts:
-                continue  # the map names it, and it has not pushed
+                continue  # the map names the replica, and it has not pushed
             name = str(replica) if replica != OTHERS else "others"
             by_replica.setdefault(name, Counter()).update(counts)
             by_tensor.setdefault(shard.spec.tensor, Counter()).update(counts)
     total: Counter[int] = Counter()
     for counts in by_replica.values():
         total.update(counts)
-    lines = [shard.held for shard in shards if shard.held is not None]
-    return {
-        "shards": len(shards),
-        "versions": {str(shard.spec.id): int(shard.version) for shard in shards},
-        "staleness": _as_text(total),
-        "staleness_by_replica": {name: _as_text(by_replica[name]) for name in sorted(by_replica)},
-        "staleness_by_tensor": {name: _as_text(counts) for name, counts in by_tensor.items()},
-        "clocks": {str(shard.spec.id): {str(r): c for r, c in shard.clocks.items()} for shard in shards},
-        "clock": min((shard.applied_clock() for shard in shards), default=0),
-        "held": sum(len(each) for line in lines for each in line.waiting.values()),
-        "refused": sum(shard.refused for shard in shards),
-        "duplicates": sum(shard.duplicates for shard in shards),
-    }
+    pending = [shard.pending for shard in shards if shard.pending is not None]
+    return ServerStatistics(
+        shards=len(shards),
+        versions={str(shard.spec.id): int(shard.version) for shard in shards},
+        staleness=_as_text(total),
+        staleness_by_replica={name: _as_text(by_replica[name]) for name in sorted(by_replica)},
+        staleness_by_tensor={name: _as_text(counts) for name, counts in by_tensor.items()},
+        clocks={str(shard.spec.id): {str(r): c for r, c in shard.clocks.items()} for shard in shards},
+        clock=min((shard.applied_clock() for shard in shards), default=0),
+        pending_contributions=sum(len(sums) for each in pending for sums in each.waiting.values()),
+        refused=sum(shard.refused for shard in shards),
+        duplicates=sum(shard.duplicates for shard in shards),
+    )
 
 
-def _as_text(counts: Mapping[int, int]) -> dict[str, int]:
+def _as_text(counts: Mapping[int, int]) -> Histogram:
     return {str(staleness): counts[staleness] for staleness in sorted(counts)}

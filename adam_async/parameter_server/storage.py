@@ -1,11 +1,10 @@
-"""Pure: the memory of the shards, one contiguous aligned buffer per tensor, and who else may use it.
+"""Pure: the memory of the shards: one contiguous aligned buffer per tensor, shared by the roles of a process.
 
-A server is handed its storage and does not allocate it, so that servers of one process hold views of the
-same tensors. 64-byte alignment keeps every row start on a cache line for vector units.
+A server gets its storage and does not allocate it, so that servers of one process have views of the same
+tensors. 64-byte alignment keeps every row start on a cache line for vector units.
 
-A run that trains *in place* (aliased mode) goes one step further: the workers of the process take the very
-same memory as their weights, and their compute threads run the rule on it. Then nobody else may write it,
-and whoever reads it copies first.
+In a run *in place* the workers of the process use the same memory as their weights, and their compute threads
+run the rule on it. Then no other thread may write it, and a reader copies it first.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +34,7 @@ def aligned_zeros(size: int, dtype: DTypeLike) -> NDArray[Any]:
 
 
 def initial_values(network: Network, dice: Dice, spec: ShardSpec) -> NDArray[Any]:
-    """The keyed initial values of one shard: those of the rows it lies in, cut to its range."""
+    """The keyed initial values of one shard: drawn for its rows, and cut to its range."""
     first, last = spec.start // spec.row_size, -(-spec.stop // spec.row_size)
     rows = network.initial_values(dice, spec.tensor, first, last).reshape(-1)
     return rows[spec.start - first * spec.row_size : spec.stop - first * spec.row_size]
@@ -46,7 +45,7 @@ class ShardStorage:
 
     Args:
         parameters: The tensors.
-        rule: The update rule, which says what state it keeps.
+        rule: The update rule, which defines its state.
         dtype: Type of values and state.
         in_place: Whether whole tensors are stepped at once. The rule's per-shard counts then are per tensor.
     """
@@ -94,10 +93,10 @@ class ShardStorage:
 
 
 class StoragePool:
-    """The storages of the runs of a process, for all its roles; each is kept as long as a role keeps it.
+    """The storages of the runs of a process, for all its roles. A storage lives as long as a role keeps it.
 
-    Servers and workers hear of a new run at moments of their own, so that for a while one may still ask for
-    a run that another has left: a run has one storage, whoever asks for it in whatever order.
+    Servers and workers learn of a new run at different times, so for a while one may ask for a run that
+    another has left. A run has one storage, in whatever order roles ask for it.
     """
 
     def __init__(self) -> None:
@@ -106,7 +105,7 @@ class StoragePool:
         """Whether a server of this process has opened a run."""
 
     def provide(self, run: str, make: Callable[[], ShardStorage]) -> ShardStorage:
-        """Give a server the storage of a run, made at the first asking. The server must keep it."""
+        """The storage of a run for a server, made at the first call. The server must keep it."""
         storage = self._storages.get(run)
         if storage is None:
             storage = self._storages[run] = make()
@@ -114,5 +113,5 @@ class StoragePool:
         return storage
 
     def find(self, run: str) -> ShardStorage | None:
-        """Give a worker the storage of a run, if somebody in this process has it."""
+        """The storage of a run for a worker; None if no role of this process keeps it."""
         return self._storages.get(run)

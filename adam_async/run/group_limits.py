@@ -28,7 +28,7 @@ class GroupLimits:
     train_images: int = 0
     """Number of training images; 0 until the map has a data server."""
 
-    def look(self, cluster: ClusterMap) -> None:
+    def map_changed(self, cluster: ClusterMap) -> None:
         """Take the size of the data set from the cluster map."""
         servers = cluster.ledger_leaders or cluster.live("data")
         if servers:

@@ -2,21 +2,21 @@
 
 Theory of operation
 -------------------
-Groups get their places in steps when they are admitted (`clocks.py`), and the step that a group would open
-is admitted when the values that it may read are here; until then the *gate* is shut. Steps leave in their
-order, each when all its groups are trained, its gradients added up in the order of their leases. Where
-replicas meet, a *jump* stands between two steps: a tick to all shards.
+A group joins a step when it is admitted (`replica_clock.py`). The group that opens a step is admitted when
+the values that it may read are here; until then the *admission gate* is shut. Steps leave in their order,
+each when all its groups are trained, its gradients added up in the order of their leases. At a *sync clock* a
+*clock skip* stands between two steps: a tick to all shards.
 
-Under ``ssp`` values come as under ``asp``, in the answers to pushes, with their clock; only if nothing is on
-its way and what is here is too old, a clock-bound pull asks for what is needed, and is answered when the
-others have got there.
+Under ``ssp`` values come as under ``asp``, in the answers to pushes, with their clock. Only if no answer is
+on its way and the copy is too old, a clock-bound pull asks for the values needed; the server answers it when
+the other replicas have reached the clock.
 
-Under ``bsp`` each step is followed by a clock-bound pull of the sum that it is part of. When all of it has
-landed the copy is exactly of that clock, and a snapshot of it is kept for the steps that are to read it: the
-first of its groups may be admitted before newer values land, and the last one after that. A push of clock p
-leaves only when the values of clock p - 1 are here; see `clocks.py`. Local steps are not made.
+Under ``bsp`` each step is followed by a clock-bound pull of the sum that it is part of. When the pull has
+landed, the copy is exactly of that clock, and a snapshot of it is kept for the steps that read it: the first
+group of a step may be admitted before newer values land, and the last one after that. A push of clock p
+leaves only when the values of clock p - 1 are here; see `replica_clock.py`. Local steps are not made.
 
-What is waited for is named: the servers tell, every half of `answer_s`, who is behind.
+A wait names the replicas behind: the servers report them every half of `answer_s`.
 """
 
 import asyncio
@@ -24,27 +24,28 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from adam_async.data_server.client import ImageGroup
 from adam_async.errors import DeadlineExceeded, RunFailed
 from adam_async.messages import Values
 from adam_async.parameter_server.client import ParameterClient
+from adam_async.run.config import Config
 from adam_async.run.ids import ShardId
 from adam_async.worker.puller import Puller
 from adam_async.worker.push_plan import PushBuffer
 from adam_async.worker.replica_clock import ReplicaClock
+from adam_async.worker.statistics import WorkerStatistics
 from adam_async.worker.stepper import Pusher, Step
 from adam_async.worker.training import Admitted, GroupTrainer, Trained
-from adam_async.worker.weights import Snapshot, WorkerWeights
+from adam_async.worker.weights import Snapshot
 
 Shards = tuple[tuple[str, tuple[ShardId, ...]], ...]
-"""Servers, and for each some shards of it that one message names."""
+"""Servers, each with some of its shards that one message names."""
 
 
 @dataclass(slots=True, eq=False)
 class OrderedStep:
-    """A step whose groups have their places."""
+    """A step whose groups joined it when they were admitted."""
 
     number: int
     """Steps that lie behind it."""
@@ -52,116 +53,123 @@ class OrderedStep:
     needed: int
     """Clock of the values that its groups read: at least, and under bsp exactly."""
     read: Snapshot | None
-    """What all of them read, under bsp."""
+    """Values that all its groups read, under bsp."""
     admitted: int = 0
     closed: bool = False
-    """No more groups join it."""
+    """Whether no more groups join it."""
     buffer: PushBuffer | None = None
     trained: list[Trained] = field(default_factory=list)
-    """Those that are added up."""
+    """Groups that are added up."""
     early: dict[int, Trained] = field(default_factory=dict)
-    """Those that were trained before one that comes before them."""
+    """By position: groups that were trained before an earlier one of the step."""
     on_landed: Callable[[], None] | None = None
-    """Of its last group."""
+    """Callback of its last group."""
     leaving: Step | None = None
-    """What has begun to leave before it is complete."""
+    """The push of the step, once its first message has left."""
 
     @property
     def complete(self) -> bool:
-        """Whether it may leave."""
+        """Whether all its groups are trained."""
         return self.closed and len(self.trained) == self.admitted
 
 
 @dataclass(frozen=True, slots=True)
-class Jump:
-    """The replica's clock goes on to where all meet."""
+class ClockSkip:
+    """The replica's clock goes on to a sync clock without pushes."""
 
     clock: int
     epoch: int
 
 
-class ClockedStepper:
-    """Collects groups into steps in the order of their leases, and is the gate that they come through.
+class BoundedStepper:
+    """Collects groups into steps in the order of their leases; also the admission gate of these groups.
 
     Args:
-        pusher: What sends steps.
-        client: Where ticks go.
-        puller: How values come back.
-        trainer: Whose push buffers groups are added up in.
-        weights: The worker's copy.
-        clock: The replica's.
-        replica: Its number, for messages.
-        push_every: Groups of a full step.
-        pull_every: Steps per pull.
-        synchronous: Whether the run is ``bsp``.
-        most_steps: Steps that may be in the making.
+        config: The run.
+        pusher: Sends the steps.
+        client: Sends the ticks.
+        puller: Pulls values, and has the worker's copy.
+        trainer: Owner of the push buffers.
+        replica: Number of the replica, for messages.
+        most_steps: Maximum number of steps that have not left.
         shards: All shards of the model.
-        silent: Those of frozen layers.
-        timeout_s: The slowest clock advances at least this often while we wait.
+        silent: Shards of frozen layers.
     """
 
     def __init__(
         self,
+        config: Config,
         *,
         pusher: Pusher,
         client: ParameterClient,
         puller: Puller,
         trainer: GroupTrainer,
-        weights: WorkerWeights,
-        clock: ReplicaClock,
         replica: int,
-        push_every: int,
-        pull_every: int,
-        synchronous: bool,
         most_steps: int,
         shards: Shards,
         silent: Shards,
-        timeout_s: float,
     ) -> None:
+        assert config.slack is not None
         self._pusher = pusher
         self._client = client
         self._puller = puller
         self._trainer = trainer
-        self._weights = weights
-        self._clock = clock
+        self._weights = puller.weights
         self._replica = replica
-        self._push_every = push_every
-        self._pull_every = pull_every
-        self._synchronous = synchronous
+        self._push_every = config.push_every
+        self._pull_every = config.pull_every
+        self._synchronous = config.synchronous
         self._most_steps = most_steps
         self._shards = shards
         self._silent = silent
-        self._timeout_s = timeout_s
-        self._queue: deque[OrderedStep | Jump] = deque()
-        self._met = clock.base
+        self._timeout_s = config.waits.clock_s
+        self._clock = ReplicaClock(
+            start=0, push_every=config.push_every, slack=config.slack, synchronous=config.synchronous
+        )
+        self._queue: deque[OrderedStep | ClockSkip] = deque()
+        self._sync_clock = 0
         self._epoch = 0
-        self.said = clock.step
-        """The clock that servers know of, or will when they have read what is on its way."""
+        self.sent = 0
+        """Clock that the servers know of, or will know when they have read all messages on their way."""
         self._reads: dict[int, Snapshot] = {}
+        """By clock: snapshots that steps may read, under bsp."""
         self._landed = -1
+        """Clock of the newest snapshot."""
         self._landings = 0
+        """Pulls behind pushes that have not landed."""
         self._bound = -1
+        """Clock of the last clock-bound pull."""
         self._broken: RunFailed | None = None
         self._changed = asyncio.Event()
         self._advanced = True
+        """Whether the slowest clock has advanced since the wait began."""
         self._advanced_at = 0.0
         self._behind: dict[int, Values] = {}
+        """By question: the last answer that named replicas behind."""
         self._waits_before = -1
         self._waits = 0
         self._wait_s = 0.0
         self._waiting_for = ""
-        if synchronous and weights.clock == weights.newest:
-            self._keep(weights.clock)
 
-    # --- the gate ----------------------------------------------------------------------------
+    def start(self, clock: int) -> None:
+        """Take up the replica's clock with the first values, before the first group."""
+        self._clock.sync_at(clock)
+        self.sent = self._sync_clock = self._clock.step
+        # A first pull may mix clocks of several servers. Then a clock-bound pull brings the exact values.
+        if self._synchronous and self._weights.clock == self._weights.newest:
+            self._keep(self._weights.clock)
+
+    # --- admission gate ----------------------------------------------------------------------
 
     def opens_for(self, group: ImageGroup) -> bool:
-        """Whether the next group may be admitted; what it tells of meetings is heard in any case."""
+        """Whether the next group may be admitted; takes up its sync clock in either case."""
         if group.sync_clock:
-            self.meet(group.sync_clock)
+            self.sync_at(group.sync_clock)
+        # A group begins no earlier than its clock. A replica that joined late ticks up to it.
         if group.clock > self._clock.step:
             self._epoch = group.lease.epoch
-            self.meet(group.clock)
+            self.sync_at(group.clock)
+        # The open step has its values already: all its groups read by the same rule.
         if self._clock.groups:
             return True
         return len(self._queue) < self._most_steps and self._has_values()
@@ -171,7 +179,7 @@ class ClockedStepper:
         return needed in self._reads if self._synchronous else self._weights.clock >= needed
 
     def admit(self, group: ImageGroup) -> Admitted:
-        """Give the group its place; the gate must be open for it."""
+        """Add the group to its step; the gate must be open for it."""
         self._epoch = group.lease.epoch
         needed = self._clock.needs
         place = self._clock.join()
@@ -185,28 +193,29 @@ class ClockedStepper:
         return Admitted(group, step, place.index, step.read)
 
     def _read_of(self, needed: int) -> Snapshot:
+        # Steps open in order of their clocks, so none will read an older snapshot.
         for clock in [clock for clock in self._reads if clock < needed]:
             del self._reads[clock]
         return self._reads[needed]
 
-    def meet(self, clock: int) -> None:
-        """All replicas meet at this clock: a step that is being filled ends short, and we tick up to it."""
-        if self._clock.meet(clock):
+    def sync_at(self, clock: int) -> None:
+        """Take up a sync clock: the open step ends short, and the replica ticks up to the clock."""
+        if self._clock.sync_at(clock):
             step = self._queue[-1]
             assert isinstance(step, OrderedStep)
             step.closed = True
-        elif clock <= self._met:
-            return
-        self._met = max(self._met, clock)
-        self._queue.append(Jump(clock, self._epoch))
-        self._leave()
+        elif clock <= self._sync_clock:
+            return  # the gate sees a group again until it is admitted, and a flush repeats the sync clock
+        self._sync_clock = max(self._sync_clock, clock)
+        self._queue.append(ClockSkip(clock, self._epoch))
+        self._send_ready()
 
     async def wait(self) -> None:
         """Wait for anything that may open the gate. Cancelling it loses nothing.
 
         Raises:
             DeadlineExceeded: The slowest clock has not advanced for `waits.clock_s`, or no own step has
-                left; names who is behind.
+                left; names the replicas behind.
             RunFailed: Servers sent the values of another clock.
         """
         if self._broken is not None:
@@ -214,24 +223,27 @@ class ClockedStepper:
         loop = asyncio.get_running_loop()
         begin = loop.time()
         self._changed.clear()
-        if self._has_values() or self.said < self._clock.needs:
-            # For a step of our own that is to leave first: nobody else is late.
-            await self._wait_for_own(f"step {self.said} of replica {self._replica} to be trained")
+        if self._has_values() or self.sent < self._clock.needs:
+            # An own step must leave first, so the other replicas are not late.
+            await self._wait_for_own(f"step {self.sent} of replica {self._replica} to be trained")
             return
+        # Several calls wait for one step, because each change wakes the caller. Count the step once.
         if self._waits_before != self._clock.step:
             self._waits_before = self._clock.step
             self._waits += 1
             self._advanced = True
+        # The deadline is per advance of the slowest clock, so it moves only after one.
         if self._advanced:
             self._advanced, self._advanced_at = False, begin
-        self._waiting_for = self._who()
+        self._waiting_for = self._replicas_behind()
         self._ask()
         try:
             async with asyncio.timeout_at(self._advanced_at + self._timeout_s):
                 await self._changed.wait()
         except TimeoutError:
-            what = f"{self._who()}: step {self._clock.step} needs the values of clock {self._clock.needs}"
-            raise DeadlineExceeded(what, self._timeout_s) from None
+            behind = self._replicas_behind()
+            need = f"step {self._clock.step} needs the values of clock {self._clock.needs}"
+            raise DeadlineExceeded(f"{behind}: {need}", self._timeout_s) from None
         finally:
             self._wait_s += loop.time() - begin
             self._waiting_for = ""
@@ -244,12 +256,12 @@ class ClockedStepper:
             raise DeadlineExceeded(what, self._timeout_s) from None
 
     def _ask(self) -> None:
-        """Ask for the values that are needed, unless something is on its way that may bring them."""
+        """Ask for the values needed, unless an answer on its way may bring them."""
         needed = self._clock.needs
         if not self._landings and self._bound < needed:
             self._pull(needed)
 
-    def _who(self) -> str:
+    def _replicas_behind(self) -> str:
         behind = sorted({replica for values in self._behind.values() for replica in values.behind})
         if not behind:
             return f"clock {self._clock.needs}"
@@ -261,34 +273,37 @@ class ClockedStepper:
     def add(self, trained: Trained, on_landed: Callable[[], None]) -> None:
         """Take a trained group. Never waits.
 
-        `on_landed` is called when the values that follow the group's step are installed; at once, if it is
-        not the last group of a full step.
+        `on_landed` is called when the values behind the group's step are installed; at once if the group is
+        not the last one of a full step.
 
         Raises:
-            RunFailed: The group read what it may not read.
+            RunFailed: The group read values that are too old.
         """
         admitted = trained.admitted
         assert admitted is not None
         step: OrderedStep = admitted.step
         self._check_read(step, trained)
+        # A stage that is reported from now on came too late: its messages leave with the rest.
         if trained.ahead is not None:
             trained.ahead.over = True
         step.early[admitted.index] = trained
+        # Only the last group of a full step waits: a short step has no such group.
         if admitted.index == self._push_every - 1:
             step.on_landed = on_landed
         else:
             on_landed()
+        # Threads finish groups in any order. A sum in the order of the leases has the same bits in every run.
         while len(step.trained) in step.early:
             self._add_up(step, step.early.pop(len(step.trained)))
-        self._leave()
+        self._send_ready()
 
     def ahead(self, trained: Trained, messages: Sequence[int], on_landed: Callable[[], None]) -> None:
-        """Let messages of a group's step leave that are complete, while the rest is computed. Never waits.
+        """Send complete messages of a group's step while the rest is computed. Never waits.
 
-        Only where it is this step's turn to leave; otherwise they leave with the rest.
+        Only if the step is the next one to leave; otherwise the messages leave with the rest.
 
         Raises:
-            RunFailed: The group read what it may not read.
+            RunFailed: The group read values that are too old.
         """
         admitted, ahead = trained.admitted, trained.ahead
         assert admitted is not None
@@ -302,6 +317,7 @@ class ClockedStepper:
         self._pusher.push_ahead(step.leaving, messages)
 
     def _check_read(self, step: OrderedStep, trained: Trained) -> None:
+        # The gate should rule this out. A wrong read would break the promise of the run without a trace.
         if trained.read.clock < step.needed:
             raise RunFailed(
                 f"step {step.number} of replica {self._replica} read values of clock {trained.read.clock}, "
@@ -310,6 +326,7 @@ class ClockedStepper:
 
     def _add_up(self, step: OrderedStep, trained: Trained) -> None:
         step.trained.append(trained)
+        # The buffer of a single group is the step's buffer, without a copy.
         if self._push_every == 1:
             step.buffer = trained.buffer
             return
@@ -319,12 +336,12 @@ class ClockedStepper:
         step.buffer.add(trained.buffer)
         self._trainer.group_buffers.give_back(trained.buffer)
 
-    def _leave(self) -> None:
-        """Let go what is complete, in order."""
+    def _send_ready(self) -> None:
+        """Send complete steps and clock skips, in order."""
         while self._queue:
             head = self._queue[0]
-            if isinstance(head, Jump):
-                self._jump(head)
+            if isinstance(head, ClockSkip):
+                self._skip_clock(head)
             elif head.complete and self._clock.leaves(head.number, self._landed):
                 self._send(head)
             else:
@@ -339,13 +356,15 @@ class ClockedStepper:
         groups: list[Trained],
         on_landed: Callable[[], None] | None,
     ) -> Step:
-        """Make a step ready to leave whose turn it is."""
-        assert self.said <= ready.number, (self.said, ready.number)
-        self.said = ready.number + 1
-        step = Step(buffer, groups, self.said, ready.epoch)
+        """Prepare the push of the step that leaves next."""
+        assert self.sent <= ready.number, (self.sent, ready.number)
+        self.sent = ready.number + 1
+        step = Step(buffer, groups, self.sent, ready.epoch)
+        # Frozen layers have no gradients. Without a tick their shards would keep the clock back.
         for server, shards in self._silent:
-            self._client.tick(server, shards, self.said, epoch=ready.epoch)
-        if self._synchronous or self.said % self._pull_every:
+            self._client.tick(server, shards, self.sent, epoch=ready.epoch)
+        # In bsp the answer to a push has no sum yet; a clock-bound pull follows the step.
+        if self._synchronous or self.sent % self._pull_every:
             self._pusher.begin(step, None)
         else:
             self._landings += 1
@@ -358,27 +377,29 @@ class ClockedStepper:
         if step is None:
             assert ready.buffer is not None
             step = self._begin(ready, ready.buffer, ready.trained, on_landed)
-        # Its groups know their step: what they read would be kept until a garbage collector finds the circle.
+        # Groups and step refer to each other. Without this, reads live until the garbage collector runs.
         ready.trained, ready.on_landed, ready.leaving = [], None, None
         self._pusher.finish(step)
         if self._synchronous:
-            self._pull(self.said)
+            self._pull(self.sent)
         elif step.landing is None and on_landed is not None:
             on_landed()
 
-    def _jump(self, jump: Jump) -> None:
-        if jump.clock <= self.said:
+    def _skip_clock(self, skip: ClockSkip) -> None:
+        # A push carries its own clock, so a skip to a clock that a step has reached needs no tick.
+        if skip.clock <= self.sent:
             return
-        self.said = jump.clock
+        self.sent = skip.clock
         for server, shards in self._shards:
-            self._client.tick(server, shards, jump.clock, epoch=jump.epoch)
+            self._client.tick(server, shards, skip.clock, epoch=skip.epoch)
+        # The first step behind the skip reads the values of exactly this clock.
         if self._synchronous:
-            self._pull(jump.clock)
+            self._pull(skip.clock)
 
     # --- values ------------------------------------------------------------------------------
 
     def _pulled(self, on_landed: Callable[[], None] | None) -> None:
-        """The values that follow a push are installed."""
+        """Take note that the values behind a push are installed."""
         self._landings -= 1
         self._arrived()
         if on_landed is not None:
@@ -389,6 +410,7 @@ class ClockedStepper:
         self._puller.pull(partial(self._bound_landed, clock), clock=clock, on_behind=self._on_behind)
 
     def _bound_landed(self, clock: int) -> None:
+        # A later pull has replaced this one if the clocks differ: its own landing is checked.
         if clock == self._bound and self._synchronous:
             if self._weights.clock == self._weights.newest == clock:
                 self._keep(clock)
@@ -398,7 +420,7 @@ class ClockedStepper:
                     f"{self._weights.clock} to {self._weights.newest}"
                 )
         self._arrived()
-        self._leave()
+        self._send_ready()
 
     def _keep(self, clock: int) -> None:
         self._landed = clock
@@ -412,14 +434,13 @@ class ClockedStepper:
     def _on_behind(self, place: int, values: Values) -> None:
         old = self._behind.get(place)
         self._behind[place] = values
+        # A clock that advances at all restarts the deadline, however far it still is from the one needed.
         self._advanced = self._advanced or old is None or values.clock > old.clock
         self._changed.set()
 
-    def statistics(self) -> dict[str, Any]:
-        """The replica's clock, how often and how long it waited for others, and for whom it does now."""
-        return {
-            "clock": self.said,
-            "clock_waits": self._waits,
-            "clock_wait_s": self._wait_s,
-            "waiting_for": self._waiting_for,
-        }
+    def count_into(self, counts: WorkerStatistics) -> None:
+        """Fill in the replica's clock, and its waits for other replicas."""
+        counts.clock = self.sent
+        counts.clock_waits = self._waits
+        counts.clock_wait_s = self._wait_s
+        counts.waiting_for = self._waiting_for

@@ -1,17 +1,17 @@
 """Pure: limits of a step's gradient, as factors on it before it leaves: clipping, layer-wise rate control.
 
-Clipping bounds the norm over all tensors; layer-wise rate control bounds each tensor's rate: at most
-`layer_rate` times the tensor's norm over that of its gradient, as clipped, and never more than the rate in
-force (CL-07). A tensor that is all zeros, as a bias is at the start, has no size to go by and keeps the
-rate. What is not finite is left as it is: the server refuses it and counts it.
+Clipping bounds the norm over all tensors. Layer-wise rate control bounds each tensor's rate: at most
+`layer_rate` times the tensor's norm over that of its clipped gradient, and never more than the rate in force
+(CL-07). A tensor of zeros, such as a bias at the start, has no norm to compare with and keeps the rate. A
+gradient that is not finite is not scaled: the server refuses and counts it.
 
 A gradient that travels as factors is the product E X^T of error gradients E (rows, K) and activations X
 (inputs, K) of K images. Its norm needs no product: |E X^T|^2 is the sum over all entries of
 (E^T E) * (X^T X), two Gram matrices of K by K; those of the rows of several servers add up. Its factor goes
 on E.
 
-All of it is about the gradient that the rule would see from this push alone: the sum over the groups of the
-step, or where servers average over all images of a step, the mean over the images of this push.
+The limits apply to the gradient that the rule would see from this push alone: the sum over the groups of the
+step, or in bsp, where servers average over all images of a step, the mean over the images of this push.
 """
 
 import math
@@ -53,7 +53,7 @@ class Scaling:
             buffer: A group's or step's gradients.
             weights: The values at which they were computed.
             rate: Learning rate that they will be applied with.
-            unit: What the rule sees is the buffer's gradient times this.
+            unit: Factor from the buffer's gradient to the one that the rule sees.
         """
         norms = {name: unit * norm for name, norm in gradient_norms(buffer).items()}
         clip = 1.0
@@ -99,7 +99,7 @@ def _square(flat: NDArray[Any]) -> float:
     found = float(np.dot(flat, flat))
     if found < math.inf:
         return found
-    # What overflows in float32 may be finite; what is not stays so.
+    # A sum that overflows in float32 may be finite in float64.
     wide = flat.astype(np.float64)
     return float(np.dot(wide, wide))
 

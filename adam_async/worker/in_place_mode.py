@@ -1,34 +1,36 @@
-"""Training in place: the worker's weights are the servers' memory, and nothing but records travels."""
+"""Training in place: the worker's weights are the servers' memory, and only step records travel."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-import msgspec
 from numpy.typing import NDArray
 
-from adam_async.messages import Finished, Values
+from adam_async.messages import Values
 from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network as Model
 from adam_async.model.rules import make_rule
-from adam_async.parameter_server.client import ParameterClient
 from adam_async.parameter_server.storage import ShardStorage
-from adam_async.run.config import Config
 from adam_async.run.rate_schedule import Schedule
-from adam_async.run.shard_table import ShardTable
 from adam_async.worker.in_place_step import InPlaceTrainer, ThreadMemory, TrainedInPlace
 from adam_async.worker.push_plan import plan_pushes
+from adam_async.worker.statistics import WorkerStatistics
 from adam_async.worker.step_reports import Recorder
 from adam_async.worker.training import replica_graph
-from adam_async.worker.training_mode import Deliver, OnStep
-from dataflow import Firing, Graph, Tag
+from adam_async.worker.training_mode import ModeSetup
+from dataflow import Firing, Graph
 
 JOB_IMAGES = 128
-"""Images that one job of a compute thread trains, as so many groups as they make. Meanwhile the thread needs
-nothing of the loop. A group reads no weights before its turn comes, so waiting makes none stale."""
+"""Images that one job of a compute thread trains, as so many groups as they make. During the job the thread
+needs nothing of the loop. A group reads the weights when its training begins, so waiting makes none stale."""
 
 JOB_GROUPS = range(2, 33)
-"""Bounds on these groups: two at least, so that there are jobs of several; no long jobs of tiny groups."""
+"""Bounds on the groups of a job: two at least, so that there are jobs of several; 32 at most, so that a job
+of tiny groups stays short."""
+
+JOBS_PER_THREAD = 2
+"""Jobs per compute thread: the one in training, and one that waits for the thread."""
 
 
 def groups_of_a_job(images_per_group: int) -> int:
@@ -36,42 +38,41 @@ def groups_of_a_job(images_per_group: int) -> int:
     return min(max(JOB_IMAGES // images_per_group, JOB_GROUPS[0]), JOB_GROUPS[-1])
 
 
-class Aliased:
-    """The way of training of a run in one process that neither skips pushes nor pulls; see `WayOfTraining`.
+def groups_in_flight(threads: int, images_per_group: int) -> int:
+    """Groups in flight that keep the compute threads of a worker busy: full jobs."""
+    return JOBS_PER_THREAD * threads * groups_of_a_job(images_per_group)
+
+
+class InPlaceMode:
+    """The training mode of a run in one process that pushes and pulls at every step; see `TrainingMode`.
 
     Args:
+        setup: The run.
         model: The network.
-        config: The run.
-        table: Shards of the model.
-        buckets: Primary of each bucket.
-        client: How to reach the servers.
-        storage: Their memory.
+        storage: Memory of the servers.
         threads: Compute threads of the worker.
-        clock: Times of groups, for a profile; None notes none.
+        clock: Clock for the times of groups in a profile; None notes no times.
     """
+
+    gate = None
+    """See `TrainingMode.gate`: replicas do not wait for each other."""
 
     def __init__(
         self,
+        setup: ModeSetup,
         *,
         model: Model,
-        config: Config,
-        table: ShardTable,
-        buckets: Sequence[str],
-        client: ParameterClient,
         storage: ShardStorage,
         threads: int,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self._table = table
-        self._buckets = buckets
-        self._client = client
-        self._frozen = model.frozen
-        self._clock = 0
+        config = setup.config
+        self._setup = setup
         self._plan = plan_pushes(
-            model, table, buckets, images=config.images_per_group, wanted=config.protocol
+            model, setup.table, setup.buckets, images=config.images_per_group, wanted=config.protocol
         )
         self._job_groups = groups_of_a_job(config.images_per_group)
-        self._jobs = 2 * threads  # one that a thread is in, and one that waits for it
+        self._jobs = JOBS_PER_THREAD * threads
         rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
         self._trainer = InPlaceTrainer(
             network=model,
@@ -82,11 +83,20 @@ class Aliased:
             dice=Dice(config.seed),
             clock=clock,
         )
+        self._recorder = Recorder(
+            table=setup.table,
+            buckets=setup.buckets,
+            client=setup.client,
+            on_finished=setup.events.finished,
+            on_step=setup.events.stepped,
+            frozen=model.frozen,
+        )
 
     async def prepare(self) -> None:
-        """Ask each server where its clocks stand, by one shard of its own. Cancelling it loses nothing."""
+        """Ask each server for its clocks, with one shard of its own. Cancelling it loses nothing."""
+        setup = self._setup
         answered = asyncio.Event()
-        firsts = {self._buckets[spec.bucket]: spec.id for spec in reversed(self._table.shards)}
+        firsts = {setup.buckets[spec.bucket]: spec.id for spec in reversed(setup.table.shards)}
         clocks: list[int] = []
 
         def on_values(values: Values, _: NDArray[Any]) -> None:
@@ -95,37 +105,23 @@ class Aliased:
                 answered.set()
 
         for server, shard in firsts.items():
-            self._client.pull(server, (shard,), on_values)
-        await self._client.flush()
+            setup.client.pull(server, (shard,), on_values)
+        await setup.client.flush()
         await answered.wait()
-        self._clock = min(clocks)
+        self._recorder.start(min(clocks))
 
-    def begin(self, on_finished: Callable[[Finished], None], on_step: OnStep | None = None) -> None:
-        """See `WayOfTraining.begin`."""
-        self._recorder = Recorder(
-            table=self._table,
-            buckets=self._buckets,
-            client=self._client,
-            clock=self._clock,
-            on_finished=on_finished,
-            on_step=on_step,
-            frozen=self._frozen,
-        )
-
-    @property
-    def in_flight(self) -> int:
-        """Groups in flight that keep the threads busy: full jobs."""
-        return self._jobs * self._job_groups
+    async def refresh(self) -> None:
+        """See `TrainingMode.refresh`. The memory of the servers needs none."""
 
     def new_context(self) -> None:
-        """See `WayOfTraining.new_context`."""
+        """See `TrainingMode.new_context`."""
 
     def new_scratch(self) -> ThreadMemory:
-        """See `WayOfTraining.new_scratch`."""
+        """See `TrainingMode.new_scratch`."""
         return self._trainer.new_memory()
 
-    def graph(self, landed: Callable[[Tag], None], deliver: Deliver) -> Graph:
-        """See `WayOfTraining.graph`. No group waits for a pull: its step is in when it is trained."""
+    def graph(self) -> Graph:
+        """See `TrainingMode.graph`. No group waits for a pull: its step is applied once it is trained."""
         return replica_graph(
             self._trainer.train,
             self._on_trained,
@@ -138,19 +134,15 @@ class Aliased:
         self._recorder.add(trained)
 
     @property
-    def gate(self) -> None:
-        """See `WayOfTraining.gate`. Nobody waits for anybody."""
-
-    @property
     def record(self) -> bytes:
-        """See `WayOfTraining.record`. Nothing can be noted where steps have no order."""
+        """See `TrainingMode.record`. Steps in place have no order that a log could note."""
         return b""
 
-    def flush(self) -> None:
-        """See `WayOfTraining.flush`."""
+    def flush(self, sync_clock: int) -> None:
+        """See `TrainingMode.flush`."""
         self._recorder.close()
 
-    def statistics(self) -> dict[str, Any]:
-        """What the gradient of each tensor would cost on a link; nothing of it travels."""
-        choices = [msgspec.to_builtins(choice) for choice in self._plan.protocols.values()]
-        return {"protocols": [{**choice, "chosen": "in place"} for choice in choices], "push_buffers": 0}
+    def statistics(self) -> WorkerStatistics:
+        """The bytes that each tensor's gradient would need on a link; none of them travels."""
+        choices = [replace(choice, chosen="in place") for choice in self._plan.protocols.values()]
+        return WorkerStatistics(protocols=choices, push_buffers=0)

@@ -1,11 +1,10 @@
-"""Pure: what a compute thread does with one image group when the weights are the servers' own memory.
+"""Pure: the training of one image group on a compute thread, on the servers' own memory.
 
-Aliased mode, the zero-copy path of one process (AD-11, AD-14): forward and backward read the shards where
-they lie, and each gradient is applied there by the run's own rule, without locks, if it is finite. What is
-left to push is a record that it happened.
+The zero-copy path of one process (AD-11, AD-14): forward and backward pass read the shards in their memory,
+and the run's own rule applies each finite gradient there, without locks. Only a record of the step is pushed.
 
-Staleness is measured at the memory itself: the steps that others applied between the moment at which the
-group began to read and the moment at which its own step was in.
+Staleness is measured at the memory: the number of steps that other threads applied between the group's first
+read and the end of its own step.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,19 +27,19 @@ from dataflow import Firing
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedInPlace:
-    """What became of one group."""
+    """Outcome of one group."""
 
     lease: Lease
     loss: float
     """Mean over the group's images."""
     staleness: int
     refused: tuple[str, ...]
-    """Tensors whose gradient was not finite."""
+    """Tensors whose gradient was not finite, and not applied."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ThreadMemory:
-    """What one compute thread trains in. Groups of one thread follow one another, so they can share it."""
+    """Training memory of one compute thread. Its groups follow one another, so they share it."""
 
     context: Context
     buffers: StepBuffers
@@ -55,8 +54,8 @@ class InPlaceTrainer:
         storage: The memory of the run's servers.
         schedule: Learning rate of a group.
         group_images: Most images of a group.
-        dice: What layers that draw, such as dropout, draw with.
-        clock: What times of groups are taken from, in seconds; None takes none.
+        dice: Random numbers of layers such as dropout.
+        clock: Clock for the times of groups, in seconds; None takes none.
     """
 
     def __init__(
@@ -80,10 +79,10 @@ class InPlaceTrainer:
         self._clock = clock
 
     def new_memory(self) -> "ThreadMemory":
-        """What one compute thread trains in."""
+        """Make the training memory of one compute thread."""
         return ThreadMemory(self._network.context(self._group_images), self._step.new_scratch())
 
-    # A run that diverges is told by its loss and its refused steps; a warning per group says nothing more.
+    # A diverging run shows in its loss and its refused steps; a warning per group would add nothing.
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def train(self, firings: Sequence[Firing], groups: Sequence[ImageGroup]) -> list[TrainedInPlace]:
         """Forward, backward and rule, in place, one group after the other."""

@@ -1,8 +1,8 @@
-"""Lets a worker begin with NumPy's kernels while its compiled ones are made, and go on with those.
+"""The change from NumPy's kernels, with which a worker begins, to compiled ones.
 
-Compiling takes longer than many training runs. A child process does it, because here it would hold the
-interpreter's lock, and leaves the kernels on the disk. Then the network takes them up: each group keeps those
-that it was loaded with.
+Compiling takes longer than many training runs. A child process does it, because in this process it would hold
+the interpreter's lock, and leaves the kernels on the disk. Then the network loads them; a group in training
+keeps the kernels with which it began.
 """
 
 import asyncio
@@ -15,34 +15,36 @@ from subprocess import DEVNULL, Popen
 from tempfile import TemporaryFile
 from threading import Event
 from typing import Any
+from typing import TYPE_CHECKING
 
 from adam_async.model.context import Engine
 from adam_async.model.network import Network, Trainable
 from adam_async.runtime.child_process import child_environment
+from adam_async.worker.statistics import KernelStatistics
 from dataflow import ComputePool
 
 logger = logging.getLogger(__name__)
 
 COMPILE_S = 600.0
-"""Seconds that a child may take; after that, training goes on with NumPy's kernels."""
+"""Seconds that the child may take; after that, training goes on with NumPy's kernels."""
 
-LOOK_S = 0.1
+POLL_S = 0.1
 """Seconds between two checks whether the child has ended."""
 
-SAID_BYTES = 65536
-"""Bytes of the child's output that are read."""
+OUTPUT_BYTES = 65536
+"""Maximum number of bytes read of the child's output."""
 
 MODULE = "adam_async.model.fast.compiling"
 
 
 class KernelChange:
-    """The kernels with which one worker trains a run, and their change.
+    """The kernels that train a run on one worker, and their change.
 
     Args:
         network: The whole model.
-        trained: What is trained: the model, or the parts of it.
-        waits: Whether the first group waits for compiled kernels, because results must not depend on the time
-            that compiling takes, or because the model is cut.
+        trained: The model, or its partitions.
+        waits: Whether the first group waits for compiled kernels: if results must not depend on the duration
+            of compiling, or if the model is cut.
         cores: Cores that this process may use.
     """
 
@@ -51,31 +53,33 @@ class KernelChange:
         self._network = network
         self._trained = trained
         self._engine = network.engine
-        """Runs the kernels that are compiled while training goes on; None if none are."""
+        """Engine of the kernels that are compiled during training; None if none are."""
         if not waits:
             network.use_ready()
         if network.kernels != "numpy":
             self._engine = None
         self._compiled = (0, 0)
         self._changed_at: int | None = None
-        """Groups that were trained before the change."""
+        """Groups trained before the change."""
 
     async def prepare(self, pool: ComputePool) -> None:
-        """Compile, or read from the disk, what the first group is trained with."""
+        """Compile the kernels of the first group, or read them from the disk."""
         engine = self._network.engine
         if engine is not None and not engine.is_ready:
-            logger.warning("training waits until its kernels are compiled; they are kept for the next time")
+            logger.warning(
+                "training waits until its kernels are compiled; the disk keeps them for the next run"
+            )
         await pool.run(self._trained.warm_up, self._on_compiled, paced=False)
 
     async def run(self, pool: ComputePool, groups: Callable[[], int]) -> None:
-        """Compile in a child what the first groups did without, and take it up.
+        """Compile kernels in a child process during training, and change to them.
 
-        Where the disk keeps nothing, a compute thread compiles instead. Cancelling kills the child. The
-        kernels that it has compiled are kept.
+        If the disk keeps no kernels, a compute thread compiles instead. Cancelling kills the child; the
+        kernels that it has compiled stay on the disk.
 
         Args:
             pool: Reads the kernels from the disk.
-            groups: Tells the number of groups that have been trained.
+            groups: Returns the number of trained groups.
         """
         engine = self._engine
         if engine is None:
@@ -97,7 +101,7 @@ class KernelChange:
 
     @contextmanager
     def _core_for_the_child(self, pool: ComputePool) -> Iterator[None]:
-        """Let one of several compute threads wait where they need every core.
+        """Let one of several compute threads wait if they need every core.
 
         Compiled kernels train several times as fast as NumPy's, so it pays to have them sooner.
         """
@@ -115,36 +119,38 @@ class KernelChange:
         command = (sys.executable, "-P", "-m", MODULE, self._network.dtype.name, *codes)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + COMPILE_S
-        with TemporaryFile() as said:
-            # Loops watch children by a thread or from the main thread, and leave pipes open where they are
-            # cancelled; looking ten times in a second needs nothing.
+        with TemporaryFile() as output:
+            # Event loops watch children by a thread or from the main thread, and leave pipes open if they are
+            # cancelled; polling ten times per second needs neither.
             child = Popen(  # noqa: ASYNC220 - starting takes a millisecond
-                command, stdin=DEVNULL, stdout=said, stderr=said, env=child_environment(os.environ)
+                command, stdin=DEVNULL, stdout=output, stderr=output, env=child_environment(os.environ)
             )
             try:
                 while child.poll() is None:
                     if loop.time() > deadline:
                         return f"it took longer than {COMPILE_S:.0f} s"
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(POLL_S)
             finally:
                 child.kill()
                 child.wait()
             if child.returncode == 0:
                 return ""
-            said.seek(0)
-            lines = said.read(SAID_BYTES).decode(errors="replace").strip().split("\n")
+            output.seek(0)
+            lines = output.read(OUTPUT_BYTES).decode(errors="replace").strip().split("\n")
         return f"exit code {child.returncode}, {lines[-1]}"
 
     def _on_compiled(self, done: int, total: int) -> None:
-        """Kernels are compiled, or read from the disk, on a compute thread."""
+        """Count kernels that a compute thread has compiled, or read from the disk."""
         self._compiled = (done, total)
 
-    def statistics(self, groups: int) -> dict[str, Any]:
-        """The set in use, how many of its kernels are there, and how many groups did without.
+    def statistics(self, groups: int) -> KernelStatistics:
+        """The set in use, its compiled kernels, and the groups trained without them.
 
         Args:
-            groups: Number of groups that have been trained.
+            groups: Number of trained groups.
         """
         done, total = self._compiled
         early = 0 if self._engine is None else groups if self._changed_at is None else self._changed_at
-        return {"set": self._network.kernels, "compiled": done, "of": total, "numpy_groups": early}
+        return KernelStatistics(
+            kernel_set=self._network.kernels, compiled=done, total=total, numpy_groups=early
+        )

@@ -1,69 +1,82 @@
-"""Training one part of a model that is cut over several workers: on a copy, with others on the way."""
+"""Training one partition of a model that several workers share: on a copy, with blocks between workers."""
 
-from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from adam_async.model.partition.network import Partition
-from adam_async.worker.copy_mode import Copied
-from adam_async.worker.partition_trainer import PartTrainer, part_graph
-from adam_async.worker.reliable_stream import Parcel
-from adam_async.worker.training_mode import Deliver
-from dataflow import Graph, Tag
+from adam_async.parameter_server.client import SessionIdentity
+from adam_async.worker.copy_mode import CopyMode
+from adam_async.worker.partition_trainer import PartitionTrainer, SendBlock, partition_graph
+from adam_async.worker.statistics import PartitionStatistics, WorkerStatistics
+from adam_async.worker.training_mode import ModeSetup
+from dataflow import Graph
+from transport import BufferPool
 
 
-class Parted(Copied):
-    """The way of training of one worker of several of a replica; see `WayOfTraining`.
+class PartitionMode(CopyMode):
+    """The training mode of one worker of several of a replica; see `TrainingMode`.
 
-    Its weights are a copy of what its layers read. It pushes what it owns; weights that others of the
-    replica have too, and own, it pulls.
+    Its weights are a copy of the tensors that its layers read. It pushes the tensors that it owns, and pulls
+    those that other workers of the replica own.
 
     Args:
-        partition: The part.
-        put: Sends a block to the worker that has another part. Never waits.
-        rest: As of `Copied`, with the shards of the part.
+        setup: The run, with the shards of the partition.
+        partition: The partition.
+        send_block: Sends a block to the worker of another partition. Never waits.
+        session: As of `CopyMode`.
+        buffers: As of `CopyMode`.
+        in_flight: As of `CopyMode`.
     """
 
     def __init__(
         self,
+        setup: ModeSetup,
         *,
         partition: Partition,
-        put: Callable[[int, Parcel], None],
-        **rest: Any,
+        send_block: SendBlock,
+        session: SessionIdentity,
+        buffers: BufferPool,
+        in_flight: int,
     ) -> None:
         self._partition = partition
-        self._put = put
-        super().__init__(model=partition.network, owned=partition.owned, **rest)
+        self._send_block = send_block
+        super().__init__(
+            setup,
+            model=partition.network,
+            session=session,
+            buffers=buffers,
+            in_flight=in_flight,
+            owned=partition.owned,
+        )
 
-    def _new_trainer(self, **common: Any) -> PartTrainer:
-        self._parts = PartTrainer(self._partition, **common)
-        return self._parts
+    def _new_trainer(self) -> PartitionTrainer:
+        self._partition_trainer = PartitionTrainer(
+            self._partition,
+            self._config,
+            weights=self._weights,
+            plan=self._plan,
+            buffers=self._buffers_ahead,
+        )
+        return self._partition_trainer
 
     def new_scratch(self) -> Any:
-        """See `WayOfTraining.new_scratch`: a thread may work for several parts."""
+        """See `TrainingMode.new_scratch`: a thread may work for several partitions."""
         return WeakKeyDictionary()
 
-    def graph(self, landed: Callable[[Tag], None], deliver: Deliver) -> Graph:
-        """See `WayOfTraining.graph`. Blocks of others are delivered to its ports ``in-<crossing>``."""
-        self._landed = landed
-        return part_graph(
-            self._parts,
+    def graph(self) -> Graph:
+        """See `TrainingMode.graph`. Blocks of other workers are delivered to its ports ``in-<crossing>``."""
+        return partition_graph(
+            self._partition_trainer,
             self._partition,
-            self._leave,
+            self._send_block,
             self._on_trained,
             waits_for_pull=not self._background,
         )
 
-    def _leave(self, target: int, parcels: Sequence[Parcel]) -> None:
-        for parcel in parcels:
-            self._put(target, parcel)
-
-    def statistics(self) -> dict[str, Any]:
-        """Those of `Copied`, and what the part is."""
-        return {
-            **super().statistics(),
-            "part": {
-                "segments": len(self._partition.segments),
-                "wires": self._parts.wires_made,
-            },
-        }
+    def statistics(self) -> WorkerStatistics:
+        """Those of `CopyMode`, and the size of the partition."""
+        counts = super().statistics()
+        counts.part = PartitionStatistics(
+            segments=len(self._partition.segments), wires=self._partition_trainer.wires_made
+        )
+        return counts

@@ -1,14 +1,14 @@
-"""Pure: what compute threads do with a group in one part of a cut model, and the graph that leads there.
+"""Pure: the training of a group in one partition of a model, and the dataflow graph around it.
 
-The way of a group through a part is a chain of segments (`adam_async/model/partition/network.py`). A segment
-fires when the one before it has run and all that it receives has arrived, in whatever order and for whatever
-group; what it has for others leaves on the loop right after it:
+A group passes through a partition in a chain of segments (`adam_async/model/partition/network.py`). A segment
+fires when the one before it has run and all its blocks have arrived, in any order and for any group; its own
+blocks for other workers leave on the loop right after it:
 
     group -> [segment-0] -> [segment-1] -> ... -> [segment-n] -> (summed) -> trained -> [push, light]
               |        ^ in-3                 ^ in-7, in-9        ^ in-12
               +-> [leave-0, light]             +-> ...
 
-The last one fills the push buffer. Where other workers have parts of the same weights' gradients, `summed`
+The last one fills the push buffer. If other workers compute parts of the same weights' gradients, `summed`
 waits for those, and adds them up in the order of the workers.
 """
 
@@ -26,30 +26,31 @@ from adam_async.messages import Block
 from adam_async.model.context import Context
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.plan import Crossing
-from adam_async.worker.push_plan import PushBuffer
+from adam_async.run.config import Config
+from adam_async.worker.push_plan import PushBuffer, PushPlan
 from adam_async.worker.reliable_stream import Parcel
 from adam_async.worker.training import Admitted, GroupTrainer, ThreadScratch, Trained
-from adam_async.worker.weights import Snapshot
+from adam_async.worker.weights import Snapshot, WorkerWeights
 from dataflow import Firing, Graph, Node
 
-Leave = Callable[[int, Sequence[Parcel]], None]
-"""Takes what has become ready for others: the worker's part, and the blocks for it."""
+SendBlock = Callable[[int, Parcel], None]
+"""Sends a block to the worker of a partition, on the loop."""
 
 
 @dataclass(slots=True, eq=False)
 class Passage:
-    """A group on its way through the part."""
+    """A group on its way through the partition."""
 
     group: ImageGroup
     read: Snapshot
     arrays: Mapping[str, NDArray[Any]]
     admitted: Admitted | None
     loss: float = 0.0
-    """Mean over the group's images, where the loss is computed here."""
+    """Mean over the group's images, if this partition computes the loss."""
 
 
 class WirePool:
-    """Memory for what crosses one way of one crossing. Taking and giving back are atomic, from any thread."""
+    """Pool of send buffers of one crossing. Taking and giving back are atomic, from any thread."""
 
     def __init__(self, partition: Partition, crossing: Crossing, images: int) -> None:
         self._partition = partition
@@ -59,8 +60,9 @@ class WirePool:
         self.made = 0
 
     def take(self, images: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Give free memory, and the view of it that holds a group of so many images."""
+        """Take a free buffer; returns it flat, and as the view that holds a group of so many images."""
         try:
+            # Without a lock: two threads may find the pool empty at once, and each makes a buffer.
             flat = self._free.pop()
         except IndexError:
             self.made += 1
@@ -69,28 +71,40 @@ class WirePool:
         return flat, flat[: int(np.prod(shape))].reshape(shape)
 
     def give_back(self, flat: NDArray[Any], _: NDArray[Any]) -> None:
-        """Nobody needs it any more."""
+        """Return a buffer that no link and no other worker reads any more."""
         self._free.append(flat)
 
 
-class PartTrainer(GroupTrainer):
-    """Trains the part of one worker; its methods run on compute threads, several at once.
+class PartitionTrainer(GroupTrainer):
+    """Trains the partition of one worker; its methods run on compute threads, several at once.
 
     Args:
-        partition: The part.
-        group_images: Most images of a group.
-        rest: As of `GroupTrainer`, with the part's network.
+        partition: The partition.
+        config: The run.
+        weights: The worker's copy.
+        plan: Messages and protocols of the gradients.
+        buffers: Push buffers made ahead.
     """
 
-    def __init__(self, partition: Partition, *, group_images: int, **rest: Any) -> None:
-        super().__init__(network=partition.network, group_images=group_images, **rest)
+    def __init__(
+        self,
+        partition: Partition,
+        config: Config,
+        *,
+        weights: WorkerWeights,
+        plan: PushPlan,
+        buffers: int,
+    ) -> None:
+        super().__init__(partition.network, config, weights=weights, plan=plan, buffers=buffers)
         self._partition = partition
         self._buffer_pools = {
-            crossing.number: WirePool(partition, crossing, group_images) for crossing in partition.outgoing
+            crossing.number: WirePool(partition, crossing, config.images_per_group)
+            for crossing in partition.outgoing
         }
-        self._target = {crossing.number: crossing.target for crossing in partition.outgoing}
+        self.targets = {crossing.number: crossing.target for crossing in partition.outgoing}
+        """Partition that each outgoing crossing leads to."""
         rows = partition.input_rows
-        # Rows of images are cut by the data server; of images that the model reads as flat ones, here.
+        # The data server cuts rows of images. Images that the model reads flat arrive whole.
         self._features = slice(rows.start, rows.stop) if len(partition.network.input_shape) == 1 else None
         self._reads_images = len(rows) > 0
         self._loss_at = next((n for n, s in enumerate(partition.segments) if s.back), -1)
@@ -101,11 +115,14 @@ class PartTrainer(GroupTrainer):
         return sum(buffer_pool.made for buffer_pool in self._buffer_pools.values())
 
     def begin(self, context: Context, group: ImageGroup | Admitted) -> Passage:
-        """Load a group, and decide what it reads."""
+        """Load a group, and take the snapshot that it reads."""
+        # In bsp all groups of a step read the step's snapshot; otherwise each reads the newest copy.
         admitted = group if isinstance(group, Admitted) else None
         images = group.group if isinstance(group, Admitted) else group
+        # One snapshot for the whole passage: all segments of a group must read the same values.
         read = self._weights.snapshot() if admitted is None or admitted.read is None else admitted.read
         lease = images.lease
+        # The data server sends a partition without input rows labels only.
         pictures = images.images if self._reads_images else None
         if pictures is not None and self._features is not None:
             pictures = pictures.reshape(len(pictures), -1)[:, self._features]
@@ -113,25 +130,28 @@ class PartTrainer(GroupTrainer):
         return Passage(images, read, read.arrays, admitted)
 
     def run(self, number: int, context: Context, passage: Passage, received: Sequence[Any]) -> list[Parcel]:
-        """Run one segment, with what it receives; returns what it has for others."""
+        """Run one segment with the blocks that it receives; returns its blocks for other workers."""
         segment = self._partition.segments[number]
         parcels = [self._parcel(crossing, passage) for crossing in segment.sends]
+        # Segments compute between wires: received blocks, and send buffers, without a copy in between.
         wires = [*received, *(parcel.tensor for parcel in parcels)]
         self._partition.connect(context, segment, wires)
         self.compute(number, context, passage)
         self._partition.send_errors(context, segment)
-        self._partition.disconnect(context, segment)  # it is lent, and may be somebody's memory
+        # The memory of the wires is lent: links read the sent ones, and the received ones go back to a pool.
+        self._partition.disconnect(context, segment)
         return parcels
 
     def compute(self, number: int, context: Context, passage: Passage) -> None:
-        """Run one segment between wires that are there."""
+        """Run one segment whose wires are connected."""
         partition = self._partition
         partition.compute(passage.arrays, context, partition.segments[number])
+        # The first segment with backward layers begins at the loss layer, if it is in this partition.
         if number == self._loss_at and partition.has_loss:
             passage.loss = partition.network.loss(context)
 
     def run_last(self, context: Context, passage: Passage) -> list[Parcel]:
-        """Behind the last segment: partial weight gradients for others."""
+        """Write partial weight gradients for other workers, behind the last segment."""
         parcels = []
         for crossing in self._partition.partial:
             parcel = self._parcel(crossing.number, passage)
@@ -146,19 +166,21 @@ class PartTrainer(GroupTrainer):
         parts: Sequence[NDArray[Any]],
         scratch: MutableMapping[Any, ThreadScratch],
     ) -> Trained:
-        """Fill the push buffer, with the partial gradients of others added, and make the local step.
+        """Fill the push buffer, add the partial gradients of other workers, and make the local step.
 
         Args:
-            context: Of the group.
-            passage: Its passage.
-            parts: Partial weight gradients of others, in the order of `Partition.sums`.
-            scratch: Of the thread.
+            context: Context of the group.
+            passage: Passage of the group.
+            parts: Partial weight gradients of other workers, in the order of `Partition.sums`.
+            scratch: Scratch memory of the thread.
         """
         lease = passage.group.lease
         buffer = self.group_buffers.take()
         buffer.fill(context)
+        # A partial gradient is added to a delta, so a tensor with parts of other workers has no factors.
         if parts:
             self._add_up(buffer, parts)
+        # A group's gradient is a mean. Servers average over images in bsp, so a short group weighs less.
         if self._by_images and buffer.images < self._group_images:
             buffer.scale_all(buffer.images / self._group_images)
         stepped = {}
@@ -168,6 +190,7 @@ class PartTrainer(GroupTrainer):
 
     def _add_up(self, buffer: PushBuffer, parts: Sequence[NDArray[Any]]) -> None:
         """Add partial gradients in the order of the workers: ((first + second) + own) + fourth."""
+        # Floating-point sums depend on their order. A fixed one gives the same bits in every run.
         before: dict[str, NDArray[Any]] = {}
         behind: list[tuple[str, NDArray[Any]]] = []
         for crossing, part in sorted(
@@ -188,45 +211,43 @@ class PartTrainer(GroupTrainer):
     def _parcel(self, crossing: int, passage: Passage) -> Parcel:
         lease = passage.group.lease
         buffer_pool = self._buffer_pools[crossing]
+        # The last holder returns the buffer: the link, or the stream that may have to send it again.
         flat, tensor = buffer_pool.take(lease.images)
         block = Block(crossing, lease.epoch, lease.number, lease.attempt)
         return Parcel(block, tensor, partial(buffer_pool.give_back, flat))
 
-    def by_target(self, parcels: Sequence[Parcel], leave: Leave) -> None:
-        """Hand what has become ready over, by the worker that it goes to. On the loop."""
-        for parcel in parcels:
-            leave(self._target[parcel.block.crossing], (parcel,))
 
-
-def _scratch(scratch: MutableMapping[Any, ThreadScratch], trainer: PartTrainer) -> ThreadScratch:
-    """A thread may work for several parts of a replica, and keeps scratch memory for each."""
+def _scratch(scratch: MutableMapping[Any, ThreadScratch], trainer: PartitionTrainer) -> ThreadScratch:
+    """Find the thread's scratch memory for a partition: a thread may work for several of a replica."""
     found = scratch.get(trainer)
     if found is None:
+        # The dictionary has weak keys: the memory goes with the run.
         found = scratch[trainer] = ThreadScratch(trainer.network)
     return found
 
 
-def part_graph(
-    trainer: PartTrainer,
+def partition_graph(
+    trainer: PartitionTrainer,
     partition: Partition,
-    leave: Leave,
+    send_block: SendBlock,
     push: Callable[[Firing, Trained], None],
     *,
     waits_for_pull: bool,
 ) -> Graph:
-    """The dataflow graph of one part of a replica.
+    """The dataflow graph of one partition of a replica.
 
     Args:
-        trainer: What runs on compute threads.
-        partition: The part.
-        leave: Takes what is ready for other workers; on the loop.
-        push: Takes groups that are trained; on the loop.
-        waits_for_pull: Whether a tag is complete only when token ``landed`` has come.
+        trainer: Runs on compute threads.
+        partition: The partition.
+        send_block: Sends blocks to other workers; on the loop.
+        push: Takes trained groups; on the loop.
+        waits_for_pull: Whether a tag is complete only with token ``landed``.
     """
     nodes: list[Node] = []
     inputs = ["group", *(f"in-{crossing.number}" for crossing in partition.incoming)]
     before, last = "group", len(partition.segments) - 1
     for number, segment in enumerate(partition.segments):
+        # The last segment fills the push buffer, unless it must wait for partial gradients first.
         ends = number == last and not partition.sums
         sends = bool(segment.sends) or (number == last and bool(partition.partial))
         after = "trained" if ends else f"ran-{number}"
@@ -235,9 +256,11 @@ def part_graph(
         received = tuple(f"in-{crossing}" for crossing in segment.receives)
         nodes.append(Node(f"segment-{number}", step, inputs=(before, *received), outputs=outputs, heavy=True))
         if sends:
-            nodes.append(Node(f"leave-{number}", _leaver(trainer, leave), inputs=(f"out-{number}",)))
+            # A light node: links belong to the loop, and blocks leave before the next segment ends.
+            nodes.append(Node(f"leave-{number}", _leaver(trainer, send_block), inputs=(f"out-{number}",)))
         before = after
     if partition.sums:
+        # Partial gradients arrive in any order. The node fires when all are there, and sorts them by worker.
         received = tuple(f"in-{crossing.number}" for crossing in partition.sums)
         nodes.append(
             Node("summed", _summed(trainer), inputs=(before, *received), outputs=("trained",), heavy=True)
@@ -249,8 +272,10 @@ def part_graph(
     return Graph(inputs=tuple(inputs), nodes=tuple(nodes))
 
 
-def _step(trainer: PartTrainer, number: int, *, last: bool, ends: bool, sends: bool) -> Callable[..., Any]:
-    # A run that diverges is told by its loss and its refused pushes; a warning per group says nothing more.
+def _step(
+    trainer: PartitionTrainer, number: int, *, last: bool, ends: bool, sends: bool
+) -> Callable[..., Any]:
+    # A diverging run shows in its loss and its refused pushes; a warning per group would add nothing.
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def step(firing: Firing, before: Any, *received: NDArray[Any]) -> Any:
         context = firing.context
@@ -264,14 +289,17 @@ def _step(trainer: PartTrainer, number: int, *, last: bool, ends: bool, sends: b
     return step
 
 
-def _leaver(trainer: PartTrainer, leave: Leave) -> Callable[[Firing, list[Parcel]], None]:
-    def leaves(firing: Firing, parcels: list[Parcel]) -> None:
-        trainer.by_target(parcels, leave)
+def _leaver(trainer: PartitionTrainer, send_block: SendBlock) -> Callable[[Firing, list[Parcel]], None]:
+    targets = trainer.targets
 
-    return leaves
+    def leave(firing: Firing, parcels: list[Parcel]) -> None:
+        for parcel in parcels:
+            send_block(targets[parcel.block.crossing], parcel)
+
+    return leave
 
 
-def _summed(trainer: PartTrainer) -> Callable[..., Trained]:
+def _summed(trainer: PartitionTrainer) -> Callable[..., Trained]:
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def summed(firing: Firing, passage: Passage, *parts: NDArray[Any]) -> Trained:
         return trainer.finish(firing.context, passage, parts, firing.scratch)
@@ -280,4 +308,4 @@ def _summed(trainer: PartTrainer) -> Callable[..., Trained]:
 
 
 def _complete(firing: Firing, token: None) -> None:
-    """The tag is complete; the engine frees its slot and context."""
+    """End the tag; the engine frees its slot and context."""

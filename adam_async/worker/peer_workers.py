@@ -273,7 +273,7 @@ class Neighbour:
             "messages": self.messages,
             "blocks_received": self.received,
             "blocks_duplicate": self._receiving.duplicates,
-            "blocks_said_again": self._sending.said_again,
+            "blocks_said_again": self._sending.resent,
             "blocks_unconfirmed": self._sending.unconfirmed,
         }
 

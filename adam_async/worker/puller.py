@@ -1,9 +1,9 @@
-"""How pulled values reach the worker's copy: asked per server, assembled per tensor, installed whole.
+"""Pulled values on their way to the worker's copy: asked per server, assembled per tensor, installed whole.
 
-Values come back in the answers to pushes, or to questions of their own where they are too many for
-that. A tensor that is one shard is installed as it arrives: the answer's own memory becomes the copy.
-The shards of a larger tensor land in one fresh buffer, directly from the socket where they are one
-range of it, and the tensor is installed when the last of them is there.
+Values come back in the answers to pushes, or to pulls if they are too many for that. A tensor that is one
+shard is installed as it arrives: the answer's own memory becomes the copy. The shards of a larger tensor land
+in one fresh buffer, directly from the socket if they are one range of it, and the tensor is installed when
+its last shard is there.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,12 +28,12 @@ from transport import BufferPool
 OnPlaceBehind = Callable[[int, Values], None]
 
 NO_CLOCK = 1 << 62
-"""Clock of a tensor of which nothing has arrived: above any other."""
+"""Clock of a tensor before its first shard arrives: above any other."""
 
 
 @dataclass(slots=True, eq=False)
 class _Assembly:
-    """A tensor of several shards, on its way."""
+    """A tensor of several shards whose values arrive."""
 
     array: NDArray[Any]
     versions: list[int]
@@ -43,7 +43,7 @@ class _Assembly:
 
 
 class Landing:
-    """One pull in progress: takes what arrives, installs what is complete.
+    """One pull in progress: takes answers, and installs complete tensors.
 
     `expected` answers complete it; then the copy's clock rises to its own, and `on_landed` is called.
     """
@@ -53,12 +53,12 @@ class Landing:
         self._missing = expected
         self._on_landed = on_landed
         self.clock: int | None = None
-        """All pushes of live replicas up to this clock are in what has arrived; None before anything has, and
-        in asp."""
+        """Clock up to which the arrived values contain all pushes of live replicas; None before the first
+        answer, and in asp."""
         self._assemblies: dict[str, _Assembly] = {}
 
     def into(self, specs: Sequence[ShardSpec]) -> NDArray[Any] | None:
-        """Where an answer with these shards shall land: its range of a tensor, if it is one."""
+        """Memory for an answer with these shards: a range of a tensor, if they are one."""
         first, last = specs[0], specs[-1]
         if first.tensor not in self._puller.split:
             return None
@@ -93,7 +93,7 @@ class Landing:
             self.over()
 
     def over(self) -> None:
-        """Everything is installed."""
+        """End the pull: everything is installed."""
         self._on_landed()
 
     def _land(self, spec: ShardSpec, version: int, values: NDArray[Any], clock: int) -> None:
@@ -124,16 +124,16 @@ class Landing:
 
 
 class Puller:
-    """Knows where the values of every tensor are, and how to land them.
+    """Pulls the values of all tensors from their servers into the worker's copy.
 
     Args:
         network: The model.
         table: Its shards.
         buckets: Primary of each bucket.
-        client: How to reach them.
-        weights: Where the values go.
+        client: Client of the servers.
+        weights: The worker's copy.
         buffers: Memory for tensors of several shards.
-        clocked: Whether anybody asks for the clock of the copy.
+        clocked: Whether the run needs the clock of the copy.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Puller:
         self._everything = self.questions(table.shards)
         self._trained = self.questions([s for s in table.shards if s.tensor not in network.frozen])
         self.clock = 0
-        """Slowest clock among the shards of the last question: where a joining replica starts."""
+        """Lowest clock of the shards in the last answer; a joining replica starts at it."""
 
     def questions(self, specs: Sequence[ShardSpec]) -> tuple[tuple[str, tuple[ShardSpec, ...]], ...]:
         """Cut shards into questions: server, and the shards to ask it for in one message."""
@@ -173,7 +173,7 @@ class Puller:
             server = self._buckets[spec.bucket]
             size = spec.size * self.table.item_bytes
             group = open_.get(server)
-            # A large tensor of several shards is asked for by itself, so that its values land in their place.
+            # A large tensor of several shards has questions of its own, so that its values land in place.
             apart = (
                 group is not None
                 and spec.tensor != group[-1].tensor
@@ -188,7 +188,7 @@ class Puller:
         return tuple((server, tuple(group)) for server, group in found)
 
     def together(self, specs: Sequence[ShardSpec], place: int) -> int:
-        """How many shards from a place on are all those of one tensor, in their order; 1 if they are not."""
+        """Number of shards from an index on that are all those of one tensor, in order; 1 if they are not."""
         spec = specs[place]
         if spec.tensor not in self.split or spec.start:
             return 1
@@ -198,16 +198,16 @@ class Puller:
     def pull(
         self, on_landed: Callable[[], None], *, clock: int = 0, on_behind: OnPlaceBehind | None = None
     ) -> None:
-        """Ask for everything, or from some clock on for all that is trained. Never waits.
+        """Ask for all tensors, or with a clock for the trained ones. Never waits.
 
         Args:
-            on_landed: Called when all of it is installed.
-            clock: Ask for values in which all pushes of live replicas up to this clock are.
-            on_behind: Called when these values are not there yet, with the number of the question and what
-                the server said instead.
+            on_landed: Called when all of them are installed.
+            clock: Clock up to which the values must contain all pushes of live replicas.
+            on_behind: Called if the values are not there by the server's deadline, with the index of the
+                question and the server's answer.
         """
         questions = self._trained if clock else self._everything
-        if not questions:  # a part of the model without parameters: whatever clock it is, nothing is missing
+        if not questions:  # a partition without parameters has the values of every clock
             self._client.answer_nothing(partial(self._nothing_landed, clock, on_landed))
             return
         landing = Landing(self, len(questions), on_landed)

@@ -1,12 +1,11 @@
-"""Pure: how a step's gradients travel: protocol per tensor, messages per server, push buffers.
+"""Pure: the plan of a step's pushes: protocol per tensor, messages per server, push buffers.
 
-Everything that does not change from step to step is decided once (AD-17): which tensors go as deltas
-and which as factors, which shards form one message to which server, and where in a push buffer each
-piece lies. Filling a buffer is then a series of copies into prepared views, and sending it needs only
-numbers and versions.
+The plan is made once per run (AD-17): the tensors that go as deltas and those that go as factors, the shards
+of each message to a server, and the place of each piece in a push buffer. Filling a buffer is then a series
+of copies into prepared views, and sending it needs only numbers and versions.
 
-The protocol of a dense layer of M inputs and N outputs, held on S servers, for K images: factors are
-K (S M + N) values, for the activations go to each server once; the delta is M N. Fewer bytes win.
+For a dense layer of M inputs and N outputs on S servers, and K images, factors are K (S M + N) values,
+because the activations go to each server once; the delta is M N. The plan takes the protocol of fewer bytes.
 
 Letters: K images of one step, I inputs, R rows of one server, O all outputs. Factors travel image-last,
 (I, K) and (R, K), as they lie in a context.
@@ -27,32 +26,32 @@ from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, ShardTable
 
 MESSAGE_BYTES = 2 << 20
-"""Values after which the shards of a server continue in the next message, so that receiving one
-overlaps with applying the one before."""
+"""Bytes of values after which the shards of a server continue in the next message, so that the server
+receives one message while it applies the one before."""
 
 ALIGNED_VALUES = 16
-"""float32 values of a 64-byte cache line."""
+"""Number of float32 values of a 64-byte cache line."""
 
 MESSAGE_SHARDS = 256
-"""Shards of one message at most; their numbers must fit into a frame's meta."""
+"""Maximum number of shards of one message; their numbers must fit into a frame's meta."""
 
 Protocol = Literal["delta", "factors"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtocolChoice:
-    """How one tensor's gradient travels, and what either way costs per step, in payload bytes."""
+    """Protocol of one tensor's gradient, and the payload bytes per step of either protocol."""
 
     tensor: str
     delta_bytes: int
     factor_bytes: int | None
-    """None where the gradient has no factors."""
-    chosen: Protocol
+    """None if the gradient has no factors."""
+    chosen: Protocol | Literal["in place"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushPart:
-    """Some shards that travel together: any with their deltas, or those of one tensor as factors."""
+    """Shards that travel together: any shards as deltas, or those of one tensor as factors."""
 
     factors: bool
     shards: tuple[ShardSpec, ...]
@@ -60,7 +59,7 @@ class PushPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushMessage:
-    """What one message of every step holds."""
+    """One message of every step."""
 
     server: str
     parts: tuple[PushPart, ...]
@@ -68,21 +67,21 @@ class PushMessage:
     shards: tuple[ShardId, ...]
     specs: tuple[ShardSpec, ...]
     pulls: bool
-    """Whether the values of these shards fit into the answer; otherwise they are pulled by themselves."""
+    """Whether the values of these shards fit into the answer; otherwise a pull brings them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushPlan:
-    """Every message of a step, and how each tensor travels."""
+    """All messages of a step, and the protocol of each tensor."""
 
     messages: tuple[PushMessage, ...]
     protocols: Mapping[str, ProtocolChoice]
     images: int
-    """Most images of a step: the K of the factors."""
+    """Maximum number of images of a step: the K of the factors."""
     silent: tuple[tuple[str, tuple[ShardId, ...]], ...] = ()
-    """Shards that are never pushed, for they are of frozen layers: server, and those that one tick names."""
+    """Shards of frozen layers, which are never pushed: server, and the shards of one tick."""
     read_only: tuple[ShardSpec, ...] = ()
-    """Shards that change, but whose gradient another worker of the replica pushes."""
+    """Shards whose gradient another worker of the replica pushes."""
 
 
 def choose_protocol(
@@ -95,7 +94,7 @@ def choose_protocol(
     factorable: bool,
     wanted: Literal["auto", "delta", "factors"] = "auto",
 ) -> ProtocolChoice:
-    """Decide how the gradient of one tensor travels, by the bytes that a step of `images` needs."""
+    """Choose the protocol of one tensor's gradient, by the bytes of a step of `images`."""
     shards = table.by_tensor[tensor]
     delta = prod(shape) * table.item_bytes
     if not factorable or not all(shard.whole_rows for shard in shards):
@@ -112,7 +111,7 @@ def choose_protocol(
 
 
 def factorable_tensors(network: Trainable) -> frozenset[str]:
-    """Tensors whose gradient comes as two factors; asked of a context for one image."""
+    """Tensors whose gradient has two factors; found by a context for one image."""
     context = network.context(1)
     return frozenset(p.name for p in network.trained if network.factors(context, p.name) is not None)
 
@@ -126,13 +125,13 @@ def plan_pushes(
     wanted: Literal["auto", "delta", "factors"] = "auto",
     owned: Collection[str] | None = None,
 ) -> PushPlan:
-    """Lay out the messages of every step.
+    """Plan the messages of every step.
 
     Args:
         buckets: Primary of each bucket.
-        images: Most images of a step (images per group times groups per push).
-        wanted: ``auto`` chooses by bytes; the others force one protocol where it is possible.
-        owned: Tensors that this worker of the replica answers for; None: all.
+        images: Maximum number of images of a step (images per group times groups per push).
+        wanted: ``auto`` chooses by bytes; the others force one protocol if it is possible.
+        owned: Tensors that this worker of the replica pushes; None: all.
     """
     factorable = factorable_tensors(network)
     ours = frozenset(p.name for p in network.parameters) if owned is None else frozenset(owned)
@@ -168,7 +167,7 @@ def plan_pushes(
 
 
 def cut_shards(by_server: Mapping[str, Sequence[ShardId]]) -> tuple[tuple[str, tuple[ShardId, ...]], ...]:
-    """Cut the shards of each server into the lists of messages that only name them, server by server."""
+    """Cut the shards of each server into lists for messages that only name shards, server by server."""
     return tuple(
         (server, tuple(shards[at : at + MESSAGE_SHARDS]))
         for server, shards in sorted(by_server.items())
@@ -179,19 +178,19 @@ def cut_shards(by_server: Mapping[str, Sequence[ShardId]]) -> tuple[tuple[str, t
 def travels_apart(table: ShardTable, tensor: str) -> bool:
     """Whether the shards of a tensor share their messages with no other tensor.
 
-    So it is where they are too many for one message: apart, their values land in their place.
+    They do if they are too many for one message: then their values land in their place.
     """
-    shards = table.by_tensor[tensor]  # one behind the other: asked for each shard, they are not all looked at
+    shards = table.by_tensor[tensor]  # consecutive: first and last give the size, without a sum per call
     return (shards[-1].stop - shards[0].start) * table.item_bytes > MESSAGE_BYTES
 
 
 def _split(
     specs: Sequence[ShardSpec], protocols: Mapping[str, ProtocolChoice], table: ShardTable
 ) -> list[list[ShardSpec]]:
-    """Cut one server's shards into messages: by their values, which a pull brings back.
+    """Cut one server's shards into messages, by the bytes of their values, which a pull brings back.
 
-    Large tensors of several shards are kept in messages of their own, so that values can land in their
-    place. Shards that go as factors stay together, however many, so that the activations go once.
+    Large tensors of several shards have messages of their own, so that values land in their place. Shards of
+    one tensor that go as factors stay together, so that the activations go once.
     """
     groups: list[list[ShardSpec]] = []
     kept: tuple[object, ...] = ()
@@ -212,7 +211,7 @@ def _split(
 def _message(
     server: str, specs: Sequence[ShardSpec], protocols: Mapping[str, ProtocolChoice], item_bytes: int
 ) -> PushMessage:
-    # Sizes that are whole cache lines first: what follows them in flat memory then starts on one.
+    # Tensors of whole cache lines first: the next one in flat memory then starts on a line.
     sizes = Counter[str]()
     for spec in specs:
         sizes[spec.tensor] += spec.size
@@ -238,7 +237,7 @@ def _message(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fill:
-    """What one message of a push buffer is filled with."""
+    """The arrays that one message of a push buffer is filled from."""
 
     deltas: list[tuple[str, NDArray[Any]]]
     pieces: list[tuple[NDArray[Any], NDArray[Any]]]
@@ -247,22 +246,22 @@ class _Fill:
 
 
 EARLY_BYTES = 256 << 10
-"""Gradients from which on a message leaves by itself, as soon as they are complete. Smaller ones save less
-time on their way than it takes to tell the loop of them."""
+"""Bytes of gradients from which on a message leaves as soon as it is complete. A smaller one would save less
+time on its way than the notice to the loop costs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stretch of the way back, and the messages of the plan that are complete at its end."""
+    """A range of layers of the backward pass, and the messages of the plan that are complete at its end."""
 
     layers: range
     messages: tuple[int, ...]
 
 
 def plan_stages(network: Network, plan: PushPlan) -> tuple[Stage, ...]:
-    """Cut the way back where large messages are complete; one stage if there is nothing to gain.
+    """Cut the backward pass where large messages are complete; one stage if that gains nothing.
 
-    While one stage is computed what the stages before it completed may travel (GP-10, DS-05).
+    While one stage is computed, the messages of earlier stages may travel (GP-10, DS-05).
     """
     layer_of = {p.name: number for number, layer in enumerate(network.layers) for p in layer.parameters}
     complete = [min(layer_of[shard.tensor] for shard in message.specs) for message in plan.messages]
@@ -281,7 +280,7 @@ def plan_stages(network: Network, plan: PushPlan) -> tuple[Stage, ...]:
 
 
 def _gradient_bytes(message: PushMessage, images: int, item_bytes: int) -> int:
-    """What a full step sends in one message."""
+    """Bytes of gradients that a full step sends in one message."""
     values = 0
     for part in message.parts:
         if part.factors:
@@ -295,14 +294,14 @@ def _gradient_bytes(message: PushMessage, images: int, item_bytes: int) -> int:
 class PushBuffer:
     """Memory for the gradients of one group or step, laid out for the messages of a plan.
 
-    A compute thread fills it, the messages carry views of it, and it is free again when all of them
-    are settled and released. A tensor whose delta travels whole in one message is written in place;
-    one whose shards travel apart is written to memory of its own and copied piece by piece.
+    A compute thread fills it, the messages have views of it, and it is free again when all of them are
+    settled and released. A tensor whose delta travels whole in one message is written in place; one whose
+    shards travel apart is written to memory of its own and copied piece by piece.
 
     Args:
         network: The model.
-        plan: What goes where.
-        capacity: Most images that it shall hold.
+        plan: The messages.
+        capacity: Maximum number of images.
     """
 
     def __init__(self, network: Trainable, plan: PushPlan, capacity: int) -> None:
@@ -323,7 +322,7 @@ class PushBuffer:
         self._apart: dict[str, NDArray[Any]] = {}
         """Whole deltas of tensors whose shards travel apart."""
         self._fills: list[_Fill] = []
-        """What each message adds to it, in the order of the plan."""
+        """Arrays of each message, in the order of the plan."""
         for message in plan.messages:
             self._tensors.append([])
             before = len(self._deltas), len(self._pieces), len(self._inputs), len(self._errors)
@@ -382,7 +381,7 @@ class PushBuffer:
         self.fill_messages(context, range(len(self._fills)))
 
     def fill_messages(self, context: Any, messages: Iterable[int]) -> None:
-        """Write what these messages of the plan carry, once their gradients are complete; `images` is set.
+        """Write the gradients of these messages, which must be complete; `images` is set.
 
         A tensor that several messages share is complete for all of them at once: name them in their order.
         """
@@ -409,20 +408,20 @@ class PushBuffer:
         return pair
 
     def add_partial(self, tensor: str, part: NDArray[Any]) -> None:
-        """Add what another worker computed of a tensor's gradient, flat; the tensor goes as a delta."""
+        """Add another worker's part of a tensor's gradient, flat; the tensor goes as a delta."""
         delta = self.delta(tensor)
         assert delta is not None, f"{tensor} goes as factors"
         flat = delta.reshape(-1)
         np.add(flat, part, out=flat)
 
     def spread(self) -> None:
-        """Copy deltas whose shards travel apart to their messages, after something was added to them."""
+        """Copy deltas whose shards travel apart to their messages, after an addition to them."""
         for fill in self._fills:
             for piece, source in fill.pieces:
                 piece[:] = source
 
     def clear(self) -> None:
-        """Forget what is in it, before adding up the groups of a step."""
+        """Clear it before the groups of a step are added up."""
         self.images = 0
         for flat in self._flat:
             flat.fill(0.0)
@@ -457,17 +456,17 @@ class PushBuffer:
             np.multiply(used, factor, out=used)
 
     def deltas(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """What goes as deltas: each shard's tensor and its gradient, flat."""
+        """The deltas: each shard's tensor and its gradient, flat."""
         yield from self._shares
 
     def factors(self) -> Iterator[tuple[str, NDArray[Any], list[NDArray[Any]]]]:
-        """What goes as factors: tensor, activations (I, K), and the error gradients (R, K) of each server."""
+        """The factors: tensor, activations (I, K), and the error gradients (R, K) of each server."""
         for name, inputs in self._inputs.items():
             rows = [errors[:, : self.images] for tensor, errors, _ in self._errors if tensor == name]
             yield name, inputs[:, : self.images], rows
 
     def tensors(self, message: int) -> list[NDArray[Any]]:
-        """What rides beside one message of the plan. A short step's factors are copied together."""
+        """The tensors of one message of the plan. Factors of a short step are copied without gaps."""
         if self.images == self._capacity:
             return self._tensors[message]
         return [

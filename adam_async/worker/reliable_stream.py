@@ -1,8 +1,8 @@
-"""Pure: blocks on their way between two workers of a replica: numbered, kept until confirmed, taken once.
+"""Pure: blocks between two workers of a replica: numbered, kept until confirmed, accepted once.
 
-Each way between two workers is a stream of blocks numbered from 1. A link may break and another one take
-its place; what the other side has not confirmed is then said again, and what it has already is left out
-there. Confirmations ride on the blocks of the other way.
+Each direction between two workers is a stream of blocks numbered from 1. When a new link replaces a broken
+one, the sender sends the unconfirmed blocks again, and the receiver drops those that it has. Confirmations
+travel with the blocks of the other direction.
 """
 
 from collections import deque
@@ -16,12 +16,12 @@ from transport import RemoteProtocolError
 
 
 class Parcel:
-    """One block with its tensor, whose memory is lent until nobody needs it any more.
+    """One block with its tensor, whose memory is lent until the last holder lets it go.
 
     Args:
-        block: What it is.
+        block: The block's crossing and group.
         tensor: Its values.
-        give_back: Called once, from any thread, when all who hold the parcel have let it go.
+        give_back: Called once, from any thread, when all holders have let the parcel go.
     """
 
     __slots__ = ("_give_back", "_others", "block", "tensor")
@@ -34,11 +34,11 @@ class Parcel:
         """One entry per holder beyond the first: taking one out is atomic, and the last finds none."""
 
     def hold(self) -> None:
-        """One more needs it; somebody who holds it says so."""
+        """Add a holder; only a holder may call this."""
         self._others.append(None)
 
     def let_go(self) -> None:
-        """One needs it no more."""
+        """Remove a holder."""
         try:
             self._others.pop()
         except IndexError:
@@ -46,41 +46,41 @@ class Parcel:
 
 
 class SendingStream:
-    """Our way to the other worker."""
+    """The stream to another worker."""
 
     def __init__(self) -> None:
         self._open: deque[Parcel] = deque()
         self._confirmed = 0
-        """Blocks that the other side has; the next in `_open` is the one behind them."""
-        self._said = 0
-        """Blocks that were said on the link in use, or before it."""
+        """Number of blocks that the receiver has confirmed; `_open` begins behind them."""
         self._sent = 0
-        """Blocks that were ever said; on a new link some are said again."""
-        self.said_again = 0
+        """Number of blocks that were sent on the link in use, or confirmed before it."""
+        self._ever_sent = 0
+        """Number of blocks that were sent on any link; a new link sends some again."""
+        self.resent = 0
 
     @property
     def unconfirmed(self) -> int:
-        """Blocks that are kept."""
+        """Number of blocks that are kept."""
         return len(self._open)
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something to say."""
-        return self._said < self._confirmed + len(self._open)
+        """Whether there are blocks to send."""
+        return self._sent < self._confirmed + len(self._open)
 
     def add(self, parcel: Parcel) -> None:
-        """Take a block, which it holds until it is confirmed."""
+        """Add a block, and keep it until it is confirmed."""
         self._open.append(parcel)
 
     def take(self, blocks: int, num_bytes: int) -> tuple[int, list[Parcel]]:
-        """Give the number of the first block to say next, and those from there on that one message may hold.
+        """Take the next blocks for one message; returns the number of the first, and the blocks.
 
         Args:
-            blocks: How many at most.
-            num_bytes: Of all their tensors at most; a block that alone has more is given alone.
+            blocks: Maximum number of blocks.
+            num_bytes: Maximum size of all their tensors; a larger block is taken alone.
         """
-        first = self._said + 1
-        at = self._said - self._confirmed
+        first = self._sent + 1
+        at = self._sent - self._confirmed
         parcels: list[Parcel] = []
         for place in range(at, min(at + blocks, len(self._open))):
             parcel = self._open[place]
@@ -88,60 +88,60 @@ class SendingStream:
             if num_bytes < 0 and parcels:
                 break
             parcels.append(parcel)
-        self._said += len(parcels)
+        self._sent += len(parcels)
         return first, parcels
 
     def put_back(self, parcels: Sequence[Parcel]) -> None:
-        """The link did not take the last ones."""
-        self._said -= len(parcels)
+        """Take back the last blocks: the link did not take them."""
+        self._sent -= len(parcels)
 
     def confirm(self, received: int) -> None:
-        """The other side has so many blocks; those are let go.
+        """Let go the blocks that the receiver has.
 
         Raises:
-            RemoteProtocolError: It claims to have what was never sent.
+            RemoteProtocolError: The receiver confirms blocks that were never sent.
         """
-        sent = max(self._sent, self._said)
+        sent = max(self._ever_sent, self._sent)
         if received > sent:
             raise RemoteProtocolError("blocks", f"{received} blocks confirmed, and only {sent} sent")
         while self._confirmed < received:
             self._open.popleft().let_go()
             self._confirmed += 1
-        # What came by the link before is heard of on this one: that is not said again.
-        self._said = max(self._said, self._confirmed)
+        # The receiver may have got blocks by the link before: those are not sent again.
+        self._sent = max(self._sent, self._confirmed)
 
     def resume(self, received: int) -> None:
-        """There is a new link, on which the other side says how many blocks it has: go on behind those.
+        """Continue on a new link behind the blocks that the receiver has.
 
         Raises:
-            RemoteProtocolError: It has fewer than it has confirmed, or more than were sent.
+            RemoteProtocolError: The receiver has fewer than it has confirmed, or more than were sent.
         """
         if received < self._confirmed:
             raise RemoteProtocolError(
                 "blocks", f"a worker has {received} blocks, and has confirmed {self._confirmed}"
             )
-        self._sent = max(self._sent, self._said)
+        self._ever_sent = max(self._ever_sent, self._sent)
         self.confirm(received)
-        self.said_again += self._said - received
-        self._said = received
+        self.resent += self._sent - received
+        self._sent = received
 
 
 class ReceivingStream:
-    """The other worker's way to us."""
+    """The stream from another worker."""
 
     def __init__(self) -> None:
         self.received = 0
-        """Blocks that we have, without gaps."""
+        """Number of blocks received, without gaps."""
         self.duplicates = 0
 
     def accept(self, first: int, count: int) -> int:
-        """Count blocks that came; returns how many of them, from the first on, we had already.
+        """Count received blocks; returns the number of duplicates at their begin.
 
         Raises:
-            RemoteProtocolError: Some before them are missing, or the first has no number.
+            RemoteProtocolError: An earlier block is missing, or the first has no number.
         """
         if not 1 <= first <= self.received + 1:
-            raise RemoteProtocolError("blocks", f"block {first} came when {self.received + 1} was next")
+            raise RemoteProtocolError("blocks", f"block {first} arrived when {self.received + 1} was next")
         known = min(self.received - first + 1, count)
         self.duplicates += known
         self.received += count - known

@@ -1,4 +1,4 @@
-"""Pure: what each group of a worker read, noted in a few bytes, for a replay.
+"""Pure: the log of the reads of a worker's groups, in a few bytes each, for a replay.
 
 A log is one run of bytes, all numbers little-endian:
 
@@ -14,13 +14,13 @@ A log is one run of bytes, all numbers little-endian:
       CHANGED      uint16 changes, and for each
                    uint16 tensor, uint8 local steps, uint32 version of each of its shards
 
-A group reads the tensors as the one before it did, but for the *changes*: a pull had replaced them. Where the
-worker makes local steps there is one more of them in every tensor that was not replaced, that of the group
-before: it is not noted. A tensor that was replaced while a group was in training may hold that group's local
-step when the next one reads it: `local steps` says whether; they are those of the groups right before.
+A group reads the same tensors as the one before it, except for the *changes*, which a pull had replaced. In a
+run with local steps each tensor that was not replaced has one more of them, that of the group before; it is
+not noted. A tensor that was replaced during the training of a group may have that group's local step when the
+next one reads it: `local steps` counts these; they are those of the groups right before.
 
-The entry of a push takes at most 22 bytes where it is of one group and one shard, 30 with a schedule; each
-further shard takes at most 7 more.
+The entry of a push takes at most 22 bytes for one group and one shard, 30 with a schedule; each further shard
+takes at most 7 more.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ _CHANGE = Struct("<HB")
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """The pushing client whose groups these are."""
+    """The pushing client of the groups."""
 
     replica: int
     session: int
@@ -53,28 +53,28 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class GroupRead:
-    """One group, and what it read."""
+    """One group, and the versions that it read."""
 
     epoch: int
     number: int
     clock: int
     """Clock that its push carries; groups with the same one are one step, in this order."""
     progress: float
-    """0 where no rate goes by it."""
+    """Progress of the run at the group's lease; 0 if no rate depends on it."""
     versions: Mapping[str, tuple[int, ...]]
     """Version of each shard of each tensor."""
     local: Mapping[str, int]
-    """Local steps on top of them: of so many groups right before this one, which is the last; 0 for none."""
+    """Number of local steps on top of the versions: those of that many groups right before this one."""
 
 
 class ReadLog:
-    """What one worker notes of its groups.
+    """The log of one worker.
 
     Args:
-        reader: Its pushing client.
+        reader: The worker's pushing client.
         shards: Number of shards of each tensor.
         local: Whether groups make local steps.
-        rated: Whether rates go by progress.
+        rated: Whether rates depend on progress.
     """
 
     def __init__(self, reader: Reader, shards: Mapping[str, int], *, local: bool, rated: bool) -> None:
@@ -91,7 +91,7 @@ class ReadLog:
             self.data += _TENSOR.pack(count, len(text)) + text
 
     def note(self, lease: Lease, clock: int, read: Snapshot) -> None:
-        """Note a group that leaves with the step of this clock; groups come in the order of training."""
+        """Append a group that leaves with the step of this clock; groups come in the order of training."""
         flags, parts = 0, [b""]
         last, self._last = self._last, lease
         if last is None or (last.epoch, last.number + 1) != (lease.epoch, lease.number):
@@ -123,14 +123,14 @@ class ReadLog:
 
 
 def read_read_log(data: bytes, *, frozen: frozenset[str], local: bool) -> tuple[Reader, Iterator[GroupRead]]:
-    """Read a log: whose it is, and its groups one after the other.
+    """Read a log: its pushing client, and its groups one after the other.
 
     Args:
         frozen: Tensors that make no local steps.
         local: Whether groups make local steps.
 
     Raises:
-        ValueError: It is no log, is of another version, or ends in the middle; at once or while it is read.
+        ValueError: The data are not a log, of another version, or cut off; raised at once or by the iterator.
     """
     if data[: len(MAGIC)] != MAGIC:
         raise ValueError(f"a log of reads begins with {MAGIC!r}, not {bytes(data[: len(MAGIC)])!r}")

@@ -1,21 +1,20 @@
-"""Pure: the arithmetic of a replica's clock: which step a group is in, and what that step may read.
+"""Pure: the arithmetic of a replica's clock: which step a group joins, and which values that step may read.
 
 Theory of operation
 -------------------
 Step c of a replica has c steps behind it; its push carries clock c + 1. Groups join steps as they are
 admitted, in the order of their leases, `push_every` to a step, so that the same groups make the same step in
-every run. Where replicas *meet*, which the data server tells, the step that is being filled ends short, and
-the clock goes on to where all meet without any pushes in between: it *jumps*.
+every run. At a *sync clock*, which the data server sends, all replicas have the same clock: the open step
+ends short, and the clock *skips* to the sync clock without pushes in between.
 
-Under ``ssp:S`` the values that step c reads contain all pushes of live replicas up to clock c - S. A replica
-that keeps to that is never more than S steps ahead of the slowest one when it begins a step, and S + 1 when
-its push is counted.
+Under ``ssp:S`` the values that step c reads contain all pushes of live replicas up to clock c - S. Such a
+replica is at most S steps ahead of the slowest one when it begins a step, and S + 1 when its push is counted.
 
-Under ``bsp`` step c reads the values of clock c - lag and no later ones, for sums of different clocks are
-different numbers. Where replicas met the pipeline is empty: the first step there, `base`, reads the values
-of clock `base` itself, and so does the next one if sums lag behind; a run that is resumed where they met
-goes on as if it had never ended. So that nobody misses the values of a clock, a push of clock p leaves only
-when those of clock p - 1 are here: until then no server can have gone beyond them.
+Under ``bsp`` step c reads the values of clock c - lag and no later ones, because sums of different clocks are
+different numbers. At a sync clock the pipeline is empty: the first step there, `base`, reads the values of
+clock `base` itself, and so does the next one if sums lag behind. A run that resumes at a sync clock goes on
+as if it had never ended. A push of clock p leaves only when the values of clock p - 1 are here: until then no
+server can have gone beyond them, so each replica gets the values of each clock.
 """
 
 from dataclasses import dataclass
@@ -23,16 +22,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a group belongs."""
+    """Place of a group in the steps of its replica."""
 
     step: int
-    """Steps that lie behind it."""
+    """Steps that lie behind its step."""
     index: int
     """Its position among the groups of the step."""
 
 
 class ReplicaClock:
-    """Gives groups their places, and says what their step may read.
+    """Adds groups to steps, and decides which values a step may read.
 
     Args:
         start: Steps that the replica has behind it.
@@ -46,14 +45,14 @@ class ReplicaClock:
         self._slack = slack
         self._synchronous = synchronous
         self.step = start
-        """The step that the next group joins."""
+        """Number of the step that the next group joins."""
         self.groups = 0
-        """Groups that it has."""
+        """Groups of the open step."""
         self.base = start
-        """Where replicas met last."""
+        """The last sync clock."""
 
-    def meet(self, clock: int) -> bool:
-        """All replicas meet at this clock. Returns whether a step was being filled, which ends short."""
+    def sync_at(self, clock: int) -> bool:
+        """Skip to a sync clock. Returns whether a step was open, which ends short."""
         short = self.groups > 0
         if short:
             self.step += 1
@@ -69,11 +68,11 @@ class ReplicaClock:
         return max(needed, self.base) if self._synchronous else needed
 
     def leaves(self, step: int, landed: int) -> bool:
-        """Whether a step that is complete may be pushed, when values of clock `landed` are here."""
+        """Whether a complete step may be pushed when values of clock `landed` are here."""
         return landed >= step if self._synchronous else True
 
     def join(self) -> Place:
-        """Give the next group its place."""
+        """Add the next group to a step."""
         place = Place(self.step, self.groups)
         self.groups += 1
         if self.groups == self._push_every:
@@ -82,4 +81,4 @@ class ReplicaClock:
         return place
 
     def __repr__(self) -> str:
-        return f"<ReplicaClock at step {self.step} with {self.groups} groups, met at {self.base}>"
+        return f"<ReplicaClock at step {self.step} with {self.groups} groups, sync clock {self.base}>"

@@ -1,18 +1,21 @@
-"""One worker's part in one run: what is made for it, trains while it lasts, and goes with it.
+"""One worker's part in one run: training from the first pull to the end, and everything made for it.
 
-Journey of a group here: the data client holds it ahead; it is admitted when a training context is
-free and no server owes too many answers; a compute thread trains it (`training.py`); its gradients are
-pushed and values come back (`steps.py`, `pulls.py`); its report goes to the data server when the push is
-acknowledged. In a run that trains in place the thread itself applies the rule to the servers' memory
-(`in_place.py`), and what is pushed is a record of that (`records.py`).
+Journey of a group, one way: the data client holds it ahead. `_fill` admits it when the engine has a slot, no
+server owes too many answers and the admission gate is open. The engine runs it through the training mode's
+graph: a compute thread trains it (`training.py`), the stepper pushes its step (`stepper.py`), the puller
+installs the values that come back (`puller.py`). `GroupEvents` is the way back: a landed pull frees the slot,
+and an acknowledged push sends the group's report to the data server. In a run in place the compute thread
+itself applies the rule to the servers' memory (`in_place_step.py`), and only a record of the step is pushed
+(`step_reports.py`).
 """
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from numpy.typing import NDArray
@@ -30,20 +33,22 @@ from adam_async.model.partition.plan import PartitionPlan
 from adam_async.model.spec import ModelSpec
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.parameter_server.storage import ShardStorage
-from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.cluster_map import ClusterMap, RunRecord
 from adam_async.run.config import Config, Waits, default_in_flight, replica_in_flight
 from adam_async.run.group_limits import GroupLimits
 from adam_async.run.partition import run_table
-from adam_async.run.shard_table import holders, part_table
+from adam_async.run.shard_table import ShardTable, holders, part_table
 from adam_async.runtime.machine import pinned_cpus, usable_cores
 from adam_async.runtime.timeline import Timeline
 from adam_async.runtime.traffic import Traffic
-from adam_async.worker.copy_mode import Copied
-from adam_async.worker.in_place_mode import Aliased
+from adam_async.worker.copy_mode import CopyMode
+from adam_async.worker.in_place_mode import InPlaceMode, groups_in_flight
 from adam_async.worker.kernel_change import KernelChange
-from adam_async.worker.partition_mode import Parted
+from adam_async.worker.partition_mode import PartitionMode
 from adam_async.worker.peer_workers import Neighbours
-from adam_async.worker.training_mode import Gate, TrainingMode
+from adam_async.worker.statistics import WorkerStatistics
+from adam_async.worker.training import Trained
+from adam_async.worker.training_mode import GroupEvents, ModeSetup, TrainingMode
 from dataflow import ComputePool, Engine, EngineClosed, MakePool, Tag, TokenError, WaitTimedOut
 from transport import BufferPool, Identity, Network, RemoteProtocolError
 
@@ -51,213 +56,278 @@ COMPILE_S = 120.0
 """Seconds for which the end of a run waits for a compute thread, which may be compiling."""
 
 LEAD = 2
-"""Groups that a worker may be ahead of one that it sends to, per group in flight: enough for that one to find
-its input there, whatever it begins."""
+"""Groups, per group in flight, that a worker may be ahead of one that it sends to: enough for the receiver to
+find its input ready whichever group it begins."""
 
 
-class Participation:
-    """One worker's part in one run: everything that is made for it and goes with it.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SessionSetup:
+    """One worker's part in one run, as it is given: the run, the worker's place in it, and its resources."""
 
-    `prepared` is set when the first pull has landed; `run` then trains until it is cancelled. With the
-    `storage` of its servers it trains in place, without it on a copy. With a `timeline` it notes there what
-    becomes of each group. Its compute threads keep to a `pace`.
+    network: Network
+    identity: Identity
+    cluster: ClusterMap
+    """The map when the session begins; it has a run."""
+    replica: int
+    part: int
+    """Place of the worker among those of its replica."""
+    session: int
+    """Id of the worker's push session."""
+    waits: Waits
+    buffers: BufferPool
+    """Memory for pulled values."""
+    threads: int
+    in_flight: int
+    """Groups in flight; 0 for the default of the training mode."""
+    traffic: Traffic
+    pace: float = 1.0
+    """Share of a core's time that each compute thread may use."""
+    pool: ComputePool | None = None
+    """Pool that the workers of a replica share; None for a pool of its own."""
+    make_pool: MakePool = ComputePool
+    storage: ShardStorage | None = None
+    """Memory of the servers, for a run in place."""
+    layers: Mapping[str, type[Layer]] = field(default_factory=lambda: BUILTIN_LAYERS)
+    timeline: Timeline | None = None
+    """Timeline that notes the events of each group."""
+
+
+class _Share(NamedTuple):
+    """The share of the model that a worker trains, and its shards."""
+
+    table: ShardTable
+    partition: Partition | None = None
+    """One partition, if other workers of the replica train the others."""
+    joint: JointNetwork | None = None
+    """All partitions, if this worker trains the whole replica."""
+
+
+class RunSession:
+    """One worker's part in one run.
+
+    `prepared` is set when the first pull has landed; `run` then trains until it is cancelled.
     """
 
-    def __init__(
-        self,
-        *,
-        network: Network,
-        identity: Identity,
-        cluster: ClusterMap,
-        replica: int,
-        part: int,
-        session: int,
-        waits: Waits,
-        buffers: BufferPool,
-        threads: int,
-        in_flight: int,
-        traffic: Traffic,
-        pace: float = 1.0,
-        pool: ComputePool | None = None,
-        make_pool: MakePool = ComputePool,
-        storage: ShardStorage | None = None,
-        layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
-        timeline: Timeline | None = None,
-    ) -> None:
-        run = cluster.run
-        assert run is not None
-        replica_generation = cluster.replica_generation(replica)
-        config = msgspec.convert(run.config, Config)
-        self._identity = identity
-        self._run, self._session = run.id, session
-        self._timeline = timeline
-        self._waits = waits
-        self._threads = threads * cluster.partitions if run.together else threads
-        self._pace = pace
-        self._group_images = config.images_per_group
-        # Where nobody waits for clocks, whoever begins later than it was ready has to look what came since:
-        # after a warm start, or when the other workers of a replica were ready, too.
-        waits_to_begin = config.warm_start > 0 or (cluster.partitions > 1 and not run.together)
-        self._pulls_to_begin = storage is None and config.slack is None and waits_to_begin
-        first = replica * self._threads
-        self._cpus = pinned_cpus(threads=self._threads, first=first) if config.pin_threads else None
-        self.prepared = asyncio.Event()
+    def __init__(self, setup: SessionSetup) -> None:
+        self._setup, self._cluster = setup, setup.cluster
+        run = self._run = self._run_record()
+        config = self._config = msgspec.convert(run.config, Config)
+        self._threads = setup.threads * self._cluster.partitions if run.together else setup.threads
         spec = ModelSpec.from_dict(run.spec)
-        self._model = Model(spec, dtype=config.dtype, kernels=config.kernels, layers=layers)
-        table = run_table(run, self._model)
-        plan = PartitionPlan.from_dict(run.plan) if run.plan is not None else None
-        partition = joint = None
-        if plan is not None and run.together:
-            joint = JointNetwork(self._model, plan)
-        elif plan is not None:
-            partition = Partition(self._model, plan, part)
-            table = part_table(table, partition.network.parameters)
-        same = plan is not None or config.synchronous or config.record
-        self._kernels = KernelChange(self._model, joint or self._model, waits=same, cores=usable_cores())
-        rows = None if partition is None else partition.image_rows
-        self._limits = self._new_limits(config, spec, rows)
-        self._limits.look(cluster)
-        pushing = SessionIdentity(
+        self._model = Model(spec, dtype=config.dtype, kernels=config.kernels, layers=setup.layers)
+        self._share = self._new_share()
+        self._kernels = self._new_kernels()
+        self._limits = self._new_limits()
+        self._push_identity = SessionIdentity(
             run=run.id,
-            session=session,
-            incarnation=replica_generation,
-            replica=replica,
-            generation=cluster.generation,
+            session=setup.session,
+            incarnation=self._replica_generation,
+            replica=setup.replica,
+            generation=self._cluster.generation,
         )
-        reach: dict[str, Any] = {"network": network, "identity": identity, "waits": waits, "traffic": traffic}
-        addresses = {server: cluster.nodes[server].address for server in holders(table, cluster.buckets)}
-        self._client = ParameterClient(session=pushing, addresses=addresses, **reach)
-        common: dict[str, Any] = {
-            "config": config,
-            "table": table,
-            "buckets": cluster.buckets,
-            "client": self._client,
-        }
-        self._way: TrainingMode
-        self._early_limit = 0
-        """Tokens that may come before their groups are begun here."""
-        self.neighbours: Neighbours | None = None
+        self._client = self._new_client()
+        self._in_flight = self._groups_in_flight()
+        self._ports: Mapping[int, str] = {}
+        """Port of the graph for each crossing that leads here."""
+        self.neighbours = self._new_neighbours()
         """The other workers of the replica, in a run whose model is cut."""
-        if partition is not None:
-            members = [cluster.nodes[name].info for name in cluster.members(replica)]
-            self._in_flight = replica_in_flight(members, cluster.partitions)
-            self._early_limit = LEAD * self._in_flight * max(1, len(partition.incoming))
-            self.neighbours = self._new_neighbours(cluster, replica, partition, reach)
-            self._way = Parted(
-                partition=partition,
-                put=self.neighbours.put,
-                session=pushing,
-                buffers=buffers,
-                in_flight=self._in_flight,
-                **common,
-            )
-        elif storage is None:
-            if config.record and threads > 1:
-                raise ConfigError(
-                    f"record needs one compute thread per worker, for a replay has to know in which order "
-                    f"groups were trained; this worker has threads={threads}: set threads to 1"
-                )
-            self._in_flight = in_flight or default_in_flight(threads, cluster.partitions)
-            self._way = Copied(
-                model=joint or self._model,
-                session=pushing,
-                buffers=buffers,
-                in_flight=self._in_flight,
-                **common,
-            )
-        else:
-            clock = None if timeline is None else timeline.clock
-            aliased = Aliased(model=self._model, storage=storage, threads=threads, clock=clock, **common)
-            self._in_flight = in_flight or aliased.in_flight
-            self._way = aliased
-        self._cluster = cluster
-        self._data = DataClient(
-            address=lambda attempt: self._cluster.ledger_leader_for(replica, attempt),
-            run=run.id,
-            replica=replica,
-            replica_generation=replica_generation,
-            partition=part,
-            rows=rows,
-            limits=self._limits,
-            ahead=max(config.groups_ahead(prod(spec.input_shape)), self._in_flight),
-            **reach,
-        )
-        self._shared, self._make_pool = pool, make_pool
+        self._data = self._new_data_client()
+        self._mode = self._new_mode()
+        self.prepared = asyncio.Event()
         self._pool: ComputePool | None = None
         self._engine: Engine | None = None
         self._filling = False
+        first = setup.replica * self._threads
+        self._cpus = pinned_cpus(threads=self._threads, first=first) if config.pin_threads else None
 
-    def _new_limits(self, config: Config, spec: ModelSpec, rows: tuple[int, int] | None) -> GroupLimits:
-        pixels = prod(spec.input_shape)
+    # --- construction ------------------------------------------------------------------------
+
+    def _run_record(self) -> RunRecord:
+        run = self._setup.cluster.run
+        assert run is not None
+        return run
+
+    @property
+    def _replica_generation(self) -> int:
+        return self._setup.cluster.replica_generation(self._setup.replica)
+
+    @property
+    def _image_rows(self) -> tuple[int, int] | None:
+        """Rows of each image that the worker reads; None: all."""
+        return None if self._share.partition is None else self._share.partition.image_rows
+
+    def _new_share(self) -> _Share:
+        table = run_table(self._run, self._model)
+        if self._run.plan is None:
+            return _Share(table)
+        plan = PartitionPlan.from_dict(self._run.plan)
+        if self._run.together:
+            return _Share(table, joint=JointNetwork(self._model, plan))
+        partition = Partition(self._model, plan, self._setup.part)
+        return _Share(part_table(table, partition.network.parameters), partition=partition)
+
+    def _new_kernels(self) -> KernelChange:
+        # In these runs bits must not depend on the moment at which compiled kernels are ready.
+        waits = self._run.plan is not None or self._config.synchronous or self._config.record
+        return KernelChange(self._model, self._share.joint or self._model, waits=waits, cores=usable_cores())
+
+    def _new_limits(self) -> GroupLimits:
+        config, shape, rows = self._config, self._model.input_shape, self._image_rows
+        pixels = prod(shape)
         if rows is not None:
-            pixels = pixels // spec.input_shape[1] * (rows[1] - rows[0])
-        return GroupLimits(
+            pixels = pixels // shape[1] * (rows[1] - rows[0])
+        limits = GroupLimits(
             images=config.images_per_group,
             pixels=pixels,
             classes=prod(self._model.layers[-1].input_shapes[0]),
             epochs=config.epochs,
             validation=config.validation,
         )
+        limits.map_changed(self._cluster)
+        return limits
 
-    def _new_neighbours(
-        self, cluster: ClusterMap, replica: int, partition: Partition, reach: Mapping[str, Any]
-    ) -> Neighbours:
+    def _new_client(self) -> ParameterClient:
+        setup, cluster = self._setup, self._cluster
+        servers = holders(self._share.table, cluster.buckets)
+        return ParameterClient(
+            network=setup.network,
+            identity=setup.identity,
+            session=self._push_identity,
+            addresses={server: cluster.nodes[server].address for server in servers},
+            waits=setup.waits,
+            traffic=setup.traffic,
+        )
+
+    def _groups_in_flight(self) -> int:
+        setup, cluster = self._setup, self._cluster
+        if self._share.partition is not None:
+            # All workers of a replica have as many as the one with the fewest: a group is in flight on all.
+            members = [cluster.nodes[name].info for name in cluster.members(setup.replica)]
+            return replica_in_flight(members, cluster.partitions)
+        if setup.storage is not None:
+            return setup.in_flight or groups_in_flight(setup.threads, self._config.images_per_group)
+        return setup.in_flight or default_in_flight(setup.threads, cluster.partitions)
+
+    def _new_neighbours(self) -> Neighbours | None:
+        setup, partition = self._setup, self._share.partition
+        if partition is None:
+            return None
         self._ports = {crossing.number: f"in-{crossing.number}" for crossing in partition.incoming}
         greet = Greet(
-            run=self._run,
-            replica=replica,
-            replica_generation=cluster.replica_generation(replica),
+            run=self._run.id,
+            replica=setup.replica,
+            replica_generation=self._replica_generation,
             partition=partition.worker,
             received=0,
             begun=0,
         )
         return Neighbours(
+            network=setup.network,
+            identity=setup.identity,
             greet=greet,
-            cluster=cluster,
+            cluster=self._cluster,
             partition=partition,
             group_images=self._limits.images_of,
             lead=LEAD * self._in_flight,
             on_blocks=self._on_blocks,
-            **reach,
+            waits=setup.waits,
+            traffic=setup.traffic,
         )
 
-    def look(self, cluster: ClusterMap) -> None:
-        """The cluster map has changed: another data server may have to be asked."""
+    def _new_data_client(self) -> DataClient:
+        setup = self._setup
+        return DataClient(
+            network=setup.network,
+            identity=setup.identity,
+            address=lambda attempt: self._cluster.ledger_leader_for(setup.replica, attempt),
+            run=self._run.id,
+            replica=setup.replica,
+            replica_generation=self._replica_generation,
+            partition=setup.part,
+            rows=self._image_rows,
+            limits=self._limits,
+            ahead=max(self._config.groups_ahead(prod(self._model.input_shape)), self._in_flight),
+            waits=setup.waits,
+            traffic=setup.traffic,
+        )
+
+    def _new_mode(self) -> TrainingMode:
+        setup, share, timeline = self._setup, self._share, self._setup.timeline
+        mode = ModeSetup(
+            config=self._config,
+            table=share.table,
+            buckets=self._cluster.buckets,
+            client=self._client,
+            events=GroupEvents(
+                # Without a timeline a report goes to the data client without a call in between.
+                finished=self._data.finished if timeline is None else partial(self._finished, timeline),
+                landed=self._landed,
+                stage_done=self._stage_done,
+                stepped=None if timeline is None else partial(self._stepped, timeline),
+            ),
+        )
+        if share.partition is not None:
+            assert self.neighbours is not None
+            return PartitionMode(
+                mode,
+                partition=share.partition,
+                send_block=self.neighbours.put,
+                session=self._push_identity,
+                buffers=setup.buffers,
+                in_flight=self._in_flight,
+            )
+        if setup.storage is not None:
+            clock = None if timeline is None else timeline.clock
+            return InPlaceMode(
+                mode, model=self._model, storage=setup.storage, threads=setup.threads, clock=clock
+            )
+        if self._config.record and setup.threads > 1:
+            raise ConfigError(
+                f"record needs one compute thread per worker, because a replay must know the order in which "
+                f"groups were trained; this worker has threads={setup.threads}: set threads to 1"
+            )
+        return CopyMode(
+            mode,
+            model=share.joint or self._model,
+            session=self._push_identity,
+            buffers=setup.buffers,
+            in_flight=self._in_flight,
+        )
+
+    # --- the run -----------------------------------------------------------------------------
+
+    def map_changed(self, cluster: ClusterMap) -> None:
+        """Take up a newer cluster map, which may name another data server."""
         self._cluster = cluster
-        self._limits.look(cluster)
+        self._limits.map_changed(cluster)
         self._data.look()
 
     async def run(self) -> None:
         """Prepare, then train until cancelled."""
-        node = self._identity.node
+        node, timeline = self._setup.identity.node, self._setup.timeline
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(group.create_task(self._client.run(), name=f"{node}/parameters").cancel)
             if self.neighbours is not None:
                 stack.callback(group.create_task(self.neighbours.run(), name=f"{node}/neighbours").cancel)
-            self._pool = self._shared
+            self._pool = self._setup.pool
             if self._pool is None:
                 with self._enough_memory():
                     self._pool = await stack.enter_async_context(self._new_pool())
             await self._kernels.prepare(self._pool)
-            # Not before: who joins a training that goes on would begin with values from before the compiling.
-            await self._way.prepare()
-            timeline = self._timeline
-            if timeline is None:
-                self._way.begin(self._data.finished)
-            else:
-                self._way.begin(partial(self._finished, timeline), partial(self._stepped, timeline))
+            # After compiling, or a worker that joins a run in progress would begin with old values.
+            await self._mode.prepare()
             stack.callback(group.create_task(self._data.run(), name=f"{node}/data").cancel)
             self._engine = await stack.enter_async_context(
                 Engine(
-                    self._way.graph(self._landed, self._deliver),
+                    self._mode.graph(),
                     pool=self._pool,
                     in_flight=self._in_flight,
                     contexts=await self._new_contexts(self._pool),
                     on_room=self._fill,
-                    trace=None if timeline is None else partial(timeline.fired, node, self._run),
+                    trace=None if timeline is None else partial(timeline.fired, node, self._run.id),
                     early_limit=self._early_limit,
-                    wait_timeout_s=self._waits.patience_s,
+                    wait_timeout_s=self._setup.waits.patience_s,
                 )
             )
             stack.callback(group.create_task(self._change_kernels(), name=f"{node}/kernels").cancel)
@@ -267,38 +337,57 @@ class Participation:
                     await self._data.wait_group()
                 if self.neighbours is not None:
                     await self.neighbours.wait_linked()
-                await self._way.prepare()
+                await self._mode.refresh()
             await self._feed(self._engine)
 
+    @property
+    def _early_limit(self) -> int:
+        """Maximum number of tokens that arrive before their groups begin here."""
+        partition = self._share.partition
+        return 0 if partition is None else LEAD * self._in_flight * max(1, len(partition.incoming))
+
+    @property
+    def _pulls_to_begin(self) -> bool:
+        """Whether the copy may be old when the first group comes, and no clock would show it.
+
+        After a warm start, or if other workers of a replica were ready later, other replicas have pushed
+        since the first pull.
+        """
+        late = self._config.warm_start > 0 or (self._cluster.partitions > 1 and not self._run.together)
+        return self._setup.storage is None and self._config.slack is None and late
+
     def _new_pool(self) -> ComputePool:
-        return self._make_pool(
+        return self._setup.make_pool(
             threads=self._threads,
-            name=self._identity.node,
-            contexts=self._way.new_scratch,
+            name=self._setup.identity.node,
+            contexts=self._mode.new_scratch,
             affinity=[(cpu,) for cpu in self._cpus] if self._cpus is not None else None,
-            pace=self._pace,
+            pace=self._setup.pace,
             close_timeout_s=COMPILE_S,
         )
 
     async def _new_contexts(self, pool: ComputePool) -> list[Context | None]:
         """Make a context for each group in flight, and a spare one, on compute threads in turn.
 
-        Memory lies with the cores of the thread that first writes it. Contexts go from thread to thread, so
-        with several memory nodes none is near to all its users; but they spread over the nodes, and do not
-        crowd the one that the event loop is on. Large push buffers are written first by who first fills them.
+        Memory is on the node of the thread that first writes it. Contexts go from thread to thread, so with
+        several memory nodes none is near to all its users; but they spread over the nodes, instead of
+        crowding that of the event loop. A large push buffer is first written by the thread that fills it.
         """
         with self._enough_memory():
-            return [await pool.run(self._way.new_context, cost="context") for _ in range(self._in_flight + 1)]
+            return [
+                await pool.run(self._mode.new_context, cost="context") for _ in range(self._in_flight + 1)
+            ]
 
     @contextmanager
     def _enough_memory(self) -> Iterator[None]:
-        """Name what was asked for where there is not enough memory for it."""
+        """Turn a lack of memory into an error that names the options to lower."""
         try:
             yield
         except MemoryError as error:
+            images = self._config.images_per_group
             raise ConfigError(
-                f"not enough memory for {self._in_flight} groups in flight of {self._group_images} images "
-                f"each, with {self._threads} threads ({error}); lower in_flight, images_per_group or threads"
+                f"not enough memory for {self._in_flight} groups in flight of {images} images each, with "
+                f"{self._threads} threads ({error}); lower in_flight, images_per_group or threads"
             ) from None
 
     async def _change_kernels(self) -> None:
@@ -310,16 +399,16 @@ class Participation:
     async def _feed(self, engine: Engine) -> None:
         """Keep the engine full.
 
-        While groups are there and servers keep up, `_fill` does it within the engine's own turns; this task
-        only waits for whatever else it may lack.
+        While groups are there and servers keep up, `_fill` does it within the engine's own turns. This task
+        waits for the one thing that is missing.
         """
-        gate = self._way.gate
+        gate = self._mode.gate
         while True:
             if not self._data.has_group:
                 if self._data.exhausted:
                     if gate is None:
                         await engine.drain()
-                    self._flush(gate)
+                    self._flush()
                 await self._data.wait_group()
             elif not self._client.may_push:
                 await self._client.admit()
@@ -332,7 +421,7 @@ class Participation:
             self._fill()
 
     async def _wait_room(self, engine: Engine) -> None:
-        """Wait for room that `_fill` leaves. That may be long; no group trained for `patience_s` is too long.
+        """Wait for room that `_fill` leaves, however long, while a group is trained within each `patience_s`.
 
         Raises:
             WaitTimedOut: No group was trained in that time.
@@ -347,12 +436,12 @@ class Participation:
                     raise
 
     def _fill(self) -> None:
-        """Admit groups, while there are some, there is room, and servers and others keep up. Never waits."""
-        engine, data, client, timeline = self._engine, self._data, self._client, self._timeline
-        gate, neighbours = self._way.gate, self.neighbours
+        """Admit groups while there are some, there is room, and servers and peers keep up. Never waits."""
+        engine, data, client, timeline = self._engine, self._data, self._client, self._setup.timeline
+        gate, neighbours = self._mode.gate, self.neighbours
         assert engine is not None
         if self._filling:
-            return  # the engine asks within a turn that an admission of ours began: groups stay in order
+            return  # an admission below begins a turn, in which the engine asks again: groups stay in order
         self._filling = True
         while data.has_group and engine.has_room and client.may_push:
             if gate is not None and not gate.opens_for(data.first):
@@ -367,57 +456,56 @@ class Participation:
             engine.admit_nowait(tag)
             engine.deliver("group", tag, group if gate is None else gate.admit(group))
             if timeline is not None:
-                timeline.delivered(self._identity.node, self._run, tag, begin)
+                timeline.delivered(self._setup.identity.node, self._run.id, tag, begin)
         self._filling = False
 
-    def _flush(self, gate: Gate | None) -> None:
-        """Nothing more waits for us: what was collected leaves."""
-        begin = self._timeline.clock() if self._timeline is not None else 0.0
-        if gate is None:
-            self._way.flush()
-        else:
-            gate.meet(self._data.end)
-        if self._timeline is not None:
-            self._timeline.flushed(self._identity.node, begin)
+    def _flush(self) -> None:
+        """Send the steps that are collected: no more groups come for now."""
+        timeline = self._setup.timeline
+        begin = timeline.clock() if timeline is not None else 0.0
+        self._mode.flush(self._data.end)
+        if timeline is not None:
+            timeline.flushed(self._setup.identity.node, begin)
+
+    # --- events of groups --------------------------------------------------------------------
 
     def _finished(self, timeline: Timeline, report: Finished) -> None:
         begin = timeline.clock()
         self._data.finished(report)
-        timeline.reported(self._identity.node, self._run, report, begin)
+        timeline.reported(self._setup.identity.node, self._run.id, report, begin)
 
     def _stepped(self, timeline: Timeline, clock: int, leases: Sequence[Lease]) -> None:
-        timeline.stepped(self._identity.node, self._run, self._session, clock, leases)
+        timeline.stepped(self._setup.identity.node, self._run.id, self._setup.session, clock, leases)
 
-    def _deliver(self, port: str, tag: Tag, value: Any) -> None:
+    def _stage_done(self, stage: int, tag: Tag, trained: Trained | None) -> None:
         assert self._engine is not None
-        self._engine.deliver_threadsafe(port, tag, value)
+        self._engine.deliver_threadsafe(f"ahead-{stage}", tag, trained)
 
     def _on_blocks(self, arrived: Sequence[tuple[Block, NDArray[Any]]]) -> None:
-        """Something of some groups came from another worker of the replica."""
+        """Take blocks of some groups from another worker of the replica."""
         hand_over(self._engine, self._ports, arrived)
 
     def _landed(self, tag: Tag) -> None:
         assert self._engine is not None
-        with suppress(EngineClosed):  # the run is over: answers still come until its links are closed
+        with suppress(EngineClosed):  # the run has ended; answers still come until its links are closed
             self._engine.deliver("landed", tag, None)
 
     def record(self, run: str) -> bytes | bytearray:
-        """What was noted for a replay of a run; empty if nothing is. It grows while the run lasts."""
-        return self._way.record if run == self._run else b""
+        """The log for a replay of a run; empty for another run or without recording. It grows in the run."""
+        return self._mode.record if run == self._run.id else b""
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> WorkerStatistics:
         """Counts of this run on this worker."""
         engine = self._engine.statistics() if self._engine is not None else None
-        return {
-            **self._way.statistics(),
-            "kernels": self._kernels.statistics(engine.finished if engine is not None else 0),
-            "cpus": self._cpus,
-            "parameters": self._client.statistics(),
-            "data": self._data.statistics(),
-            "neighbours": self.neighbours.statistics() if self.neighbours is not None else {},
-            "pool": self._pool.statistics() if self._pool is not None else None,
-            "engine": engine,
-        }
+        counts = self._mode.statistics()
+        counts.kernels = self._kernels.statistics(engine.finished if engine is not None else 0)
+        counts.cpus = self._cpus
+        counts.parameters = self._client.statistics()
+        counts.data = self._data.statistics()
+        counts.neighbours = self.neighbours.statistics() if self.neighbours is not None else {}
+        counts.pool = self._pool.statistics() if self._pool is not None else None
+        counts.engine = engine
+        return counts
 
 
 def hand_over(
@@ -426,7 +514,7 @@ def hand_over(
     """Deliver blocks of another worker, by the number of the crossing that each came over.
 
     Raises:
-        RemoteProtocolError: No worker sends these now: groups have not begun, or a block came before.
+        RemoteProtocolError: No group has begun, or a block came before.
     """
     if engine is None:
         raise RemoteProtocolError("blocks", "the replica is not ready, and no group has begun")
@@ -435,7 +523,7 @@ def hand_over(
         for block, tensor in arrived
     ]
     try:
-        with suppress(EngineClosed):  # the run is over: other workers still talk until they hear of it
+        with suppress(EngineClosed):  # the run has ended; other workers may not know it yet
             engine.deliver_all(tokens)
     except TokenError as error:
         raise RemoteProtocolError("blocks", str(error)) from None

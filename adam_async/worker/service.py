@@ -1,4 +1,4 @@
-"""The model-worker role: joins a cluster and takes part in one run after the other with T threads."""
+"""The model-worker role: joins a cluster and trains one run after the other with T threads."""
 
 import asyncio
 import logging
@@ -18,7 +18,8 @@ from adam_async.run.config import Waits
 from adam_async.runtime.loop_lag import LoopLag
 from adam_async.runtime.machine import ProcessMemory, process_memory
 from adam_async.runtime.timeline import Timeline
-from adam_async.worker.run_session import Participation
+from adam_async.worker.run_session import RunSession, SessionSetup
+from adam_async.worker.statistics import WorkerStatistics
 from dataflow import ComputePool, MakePool
 from transport import BufferPool, Identity, Link, Message, Network, Request, TransportError
 
@@ -29,8 +30,8 @@ class ModelWorker(Role):
     """One model worker, from `async with` to its end.
 
     Args:
-        network: Where it listens and how it reaches the others.
-        address: What it binds.
+        network: Network of its listener and links.
+        address: Address of its listener.
         controller: The controller's address.
         identity: Its role, node id and incarnation.
         waits: Deadlines.
@@ -38,18 +39,19 @@ class ModelWorker(Role):
         threads: Compute threads.
         in_flight: Groups in flight; 0 is twice the threads of its replica, or in place as many as keep
             them busy. Workers of one replica all have as many as the one with the fewest.
-        entropy: Dice for the session id.
-        shelf: Memory of the servers of this process, for runs that train in place.
-        timeline: Where the journey of each group, and messages, are noted.
+        entropy: Source of random bytes for the session id.
+        storage_pool: Memory of the servers of this process, for runs in place.
+        timeline: Timeline that notes the events of each group, and messages.
         pace: Share of a core's time that each compute thread may use; see `ComputePool`.
-        pool: Where it computes beside the other workers of its replica, made with a `WeakKeyDictionary` for
-            each thread; without it, in one of its own.
-        make_pool: Makes that one.
+        pool: Pool that the workers of its replica share, made with a `WeakKeyDictionary` for each thread;
+            None for a pool of its own.
+        layers: Kinds of layers that a model may use.
+        make_pool: Makes its own pool.
         process_memory: See `Role`.
 
-    Leaving the block says goodbye to the controller: others take over at once what is leased to it, and with
-    `ssp` and `bsp` wait for it no longer. It ends after the jobs that compute threads are in; pushes on their
-    way may or may not take effect, once at most, and the data server leases their groups again.
+    Leaving the block says goodbye to the controller: other replicas get its leases at once, and with `ssp`
+    and `bsp` wait for it no longer. The block ends after the jobs of the compute threads; pushes on their way
+    take effect at most once, and the data server leases their groups again.
     """
 
     def __init__(
@@ -92,7 +94,8 @@ class ModelWorker(Role):
         self._entropy = entropy
         self._storage_pool = storage_pool or StoragePool()
         self._lag = LoopLag()
-        self._part: Participation | None = None
+        self._run_session: RunSession | None = None
+        """Session of the run in progress or just ended."""
         self._refused_greets = 0
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
@@ -104,7 +107,7 @@ class ModelWorker(Role):
     # --- the run -----------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        """Train each run that gives us a place, one after the other, and in each life of our replica."""
+        """Train each run that has a place for this worker, once per generation of its replica."""
         done = ("", 0)
         async for cluster in self._membership.changes():
             run = cluster.run
@@ -112,7 +115,7 @@ class ModelWorker(Role):
             if run is None or run.over or node is None:
                 continue
             if not self._membership.joined:
-                continue  # the map speaks of an earlier life of ours, whose place is another's by now
+                continue  # the map names an earlier membership of this node, whose place another worker has
             replica_generation = cluster.replica_generation(node.replica)
             if (
                 not replica_generation
@@ -123,12 +126,12 @@ class ModelWorker(Role):
             in_place = run.config["weights"] == "aliased"
             storage = self._storage(run) if in_place else None
             if in_place and storage is None:
-                continue  # its servers have gone on to a newer run, of which we hear next
+                continue  # its servers have left this run for a newer one, which a later map brings
             done = (run.id, replica_generation)
             await self._train(cluster, node.replica, storage)
 
     async def _train(self, cluster: ClusterMap, replica: int, storage: ShardStorage | None) -> None:
-        """Train one run until it ends, or until the replica begins another life."""
+        """Train one run until it ends, or until the replica begins another generation."""
         run = cluster.run
         assert run is not None
         replica_generation = cluster.replica_generation(replica)
@@ -136,9 +139,9 @@ class ModelWorker(Role):
         place = cluster.nodes[self._identity.node].partition
         if run.together and place > 0:  # the first worker of the replica trains all parts
             await self._membership.set_node(ready=word)
-            await self._part_over(run.id, replica, replica_generation)
+            await self._follow_map(run.id, replica, replica_generation)
             return
-        part = Participation(
+        setup = SessionSetup(
             network=self._network,
             identity=self._identity,
             cluster=cluster,
@@ -157,14 +160,14 @@ class ModelWorker(Role):
             layers=self._layers,
             timeline=self._timeline,
         )
-        self._part = part
+        session = self._run_session = RunSession(setup)
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(part.run(), name=f"{self._identity.node}/train-{run.id}"),
-                group.create_task(self._say_ready(part, word), name=f"{self._identity.node}/ready"),
+                group.create_task(session.run(), name=f"{self._identity.node}/train-{run.id}"),
+                group.create_task(self._report_ready(session, word), name=f"{self._identity.node}/ready"),
             ]
-            # Also if it is over before we are ready.
-            await self._part_over(run.id, replica, replica_generation, part.look)
+            # The run may end before this worker is ready.
+            await self._follow_map(run.id, replica, replica_generation, session.map_changed)
             for task in tasks:
                 task.cancel()
         logger.info("%s is done with run %s", self._identity.node, run.id)
@@ -176,12 +179,12 @@ class ModelWorker(Role):
             await super()._on_link(link)
 
     async def _on_neighbour(self, link: Link) -> None:
-        """Another worker of our replica dials; one that speaks for another life of it is not answered."""
+        """Serve another worker of the replica; one of another replica generation gets no answer."""
         self._traffic.watch(link)
         try:
             async with asyncio.timeout(self._waits.call_s):
                 greet = unpack(await link.receive(), Greet)
-            neighbours = self._part.neighbours if self._part is not None else None
+            neighbours = self._run_session.neighbours if self._run_session is not None else None
             if neighbours is not None and neighbours.knows(greet, link.peer):
                 await neighbours.welcome(link, greet)
             else:
@@ -199,7 +202,7 @@ class ModelWorker(Role):
             super()._answer(request, body)
 
     def _send_record(self, request: Request, body: GetRecord) -> None:
-        data = self._part.record(body.run) if self._part is not None else b""
+        data = self._run_session.record(body.run) if self._run_session is not None else b""
         if not data:
             request.fail("no-record", f"{self._identity.node} keeps no record of run {body.run}")
             return
@@ -217,7 +220,7 @@ class ModelWorker(Role):
         reply_when_room(request, nbytes, part)
 
     def _storage(self, run: RunRecord) -> ShardStorage | None:
-        """The servers' memory, for a run that trains in place; None if they have already left the run.
+        """The servers' memory, for a run in place; None if they have already left the run.
 
         Raises:
             RunFailed: There are no servers in this process.
@@ -229,36 +232,36 @@ class ModelWorker(Role):
             )
         return self._storage_pool.find(run.id)
 
-    async def _say_ready(self, part: Participation, word: str) -> None:
-        await part.prepared.wait()
+    async def _report_ready(self, session: RunSession, word: str) -> None:
+        await session.prepared.wait()
         await self._membership.set_node(ready=word)
 
-    async def _part_over(
+    async def _follow_map(
         self,
         run: str,
         replica: int,
         replica_generation: int,
-        look: Callable[[ClusterMap], None] = lambda _: None,
+        map_changed: Callable[[ClusterMap], None] = lambda _: None,
     ) -> None:
-        """Wait until the run, or this life of our replica, is over; meanwhile have each map looked at."""
+        """Pass on each cluster map until the run, or this generation of the replica, ends."""
         async for cluster in self._membership.changes():
-            look(cluster)
+            map_changed(cluster)
             now = cluster.run
             if now is None or now.id != run or now.over:
                 return
             if cluster.replica_generation(replica) != replica_generation:
                 return
 
-    def statistics(self) -> dict[str, Any]:
-        """Protocols, pushes, waits, pool and loop lag of the run in progress or just ended."""
-        part = self._part
-        return {
-            "lag_s": self._lag.percentiles(),
-            "buffers": self._buffers.statistics(),
-            "refused_greets": self._refused_greets,
-            **super().statistics(),
-            **(part.statistics() if part is not None else {}),
-        }
+    def statistics(self) -> WorkerStatistics:
+        """Counts of the worker, and of the run in progress or just ended."""
+        session = self._run_session
+        counts = session.statistics() if session is not None else WorkerStatistics()
+        counts.lag_s = self._lag.percentiles()
+        counts.buffers = self._buffers.statistics()
+        counts.refused_greets = self._refused_greets
+        counts.traffic = self._traffic.rows()
+        counts.process = self.process_memory()
+        return counts
 
     def __repr__(self) -> str:
         return f"<ModelWorker {self._identity.node} at {self.address} {self._threads} threads>"

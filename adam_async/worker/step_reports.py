@@ -1,8 +1,8 @@
-"""From groups trained in place to records of them: the loop's side of aliased training.
+"""From groups trained in place to step records: the event loop's side of training in place.
 
-Each group is a step; each server is told of all steps, for it counts and clocks them, and a group is
-finished when all servers have. A few steps travel in one record, for a record costs as much as a push does
-without its payload; those that are left when no group waits any more travel at once.
+Each group is a step. Each server gets all steps, because it counts and clocks them; a group is finished when
+all servers have counted it. A few steps travel in one record, because a record costs as much as a push
+without payload. When no more groups come, the steps that are left travel at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from adam_async.worker.push_plan import cut_shards
 from adam_async.worker.training_mode import OnStep
 
 STEPS = 8
-"""Steps of one record, unless fewer are left."""
+"""Steps of a full record."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +30,7 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one message of every record names."""
+    """The shards that one message of every record names."""
 
     server: str
     shards: tuple[ShardId, ...]
@@ -45,16 +45,15 @@ class _Part:
 
 
 class Recorder:
-    """Tells the servers of steps that were applied in place.
+    """Reports steps that were applied in place to the servers.
 
     Args:
         table: Shards of the model.
         buckets: Primary of each bucket.
         client: How to reach them.
-        clock: Steps that the replica has behind it.
         on_finished: Called for each group that all servers have counted.
-        on_step: Called with each step, before the record that it is in leaves.
-        frozen: Tensors that steps leave as they are: servers hear nothing of them.
+        on_step: Called with each step, before its record leaves.
+        frozen: Tensors that no step changes; no record names them.
     """
 
     def __init__(
@@ -63,7 +62,6 @@ class Recorder:
         table: ShardTable,
         buckets: Sequence[str],
         client: ParameterClient,
-        clock: int,
         on_finished: Callable[[Finished], None],
         on_step: OnStep | None = None,
         frozen: frozenset[str] = frozenset(),
@@ -71,7 +69,8 @@ class Recorder:
         self._client = client
         self._on_finished = on_finished
         self._on_step = on_step
-        self.clock = clock
+        self.clock = 0
+        """Steps that the replica has behind it."""
         self._groups: list[TrainedInPlace] = []
         tensors = [spec.tensor for spec in table.shards]
         by_server: dict[str, list[ShardId]] = {}
@@ -83,6 +82,10 @@ class Recorder:
             for server, shards in cut_shards(by_server)
         ]
 
+    def start(self, clock: int) -> None:
+        """Take up the replica's clock before the first group."""
+        self.clock = clock
+
     def add(self, trained: TrainedInPlace) -> None:
         """Take a trained group. Never waits."""
         self._groups.append(trained)
@@ -90,7 +93,7 @@ class Recorder:
             self.close()
 
     def close(self) -> None:
-        """Send what has been collected: nobody waits for more of it."""
+        """Send the steps that are collected."""
         groups, self._groups = self._groups, []
         if not groups:
             return

@@ -1,12 +1,12 @@
 """From trained groups to pushes and pulls: the loop's side of training.
 
-A step is `push_every` consecutive groups, as they finish. Its gradients are added up here, on the loop,
-in that order; with one group per step the group's own push buffer is what travels. The push of a step
-names, for each shard, the oldest version that its groups read, and how many of our own pushes a local
-step had already put into the copy they read; that is what staleness is counted from.
+A step is `push_every` consecutive groups, as they finish. Its gradients are added up here, on the loop, in
+that order; with one group per step the group's own push buffer travels. The push of a step names, for each
+shard, the oldest version that its groups read, and how many of the worker's own pushes a local step had
+already put into the copy they read. The server counts staleness from these.
 
-Where replicas keep within a bound of one another groups have their places in steps before they are trained
-(`clocked.py`); how a step leaves is the same.
+In a run with a bound between replicas, groups belong to steps before they are trained
+(`bounded_stepper.py`); a step leaves in the same way.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,67 +15,59 @@ from functools import partial
 
 from adam_async.messages import Finished
 from adam_async.parameter_server.client import ParameterClient, StepPush
-from adam_async.run.rate_schedule import Schedule
-from adam_async.run.shard_table import ShardTable
+from adam_async.run.config import Config
 from adam_async.worker.gradient_clipping import Scaling
 from adam_async.worker.puller import Landing, Puller
 from adam_async.worker.push_plan import PushBuffer, PushMessage, PushPlan
 from adam_async.worker.replay_log import ReadLog
 from adam_async.worker.training import GroupTrainer, Trained
 from adam_async.worker.training_mode import OnStep
-from adam_async.worker.weights import TensorCopy, WorkerWeights
+from adam_async.worker.weights import TensorCopy
 
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """A step that is being collected, or is on its way."""
+    """A step that is being collected or pushed."""
 
     buffer: PushBuffer
     groups: list[Trained] = field(default_factory=list)
     clock: int = 0
     """Clock that its push carries."""
     epoch: int = 0
-    """Its groups' epoch where servers wait to hear of it; 0 in asp."""
+    """Epoch of its groups, which servers in ssp and bsp wait for; 0 in asp."""
     unsettled: int = 0
+    """Pushes without an acknowledgement."""
     rate: float = 0.0
     landing: Landing | None = None
-    """Of the values that follow it."""
+    """The pull behind the step."""
     gone: set[int] = field(default_factory=set)
-    """Messages that left while the others were computed."""
+    """Indexes of messages that left while the others were computed."""
 
 
 class Pusher:
-    """Sends steps that are complete, and pulls what follows them.
+    """Sends complete steps, and pulls the values behind them.
 
     Args:
-        table: Shards of the model.
-        plan: How gradients travel.
-        client: Where they go.
-        puller: How values come back.
-        trainer: Whose push buffers they travel in.
-        weights: The worker's copy, whose local steps are counted.
-        schedule: Learning rate that the pushes carry, that of the step's first group.
+        config: The run.
+        plan: Messages and protocols of the gradients.
+        client: Client of the servers.
+        puller: Pulls values, and has the worker's copy, whose local steps are counted.
+        trainer: Owner of the push buffers.
         on_finished: Called for each group whose push is acknowledged.
         on_step: Called with each step, before its pushes leave.
-        scaling: Limits of the gradient, for steps of several groups; those of one have kept them.
-        unit: What the rule sees is the step's gradient times this over its images; None: it sees the sum.
-        log: Where the reads of groups are noted.
+        log: Log of the reads of groups.
     """
 
     def __init__(
         self,
+        config: Config,
         *,
-        table: ShardTable,
         plan: PushPlan,
         client: ParameterClient,
         puller: Puller,
         trainer: GroupTrainer,
-        weights: WorkerWeights,
-        schedule: Schedule,
         on_finished: Callable[[Finished], None],
         on_step: OnStep | None = None,
-        scaling: Scaling | None = None,
-        unit: int | None = None,
         log: ReadLog | None = None,
     ) -> None:
         self._plan = plan
@@ -85,30 +77,31 @@ class Pusher:
         self._rest = puller.questions((*rest, *plan.read_only))
         self._answers = len(self._rest) + sum(message.pulls for message in plan.messages)
         self._trainer = trainer
-        self._weights = weights
-        self._schedule = schedule
-        self._rate = schedule.fixed
+        self._weights = puller.weights
+        self._schedule = trainer.schedule
+        self._rate = self._schedule.fixed
         self._on_finished = on_finished
         self._on_step = on_step
-        self._scaling = scaling
-        self._unit = unit
+        # The trainer has applied the limits to a step of one group.
+        self._scaling = Scaling.of(config) if config.push_every > 1 else None
+        # In bsp the rule sees the mean over the step's images, otherwise the sum of its groups' means.
+        self._unit = config.images_per_group if config.synchronous else None
         self._log = log
         self.left_ahead = 0
         """Messages that left while the rest of their step was computed."""
-        places = {spec.id: place for shards in table.by_tensor.values() for place, spec in enumerate(shards)}
-        self._places = [[places[spec.id] for spec in message.specs] for message in plan.messages]
+        self._places = [[puller.places[spec.id] for spec in message.specs] for message in plan.messages]
 
     def send(self, step: Step, on_landed: Callable[[], None] | None) -> None:
         """Push a step. Never waits.
 
         Args:
-            on_landed: Called when the values that follow it are installed; None: nothing is pulled.
+            on_landed: Called when the values behind it are installed; None: nothing is pulled.
         """
         self.begin(step, on_landed)
         self.finish(step)
 
     def begin(self, step: Step, on_landed: Callable[[], None] | None) -> None:
-        """Make a step ready to leave, message by message; see `send`."""
+        """Prepare a step whose messages leave one by one; see `send`."""
         if self._on_step is not None:
             self._on_step(step.clock, [group.lease for group in step.groups])
         if self._log is not None:
@@ -125,14 +118,14 @@ class Pusher:
             step.landing = Landing(self._puller, self._answers, on_landed)
 
     def push_ahead(self, step: Step, messages: Sequence[int]) -> None:
-        """Send messages of a step that has begun to leave, before the others are complete."""
+        """Send messages of a begun step, before the others are complete."""
         self.left_ahead += len(messages)
         for index in messages:
             step.gone.add(index)
             self._push_message(step, index, self._plan.messages[index])
 
     def finish(self, step: Step) -> None:
-        """Send what is left of a step, and pull what its pushes bring no answer with."""
+        """Send the messages that are left, and pull the values that no answer to them brings."""
         for index, message in enumerate(self._plan.messages):
             if index not in step.gone:
                 self._push_message(step, index, message)
@@ -141,7 +134,7 @@ class Pusher:
                 self._puller.ask(step.landing, server, specs)
             if not self._answers:
                 self._client.answer_nothing(step.landing.over)
-        if not self._plan.messages:  # other workers of the replica push all that this one has a part in
+        if not self._plan.messages:  # other workers of the replica push all tensors of this partition
             self._settled(step)
 
     def _push_message(self, step: Step, index: int, message: PushMessage) -> None:
@@ -177,7 +170,7 @@ class Pusher:
     def _read_versions(
         groups: Sequence[Trained], message: PushMessage, places: Sequence[int]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Oldest version of each shard that the groups read, and what of our own was in that copy."""
+        """Oldest version of each shard that the groups read, and the own pushes in that copy."""
         if len(groups) == 1:
             read = groups[0].read
             copies, counts = read.copies, read.own_applied
@@ -202,31 +195,33 @@ class Pusher:
 
 
 class Stepper:
-    """Collects groups into steps as they finish, and says when a pull is due.
+    """Collects groups into steps as they finish, and decides when to pull.
 
     Args:
-        pusher: What sends them.
-        trainer: Whose push buffers they are added up in.
+        pusher: Sends the steps.
+        trainer: Owner of the push buffers.
         push_every: Groups per step.
         pull_every: Steps per pull.
-        clock: Steps that the replica has behind it.
     """
 
-    def __init__(
-        self, *, pusher: Pusher, trainer: GroupTrainer, push_every: int, pull_every: int, clock: int
-    ) -> None:
+    def __init__(self, *, pusher: Pusher, trainer: GroupTrainer, push_every: int, pull_every: int) -> None:
         self._pusher = pusher
         self._trainer = trainer
         self._push_every = push_every
         self._pull_every = pull_every
         self._open: Step | None = None
+        self.clock = 0
+        """Steps that the replica has behind it."""
+
+    def start(self, clock: int) -> None:
+        """Take up the replica's clock before the first group."""
         self.clock = clock
 
     def add(self, trained: Trained, on_landed: Callable[[], None]) -> None:
         """Take a trained group. Never waits.
 
-        `on_landed` is called when the values that follow the group's step are installed; at once, if
-        the group ends no step or no pull is due with it.
+        `on_landed` is called when the values behind the group's step are installed; at once if the group
+        ends no step or no pull is due.
         """
         if self._push_every == 1:
             self._push_one(trained, on_landed)
@@ -245,7 +240,7 @@ class Stepper:
         self._push(step, on_landed)
 
     def ahead(self, trained: Trained, messages: Sequence[int], on_landed: Callable[[], None]) -> None:
-        """Let messages of a group's step leave that are complete, while the rest is computed. Never waits."""
+        """Send complete messages of a group's step while the rest is computed. Never waits."""
         ahead = trained.ahead
         assert ahead is not None
         if not ahead.over:
@@ -254,19 +249,19 @@ class Stepper:
             self._pusher.push_ahead(ahead.step, messages)
 
     def _push_one(self, trained: Trained, on_landed: Callable[[], None]) -> None:
-        """Push a group that is a step, or what of it has not left ahead."""
+        """Push a group that is a step; messages that left ahead are not sent again."""
         ahead = trained.ahead
         if ahead is None or ahead.step is None:
             step = self._begin(Step(trained.buffer, [trained]), on_landed)
         else:
             step = ahead.step
         if ahead is not None:
-            # The step knows its group: both would be kept until a garbage collector finds the circle.
+            # The step refers to its group: without this, both would live until the garbage collector runs.
             ahead.over, ahead.step = True, None
         self._finish(step, on_landed)
 
     def close(self) -> None:
-        """Push the step that is being collected, short as it is: there are no more groups for us."""
+        """Push the open step, even if it is short: no more groups come."""
         step, self._open = self._open, None
         if step is not None:
             self._push(step, _nothing)
@@ -287,11 +282,11 @@ class Stepper:
 
 
 def _nothing() -> None:
-    """A pull has landed for which nobody waits."""
+    """A pull has landed; no group waits for it."""
 
 
 def _stepped_by_all(groups: Sequence[Trained]) -> dict[str, TensorCopy]:
-    """The copies that hold a whole push: those that the local step of every group of it went into."""
+    """The copies that hold a whole push: those that the local step of each of its groups changed."""
     first, *others = groups
     return {
         name: copy

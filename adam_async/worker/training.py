@@ -1,13 +1,13 @@
-"""Pure: what a compute thread does with one image group, and the graph that leads there.
+"""Pure: the training of one image group on a compute thread, and the dataflow graph around it.
 
-One partition holds the whole model, so there is no message between its layers and the whole way
-forward and back is one segment: one job of the compute pool.
+One partition holds the whole model, so no message travels between its layers, and forward and backward pass
+are one segment: one job of the compute pool.
 
     group -> [train, heavy] -> trained -> [push, light]        landed -> [land, light]
 
-A tag is in flight until its nodes have fired. The second branch is there only if one group may be in
+A tag is in flight until its nodes have fired. The second branch exists only if one group may be in
 flight: the tag then ends when its step's pull has landed, and with a pull at every step training is
-serial SGD, exactly. With more groups in flight pulls run in the background.
+exactly serial SGD. With more groups in flight pulls run in the background.
 """
 
 from collections import deque
@@ -24,6 +24,8 @@ from adam_async.model.context import Context
 from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network, Trainable
 from adam_async.model.rules import new_scratch, plain_step
+from adam_async.model.network import Trainable
+from adam_async.run.config import Config
 from adam_async.run.rate_schedule import Schedule
 from adam_async.worker.gradient_clipping import Scaling
 from adam_async.worker.push_plan import PushBuffer, PushPlan, Stage
@@ -33,20 +35,20 @@ from dataflow import Firing, Graph, Node, Tag
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Admitted:
-    """A group that has its place in a step before it is trained."""
+    """A group that belongs to a step before it is trained."""
 
     group: ImageGroup
     step: Any
-    """Whatever collects the groups of the step."""
+    """Collector of the step's groups."""
     index: int
     """Its position among them."""
     read: Snapshot | None
-    """What it shall read; None for what is current when it is trained."""
+    """Values that it reads; None for those that are current when it is trained."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """What a compute thread made of one group."""
+    """Result of one group on a compute thread."""
 
     lease: Lease
     loss: float
@@ -54,21 +56,26 @@ class Trained:
     buffer: PushBuffer
     read: Snapshot
     stepped: dict[str, TensorCopy]
-    """Copies that the local step went into; empty without one."""
+    """Copies that the local step changed; empty without one."""
     admitted: Admitted | None = None
-    """Its place, where groups have one from their admission on."""
+    """Its admission, in a run with a gate."""
     ahead: "Ahead | None" = None
-    """Where messages of its step may leave before the way back is done."""
+    """Progress of its step's messages, if they may leave before the backward pass ends."""
+
+
+OnStage = Callable[[int, Tag, Trained | None], None]
+"""Takes a finished stage of the backward pass, its group's tag, and the group; None for a group whose
+messages leave all at once."""
 
 
 @dataclass(slots=True, eq=False)
 class Ahead:
-    """How far the step of a group has left while the group is still computed. The loop's alone."""
+    """Progress of the step of a group that is still being computed. Only the event loop changes it."""
 
     step: Any = None
-    """What has begun to leave."""
+    """The step, once its first message has left."""
     over: bool = False
-    """The group is trained: what is told of it now comes too late, and has left with the rest."""
+    """Whether the group is trained: a stage that is reported now has left with the rest."""
 
 
 class ThreadScratch:
@@ -81,7 +88,7 @@ class ThreadScratch:
 
 
 class PushBufferPool:
-    """Push buffers that are free. Taking and giving back are atomic, from any thread."""
+    """Pool of free push buffers. Taking and giving back are atomic, from any thread."""
 
     def __init__(self, make: Callable[[], PushBuffer], made: int) -> None:
         self._make = make
@@ -89,7 +96,7 @@ class PushBufferPool:
         self.made = made
 
     def take(self) -> PushBuffer:
-        """Take a free buffer; if all are on their way, one more is made."""
+        """Take a free buffer; makes one more if all are in use."""
         try:
             return self._free.pop()
         except IndexError:
@@ -97,7 +104,7 @@ class PushBufferPool:
             return self._make()
 
     def give_back(self, buffer: PushBuffer) -> None:
-        """A buffer is settled and released."""
+        """Return a buffer that is settled and released."""
         self._free.append(buffer)
 
 
@@ -106,70 +113,61 @@ class GroupTrainer:
 
     Args:
         network: The model.
+        config: The run.
         weights: The worker's copy.
-        plan: How gradients travel.
-        schedule: Learning rate of a group.
-        local: Whether a group makes a local step.
-        group_images: Most images of a group.
-        push_every: Groups of a step; with more than one, groups are added up in step buffers.
-        buffers: Buffers made ahead of each kind; more are made while all are on their way.
-        dice: What layers that draw, such as dropout, draw with.
-        scaling: Limits of a step's gradient.
-        stages: How the way back is cut. With more than one, `tell` is called on the compute thread, as
-            ``tell(stage, tag, trained)``, when a stage other than the last is done; with None for a group
-            whose messages leave all at once.
-        by_images: Whether a group counts by its images, because servers average over those of a step.
+        plan: Messages and protocols of the gradients.
+        buffers: Push buffers of each kind made ahead; more are made while all are in use.
+        stages: Stages of the backward pass. With two or more, `on_stage` is called when one other than the
+            last is done.
+        on_stage: Called on the compute thread.
     """
 
     def __init__(
         self,
-        *,
         network: Trainable,
+        config: Config,
+        *,
         weights: WorkerWeights,
         plan: PushPlan,
-        schedule: Schedule,
-        local: bool,
-        group_images: int,
-        push_every: int,
         buffers: int,
-        dice: Dice,
-        scaling: Scaling | None = None,
-        by_images: bool = False,
         stages: Sequence[Stage] = (),
+        on_stage: OnStage | None = None,
     ) -> None:
         self._stages = stages
+        self._on_stage = on_stage
         self._pushed = tuple(plan.protocols)
-        self.tell: Callable[[int, Tag, Trained | None], None] = _told_nobody
         self.network = self._network = network
         self._weights = weights
-        self._schedule = schedule
-        self._rate = schedule.fixed
-        self._local = local
-        self._dice = dice
-        self._group_images = group_images
-        self._by_images = by_images
-        self._scaling = scaling
-        self._scales_steps = push_every == 1
+        self.schedule = self._schedule = Schedule.of(config)
+        self._rate = self._schedule.fixed
+        self._local = config.local_steps
+        self._dice = Dice(config.seed)
+        group_images = self._group_images = config.images_per_group
+        # In bsp servers average over the images of a step, so a group counts by its images.
+        self._by_images = config.synchronous
+        self._scaling = Scaling.of(config)
+        self._scales_steps = config.push_every == 1
         self.group_buffers = PushBufferPool(lambda: PushBuffer(network, plan, group_images), buffers)
         self.step_buffers = self.group_buffers
-        if push_every > 1:
+        if config.push_every > 1:
+            # A step's gradients add up in a buffer for the images of all its groups.
             self.step_buffers = PushBufferPool(lambda: PushBuffer(network, plan, plan.images), buffers)
 
     @property
     def buffers_made(self) -> int:
-        """Push buffers that exist, of both kinds."""
+        """Number of push buffers of both kinds."""
         return sum(buffer_pool.made for buffer_pool in {self.group_buffers, self.step_buffers})
 
     def train(self, firing: Firing, group: ImageGroup) -> Trained:
-        """Forward, backward, gradients, local step; on what is current."""
+        """Forward, backward, gradients, local step; on the current values."""
         return self._train(firing, group, self._weights.snapshot(), None)
 
     def train_admitted(self, firing: Firing, admitted: Admitted) -> Trained:
-        """The same for a group that has its place, on what it shall read."""
+        """The same for an admitted group, on the values of its admission."""
         read = self._weights.snapshot() if admitted.read is None else admitted.read
         return self._train(firing, admitted.group, read, admitted)
 
-    # A run that diverges is told by its loss and its refused pushes; a warning per group says nothing more.
+    # A diverging run shows in its loss and its refused pushes; a warning per group would add nothing.
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def _train(self, firing: Firing, group: ImageGroup, read: Snapshot, admitted: Admitted | None) -> Trained:
         context = firing.context
@@ -182,8 +180,10 @@ class GroupTrainer:
                 trained = Trained(lease, loss, self.group_buffers.take(), read, {}, admitted, Ahead())
                 self._train_back(firing.tag, context, trained)
                 return trained
+            # A short group leaves at once, but the graph of the tag waits for its stages.
+            assert self._on_stage is not None
             for number in range(len(self._stages) - 1):
-                self.tell(number, firing.tag, None)
+                self._on_stage(number, firing.tag, None)
         self._network.backward(arrays, context)
         buffer = self.group_buffers.take()
         buffer.fill(context)
@@ -194,18 +194,19 @@ class GroupTrainer:
         return Trained(lease, loss, buffer, read, stepped, admitted)
 
     def _train_back(self, tag: Tag, context: Context, trained: Trained) -> None:
-        """The way back, stage by stage; what is complete may leave."""
+        """Run the backward pass stage by stage; messages of a finished stage may leave."""
         assert isinstance(self._network, Network), "only a whole network has stages"
+        assert self._on_stage is not None
         arrays, buffer = trained.read.arrays, trained.buffer
         buffer.images = context.images
         for number, stage in enumerate(self._stages):
             self._network.backward_layers(arrays, context, stage.layers)
             buffer.fill_messages(context, stage.messages)
             if number < len(self._stages) - 1:
-                self.tell(number, tag, trained)
+                self._on_stage(number, tag, trained)
 
     def _scale(self, buffer: PushBuffer, read: Snapshot, lease: Lease) -> dict[str, float]:
-        """Keep the limits, where the group is a step; otherwise only find what its local step is to keep."""
+        """Apply the limits if the group is a step; otherwise only find the factors of its local step."""
         assert self._scaling is not None
         limit = self._scaling.apply if self._scales_steps else self._scaling.factors
         unit = self._group_images / buffer.images if self._by_images else 1.0
@@ -222,7 +223,7 @@ class GroupTrainer:
         lease: Lease,
         scaled: Mapping[str, float],
     ) -> dict[str, TensorCopy]:
-        """Apply the group's plain step to what is current now, without locks (AD-14)."""
+        """Apply the group's plain step to the current copies, without locks (AD-14)."""
         stepped = {}
         rate = self._rate_of(lease)
         for name in self._pushed:
@@ -232,7 +233,7 @@ class GroupTrainer:
             if delta is None:
                 delta = self._multiply(context, name, scratch)
             elif self._scales_steps:
-                factor = 1.0  # the buffer holds it as it leaves
+                factor = 1.0  # the buffer is scaled already
             plain_step(copy.array, delta, rate=rate * factor, scratch=scratch.rule)
             copy.local += 1
             stepped[name] = copy
@@ -259,12 +260,12 @@ def replica_graph(
 
     Args:
         train: Forward, backward and gradients; on a compute thread.
-        push: Takes what `train` made; on the loop.
+        push: Takes the result of `train`; on the loop.
         batch: At most this many groups per call of `train`, which with more than one takes lists.
         jobs: At most this many of these calls at once; see `dataflow.Node`.
-        ahead: For each stage of the way back but the last, what hears on the loop that it is done: token
+        ahead: For each stage of the backward pass but the last, called on the loop with its token:
             ``ahead-0`` and so on.
-        waits_for_pull: Whether a tag is complete only when token ``landed`` has come.
+        waits_for_pull: Whether a tag is complete only with token ``landed``.
     """
     nodes = [
         Node("train", train, inputs=("group",), outputs=("trained",), heavy=True, batch=batch, jobs=jobs),
@@ -280,9 +281,5 @@ def replica_graph(
     return Graph(inputs=tuple(inputs), nodes=tuple(nodes))
 
 
-def _told_nobody(stage: int, tag: Tag, trained: Trained | None) -> None:
-    """Nothing leaves ahead."""
-
-
 def _complete(firing: Firing, token: None) -> None:
-    """The tag is complete; the engine frees its slot and context."""
+    """End the tag; the engine frees its slot and context."""

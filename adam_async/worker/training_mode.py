@@ -1,93 +1,112 @@
-"""Pure: what a way of training must offer, be it on a copy, in place, or of a part of the model."""
+"""Pure: the interface of a training mode: on a copy, in place, or on one partition of a model.
+
+A mode is whole when it is constructed: `ModeSetup` brings the run, the servers, and `GroupEvents`, the one
+way back from the mode to the session that feeds it. Groups go into the mode's graph, events come out.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from adam_async.data_server.client import ImageGroup
 from adam_async.messages import Finished, Lease
 from adam_async.model.context import Context
+from adam_async.parameter_server.client import ParameterClient
+from adam_async.run.config import Config
+from adam_async.run.shard_table import ShardTable
+from adam_async.worker.statistics import WorkerStatistics
+from adam_async.worker.training import OnStage
 from dataflow import Graph, Tag
 
 OnStep = Callable[[int, Sequence[Lease]], None]
-"""Told of a step that is about to leave for the servers: its clock, and the groups in it."""
+"""Takes a step that is about to leave for the servers: its clock, and the leases of its groups."""
 
 
-class Gate(Protocol):
-    """What lets groups through only when the values that they may read are here."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupEvents:
+    """Functions that take the events of groups. The loop calls all of them but `stage_done`."""
+
+    finished: Callable[[Finished], None]
+    """Takes the report of a group whose step the servers have counted."""
+    landed: Callable[[Tag], None]
+    """Takes the tag of a group that waited for its pull, when the pull has landed."""
+    stage_done: OnStage
+    """Takes a finished stage of a group's backward pass, on the compute thread."""
+    stepped: OnStep | None = None
+    """Takes each step; None in a run without a timeline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModeSetup:
+    """The run, as every training mode needs it."""
+
+    config: Config
+    table: ShardTable
+    """Shards of the model, or of the partition."""
+    buckets: Sequence[str]
+    """Primary of each bucket."""
+    client: ParameterClient
+    events: GroupEvents
+
+
+class AdmissionGate(Protocol):
+    """Admits a group only if the values that it may read are here."""
 
     def opens_for(self, group: ImageGroup) -> bool:
-        """Whether the next group may be admitted; what it tells of meetings is heard in any case."""
+        """Whether the next group may be admitted; takes up its sync clock in either case."""
         ...
 
     def admit(self, group: ImageGroup) -> Any:
-        """Let it through; returns what is trained in its place."""
-        ...
-
-    def meet(self, clock: int) -> None:
-        """No group waits for us, and when all are pushed all replicas meet at this clock."""
+        """Admit the group; returns the value that is trained in its place."""
         ...
 
     async def wait(self) -> None:
         """Wait for anything that may open the gate. Cancelling it loses nothing.
 
         Raises:
-            DeadlineExceeded: The slowest clock has not advanced for `waits.clock_s`; names who is behind.
+            DeadlineExceeded: The slowest clock has not advanced for `waits.clock_s`; names the slowest.
             RunFailed: Servers sent the values of another clock.
         """
         ...
 
 
-Deliver = Callable[[str, Tag, Any], None]
-"""Takes a port, a tag and a value."""
-
-
 class TrainingMode(Protocol):
-    """What turns image groups into steps of the run; `Copied`, `Parted` and `Aliased` do."""
+    """Turns image groups into steps of the run; `CopyMode`, `PartitionMode` and `InPlaceMode` do."""
 
-    async def prepare(self) -> None:
-        """Get ready for the first group. The client of the parameter servers runs beside it."""
+    @property
+    def gate(self) -> AdmissionGate | None:
+        """The gate that admits groups; None if replicas do not wait for each other's clocks."""
         ...
 
-    def begin(self, on_finished: Callable[[Finished], None], on_step: OnStep | None = None) -> None:
-        """Take the run up where its servers' clocks stand.
+    async def prepare(self) -> None:
+        """Get the first values, and take up the servers' clocks. The parameter client must be running."""
+        ...
 
-        Args:
-            on_finished: Called for each group whose step the servers have counted.
-            on_step: Called with each step.
-        """
+    async def refresh(self) -> None:
+        """Get newer values before the first group."""
         ...
 
     def new_context(self) -> Context | None:
-        """Make a training context for one group in flight; None where threads have one each."""
+        """Make a training context for one group in flight; None if each thread has its own."""
         ...
 
     def new_scratch(self) -> Any:
-        """Make what one compute thread needs beside the group's context. Called on that thread."""
+        """Make the scratch memory of one compute thread, on that thread."""
         ...
 
-    def graph(self, landed: Callable[[Tag], None], deliver: Deliver) -> Graph:
-        """The dataflow graph of a group.
-
-        Args:
-            landed: To be called when a group that waits for its pull has it.
-            deliver: Gives an external port of the graph its value, from any thread.
-        """
+    def graph(self) -> Graph:
+        """The dataflow graph of a group."""
         ...
 
-    @property
-    def gate(self) -> Gate | None:
-        """What groups come through, after `begin`; None where nobody waits for the clocks of others."""
-        ...
-
-    def flush(self) -> None:
-        """No group waits for us: send what is being collected. Where there is a gate, it `meet`s instead."""
+    def flush(self, sync_clock: int) -> None:
+        """Send the collected steps: no more groups come for now. With a gate, tick to the sync clock."""
         ...
 
     @property
     def record(self) -> bytes | bytearray:
-        """What was noted for a replay; `read_log.py`."""
+        """The log for a replay; see `replay_log.py`. Empty if the run is not recorded."""
         ...
 
-    def statistics(self) -> dict[str, Any]:
-        """Counts, for the report."""
+    def statistics(self) -> WorkerStatistics:
+        """The mode's part of the worker's statistics."""
         ...

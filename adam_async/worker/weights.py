@@ -1,29 +1,27 @@
-"""The worker's copy of the model: what compute threads read, and how pulled values replace it.
+"""The worker's copy of the model: compute threads read it, and pulled values replace it.
 
 Theory of operation
 -------------------
-The copy is a dictionary from tensor to `TensorCopy`. A compute thread takes a snapshot of the
-dictionary when it starts a group and uses those arrays to the end. A pull lands in fresh memory and
-is *installed* by putting new entries into the dictionary: no value is copied, no reader ever sees
-half of one version and half of another, and no lock is taken. The old memory returns to its pool
-when the last group that reads it has ended.
+The copy is a dictionary from tensor to `TensorCopy`. A compute thread takes a snapshot of the dictionary when
+it starts a group, and uses those arrays to the end. A pull lands in fresh memory and is *installed* by new
+entries in the dictionary: no value is copied, no reader ever sees half of one version and half of another,
+and no lock is taken. The old memory returns to its pool when the last group that reads it has ended.
 
-Local steps (plain SGD between pulls) write into the arrays that are current at that moment, from
-several threads at once and without locks; updates are additive, and the servers hold the truth
-(AD-11, AD-14). A local step into an array that is replaced meanwhile is lost with it: what the
-server had not yet seen of it comes back with a later pull, as in Downpour.
+Local steps (plain SGD between pulls) write into the current arrays, from several threads at once and without
+locks; updates are additive, and the servers have the authoritative values (AD-11, AD-14). A local step into
+an array that is replaced meanwhile is lost with it; its push comes back with a later pull, as in Downpour.
 
-Where replicas keep within a bound of one another each copy also has a clock: all pushes of live replicas up
-to it are in the values. `WorkerWeights.clock` is that of the whole, and only rises: answers of different
-servers may cross on their way, and what is newer by its clock stays.
+In ssp and bsp each copy also has a clock: all pushes of live replicas up to it are in the values.
+`WorkerWeights.clock` is that of the whole, and only rises: answers of different servers may cross on their
+way, and the copy with the newer clock stays.
 
-Answers of different servers also cross where steps overtake one another: of two threads, the one that sent
-its piece of a split tensor first may send the next piece last. Each of the two pulls then has a shard that is
-newer than the other's. What is complete first stays, so that no shard goes back to an older version, unless
-the clock of the whole rises by it. That cannot go on for long: what is asked after a copy was installed is no
-older in any shard, so the first step that begins then replaces it, unless another one did before.
+Answers also cross if steps overtake one another: of two threads, the one that sent its piece of a split
+tensor first may send the next piece last. Each of the two pulls then has a shard that is newer than the
+other's. The one that is complete first stays, so that no shard goes back to an older version, unless the
+other one raises the clock of the whole. This resolves itself: an answer to a question asked after a copy was
+installed is no older in any shard, so the next step that begins replaces the copy.
 
-The dictionary is changed on the event loop only; reading or copying it is one atomic operation.
+Only the event loop changes the dictionary; reading or copying it is one atomic operation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,22 +40,22 @@ class TensorCopy:
     versions: tuple[int, ...]
     """Version of each of the tensor's shards."""
     clock: int = 0
-    """All pushes of live replicas up to this clock are in it; 0 in asp."""
+    """Clock up to which it contains all pushes of live replicas; 0 in asp."""
     own_applied: int = 0
-    """Own pushes that a local step has put into this array since it was installed."""
+    """Number of own pushes that a local step has put into this array since it was installed."""
     local: int = 0
-    """Local steps that a compute thread has put into it; exact where there is one thread."""
+    """Number of local steps in it; exact with one compute thread."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """What one group reads: the arrays, and how old they are."""
+    """The arrays that one group reads, and their age."""
 
     copies: dict[str, TensorCopy]
     own_applied: dict[str, int]
-    """`TensorCopy.own` at the moment of the snapshot."""
+    """`TensorCopy.own_applied` at the moment of the snapshot."""
     clock: int
-    """All pushes of live replicas up to this clock are in them; 0 in asp."""
+    """Clock up to which they contain all pushes of live replicas; 0 in asp."""
     local: dict[str, int] | None = None
     """`TensorCopy.local` at that moment, in runs that are recorded."""
 
@@ -71,7 +69,7 @@ class WorkerWeights:
     """The current copy of every tensor of the partition.
 
     Args:
-        recorded: Whether snapshots also tell of local steps, for a record of the run.
+        recorded: Whether snapshots also count local steps, for a record of the run.
     """
 
     def __init__(self, *, recorded: bool = False) -> None:
@@ -79,13 +77,13 @@ class WorkerWeights:
         self._recorded = recorded
         self.installed = 0
         self.clock = 0
-        """All pushes of live replicas up to this clock are in all copies that are trained; 0 in asp."""
+        """Clock up to which all trained copies contain all pushes of live replicas; 0 in asp."""
         self.newest = 0
-        """Highest clock of any values that came."""
+        """Highest clock of any values that arrived."""
 
     def snapshot(self) -> Snapshot:
-        """Take what is current. Safe from any thread."""
-        clock = self.clock  # before the copies, which may only be newer than it says
+        """Take the current copies. Safe from any thread."""
+        clock = self.clock  # read before the copies, which then are of this clock or a newer one
         copies = self._current.copy()
         local = {name: copy.local for name, copy in copies.items()} if self._recorded else None
         return Snapshot(copies, {name: copy.own_applied for name, copy in copies.items()}, clock, local)
@@ -95,7 +93,7 @@ class WorkerWeights:
         return self._current[tensor]
 
     def install(self, tensor: str, array: NDArray[Any], versions: Sequence[int], clock: int = 0) -> None:
-        """Replace a tensor, unless what came is no newer than what is there, or older in part. Loop only."""
+        """Replace a tensor, unless the new copy is not newer, or older in some shard. Loop only."""
         old = self._current.get(tensor)
         if old is not None:
             if all(map(le, versions, old.versions)):
@@ -107,11 +105,11 @@ class WorkerWeights:
         self.installed += 1
 
     def landed(self, clock: int) -> None:
-        """Values of all tensors that are trained, of at least this clock, are installed. Loop only."""
+        """Raise the clock: values of all trained tensors up to it are installed. Loop only."""
         self.clock = max(self.clock, clock)
 
     def count_local_steps(self, copies: Mapping[str, TensorCopy]) -> None:
-        """A push was sent whose local step went into these copies. Loop only."""
+        """Count a sent push whose local step changed these copies. Loop only."""
         for copy in copies.values():
             copy.own_applied += 1
 

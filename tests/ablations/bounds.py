@@ -54,9 +54,10 @@ BOUNDS = (
     Ablation(
         name="a push for a later epoch delays its own session alone",
         file=SERVER + "state.py",
-        old="        if push.epoch > self._epoch or session in self.gated:\n",
-        new="        if push.epoch > self._epoch or self.gated._sessions:\n",
-        guard=TEST_SERVER + "test_state.py::test_what_waits_for_an_epoch_holds_up_its_own_session_only",
+        old="        if push.epoch > self._epoch or session in self.epoch_gate:\n",
+        new="        if push.epoch > self._epoch or self.epoch_gate._sessions:\n",
+        guard=TEST_SERVER
+        + "test_state.py::test_an_event_that_waits_for_an_epoch_delays_its_own_session_only",
         breaks="the run ends, or every role lives",
         scenario="hostile",
     ),
@@ -78,7 +79,7 @@ BOUNDS = (
         name="a session belongs to its first link",
         patch=patches.take_sessions_of_others,
         guard=TEST_SERVER
-        + "test_service.py::test_who_speaks_in_a_session_of_another_peer_is_told_so_and_changes_nothing",
+        + "test_service.py::test_a_push_in_a_session_of_another_peer_is_refused_and_changes_nothing",
         breaks="sessions belong to their workers",
         scenario="hostile",
     ),

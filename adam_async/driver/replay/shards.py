@@ -62,7 +62,7 @@ class ReplayedShards:
         """
         changed = self.shards[shard]
         gradients = [each.gradients for each in contributions]
-        looked = [ok for each in gradients for ok in self._applier.look_at([changed.spec], each)]
+        looked = [ok for each in gradients for ok in self._applier.check_finite([changed.spec], each)]
         if not all(looked):
             return looked
         scale = self._group_images / sum(each.images for each in contributions)

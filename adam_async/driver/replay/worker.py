@@ -17,13 +17,10 @@ from adam_async.driver.replay.shards import ReplayedShards
 from adam_async.errors import RecordError
 from adam_async.messages import Finished, Lease
 from adam_async.model.context import Context
-from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network
 from adam_async.parameter_server.client import StepPush
 from adam_async.run.config import Config
-from adam_async.run.rate_schedule import Schedule
 from adam_async.run.shard_table import ShardTable
-from adam_async.worker.gradient_clipping import Scaling
 from adam_async.worker.puller import Puller
 from adam_async.worker.push_plan import PushPlan
 from adam_async.worker.stepper import Pusher, Stepper
@@ -126,23 +123,11 @@ class ReplayedWorker:
         self._places = {name: [spec.id for spec in table.by_tensor[name]] for name in self._names}
         self._weights = RecordedWeights()
         self._bench: Any = _Bench(network.context(config.images_per_group), ThreadScratch(network))
-        self._trainer = GroupTrainer(
-            network=network,
-            weights=self._weights,
-            plan=plan,
-            schedule=Schedule.of(config),
-            local=config.local_steps,
-            group_images=config.images_per_group,
-            push_every=config.push_every,
-            buffers=1,
-            dice=Dice(config.seed),
-            scaling=Scaling.of(config),
-            by_images=config.synchronous,
-        )
+        self._trainer = GroupTrainer(network, config, weights=self._weights, plan=plan, buffers=1)
         outbox: Any = _Outbox(reads.replica, pushes)
         self._stepper = Stepper(
             pusher=Pusher(
-                table=table,
+                config,
                 plan=plan,
                 client=outbox,
                 puller=Puller(
@@ -154,16 +139,11 @@ class ReplayedWorker:
                     buffers=BufferPool(),
                 ),
                 trainer=self._trainer,
-                weights=self._weights,
-                schedule=Schedule.of(config),
                 on_finished=_reported,
-                scaling=Scaling.of(config) if config.push_every > 1 else None,
-                unit=config.images_per_group if config.synchronous else None,
             ),
             trainer=self._trainer,
             push_every=config.push_every,
             pull_every=NEVER,
-            clock=0,
         )
 
     def train(self, group: int) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
 from adam_async.checkpoint.manifest import Checkpoint
@@ -305,8 +306,8 @@ class TrainingCluster:
     def note_acknowledged(self, name: str) -> None:
         """Record the number of acknowledged pushes of a worker's session."""
         session = self._sessions.get(name)
-        counts = self.workers[name].statistics().get("parameters") if session is not None else None
-        if session is not None and counts is not None:
+        counts = self.workers[name].statistics().parameters if session is not None else UNSET
+        if session is not None and counts is not UNSET:
             self.acknowledged[session] = max(self.acknowledged.get(session, 0), counts.acknowledged)
 
     async def watch(self) -> None:

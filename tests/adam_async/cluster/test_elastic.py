@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec import UNSET
 
 from adam_async.controller.role import Role
 from adam_async.worker.service import ModelWorker
@@ -83,7 +84,8 @@ async def test_a_worker_joins_in_the_middle_of_an_epoch_and_trains_groups(mode):
 
 def trained(worker):
     """Groups that a worker has taken."""
-    return worker.statistics()["data"].groups if "data" in worker.statistics() else 0
+    data = worker.statistics().data
+    return data.groups if data is not UNSET else 0
 
 
 @pytest.mark.parametrize("goodbye", [True, False], ids=["leaves", "dies"])

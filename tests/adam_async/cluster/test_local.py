@@ -20,8 +20,8 @@ from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.report.evaluate import evaluate
 from adam_async.run.config import Config, Waits
 from adam_async.runtime.disk import Disk
-from adam_async.worker.copy_mode import Copied
-from adam_async.worker.in_place_mode import Aliased
+from adam_async.worker.copy_mode import CopyMode
+from adam_async.worker.in_place_mode import InPlaceMode
 from dataflow import NodeFailed
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset, turns, until
 from transport.testing import Faults, FaultyNetwork
@@ -425,7 +425,7 @@ async def test_too_little_memory_is_named_with_what_was_asked_for(monkeypatch, w
     def full(*_, **__):
         raise MemoryError("no room")
 
-    way = Aliased if weights == "aliased" else Copied
+    way = InPlaceMode if weights == "aliased" else CopyMode
     monkeypatch.setattr(way, "new_scratch" if weights == "aliased" else "new_context", full)
     said = (
         "not enough memory for 3 groups in flight of 4 images each, with 1 threads .no room.; lower in_flight"

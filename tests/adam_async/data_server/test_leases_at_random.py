@@ -57,11 +57,11 @@ class Part(Asker):
             self.held[number] = (attempt, step)
             self.course.append((number, attempt, step))
         if grant.last and self.round_groups:
-            self.clock.meet(grant.end)
+            self.clock.sync_at(grant.end)
 
     def reach(self, clock):
         if clock > self.clock.step:
-            self.clock.meet(clock)
+            self.clock.sync_at(clock)
 
 
 class Leases(RuleBasedStateMachine):
@@ -115,7 +115,7 @@ class Leases(RuleBasedStateMachine):
         """Others are live. Who joins starts where all will meet; what was on its way to the lost is lost."""
         before, begun = (
             self.scene.replica_generations,
-            self.scene.state.statistics()["clock"] if self.ROUND_GROUPS else 0,
+            self.scene.state.statistics().clock if self.ROUND_GROUPS else 0,
         )
         replica_generations = self.scene.replica_generations = self.scene.next_replica_generations(
             tuple(map(Replica, replicas)), anew
@@ -286,7 +286,7 @@ class Leases(RuleBasedStateMachine):
     @invariant()
     def no_clock_is_beyond_the_end(self):
         if self.ROUND_GROUPS:
-            end = self.scene.state.statistics()["clock"]
+            end = self.scene.state.statistics().clock
             assert all(part.clock.step + (part.clock.groups > 0) <= end for part in self.parts)
 
     def teardown(self):
@@ -307,7 +307,7 @@ class Leases(RuleBasedStateMachine):
             for part in self.parts * 3:
                 self.ask(part, 9)
             sync_clock = {part.clock.step for part in self.parts}
-            assert sync_clock == {self.scene.state.statistics()["clock"]} == {self.ends[-1].clock}
+            assert sync_clock == {self.scene.state.statistics().clock} == {self.ends[-1].clock}
 
 
 class CutLeases(Leases):

@@ -1,4 +1,4 @@
-"""Serial training without any of the system: what the tests of exactness compare with."""
+"""Serial training without any of the system: the reference of the tests of exactness."""
 
 from collections import deque
 
@@ -82,7 +82,7 @@ def lockstep_sgd(config, dataset, spec=None, *, layers=BUILTIN_LAYERS, rate_at=N
     for epoch in range(1, config.epochs + 1):
         groups = order_of(config, dataset, epoch)
         for stretch in stretches_of(config, len(groups), epoch):
-            # Where all met the values are those of everybody's last step, whatever the lag.
+            # At a sync clock the values are those of every replica's last step, with any lag.
             history = deque([dict(weights)], maxlen=1 + config.lag)
             for first, behind in stretch:
                 turns = [

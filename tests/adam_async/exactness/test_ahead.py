@@ -48,7 +48,7 @@ def planned(**options):
 
 
 @pytest.mark.parametrize("protocol", ["delta", "factors"])
-def test_stages_are_the_whole_way_back_once_and_each_message_is_in_the_first_that_completes_it(
+def test_stages_are_the_backward_pass_once_and_each_message_is_in_the_first_that_completes_it(
     eager, protocol
 ):
     model, plan = planned(wanted=protocol)
@@ -69,7 +69,7 @@ def test_small_messages_do_not_leave_by_themselves():
 
 
 @pytest.mark.parametrize("protocol", ["delta", "factors", "auto"])
-def test_a_buffer_filled_message_by_message_holds_what_one_filled_at_once_does(protocol):
+def test_a_buffer_filled_message_by_message_equals_one_filled_at_once(protocol):
     model, plan = planned(wanted=protocol)
     dataset = tiny_dataset()
     weights, context = model.initial_weights(Dice(3)), model.context(4)
@@ -124,7 +124,7 @@ async def test_lockstep_with_messages_ahead_equals_serial_sgd(rule, eager):
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("kernels", ["numpy", "auto"])
-async def test_one_worker_with_one_group_in_flight_steps_the_same_way_with_messages_ahead(
+async def test_one_worker_with_one_group_in_flight_makes_the_same_steps_with_messages_ahead(
     kernels, network, monkeypatch
 ):
     config = Config(

@@ -1,4 +1,4 @@
-"""`ssp:S`: how far replicas are apart, what they read, and that nobody is waited for in vain.
+"""`ssp:S`: distances of replicas, their reads, and no wait without an end.
 
 Two witnesses: the servers' own clock tables, looked at whenever a push comes in and a group is admitted;
 and the record of the run, in which each group's reads stand beside the order in which pushes were applied.
@@ -22,7 +22,7 @@ from adam_async.parameter_server.events import PushArrived
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.config import Config
 from adam_async.run.shard_table import shard_table
-from adam_async.worker.bounded_stepper import ClockedStepper
+from adam_async.worker.bounded_stepper import BoundedStepper
 from adam_async.worker.weights import WorkerWeights
 from dataflow.errors import NodeFailed
 from tests.adam_async.cluster.test_elastic import joiner
@@ -51,7 +51,7 @@ def watched_gaps(frozen=frozenset()):
     Shards of frozen tensors are left out: what is read of them is the same at every clock.
     """
     pushes, admissions, servers = [], [], []
-    handle, admit = ServerState.handle, ClockedStepper.admit
+    handle, admit = ServerState.handle, BoundedStepper.admit
 
     def handled(state, event):
         if not any(state is known for known in servers):
@@ -70,7 +70,7 @@ def watched_gaps(frozen=frozenset()):
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ServerState, "handle", handled)
-        patched.setattr(ClockedStepper, "admit", admitted)
+        patched.setattr(BoundedStepper, "admit", admitted)
         yield pushes, admissions
 
 
@@ -175,7 +175,7 @@ async def _unheard():
     slow=st.integers(0, 2),
     says_goodbye=st.booleans(),
 )
-async def test_replicas_that_come_and_go_hold_nobody_up_and_every_image_is_trained_once(
+async def test_replicas_that_come_and_go_delay_no_other_and_every_image_is_trained_once(
     mode, push_every, threads, leaves_at, joins_at, victim, slow, says_goodbye
 ):
     config = Config(
@@ -220,7 +220,7 @@ async def test_replicas_that_come_and_go_hold_nobody_up_and_every_image_is_train
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["asp", "ssp:0", "ssp:2", "bsp"])
-async def test_pushes_that_are_refused_hold_nobody_up(mode):
+async def test_refused_pushes_delay_no_replica(mode):
     dataset = tiny_dataset()
     dataset.train_images[17].reshape(-1)[0] = TRAP
     config = Config(

@@ -1,4 +1,4 @@
-"""Downpour's terms: how often is pushed and pulled, who begins alone, which rates pushes carry."""
+"""Downpour's terms: cadences of pushes and pulls, warm start of one replica, rates of pushes."""
 
 import pytest
 
@@ -70,12 +70,12 @@ async def test_the_groups_of_the_warm_start_are_one_replicas_alone(mode, push_ev
     assert first.numbers[:warm].tolist() == list(range(warm))
     for other in others:
         assert other.numbers.min() >= warm
-        # What they read first is what came of it: all of its pushes.
+        # Their first reads contain all of its pushes.
         assert other.versions.min() >= -(-warm // push_every)
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_worker_talks_only_to_servers_that_hold_shards(mode):
+async def test_a_worker_connects_only_to_servers_with_shards(mode):
     result = await train(config_of(servers=9, **MODES[mode]))
     servers = {node: told for node, told in result.statistics.items() if node.startswith("ps-")}
     holding = {node for node, told in servers.items() if told.get("versions")}

@@ -30,7 +30,7 @@ LOCKSTEP = {"consistency": "bsp", "seed": 5, "schedule": "constant"}
 
 
 def designs():
-    """Every rule with every number of replicas; what else there is goes round beside them."""
+    """Every rule with every number of replicas; the other options rotate."""
     beside = {
         "push_every": (1, 3),
         "protocol": ("delta", "factors", "auto"),
@@ -126,7 +126,7 @@ async def test_more_replicas_than_groups_leave_the_others_nothing_to_add():
     assert_close(result.weights, expected, 1e-9)
 
 
-async def test_frozen_layers_stay_as_they_are_and_hold_nobody_up():
+async def test_frozen_layers_stay_unchanged_and_delay_no_replica():
     spec = with_frozen(digits(), "conv2d")
     config = Config(
         epochs=2, images_per_group=4, dtype="float64", replicas=2, threads=1, **RULES["momentum"], **LOCKSTEP
@@ -141,7 +141,7 @@ async def test_frozen_layers_stay_as_they_are_and_hold_nobody_up():
 
 
 @pytest.mark.parametrize("push_every", [1, 2])
-async def test_what_is_not_finite_counts_no_images_in_its_sum_and_the_others_are_added_up(push_every):
+async def test_a_gradient_that_is_not_finite_counts_no_images_in_its_sum(push_every):
     dataset = tiny_dataset()
     bad = 17
     dataset.train_images[bad].reshape(-1)[0] = TRAP
@@ -238,7 +238,7 @@ DROPPING = ModelSpec(
 
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("push_every", [1, 3])
-async def test_lockstep_gives_the_same_bits_however_many_threads_and_whoever_is_slow(push_every, lag):
+async def test_lockstep_gives_the_same_bits_with_any_threads_and_any_stragglers(push_every, lag):
     shared = {"epochs": 2, "images_per_group": 4, "replicas": 3, "lag": lag, "push_every": push_every}
     dataset = tiny_dataset(train=119)
     flows = [

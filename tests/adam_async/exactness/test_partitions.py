@@ -1,4 +1,4 @@
-"""A model that is cut over several workers learns what it learns uncut; whole layers to the last bit."""
+"""A model cut over several workers learns the same weights as uncut; with whole layers to the last bit."""
 
 import asyncio
 from functools import cache
@@ -115,7 +115,7 @@ async def train(config, network=None, **options):
 
 
 UNCUT = {}
-"""What the same runs learn uncut."""
+"""Weights of the same runs uncut."""
 
 
 async def assert_learns_the_same(config, result, spec=None):
@@ -171,7 +171,7 @@ async def test_neither_links_nor_threads_change_what_a_cut_model_learns(plan, ne
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("plan", PLANS)
-async def test_workers_that_share_a_process_learn_what_those_do_that_talk(plan, replicas):
+async def test_workers_that_share_a_process_learn_the_same_as_workers_with_links(plan, replicas):
     config = config_of(partitions=3, replicas=replicas, threads=2, **PLANS[plan], **RULES["momentum"])
     talked = await train(config)
     async with LocalCluster(config, dataset=tiny_dataset(train=IMAGES), spec=digits()) as cluster:
@@ -231,7 +231,7 @@ def crossings_of(config, spec):
 
 @pytest.mark.parametrize(("workers", "network"), [(2, "local"), (3, "tcp"), (4, "local")])
 @pytest.mark.parametrize("plan", PLANS)
-async def test_the_bytes_over_each_cut_are_those_that_the_plan_says(plan, workers, network):
+async def test_the_bytes_over_each_cut_are_those_of_the_plan(plan, workers, network):
     config = config_of(partitions=workers, dtype="float32", rate=0.01, **PLANS[plan])
     result = await train(config, NETWORKS[network]())
     groups = -(-IMAGES // config.images_per_group)
@@ -260,7 +260,7 @@ async def test_two_halves_of_the_paper_model_send_1605_values_per_image_each_way
 
 
 class LostThenCut:
-    """What a network does that goes away: messages are lost, and a moment later all links are over."""
+    """A network failure: messages are lost, and a moment later all links end."""
 
     delay_s = 0.002
 
@@ -282,7 +282,7 @@ def rough(network, faults):
 
 
 def talk_of(result):
-    """What each worker says of its talk with each other one."""
+    """Statistics of each worker's exchange with each other one."""
     return {
         (node, other): told
         for node, counted in result.statistics.items()

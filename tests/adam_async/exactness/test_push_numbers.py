@@ -16,7 +16,7 @@ CUTS = Faults(cut=0.04)
 
 
 class Strikes:
-    """Dice by which the next `count` messages meet with the fault, and no others."""
+    """Random numbers that give the fault to the next `count` messages only."""
 
     def __init__(self, count):
         self.left = count

@@ -1,4 +1,4 @@
-"""A link that delays or cuts does to a run under local links what it does under TCP."""
+"""A link that delays or breaks has the same effect on a run over local links as over TCP."""
 
 import msgspec
 import pytest
@@ -89,7 +89,7 @@ async def test_a_link_that_is_always_cut_ends_the_run_with_the_server_named(netw
 async def test_cut_links_to_the_data_server_train_every_image_once(network):
     rough = Rough(NETWORKS[network](), Faults(cut=0.1, drop_reply=0.05), towards="data")
     async with cluster_of(config_of(PLENTY), rough) as cluster:
-        # Who waits for lost answers is in a hurry; who waits for the controller is not.
+        # Waits for lost answers are short, and waits for the controller are long.
         cluster.workers[0]._waits = msgspec.structs.replace(PLENTY, call_s=0.2)
         result = await cluster.train()
     assert result.epochs[0].images == 60

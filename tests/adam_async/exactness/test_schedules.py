@@ -35,7 +35,7 @@ SCHEDULES = {
     "step": (halved, {"schedule": "step", "decay": 0.5, "decay_every": 0.4}),
     "cosine": (risen_and_fallen, {"schedule": "cosine", "warm_up": 0.5}),
 }
-WAYS = {
+MODES = {
     "asp": {"weights": "copy", "in_flight": 1},
     "in-place": {"weights": "aliased", "in_flight": 1},
     "ssp": {"consistency": "ssp:0"},
@@ -80,11 +80,11 @@ async def train(config, **options):
         return await cluster.train()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-async def test_training_equals_serial_sgd_at_the_rates_of_the_schedule(schedule, way):
+async def test_training_equals_serial_sgd_at_the_rates_of_the_schedule(schedule, mode):
     dataset = tiny_dataset(train=59)
-    config = config_of(schedule, dtype="float64", **WAYS[way], **SHARDED)
+    config = config_of(schedule, dtype="float64", **MODES[mode], **SHARDED)
     result = await train(config, dataset=dataset)
     expected, _ = lockstep_sgd(config, dataset, rate_at=SCHEDULES[schedule][0])
     assert_close(result.weights, expected, 1e-9)
@@ -118,10 +118,10 @@ RESUMED = {
 }
 
 
-@pytest.mark.parametrize("way", RESUMED)
+@pytest.mark.parametrize("mode", RESUMED)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-async def test_a_resumed_run_goes_on_along_the_schedule(schedule, way, tmp_path):
-    config = config_of(schedule, dtype="float64", checkpoint_every=4, **RESUMED[way])
+async def test_a_resumed_run_goes_on_along_the_schedule(schedule, mode, tmp_path):
+    config = config_of(schedule, dtype="float64", checkpoint_every=4, **RESUMED[mode])
     found = await stopped_from(config, tmp_path, (1, 4))
     trained = {number for first, stop in found.manifest.resume.finished for number in range(first, stop)}
     epoch = found.manifest.resume.epoch
@@ -130,8 +130,8 @@ async def test_a_resumed_run_goes_on_along_the_schedule(schedule, way, tmp_path)
     with rates_carried() as carried:
         result = await train(config, resume=tmp_path)
     expected, _ = lockstep_sgd(config, tiny_dataset(), rate_at=SCHEDULES[schedule][0])
-    if way != "ssp":
+    if mode != "ssp":
         assert_close(result.weights, expected, 1e-9)
-    if way in ("asp", "ssp"):
+    if mode in ("asp", "ssp"):
         rates = sorted(rate for each in carried.values() for rate in each)
         assert rates == pytest.approx(sorted(map(SCHEDULES[schedule][0], left)), rel=1e-12)

@@ -3,13 +3,12 @@
 import asyncio
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
 from adam_async.data_server.client import ImageGroup
 from adam_async.messages import Lease
-from adam_async.model.keyed_random import Dice
-from adam_async.run.rate_schedule import Schedule
 from adam_async.worker.puller import Puller
 from adam_async.worker.push_plan import plan_pushes
 from adam_async.worker.stepper import Pusher, Stepper
@@ -55,7 +54,7 @@ async def test_staleness_is_what_was_applied_since_the_version_read_less_what_wa
 
 
 class HandReplica:
-    """Everything of a worker but its engine: groups are trained when the test says so."""
+    """A worker without its engine: the test trains each group."""
 
     def __init__(self, servers, replica, *, push_every, pull_every):
         self.client = servers.client(replica).client
@@ -70,31 +69,21 @@ class HandReplica:
             buffers=BufferPool(),
         )
         plan = plan_pushes(model, table, buckets, images=GROUP * push_every)
-        schedule = Schedule.of(servers.config)
-        self.trainer = GroupTrainer(
-            network=model,
-            weights=self.weights,
-            plan=plan,
-            schedule=schedule,
-            local=pull_every > 1,
-            group_images=GROUP,
-            push_every=push_every,
-            buffers=2,
-            dice=Dice(1),
+        config = msgspec.structs.replace(
+            servers.config, images_per_group=GROUP, push_every=push_every, pull_every=pull_every
         )
+        self.trainer = GroupTrainer(model, config, weights=self.weights, plan=plan, buffers=2)
         self.finished = []
         pusher = Pusher(
-            table=table,
+            config,
             plan=plan,
             client=self.client,
             puller=self.puller,
             trainer=self.trainer,
-            weights=self.weights,
-            schedule=schedule,
             on_finished=self.finished.append,
         )
         self.stepper = Stepper(
-            pusher=pusher, trainer=self.trainer, push_every=push_every, pull_every=pull_every, clock=0
+            pusher=pusher, trainer=self.trainer, push_every=push_every, pull_every=pull_every
         )
         self._dataset = tiny_dataset()
         self._firing = SimpleNamespace(context=model.context(GROUP), scratch=ThreadScratch(model))

@@ -9,7 +9,7 @@ import pytest
 from adam_async.model.named import mnist_adam
 from adam_async.parameter_server.client import MAX_UNACKNOWLEDGED
 from adam_async.run.config import Config
-from adam_async.worker.in_place_mode import Aliased
+from adam_async.worker.in_place_mode import InPlaceMode
 from tests.adam_async.runs import cluster_of, tiny_dataset, until
 
 pytestmark = pytest.mark.thorough
@@ -20,27 +20,27 @@ LIMIT_BYTES = 256 << 10
 
 def made_by(cluster):
     """Buffers that exist: pooled ones, and those that gradients travel in."""
-    return cluster.buffers.statistics().created, cluster.workers[0].statistics()["push_buffers"]
+    return cluster.buffers.statistics().created, cluster.workers[0].statistics().push_buffers
 
 
 def make_what_a_burst_needs(cluster, in_flight):
     """Have as many buffers made as can ever be needed; a burst in which they all are is rare."""
-    way = cluster.workers[0]._part._way
-    if isinstance(way, Aliased):
+    mode = cluster.workers[0]._run_session._mode
+    if isinstance(mode, InPlaceMode):
         return  # it pushes and pulls nothing
     most = in_flight + MAX_UNACKNOWLEDGED + 1
-    for buffer_pool in {way._trainer.group_buffers, way._trainer.step_buffers}:
+    for buffer_pool in {mode._trainer.group_buffers, mode._trainer.step_buffers}:
         taken = [buffer_pool.take() for _ in range(most)]
         for buffer in taken:
             buffer_pool.give_back(buffer)
-    values = [4 * sum(spec.size for spec in message.specs) for message in way._plan.messages]
+    values = [4 * sum(spec.size for spec in message.specs) for message in mode._plan.messages]
     lent = [cluster.buffers.acquire(size) for size in values for _ in range(most)]
     lent.clear()
 
 
 @pytest.fixture
 def traced():
-    """Follow allocations from the beginning, so that what goes round is known when the measuring begins."""
+    """Trace allocations from the beginning, so that pooled buffers are known when the measuring begins."""
     tracemalloc.start()
     yield
     tracemalloc.stop()
@@ -78,7 +78,7 @@ async def peak_over(cluster, groups):
     ids=str,
 )
 async def test_two_hundred_groups_allocate_no_tensor_memory(flow, traced):
-    # Small groups: what kernels put aside for a moment grows with the images, tensors of the model do not.
+    # Small groups: temporary memory of kernels grows with the images, tensors of the model do not.
     config = Config(epochs=1, threads=1, images_per_group=2, rate=0.001, **flow)
     dataset = tiny_dataset(2400, 20, shape=(1, 28, 28))
     async with (
@@ -108,7 +108,7 @@ async def test_two_hundred_groups_allocate_no_tensor_memory(flow, traced):
     ],
     ids=str,
 )
-async def test_what_groups_leave_behind_goes_without_a_garbage_collector(flow):
+async def test_memory_of_groups_is_freed_without_a_garbage_collector(flow):
     config = Config(epochs=1, threads=1, replicas=2, images_per_group=1, rate=0.001, kernels="numpy", **flow)
     async with (
         cluster_of(config, dataset=tiny_dataset(200 * GROUPS, 2)) as cluster,

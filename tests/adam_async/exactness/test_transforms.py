@@ -16,7 +16,7 @@ STEPS = [{"kind": "shift", "pixels": 2}, {"kind": "flip"}]
 
 
 def transformed(dataset, config, *, epoch=1):
-    """The same data set, with what the servers of a run make of its images in one epoch."""
+    """The same data set, with its images transformed as the servers of a run do in one epoch."""
     recipe = Recipe.of(STEPS, dataset.image_shape)
     numbers = np.arange(len(dataset.train_labels))
     images = recipe.apply(dataset.train_images, numbers, dice=Dice(config.seed), epoch=epoch)
@@ -39,7 +39,7 @@ async def train(config, dataset, network="local", **more):
         ("local", {"read_ahead": 1, "images_per_group": 1}),
     ],
 )
-async def test_a_run_trains_on_the_variants_of_its_epoch_whoever_asks_for_what(network, options):
+async def test_a_run_trains_on_the_variants_of_its_epoch_for_any_asker(network, options):
     dataset = tiny_dataset(train=IMAGES)
     plain = config_of(**options)
     config = msgspec.structs.replace(plain, augment=True)

@@ -1,4 +1,4 @@
-"""What travels is what the formulas say: delta M N values, factors K (S M + N)."""
+"""Payloads equal the formulas: delta M N values, factors K (S M + N)."""
 
 import pytest
 

@@ -178,7 +178,7 @@ def factors_of(x, error, K=1):
     ids=["nan", "inf", "-inf", "nan-factor", "inf-factor", "zero-inf", "product", "jointly"],
 )
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_what_is_not_finite_is_refused_alone_and_touches_nothing(rule, bad):
+def test_a_gradient_that_is_not_finite_is_refused_alone_and_changes_nothing(rule, bad):
     shard, expected = (new_shard(rule, 6, 3, np.float32) for _ in range(2))
     applier = Applier(rule, [shard.spec], np.float32)
     assert applier.apply(shard, [bad]) == [False]
@@ -320,19 +320,22 @@ def test_a_push_is_sure_if_no_product_of_it_can_overflow():
     assert not PushGradients((sure, DeltaPart(np.ones(2), (2,), 1.0, finite=False))).is_sure
 
 
-def test_what_is_to_be_held_is_looked_at_shard_by_shard():
+def test_a_contribution_is_checked_shard_by_shard():
     applier = Applier(Sgd(), [spec_of(8, 2)], np.float32)
     specs = [spec_of(4, 2), spec_of(4, 2, 1)]
     flat = np.array([1, 2, 3, 4, 5, np.nan, 7, 8], np.float32)
-    assert applier.look_at(specs, PushGradients((DeltaPart(flat, (4, 4), 1.0, finite=False),))) == [
+    assert applier.check_finite(specs, PushGradients((DeltaPart(flat, (4, 4), 1.0, finite=False),))) == [
         True,
         False,
     ]
     x_IK = np.ones((2, 1), np.float32)
     errors_RK = np.array([[1], [2], [3], [np.inf]], np.float32)
     push = PushGradients((FactorPart(x_IK, errors_RK, (2, 2), 1.0, np.inf),))
-    assert applier.look_at(specs, push) == [True, False]
-    assert applier.look_at(specs, PushGradients((DeltaPart(flat, (4, 4), 1.0, finite=True),))) == [True, True]
+    assert applier.check_finite(specs, push) == [True, False]
+    assert applier.check_finite(specs, PushGradients((DeltaPart(flat, (4, 4), 1.0, finite=True),))) == [
+        True,
+        True,
+    ]
 
 
 # --- sums ------------------------------------------------------------------------------------
@@ -391,12 +394,12 @@ def test_the_bits_of_a_sum_depend_on_its_contributions_and_their_order_only(rule
     def summed(order, *, apart):
         shards = [new_shard(rule, count * row, row, dtype, number=n) for n, count in enumerate(rows)]
         applier = Applier(rule, [shard.spec for shard in shards], dtype)
-        told = [pushes[number] for number in order]
+        ordered = [pushes[number] for number in order]
         if apart:
             for place, shard in enumerate(shards):
-                applier.apply_sum([shard], [push.only([place]) for push in told], scale=1 / 3, rate=0.1)
+                applier.apply_sum([shard], [push.only([place]) for push in ordered], scale=1 / 3, rate=0.1)
         else:
-            applier.apply_sum(shards, told, scale=1 / 3, rate=0.1)
+            applier.apply_sum(shards, ordered, scale=1 / 3, rate=0.1)
         return b"".join(array.tobytes() for shard in shards for array in state_of(shard))
 
     once = summed((0, 1, 2), apart=False)
@@ -421,9 +424,9 @@ def test_a_sum_that_overflows_is_refused_and_touches_nothing():
         before = [shard.values.copy() for shard in shards]
         applier = Applier(Adam(), [shard.spec for shard in shards], np.float32)
         push = PushGradients((part,))
-        told = applier.apply_sum(shards, [push, push], scale=1.0, rate=0.1)
-        assert told == ([False, False] if isinstance(part, DeltaPart) else [False, True])
-        for shard, was, ok in zip(shards, before, told, strict=True):
+        applied = applier.apply_sum(shards, [push, push], scale=1.0, rate=0.1)
+        assert applied == ([False, False] if isinstance(part, DeltaPart) else [False, True])
+        for shard, was, ok in zip(shards, before, applied, strict=True):
             assert ok or (shard.values.tobytes() == was.tobytes() and not shard.rule_state["steps"].any())
 
 

@@ -31,7 +31,7 @@ def facts_of(servers):
 @pytest.mark.thorough
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("role", ROLES)
-async def test_a_bad_message_changes_no_value_and_an_honest_client_goes_on(network, role):
+async def test_a_bad_message_changes_no_value_and_a_correct_client_goes_on(network, role):
     async with asyncio.timeout(120), servers_of(NETWORKS[network]()) as servers:
         before = {number: shard.values.copy() for number, shard in servers.shards().items()}
         address = servers.map.nodes["ps-0"].address

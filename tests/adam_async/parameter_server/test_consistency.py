@@ -1,4 +1,4 @@
-"""Replicas that wait for one another: clocks, what a pull for one contains, and the sums of bsp."""
+"""Replicas that wait for one another: clocks, pulls for a clock, and the sums of bsp."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -81,7 +81,7 @@ def tick_of(replica, clock, shards, *, numbers=(), replica_generation=1, epoch=0
 
 
 class Server:
-    """A state, and by hand what the shell does: it applies when told, and notes what is in each shard."""
+    """A state with a shell of the test: it applies on request, and notes the pushes in each shard."""
 
     def __init__(self, *, synchronous, shards=(0, 1), live=(0, 1), record=False, **options):
         self.state = ServerState(
@@ -186,15 +186,15 @@ def test_a_pull_for_a_clock_is_answered_when_the_last_replica_gets_there(synchro
 
 
 @MODES
-def test_a_pull_whose_time_is_up_says_how_far_the_clock_is_and_who_is_behind(synchronous):
+def test_a_late_answer_to_a_pull_has_the_clock_and_the_replicas_behind(synchronous):
     server = Server(synchronous=synchronous, live=(0, 1, 2))
     server.tick("t", 0, 5, [0, 1])
     server.tick("t", 1, 2, [0, 1])
     server.tick("t", 2, 3, [0, 1])
     assert server.pull("p", 3, wait_s=0.5) == []
     assert server.state.next_deadline() == 0.5
-    assert server.state.statistics()["parked"] == 1
-    assert server.state.statistics()["waiting_for"] == [1]
+    assert server.state.statistics().parked == 1
+    assert server.state.statistics().waiting_for == [1]
     assert server.later(0.4) == []
     (answer,) = server.later(0.1)
     assert isinstance(answer, SendBehind)
@@ -212,7 +212,7 @@ def test_a_pull_for_a_clock_that_has_come_is_answered_at_once(synchronous):
 
 
 @MODES
-def test_a_dead_replica_holds_nobody_up(synchronous):
+def test_a_dead_replica_delays_no_other(synchronous):
     server = Server(synchronous=synchronous)
     server.push("a", 0, 1, {0: 1, 1: 1})
     server.drain()
@@ -238,7 +238,7 @@ def test_a_tick_behind_a_push_that_was_lost_is_refused_until_the_push_has_come(s
     assert isinstance(refusal, Refuse)
     assert (refusal.code, refusal.text) == (
         "gap",
-        "push 1 on shard 0 has not come, and a tick behind it cannot count",
+        "push 1 on shard 0 has not arrived, and a tick behind it cannot count",
     )
     assert [server.shard(number).applied_clock() for number in (0, 1)] == [0, 0]
     server.push("a", 0, 1, {0: 1})
@@ -264,11 +264,11 @@ def test_under_ssp_the_values_of_a_push_say_up_to_which_clock_they_are_complete(
     assert answer.body.clock == 2
 
 
-# --- who takes part --------------------------------------------------------------------------
+# --- live replicas ---------------------------------------------------------------------------
 
 
 @MODES
-def test_who_joins_starts_at_the_slowest_clock_and_is_waited_for(synchronous):
+def test_a_replica_that_joins_starts_at_the_slowest_clock_and_is_waited_for(synchronous):
     server = Server(synchronous=synchronous)
     for replica, clock in ((0, 4), (1, 3)):
         server.tick("t", replica, clock, [0, 1])
@@ -281,7 +281,7 @@ def test_who_joins_starts_at_the_slowest_clock_and_is_waited_for(synchronous):
 
 
 @MODES
-def test_who_ticks_before_the_server_has_heard_of_it_is_remembered(synchronous):
+def test_a_replica_that_ticks_before_the_map_names_it_is_remembered(synchronous):
     server = Server(synchronous=synchronous)
     (answer,) = server.tick("early", 2, 9, [0, 1], replica_generation=7)
     assert isinstance(answer, AcknowledgeTick)
@@ -291,7 +291,7 @@ def test_who_ticks_before_the_server_has_heard_of_it_is_remembered(synchronous):
 
 
 @MODES
-def test_ticks_of_another_life_do_not_count_for_the_one_that_is_live(synchronous):
+def test_ticks_of_another_generation_do_not_count_for_the_live_one(synchronous):
     server = Server(synchronous=synchronous)
     server.tick("late", 1, 9, [0, 1], replica_generation=6)
     server.replica_generations(0, 1, of_1=7)
@@ -301,7 +301,7 @@ def test_ticks_of_another_life_do_not_count_for_the_one_that_is_live(synchronous
 
 
 @MODES
-def test_a_new_life_of_a_replica_starts_at_the_slowest_clock_of_the_others(synchronous):
+def test_a_new_generation_of_a_replica_starts_at_the_slowest_clock_of_the_others(synchronous):
     server = Server(synchronous=synchronous)
     server.tick("t", 0, 3, [0, 1])
     server.tick("t", 1, 5, [0, 1])
@@ -310,7 +310,7 @@ def test_a_new_life_of_a_replica_starts_at_the_slowest_clock_of_the_others(synch
 
 
 @MODES
-def test_what_waits_for_its_epoch_is_refused_when_its_life_is_over_by_then(synchronous):
+def test_an_event_that_waits_for_its_epoch_is_refused_if_its_generation_ends_first(synchronous):
     server = Server(synchronous=synchronous)
     assert server.push("p", 1, 5, {0: 1, 1: 1}, epoch=2) == []
     assert server.tick("t", 1, 6, [0, 1], epoch=2) == []
@@ -323,7 +323,7 @@ def test_what_waits_for_its_epoch_is_refused_when_its_life_is_over_by_then(synch
 
 
 @MODES
-def test_pushes_and_ticks_of_an_epoch_wait_until_the_server_has_heard_of_it(synchronous):
+def test_pushes_and_ticks_of_an_epoch_wait_until_the_server_knows_it(synchronous):
     server = Server(synchronous=synchronous, live=(0,))
     assert server.push("a", 0, 1, {0: 1}, epoch=1) == []
     assert server.tick("t", 0, 1, [1]) == []  # it stays behind what came before it
@@ -336,7 +336,7 @@ def test_pushes_and_ticks_of_an_epoch_wait_until_the_server_has_heard_of_it(sync
 
 
 @MODES
-def test_when_an_epoch_begins_nobody_is_behind_its_first_clock(synchronous):
+def test_when_an_epoch_begins_no_replica_is_behind_its_first_clock(synchronous):
     server = Server(synchronous=synchronous)
     server.push("a", 0, 1, {0: 1, 1: 1})
     server.drain()
@@ -348,7 +348,7 @@ def test_when_an_epoch_begins_nobody_is_behind_its_first_clock(synchronous):
 
 
 @MODES
-def test_who_is_first_to_join_starts_at_the_first_clock_of_the_epoch(synchronous):
+def test_the_first_replica_to_join_starts_at_the_first_clock_of_the_epoch(synchronous):
     server = Server(synchronous=synchronous, live=())
     server.tell(EpochBegan(4, 30))
     server.replica_generations(0)
@@ -365,18 +365,18 @@ def test_a_contribution_is_acknowledged_at_once_and_applied_with_the_last_one():
     assert isinstance(answer, Acknowledge)
     assert (answer.body.versions, answer.body.problems) == ((0, 0), ())
     assert server.state.idle
-    assert server.state.statistics()["held"] == 2
+    assert server.state.statistics().pending_contributions == 2
     server.push("b", 1, 1, {0: 1, 1: 1})
     assert server.applied == {0: [], 1: []}
     server.drain()
     assert server.applied == {0: [(0, 1, 1), (1, 1, 1)], 1: [(0, 1, 1), (1, 1, 1)]}
     shard = server.shard()
     assert (shard.version, shard.staleness, shard.applied_clock()) == (1, {0: 2}, 1)
-    assert server.state.statistics()["held"] == 0
+    assert server.state.statistics().pending_contributions == 0
     assert (server.state.batches, server.state.batched_pushes) == (1, 2)
 
 
-def test_a_sum_is_in_the_order_of_replicas_whoever_came_first():
+def test_a_sum_is_in_the_order_of_replicas_and_not_of_arrival():
     server = Server(synchronous=True, live=(0, 1, 2))
     for replica in (2, 0, 1):
         server.push(replica, replica, 1, {0: 1, 1: 1})
@@ -384,7 +384,7 @@ def test_a_sum_is_in_the_order_of_replicas_whoever_came_first():
     assert server.sums == {number: [(1, [0, 1, 2], 1 / 3)] for number in (0, 1)}
 
 
-def test_a_sum_is_scaled_to_the_mean_over_the_images_of_those_who_contributed():
+def test_a_sum_is_scaled_to_the_mean_over_the_images_of_its_contributions():
     server = Server(synchronous=True, live=(0, 1, 2))
     server.push("a", 0, 1, {0: 1, 1: 1}, images=GROUP)
     server.push("b", 1, 1, {0: 1, 1: 1}, images=3)
@@ -393,7 +393,7 @@ def test_a_sum_is_scaled_to_the_mean_over_the_images_of_those_who_contributed():
     assert server.sums[0] == [(1, [0, 1], GROUP / (GROUP + 3))]
 
 
-def test_what_is_not_finite_is_refused_counts_no_images_and_ticks():
+def test_a_contribution_that_is_not_finite_counts_no_images_and_ticks():
     server = Server(synchronous=True)
     (answer,) = server.push("bad", 0, 1, {0: 1, 1: 1}, finite=False)
     assert answer.body.problems == (Problem(0, REFUSED), Problem(1, REFUSED))
@@ -403,7 +403,7 @@ def test_what_is_not_finite_is_refused_counts_no_images_and_ticks():
     assert (server.shard().refused, server.shard().clocks) == (1, {0: 1, 1: 1})
 
 
-def test_a_clock_to_which_nobody_contributed_passes_without_a_sum():
+def test_a_clock_without_contributions_passes_without_a_sum():
     server = Server(synchronous=True)
     for replica in (0, 1):
         server.tick("t", replica, 4, [0, 1])
@@ -411,7 +411,7 @@ def test_a_clock_to_which_nobody_contributed_passes_without_a_sum():
     assert (server.shard().applied_clock(), server.shard().version) == (4, 0)
 
 
-def test_a_retry_of_what_is_held_is_answered_again_and_summed_once():
+def test_a_retry_of_a_pending_contribution_is_answered_again_and_summed_once():
     server = Server(synchronous=True)
     server.push("a", 0, 1, {0: 1, 1: 1})
     (again,) = server.push("a again", 0, 1, {0: 1, 1: 1})
@@ -459,7 +459,7 @@ def test_a_session_contributes_to_a_clock_once():
     server.push("a", 0, 1, {0: 1, 1: 1})
     (again,) = server.push("again", 0, 1, {0: 2, 1: 2})
     assert again.body.problems == (Problem(0, REFUSED), Problem(1, REFUSED))
-    assert server.state.statistics()["held"] == 2
+    assert server.state.statistics().pending_contributions == 2
 
 
 def test_shards_of_one_step_that_came_in_different_messages_are_summed_each_when_complete():
@@ -482,7 +482,7 @@ def test_a_sum_is_in_the_order_of_its_pushes_whatever_order_its_last_tick_has():
     assert batch.places == ((0, 1),)
 
 
-def test_shards_are_read_when_nothing_is_held_for_them():
+def test_shards_are_read_when_no_contribution_to_them_is_pending():
     server = Server(synchronous=True, live=(0, 1))
     server.push("a", 0, 2, {0: 1, 1: 1})
     assert server.read("r", wait_s=0.5) == []
@@ -495,7 +495,7 @@ def test_shards_are_read_when_nothing_is_held_for_them():
     (refusal,) = server.later(0.5)
     assert (refusal.code, refusal.text) == (
         "not-settled",
-        "contributions are held until those of all replicas have come; behind: 1",
+        "contributions wait for those of all replicas; behind: 1",
     )
 
 
@@ -545,7 +545,7 @@ def test_the_log_names_pushes_in_order_batches_and_what_was_refused():
     assert entries_of(server, 1) == first
 
 
-def test_the_log_names_who_was_in_each_sum():
+def test_the_log_names_the_contributors_of_each_sum():
     server = Server(synchronous=True, record=True)
     server.push("b", 1, 1, {0: 1, 1: 1})
     server.push("a", 0, 1, {0: 1, 1: 1})
@@ -580,7 +580,7 @@ def test_a_sum_that_is_not_finite_changes_no_version_and_passes_its_clock():
 
 @dataclass(eq=False)
 class Worker:
-    """One life of a replica: its counters, and what it said that is not answered."""
+    """One generation of a replica: its counters, and its unanswered messages."""
 
     replica: int
     replica_generation: int
@@ -591,7 +591,7 @@ class Worker:
     said: list = field(default_factory=list)
     """(clock, shards, whether finite) of each push."""
     heard: dict | None = None
-    """Last number on each shard when the life ended."""
+    """Last number on each shard when the generation ended."""
 
     @property
     def session(self):
@@ -614,7 +614,7 @@ class Replicas(RuleBasedStateMachine):
         self.pulls = {}
         self.reached = dict.fromkeys(self.SHARDS, 0)
 
-    # What a worker says, and how it hears answers.
+    # Messages of a worker, and its handling of answers.
 
     def say(self, worker, event, *, lost):
         worker.open.append(event)
@@ -650,7 +650,7 @@ class Replicas(RuleBasedStateMachine):
                             clock,
                         )
 
-    # What happens.
+    # Events.
 
     @rule(replica=replica, pushed=st.sets(st.sampled_from(SHARDS)), finite=st.booleans(), lost=st.booleans())
     def steps(self, replica, pushed, finite, lost):
@@ -732,7 +732,7 @@ class Replicas(RuleBasedStateMachine):
         live = {Replica(w.replica): w.replica_generation for w in self.workers.values() if w.live}
         self.take(self.server.tell(ReplicasChanged(live)))
 
-    # What always holds.
+    # Invariants.
 
     @invariant()
     def nothing_is_heard_of_a_life_that_is_over(self):
@@ -753,7 +753,7 @@ class Replicas(RuleBasedStateMachine):
             assert all(replicas == sorted(replicas) for _, replicas, _ in self.server.sums[number])
 
     def teardown(self):
-        """All say again what was lost and tick to where the first one is: then nothing is open any more."""
+        """All repeat lost messages and tick to the clock of the first one: then no message is open."""
         clocks = [worker.clock for worker in (*self.workers.values(), *self.dead)]
         last = max([*clocks, *(clock for _, clock in self.pulls.values())]) + 1
         for worker in self.workers.values():
@@ -765,7 +765,7 @@ class Replicas(RuleBasedStateMachine):
         self.nothing_is_applied_twice_and_clocks_never_go_back()
         assert not [worker for worker in self.workers.values() if worker.live and worker.open]
         assert not self.pulls
-        assert self.server.state.statistics()["held"] == 0
+        assert self.server.state.statistics().pending_contributions == 0
         for worker in self.workers.values():
             for clock, shards, finite in worker.said:
                 if worker.live and finite:
@@ -780,7 +780,7 @@ class SynchronousReplicas(Replicas):
 
 
 class ForgetfulReplicas(Replicas):
-    """Lives come and go, and the server remembers one life of a replica that is over."""
+    """Generations come and go, and the server remembers one ended generation of a replica."""
 
     def __init__(self):
         super().__init__()

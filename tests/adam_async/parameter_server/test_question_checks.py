@@ -6,7 +6,7 @@ import pytest
 from adam_async.messages import GetRecord, Pull, ReadShards, Record, StepRecord, Tick, part_refusal
 from adam_async.parameter_server import sender_checks
 from adam_async.parameter_server.question_checks import EARLY_STEPS, MOST_AHEAD, QuestionChecks
-from adam_async.parameter_server.sender_checks import MOST_SESSIONS, Speakers
+from adam_async.parameter_server.sender_checks import MOST_SESSIONS, SenderChecks
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.ids import Replica
 from tests.adam_async.parameter_server.test_state import push_of, shard_of
@@ -39,7 +39,7 @@ ALL = tuple(range(30))
 
 
 @pytest.mark.parametrize("body", [PUSH, TICK, PULL, RECORD, READ], ids=lambda body: type(body).__name__)
-def test_what_is_right_is_taken(body):
+def test_a_correct_question_is_taken(body):
     checks = checks_of()
     assert checks.refusal(body, most_bytes=MOST_BYTES) is None
     twice = msgspec.structs.replace(body, shards=(1, 1))
@@ -54,7 +54,7 @@ def test_what_is_right_is_taken(body):
     [
         (PUSH, {"numbers": (1,)}, "differ in length"),
         (PUSH, {"versions": (8, 0)}, "version 8 of shard 0 was read, and it has 7"),
-        (PUSH, {"own": (3, 0)}, "3 pushes on shard 0 came before push 3"),
+        (PUSH, {"own_applied": (3, 0)}, "3 pushes on shard 0 came before push 3"),
         (PUSH, {"images": 17}, "17 images, and a step has 16"),
         (PUSH, {"images": 0}, "at least one image"),
         (PUSH, {"epoch": 2}, "epoch 2, and 1 is the next one"),
@@ -68,7 +68,7 @@ def test_what_is_right_is_taken(body):
         (RECORD, {"steps": (StepRecord(1, 17, 0),)}, "17 images"),
     ],
 )
-def test_what_no_honest_client_asks_is_refused_by_name(body, change, said):
+def test_a_question_of_no_correct_client_is_refused_by_name(body, change, said):
     refusal = checks_of().refusal(msgspec.structs.replace(body, **change), most_bytes=MOST_BYTES)
     assert refusal is not None
     assert refusal.code == "malformed"
@@ -86,7 +86,7 @@ def test_bounds_of_epochs_and_clocks_follow_the_run():
     assert checks.refusal(msgspec.structs.replace(far, clock=1 << 40), most_bytes=1) is not None
 
 
-def test_an_answer_that_no_message_holds_is_refused_before_it_is_made():
+def test_an_answer_that_fits_into_no_message_is_refused_before_it_is_made():
     checks, zeros = checks_of(), (0,) * len(ALL)
     push = msgspec.structs.replace(
         PUSH, shards=ALL, numbers=(1,) * len(ALL), versions=zeros, own_applied=zeros, pull=True
@@ -103,14 +103,14 @@ def test_an_answer_that_no_message_holds_is_refused_before_it_is_made():
 def test_in_bsp_a_push_far_ahead_is_refused_until_the_others_have_caught_up():
     state = ServerState(run="run", generation=1, shards=[shard_of(0), shard_of(1)], group_images=16)
     checks = QuestionChecks(state, most_images=16)
-    state.shards[0].held.reached = state.shards[1].held.reached = 7
+    state.shards[0].pending.reached = state.shards[1].pending.reached = 7
     for clock in range(8, 8 + MOST_AHEAD):
         assert checks.refusal(msgspec.structs.replace(PUSH, clock=clock), most_bytes=1) is None
     far = msgspec.structs.replace(PUSH, clock=8 + MOST_AHEAD)
-    state.shards[0].held.reached = 8
+    state.shards[0].pending.reached = 8
     code, text = checks.refusal(far, most_bytes=1)
     assert (code, text) == ("busy", "clock 12 of shard 1, and all replicas have reached 7: wait")
-    state.shards[1].held.reached = 8
+    state.shards[1].pending.reached = 8
     assert checks.refusal(far, most_bytes=1) is None
 
 
@@ -133,8 +133,8 @@ def members(replica, replica_generation, *peers):
     }
 
 
-def test_a_session_is_its_first_speakers_and_of_one_replica():
-    known = Speakers()
+def test_a_session_belongs_to_its_first_sender_and_to_one_replica():
+    known = SenderChecks()
     assert known.refusal(peer("w0"), TICK) == ""
     assert known.refusal(peer("w0"), PUSH) == ""
     assert known.refusal(peer("w1"), TICK) == "this session is w0's, for replica 0"
@@ -144,12 +144,12 @@ def test_a_session_is_its_first_speakers_and_of_one_replica():
     assert known.refusal(peer("w1"), msgspec.structs.replace(TICK, session=2)) == ""
 
 
-def test_for_a_live_life_its_own_workers_speak_and_for_one_that_is_not_known_any():
-    known = Speakers()
+def test_only_its_workers_send_for_a_live_generation_and_any_peer_for_an_unknown_one():
+    known = SenderChecks()
     w0, w1, stranger = peer("w0"), peer("w1"), peer("stranger")
     assert known.refusal(stranger, msgspec.structs.replace(TICK, session=3)) == ""
     known.replica_generations_changed(members(0, 1, w0, w1))
-    said = "stranger is no worker of replica 0 in life 1"
+    said = "stranger is no worker of replica 0 in generation 1"
     assert known.refusal(stranger, msgspec.structs.replace(TICK, session=3)) == said
     assert known.refusal(stranger, msgspec.structs.replace(TICK, session=4)) == said
     for session, worker in ((1, w0), (2, w1)):
@@ -159,14 +159,14 @@ def test_for_a_live_life_its_own_workers_speak_and_for_one_that_is_not_known_any
 
 
 def test_sessions_of_a_peer_and_of_all_are_bounded(monkeypatch):
-    known = Speakers()
+    known = SenderChecks()
     for session in range(MOST_SESSIONS):
         assert known.refusal(peer("w0"), msgspec.structs.replace(TICK, session=session)) == ""
     more = msgspec.structs.replace(TICK, session=MOST_SESSIONS)
     assert known.refusal(peer("w0"), more) == f"w0 has {MOST_SESSIONS} sessions, and no more at a time"
     known.replica_generations_changed(members(0, 2, peer("w0")))
     assert known.refusal(peer("w0"), msgspec.structs.replace(TICK, incarnation=2)) == ""
-    monkeypatch.setattr(sender_checks, "MOST_SPEAKERS", 3)
+    monkeypatch.setattr(sender_checks, "MOST_SENDERS", 3)
     for session in range(10, 14):
         assert known.refusal(peer("v"), msgspec.structs.replace(TICK, session=session, replica=99)) == ""
     assert known.surplus() == [(10, 1), (11, 1)]

@@ -1,4 +1,4 @@
-"""What a server notes of the order of its pushes is read back as it was noted, and damage is named."""
+"""The order log of a server is read back as it was written, and damage is named."""
 
 import pytest
 from hypothesis import given

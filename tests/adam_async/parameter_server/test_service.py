@@ -1,4 +1,4 @@
-"""A parameter server over real links: what it is asked wrongly it refuses by name, and serves on."""
+"""A parameter server over real links: it refuses wrong questions by name, and goes on."""
 
 import asyncio
 import threading
@@ -67,7 +67,7 @@ def push_of(servers, shards, **fields):
             "shards": tuple(shards),
             "numbers": (1,) * len(shards),
             "versions": (0,) * len(shards),
-            "own": (0,) * len(shards),
+            "own_applied": (0,) * len(shards),
             **fields,
         }
     )
@@ -91,7 +91,7 @@ async def refused(link, message, code, said):
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_what_does_not_fit_is_refused_with_what_was_expected_and_nothing_changes(network):
+async def test_a_malformed_push_is_refused_with_the_expected_shape_and_changes_nothing(network):
     async with servers_of(NETWORKS[network]()) as servers, talk(servers) as link:
         dense, bias = shard_named(servers, "fc2.weight"), shard_named(servers, "fc2.bias")
         before = {number: shard.values.copy() for number, shard in servers.shards().items()}
@@ -131,7 +131,7 @@ async def test_what_does_not_fit_is_refused_with_what_was_expected_and_nothing_c
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_other_runs_and_assignments_are_told_apart(network):
+async def test_other_runs_and_assignments_are_refused(network):
     async with servers_of(NETWORKS[network]()) as servers, talk(servers) as link:
         bias = shard_named(servers, "fc2.bias")
         delta = np.ones(bias.size, np.float32)
@@ -291,7 +291,7 @@ async def test_a_server_without_a_run_is_not_ready():
 
 
 def step_of(servers, values, number, clock=1, *, images=4, rate=0.5):
-    """What a worker says to the only server: all shards, as deltas."""
+    """A push to the only server: all shards, as deltas."""
     shards = list(servers.shards())
     return push_of(
         servers,
@@ -306,7 +306,7 @@ def step_of(servers, values, number, clock=1, *, images=4, rate=0.5):
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_contributions_are_held_whoever_comes_first_and_summed_once_all_have_come(network):
+async def test_contributions_wait_in_any_order_and_are_summed_once_all_have_arrived(network):
     async with servers_of(NETWORKS[network](), consistency="bsp", images_per_group=4) as servers:
         for server in servers.servers:
             server.state.handle(ReplicasChanged({0: 1, 1: 1}))
@@ -368,7 +368,7 @@ async def test_a_contribution_that_is_not_finite_is_refused_at_once_and_the_othe
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_a_pull_for_a_clock_that_does_not_come_is_answered_in_time_with_who_is_behind(network):
+async def test_a_pull_for_an_unreached_clock_is_answered_in_time_with_the_replicas_behind(network):
     async with servers_of(NETWORKS[network](), consistency="ssp:1") as servers, talk(servers) as link:
         servers.servers[0].state.handle(ReplicasChanged({0: 1, 1: 1}))
         push, tensors = step_of(servers, 1.0, 1)
@@ -412,7 +412,7 @@ async def test_rates_are_divided_by_one_plus_the_staleness_of_the_push(network):
 
 
 async def resume(servers):
-    """Have another driver begin a run that takes up what the servers' first one came to."""
+    """Let another driver begin a run that resumes the end of the servers' first one."""
     identity = servers.identity("driver", 1)
     member = Membership(
         network=servers.network,
@@ -493,7 +493,7 @@ async def test_shards_of_a_run_that_is_not_resumed_cannot_be_set():
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_what_a_server_noted_is_read_in_pieces(network):
+async def test_the_log_of_a_server_is_read_in_pieces(network):
     async with servers_of(NETWORKS[network](), record=True) as servers, talk(servers) as worker:
         for clock in (1, 2):
             push, tensors = step_of(servers, 0.5, 3, clock=clock)
@@ -515,7 +515,7 @@ async def test_what_a_server_noted_is_read_in_pieces(network):
             assert found["clock"].tolist() == [1, 2]
 
 
-async def test_a_server_that_keeps_no_record_says_so():
+async def test_a_server_without_a_record_refuses_to_send_one():
     async with servers_of(NETWORKS["local"](), servers=1) as servers:
         address = servers.map.nodes["ps-0"].address
         async with servers.network.connect(address, servers.identity("driver", 1), timeout_s=50.0) as link:
@@ -543,7 +543,7 @@ async def test_an_answer_that_is_too_large_fails_its_own_request_behind_a_push_t
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_who_speaks_in_a_session_of_another_peer_is_told_so_and_changes_nothing(network):
+async def test_a_push_in_a_session_of_another_peer_is_refused_and_changes_nothing(network):
     async with servers_of(NETWORKS[network]()) as servers, talk(servers) as link:
         bias = shard_named(servers, "fc2.bias")
         delta, push = np.ones(bias.size, np.float32), push_of(servers, [bias.id])
@@ -557,11 +557,11 @@ async def test_who_speaks_in_a_session_of_another_peer_is_told_so_and_changes_no
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_for_a_live_replica_only_its_own_workers_speak(network):
+async def test_only_its_own_workers_send_for_a_live_replica(network):
     async with servers_of(NETWORKS[network]()) as servers, talk(servers) as link:
         (server,) = servers.servers
         member = frozenset({(link.identity.node, link.identity.incarnation)})
-        server._speakers.replica_generations_changed(
+        server._sender_checks.replica_generations_changed(
             {(Replica(0), 1): frozenset({("worker-0", 1)}), (Replica(1), 1): member}
         )
         bias = shard_named(servers, "fc2.bias")
@@ -582,13 +582,13 @@ async def test_pushes_that_wait_for_an_epoch_go_with_their_link():
         push = pack(push_of(servers, [bias.id], epoch=1), [np.ones(bias.size, np.float32)])
         async with network.connect(address, worker) as link:
             lost = link.call_nowait(push, timeout_s=20.0)
-            await until(lambda: (1, 1) in server.state.gated)
+            await until(lambda: (1, 1) in server.state.epoch_gate)
         with pytest.raises(TransportError):
             await lost
-        await until(lambda: (1, 1) not in server.state.gated)
+        await until(lambda: (1, 1) not in server.state.epoch_gate)
         async with network.connect(address, worker) as link:
             again = link.call_nowait(push, timeout_s=20.0)
-            await until(lambda: (1, 1) in server.state.gated)
+            await until(lambda: (1, 1) in server.state.epoch_gate)
             server._perform(server.state.handle(EpochBegan(1, 0)))
             server._drain_soon(server.state)
             assert unpack(await again, Pushed).versions == (1,)

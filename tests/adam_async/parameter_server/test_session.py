@@ -1,4 +1,4 @@
-"""Numbers, open exchanges and what is said again, without a link."""
+"""Numbers, open exchanges and repetitions, without a link."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_several_steps_take_as_many_numbers_on_each_of_their_shards():
     assert session.next_numbers((A, B, C)) == (5, 5, 3)
 
 
-def test_what_is_open_is_said_again_in_the_order_of_its_first_sending():
+def test_open_exchanges_are_sent_again_in_the_order_of_their_first_sending():
     session = Session()
     said = [exchange() for _ in range(4)]
     for one in said:

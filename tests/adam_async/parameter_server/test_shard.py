@@ -12,7 +12,7 @@ def test_staleness_has_few_rows_for_replicas_that_the_map_does_not_name():
     shard.name_replicas([7, 8])
     shard.count_staleness(7, 1)
     assert shard.staleness == {3: 2 * MOST_ROWS, 1: 1}
-    rows = count_shards([shard])["staleness_by_replica"]
+    rows = count_shards([shard]).staleness_by_replica
     assert len(rows) == MOST_ROWS + 2
     assert (rows["others"], rows["7"]) == ({"3": MOST_ROWS}, {"1": 1})
 

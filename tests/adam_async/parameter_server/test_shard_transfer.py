@@ -1,4 +1,4 @@
-"""A shard is set elsewhere exactly as it was read, and what does not fit is refused as a whole."""
+"""A shard is loaded exactly as it was read, and a message that does not fit is refused as a whole."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from adam_async.messages import LoadShards, pack
 from adam_async.messages.shard_states import TABLES
 from adam_async.model.keyed_random import Dice
 from adam_async.model.rules import Adagrad, Adam, Sgd
-from adam_async.parameter_server.bsp_barrier import Held
+from adam_async.parameter_server.bsp_barrier import PendingContributions
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_transfer import load_states, read_states
 from adam_async.run.ids import BucketId, Replica, ShardId, Version
@@ -54,7 +54,7 @@ def test_shards_are_set_as_they_were_read(rule):
         other.check_invariants()
 
 
-def test_what_is_read_are_copies_and_what_is_set_is_the_memory_that_was_there():
+def test_reading_copies_shards_and_loading_keeps_their_memory():
     source, target = shards_of(Sgd()), shards_of(Sgd(), seed=2)
     memory = {number: shard.values for number, shard in target.items()}
     body, tensors = said(source, Sgd())
@@ -67,13 +67,13 @@ def test_what_is_read_are_copies_and_what_is_set_is_the_memory_that_was_there():
         np.testing.assert_array_equal(shard.values, was)
 
 
-def test_who_is_live_takes_the_place_of_those_who_were():
+def test_live_replicas_replace_those_of_the_checkpoint():
     source, target = shards_of(Sgd()), shards_of(Sgd())
     for shard in source.values():
         shard.clocks = {Replica(0): 8, Replica(1): 6}
     for shard in target.values():
         shard.clocks = {Replica(1): 0, Replica(2): 0}
-        shard.held = Held()
+        shard.pending = PendingContributions()
     load_states(target, *said(source, Sgd()))
     for shard in target.values():
         assert shard.clocks == {1: 6, 2: 6}
@@ -109,7 +109,7 @@ def test_who_is_live_takes_the_place_of_those_who_were():
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_and_sets_nothing(change, message):
+def test_a_load_that_does_not_fit_is_refused_and_sets_nothing(change, message):
     rule = Sgd(momentum=0.9)
     target = shards_of(rule, seed=2)
     before = [shard.values.copy() for shard in target.values()]

@@ -1,4 +1,4 @@
-"""What a parameter server decides, as timelines without a loop, a link or a value."""
+"""Decisions of a parameter server, as timelines without a loop, a link or a value."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from adam_async.messages import (
     StepRecord,
     Tick,
 )
-from adam_async.parameter_server import admission_gate
+from adam_async.parameter_server import waiting_requests
 from adam_async.parameter_server.apply import PushGradients
 from adam_async.parameter_server.events import (
     Acknowledge,
@@ -45,7 +45,7 @@ ZERO, ONE, TWO = Replica(0), Replica(1), Replica(2)
 
 
 def replica_generations(*replicas, **incarnations):
-    """Who is live, each in incarnation 1 unless told otherwise."""
+    """The live replicas, each in generation 1 unless given otherwise."""
     return ReplicasChanged({replica: incarnations.get(f"of_{replica}", 1) for replica in replicas})
 
 
@@ -73,7 +73,7 @@ def push_of(shards, numbers, *, session=1, clock=1, read=0, own_applied=0, repli
 
 
 class Server:
-    """A state with the shell's part played by hand: requests are words, batches apply when told."""
+    """A state with a shell of the test: requests are words, batches apply on request."""
 
     def __init__(self, shards=(0, 1), live=(ZERO,)):
         self.state = ServerState(run="run", generation=1, shards=[shard_of(number) for number in shards])
@@ -174,7 +174,7 @@ def test_a_gap_is_answered_with_the_number_that_is_wanted_and_applies_nothing():
     assert server.shard().version == 1
 
 
-def test_each_session_and_each_life_of_it_has_numbers_of_its_own():
+def test_each_session_and_each_generation_of_it_has_numbers_of_its_own():
     server = Server()
     for request, session, replica_generation in (("a", 1, 1), ("b", 2, 1), ("c", 1, 2)):
         server.push(request, (0,), (1,), session=session, incarnation=replica_generation)
@@ -192,7 +192,7 @@ def test_shards_that_live_elsewhere_leave_the_others_applied():
     assert server.shard().version == 1
 
 
-def test_what_is_new_in_a_partly_known_push_is_applied_and_the_rest_is_not():
+def test_only_the_new_shards_of_a_partly_known_push_are_applied():
     server = Server()
     server.push("a", (0,), (1,))
     server.drain()
@@ -322,7 +322,7 @@ def test_a_push_passes_no_pull():
     assert [queued.request for queued in batch.pushes] == ["b"]
 
 
-def test_what_is_left_of_a_group_waits_behind_the_other_groups():
+def test_the_rest_of_a_group_waits_behind_the_other_groups():
     server = Server()
     for number in range(1, MAX_BATCH + 2):
         server.push(f"a{number}", (0,), (number,))
@@ -406,7 +406,7 @@ def test_a_lost_replica_leaves_the_minimum_and_moves_no_clock_any_more():
     assert server.shard().clocks == {ZERO: 7}
 
 
-def test_a_joining_replica_starts_at_the_slowest_clock_of_those_who_stay():
+def test_a_joining_replica_starts_at_the_slowest_clock_of_those_that_stay():
     server = Server(live=(ZERO, ONE))
     server.tick("t", (0,), 10)
     server.tick("t", (0,), 4, replica=1)
@@ -417,7 +417,7 @@ def test_a_joining_replica_starts_at_the_slowest_clock_of_those_who_stay():
     assert server.shard().clocks == {ZERO: 10, ONE: 10}
 
 
-def test_who_joins_when_nobody_is_left_starts_where_the_last_ones_were():
+def test_a_replica_that_joins_an_empty_run_starts_at_the_clocks_of_the_last_ones():
     server = Server(live=(ZERO, ONE))
     server.tick("t", (0,), 10)
     server.tick("t", (0,), 8, replica=1)
@@ -428,7 +428,7 @@ def test_who_joins_when_nobody_is_left_starts_where_the_last_ones_were():
 
 @pytest.mark.parametrize("unseen", [False, True])
 @pytest.mark.parametrize("what", ["push", "tick"])
-def test_what_a_life_says_that_is_over_is_refused_and_changes_nothing(what, unseen):
+def test_a_message_of_an_ended_generation_is_refused_and_changes_nothing(what, unseen):
     server = Server(live=(ZERO, ONE))
     server.push("first", (0,), (1,), clock=3)
     server.drain()
@@ -442,12 +442,12 @@ def test_what_a_life_says_that_is_over_is_refused_and_changes_nothing(what, unse
     }[what]()
     assert isinstance(refusal, Refuse)
     assert (refusal.request, refusal.code) == ("late", "life-over")
-    assert "life 1 of replica 0 is over" in refusal.text
+    assert "generation 1 of replica 0 has ended" in refusal.text
     assert server.state.idle
     assert (counted(server), server.shard().clocks) == before
 
 
-def test_what_came_before_a_life_was_over_stays_and_is_answered_again():
+def test_pushes_from_before_the_end_of_a_generation_stay_and_are_answered_again():
     server = Server(live=(ZERO, ONE))
     server.push("a", (0, 1), (1, 1))
     server.tell(replica_generations(ONE))
@@ -460,7 +460,7 @@ def test_what_came_before_a_life_was_over_stays_and_is_answered_again():
     assert (server.shard(0).version, server.shard(1).version) == (1, 1)
 
 
-def test_a_life_that_nobody_has_named_yet_is_heard_also_while_the_one_before_is_live():
+def test_a_generation_that_the_map_has_not_named_is_served_while_its_predecessor_is_live():
     server = Server(live=(ZERO, ONE))
     server.push("early", (0,), (1,), incarnation=2)
     server.tick("early too", (0,), 1, incarnation=2)
@@ -474,7 +474,7 @@ def test_a_life_that_nobody_has_named_yet_is_heard_also_while_the_one_before_is_
     assert server.shard().version == 2
 
 
-def test_when_nobody_is_left_those_who_were_are_refused_and_who_comes_next_is_heard():
+def test_with_no_live_replica_ended_generations_are_refused_and_new_ones_served():
     server = Server(live=(ZERO, ONE))
     server.tell(replica_generations())
     for replica in (ZERO, ONE):
@@ -484,7 +484,7 @@ def test_when_nobody_is_left_those_who_were_are_refused_and_who_comes_next_is_he
     assert [effect.body.problems for effect in server.drain()] == [()]
 
 
-def test_a_life_that_is_live_again_is_heard_again():
+def test_a_generation_that_is_live_again_is_served_again():
     server = Server(live=(ZERO, ONE))
     server.tell(replica_generations(ONE))
     server.tell(replica_generations(ZERO, ONE))
@@ -492,7 +492,7 @@ def test_a_life_that_is_live_again_is_heard_again():
     assert [effect.body.problems for effect in server.drain()] == [()]
 
 
-def test_a_push_of_a_forgotten_life_is_refused_also_if_it_was_applied():
+def test_a_push_of_a_forgotten_generation_is_refused_also_if_it_was_applied():
     server = Server(live=(ZERO,))
     server.push("a", (0,), (1,))
     server.record("in place", 1, [(1, 0)], incarnation=1, shards=(1,))
@@ -507,7 +507,7 @@ def test_a_push_of_a_forgotten_life_is_refused_also_if_it_was_applied():
     assert (server.shard(0).version, server.shard(1).version) == (1, 1)
 
 
-def test_the_newest_lives_that_are_over_are_remembered_and_no_more():
+def test_only_the_newest_ended_generations_are_remembered():
     server = Server(live=(ZERO, ONE))
     newest = 3 * REMEMBERED
     for replica_generation in range(2, newest + 1):
@@ -533,7 +533,7 @@ def test_the_steps_of_a_record_are_numbered_counted_and_clocked_on_every_shard()
         assert server.shard(number).values.tolist() == [0.0, 0.0]
 
 
-def test_a_record_that_is_said_again_is_answered_again_and_counted_once():
+def test_a_repeated_record_is_answered_again_and_counted_once():
     server = Server()
     server.record("a", 1, [(1, 0), (2, 1)])
     server.record("b", 3, [(3, 0)])
@@ -573,7 +573,7 @@ def test_a_record_of_shards_that_live_elsewhere_is_refused_and_counts_nothing(sh
     assert counted(server) == (0, {}, {}, 0, 0)
 
 
-def test_records_of_other_sessions_and_lives_have_numbers_of_their_own():
+def test_records_of_other_sessions_and_generations_have_numbers_of_their_own():
     server = Server(live=(ZERO, ONE))
     server.record("a", 1, [(1, 0)])
     server.record("b", 1, [(1, 1)], session=2, replica=1)
@@ -594,7 +594,7 @@ def test_a_refused_step_consumes_its_number_and_ticks_but_is_no_version_of_that_
     server.record("b", 3, [(3, 0, (0, 1))])
     assert [server.shard(number).version for number in (0, 1)] == [2, 1]
     assert server.shard(1).clocks == {ZERO: 3}
-    assert server.state.statistics()["refused"] == 3
+    assert server.state.statistics().refused == 3
 
 
 def test_the_record_of_a_replica_that_was_given_up_moves_no_clock():
@@ -611,14 +611,14 @@ def test_statistics_add_up():
     server.push("b", (0, 1), (2, 2))
     server.drain(bad={"b"})
     server.push("a", (0, 1), (1, 1))
-    told = server.state.statistics()
-    assert told["versions"] == {"0": 1, "1": 1}
-    assert told["staleness"] == {"0": 2}
-    assert (told["refused"], told["duplicates"]) == (2, 2)
+    counts = server.state.statistics()
+    assert counts.versions == {"0": 1, "1": 1}
+    assert counts.staleness == {"0": 2}
+    assert (counts.refused, counts.duplicates) == (2, 2)
 
 
 class Pushes(RuleBasedStateMachine):
-    """Clients push, repeat, jump and pull; batches apply when they like. A model of one line each checks."""
+    """Clients push, repeat, skip and pull; batches apply at random. A model of one line each checks."""
 
     SHARDS = (0, 1, 2)
     sessions = st.integers(1, 2)
@@ -692,7 +692,7 @@ Pushes.TestCase.settings = settings(max_examples=40, stateful_step_count=40, dea
 TestPushes = Pushes.TestCase
 
 
-def test_what_waits_for_an_epoch_holds_up_its_own_session_only():
+def test_an_event_that_waits_for_an_epoch_delays_its_own_session_only():
     server = Server()
     ahead = TickArrived(
         "ahead",
@@ -705,8 +705,8 @@ def test_what_waits_for_an_epoch_holds_up_its_own_session_only():
     assert [queued.request for queued in batch.pushes] == ["other"]
 
 
-def test_what_waits_for_an_epoch_is_bounded(monkeypatch):
-    monkeypatch.setattr(admission_gate, "MOST_GATED", 2)
+def test_events_that_wait_for_an_epoch_are_bounded(monkeypatch):
+    monkeypatch.setattr(waiting_requests, "MOST_WAITING", 2)
     server = Server()
     tick = Tick(run="run", session=9, incarnation=1, replica=1, clock=1, generation=1, shards=(0,), epoch=1)
     assert [server.state.handle(TickArrived(n, tick)) for n in range(2)] == [[], []]

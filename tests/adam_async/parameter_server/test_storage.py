@@ -1,4 +1,4 @@
-"""The memory of shards: one aligned vector per tensor, seen by all who serve or train a run in a process."""
+"""The memory of shards: one aligned vector per tensor, shared by the roles of a run in a process."""
 
 import gc
 
@@ -61,7 +61,7 @@ def storage():
     return ShardStorage(PARAMETERS, Sgd())
 
 
-def test_a_run_has_one_storage_for_all_who_ask():
+def test_a_run_has_one_storage_for_all_roles():
     storage_pool = StoragePool()
     one = storage_pool.provide("run", storage)
     assert storage_pool.provide("run", storage) is one
@@ -69,7 +69,7 @@ def test_a_run_has_one_storage_for_all_who_ask():
     assert storage_pool.find("another") is None
 
 
-def test_a_server_that_is_late_takes_no_storage_from_those_who_have_gone_on():
+def test_a_late_server_takes_no_storage_from_roles_that_have_gone_on():
     storage_pool = StoragePool()
     old, new = storage_pool.provide("old", storage), storage_pool.provide("new", storage)
     assert storage_pool.provide("old", storage) is old
@@ -77,7 +77,7 @@ def test_a_server_that_is_late_takes_no_storage_from_those_who_have_gone_on():
     assert not any(np.shares_memory(old.weights[name], new.weights[name]) for name in old.weights)
 
 
-def test_a_storage_that_nobody_keeps_is_let_go():
+def test_a_storage_that_no_role_keeps_is_freed():
     storage_pool = StoragePool()
     kept, left = storage_pool.provide("kept", storage), storage_pool.provide("left", storage)
     del left

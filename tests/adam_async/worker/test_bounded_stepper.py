@@ -1,4 +1,4 @@
-"""Training within a bound of the others: limits of gradients, who is waited for, where all clocks meet."""
+"""Training within a bound of other replicas: limits of gradients, waits, sync clocks."""
 
 import asyncio
 import threading
@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import numpy as np
 import pytest
+from msgspec import UNSET
 
 from adam_async.errors import DeadlineExceeded
 from adam_async.model.keyed_random import Dice
@@ -14,7 +15,7 @@ from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
 from adam_async.run.config import Config
 from adam_async.run.rate_schedule import Schedule
-from adam_async.worker.copy_mode import Copied
+from adam_async.worker.copy_mode import CopyMode
 from tests.adam_async.exactness.serial import assert_close, lockstep_sgd, order_of
 from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, cluster_of, tiny_dataset, until, with_frozen
 
@@ -97,7 +98,7 @@ async def test_limits_are_those_of_serial_sgd_on_the_mean_over_all_images(option
     ids=str,
 )
 @pytest.mark.parametrize("frozen", ["conv2d", "dense"])
-async def test_frozen_layers_stay_as_they_are_and_hold_nobody_up(frozen, options):
+async def test_frozen_layers_stay_unchanged_and_delay_no_replica(frozen, options):
     spec = with_frozen(digits(), frozen)
     config = Config(**{**BSP, "consistency": "asp", **options}, **SHARDED)
     async with cluster_of(config, spec=spec) as cluster:
@@ -112,7 +113,7 @@ async def test_frozen_layers_stay_as_they_are_and_hold_nobody_up(frozen, options
     assert {int(shard.version) for shard in still} == {0}
     if config.slack is not None:
         clocks = {shard.applied_clock() for shard in shards}
-        assert clocks == {cluster.workers[0].statistics()["clock"]}
+        assert clocks == {cluster.workers[0].statistics().clock}
 
 
 class Brake:
@@ -131,18 +132,18 @@ class Brake:
 
 @asynccontextmanager
 async def braked(monkeypatch, **options):
-    """A cluster in training of which replica 1 is held up."""
+    """A cluster in training whose replica 1 is blocked."""
     brakes = []
-    new_graph = Copied.graph
+    new_graph = CopyMode.graph
 
-    def graph(self, landed, deliver):
-        if self._session.replica == 1:
+    def graph(self):
+        if self.gate._replica == 1:
             brake = Brake(self._trainer)
             brakes.append(brake)
             monkeypatch.setattr(self._trainer, "train_admitted", brake.train)
-        return new_graph(self, landed, deliver)
+        return new_graph(self)
 
-    monkeypatch.setattr(Copied, "graph", graph)
+    monkeypatch.setattr(CopyMode, "graph", graph)
     config = Config(**{**BSP, "threads": 1, **options})
     async with cluster_of(config) as cluster:
         try:
@@ -153,8 +154,8 @@ async def braked(monkeypatch, **options):
 
 
 def waiting(cluster):
-    told = [worker.statistics() for worker in cluster.workers]
-    return {each["waiting_for"] for each in told if "waiting_for" in each}
+    found = {worker.statistics().waiting_for for worker in cluster.workers}
+    return found - {UNSET}
 
 
 @pytest.mark.parametrize(
@@ -162,18 +163,17 @@ def waiting(cluster):
     [({"consistency": "bsp"}, 1), ({"consistency": "bsp", "lag": 1}, 1), ({"consistency": "ssp:3"}, 4)],
     ids=str,
 )
-async def test_who_is_waited_for_is_named_and_the_run_goes_on(options, clock, monkeypatch):
+async def test_a_wait_names_the_replicas_behind_and_the_run_goes_on(options, clock, monkeypatch):
     waits = msgspec.structs.replace(WAITS, answer_s=0.1)
     async with braked(monkeypatch, **options, waits=waits) as (cluster, release):
         training = asyncio.create_task(cluster.train(), name="training")
         await until(lambda: "replica 1 at clock 0" in waiting(cluster))
-        told = cluster.workers[0].statistics()
-        assert told["clock"] == clock
-        assert told["clock_waits"] == 1
+        counts = cluster.workers[0].statistics()
+        assert (counts.clock, counts.clock_waits) == (clock, 1)
         release()
         result = await training
         assert [epoch.images for epoch in result.epochs] == [60, 60]
-        assert sum(worker.statistics()["clock_wait_s"] for worker in cluster.workers) > 0
+        assert sum(worker.statistics().clock_wait_s for worker in cluster.workers) > 0
         assert waiting(cluster) == {""}
 
 
@@ -201,7 +201,7 @@ async def test_bounded_training_of_one_replica_without_slack_is_serial_sgd(netwo
 
 @pytest.mark.parametrize("pull_every", [1, 3])
 @pytest.mark.parametrize("push_every", [1, 2])
-async def test_bounded_training_ends_with_all_clocks_where_all_meet(push_every, pull_every):
+async def test_bounded_training_ends_with_all_clocks_at_the_sync_clock(push_every, pull_every):
     config = Config(
         push_every=push_every,
         pull_every=pull_every,
@@ -220,7 +220,7 @@ ALONE = {"replicas": 1, "threads": 1, "in_flight": 1}
 
 
 @pytest.mark.parametrize(
-    "way",
+    "mode",
     [
         {"consistency": "bsp", "push_every": 2},
         {"consistency": "asp", "weights": "copy", **ALONE},
@@ -238,9 +238,9 @@ ALONE = {"replicas": 1, "threads": 1, "in_flight": 1}
     ],
     ids=str,
 )
-async def test_rates_follow_the_schedule_in_every_way_of_training(schedule, way):
+async def test_rates_follow_the_schedule_in_every_training_mode(schedule, mode):
     dataset = tiny_dataset(train=64)
-    config = Config(dtype="float64", **schedule, **{**BSP, **way})
+    config = Config(dtype="float64", **schedule, **{**BSP, **mode})
     result = await train(config, dataset=dataset)
     # A step's gradient is the mean over its images in lockstep, otherwise the sum of its groups' means.
     factor = 1 if config.synchronous else config.push_every

@@ -1,23 +1,21 @@
-"""Training on a copy: who waits for a pull, who makes local steps, what is planned."""
+"""Training on a copy: waits for pulls, local steps, planned protocols."""
 
 import msgspec
 import numpy as np
 import pytest
 
 from adam_async.run.config import Config
-from adam_async.worker.copy_mode import Copied
+from adam_async.worker.copy_mode import CopyMode
 from tests.adam_async.runs import NETWORKS, PATIENT, servers_of
+from tests.adam_async.worker.setups import mode_setup
 from transport import BufferPool
 
 
-def way_of(servers, client, *, in_flight=1, **options):
+def mode_of(servers, client, *, in_flight=1, **options):
     config = msgspec.structs.replace(servers.config, weights="copy", images_per_group=4, **options)
-    return Copied(
+    return CopyMode(
+        mode_setup(servers, client, config),
         model=servers.model,
-        config=config,
-        table=servers.table,
-        buckets=servers.map.buckets,
-        client=client,
         session=client._session,
         buffers=BufferPool(),
         in_flight=in_flight,
@@ -31,9 +29,9 @@ def network(request):
 
 async def test_it_is_prepared_when_every_tensor_is_there(network):
     async with servers_of(network, waits=PATIENT) as servers:
-        way = way_of(servers, servers.client().client)
-        await way.prepare()
-        arrays = way._weights.snapshot().arrays
+        mode = mode_of(servers, servers.client().client)
+        await mode.prepare()
+        arrays = mode._weights.snapshot().arrays
         for name, specs in servers.table.by_tensor.items():
             values = np.concatenate([servers.shards()[spec.id].values for spec in specs])
             np.testing.assert_array_equal(arrays[name].reshape(-1), values)
@@ -42,13 +40,8 @@ async def test_it_is_prepared_when_every_tensor_is_there(network):
 async def test_only_the_one_group_in_flight_waits_for_its_pull(network):
     async with servers_of(network) as servers:
         client = servers.client().client
-        assert way_of(servers, client).graph(lambda tag: None, lambda *token: None).inputs == (
-            "group",
-            "landed",
-        )
-        assert way_of(servers, client, in_flight=2).graph(lambda tag: None, lambda *token: None).inputs == (
-            "group",
-        )
+        assert mode_of(servers, client).graph().inputs == ("group", "landed")
+        assert mode_of(servers, client, in_flight=2).graph().inputs == ("group",)
 
 
 @pytest.mark.parametrize(
@@ -64,21 +57,21 @@ async def test_only_the_one_group_in_flight_waits_for_its_pull(network):
 )
 async def test_local_steps_are_made_between_pulls_under_sgd_and_never_else(network, options, made):
     async with servers_of(network) as servers:
-        way = way_of(servers, servers.client().client, rate=0.25, **options)
-        assert way._trainer._local == made
+        mode = mode_of(servers, servers.client().client, rate=0.25, **options)
+        assert mode._trainer._local == made
 
 
 @pytest.mark.parametrize("push_every", [1, 3])
 async def test_the_report_has_each_tensor_with_the_bytes_of_a_full_step(network, push_every):
     async with servers_of(network) as servers:
-        told = way_of(servers, servers.client().client, push_every=push_every).statistics()
-    rows = {row["tensor"]: row for row in told["protocols"]}
+        counts = mode_of(servers, servers.client().client, push_every=push_every).statistics()
+    rows = {row.tensor: row for row in counts.protocols}
     assert rows.keys() == {p.name for p in servers.model.parameters}
     images = 4 * push_every
-    assert rows["fc1.weight"]["factor_bytes"] == images * (256 + 64) * 4
-    assert rows["conv1.weight"]["factor_bytes"] is None
-    assert told["push_buffers"] == (3 if push_every == 1 else 6)
+    assert rows["fc1.weight"].factor_bytes == images * (256 + 64) * 4
+    assert rows["conv1.weight"].factor_bytes is None
+    assert counts.push_buffers == (3 if push_every == 1 else 6)
 
 
-def test_copies_are_what_a_configuration_says_that_leaves_it_open_in_other_processes():
+def test_the_default_in_other_processes_is_a_copy():
     assert Config().weights_in(one_process=False) == "copy"

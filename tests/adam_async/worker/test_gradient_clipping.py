@@ -1,4 +1,4 @@
-"""Clipping and layer-wise rate control: what leaves keeps the limits, however its gradients travel."""
+"""Clipping and layer-wise rate control: pushes keep the limits in either protocol."""
 
 import math
 
@@ -46,7 +46,7 @@ def buffer_of(protocol, *, servers=2, groups=1, dtype="float64", scale=1.0, seed
 
 
 def dense_of(step, dense):
-    """What the buffer holds now, multiplied out and put together."""
+    """The gradients in the buffer, multiplied out and put together."""
     found = {name: [] for name in dense}
     for name, delta in step.deltas():
         found[name].append(delta)
@@ -94,7 +94,7 @@ def test_the_direction_stays(protocol):
     assert math.hypot(*gradient_norms(step).values()) == pytest.approx(norm / 4)
 
 
-def test_what_keeps_the_limits_is_left_alone():
+def test_a_gradient_within_the_limits_is_not_scaled():
     step, dense, weights = buffer_of("delta")
     before = dense_of(step, dense)
     assert Scaling(clip=1e9, layer_rate=1e9).apply(step, weights, rate=1.0) == {}
@@ -117,7 +117,7 @@ def test_an_average_over_all_images_is_what_is_limited_where_servers_average():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_is_left_for_the_server_to_refuse(bad):
+def test_a_gradient_that_is_not_finite_is_left_for_the_server_to_refuse(bad):
     step, _, weights = buffer_of("delta")
     name, share = next(step.deltas())
     share[0] = bad
@@ -126,7 +126,7 @@ def test_what_is_not_finite_is_left_for_the_server_to_refuse(bad):
     assert not np.isfinite(share[0])
 
 
-def test_what_overflows_only_in_single_precision_is_clipped():
+def test_a_norm_that_overflows_only_in_single_precision_is_clipped():
     step, _, weights = buffer_of("delta", dtype="float32")
     _, share = next(step.deltas())
     share[:] = 1e30

@@ -1,4 +1,4 @@
-"""Runs in place: chosen where they can be, told in the report, with nothing but records on the links."""
+"""Runs in place: chosen if possible, named in the report, with only records on the links."""
 
 import msgspec
 import numpy as np
@@ -8,9 +8,10 @@ from adam_async.errors import ConfigError
 from adam_async.messages import Lease
 from adam_async.run.config import Config
 from adam_async.run.ids import ShardId
-from adam_async.worker.in_place_mode import Aliased
+from adam_async.worker.in_place_mode import InPlaceMode
 from adam_async.worker.in_place_step import TrainedInPlace
 from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, Rough, cluster_of, servers_of
+from tests.adam_async.worker.setups import mode_setup
 from transport.testing import Faults
 
 
@@ -37,18 +38,18 @@ async def test_records_travel_and_no_gradient_does(options):
     values = sent(result, "Values")[1]
     assert 2 * model <= values < 2 * model + options.get("replicas", 1) * model
     for name in ("worker-0", "worker-1")[: options.get("replicas", 1)]:
-        told = result.statistics[name]
-        assert {choice["chosen"] for choice in told["protocols"]} == {"in place"}
-        assert {choice["tensor"] for choice in told["protocols"]} == set(result.weights)
-        assert told["push_buffers"] == 0
+        counts = result.statistics[name]
+        assert {choice["chosen"] for choice in counts["protocols"]} == {"in place"}
+        assert {choice["tensor"] for choice in counts["protocols"]} == set(result.weights)
+        assert counts["push_buffers"] == 0
 
 
 async def test_all_replicas_of_a_process_train_the_memory_of_its_servers():
     async with cluster_of(config_of(replicas=2, **SHARDED)) as cluster:
         result = await cluster.train()
-        storages = {id(worker._part._way._trainer._storage) for worker in cluster.workers}
+        storages = {id(worker._run_session._mode._trainer._storage) for worker in cluster.workers}
         assert len(storages) == 1
-        weights = cluster.workers[0]._part._way._trainer._storage.weights
+        weights = cluster.workers[0]._run_session._mode._trainer._storage.weights
         for server in cluster.servers:
             for shard in server.state.shards.values():
                 assert np.shares_memory(shard.values, weights[shard.spec.tensor])
@@ -76,20 +77,13 @@ async def test_a_replica_goes_on_where_the_slowest_clock_of_its_servers_stands()
             ours = [s.id for s in servers.table.shards if servers.map.buckets[s.bucket] == name]
             client.tick(name, tuple(ShardId(number) for number in ours), clock)
         storage = servers.servers[0]._storage
-        way = Aliased(
-            model=servers.model,
-            config=msgspec.structs.replace(servers.config, images_per_group=4),
-            table=servers.table,
-            buckets=servers.map.buckets,
-            client=client,
-            storage=storage,
-            threads=1,
-        )
-        await way.prepare()
-        way.begin(finished.append)
-        way._on_trained(None, TrainedInPlace(Lease(1, 3, 1, 4), 0.5, 0, ()))
+        config = msgspec.structs.replace(servers.config, images_per_group=4)
+        setup = mode_setup(servers, client, config, finished=finished.append)
+        mode = InPlaceMode(setup, model=servers.model, storage=storage, threads=1)
+        await mode.prepare()
+        mode._on_trained(None, TrainedInPlace(Lease(1, 3, 1, 4), 0.5, 0, ()))
         assert finished == []
-        way.flush()
+        mode.flush(0)
         await client.flush()
         assert [report.number for report in finished] == [3]
         assert {shard.clocks[0] for shard in servers.shards().values()} == {7, 6}
@@ -98,4 +92,4 @@ async def test_a_replica_goes_on_where_the_slowest_clock_of_its_servers_stands()
 async def test_no_group_in_place_waits_for_a_pull():
     async with cluster_of(config_of(in_flight=1)) as cluster:
         await cluster.train()
-        assert cluster.workers[0]._part._way.graph(lambda tag: None, lambda *token: None).inputs == ("group",)
+        assert cluster.workers[0]._run_session._mode.graph().inputs == ("group",)

@@ -1,4 +1,4 @@
-"""Groups trained on the servers' memory: what is applied, what is refused, what is counted."""
+"""Groups trained on the servers' memory: applied, refused and counted steps."""
 
 import threading
 from types import SimpleNamespace

@@ -49,15 +49,15 @@ async def test_the_network_takes_up_what_the_child_compiled(nothing_compiled: li
     change._compile = compiled  # type: ignore[method-assign]
     async with ComputePool(threads=1, name="test") as pool:
         await change.prepare(pool)
-        assert change.statistics(5)["numpy_groups"] == 5
+        assert change.statistics(5).numpy_groups == 5
         await change.run(pool, lambda: 7)
     assert network.kernels == "numba"
     found = change.statistics(100)
-    assert (found["set"], found["numpy_groups"]) == ("numba", 7)
-    assert found["compiled"] == found["of"] > 1
+    assert (found.kernel_set, found.numpy_groups) == ("numba", 7)
+    assert found.compiled == found.total > 1
 
 
-async def test_without_its_child_training_goes_on_with_numpys_kernels_and_the_log_says_why(
+async def test_without_its_child_training_goes_on_with_numpys_kernels_and_a_reason_in_the_log(
     nothing_compiled: list[bool],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -157,7 +157,7 @@ async def test_the_child_gets_the_core_of_one_of_several_threads_that_need_every
 
 
 @pytest.mark.parametrize("options", [{"consistency": "bsp"}, {"record": True, "weights": "copy"}])
-async def test_lockstep_and_recorded_runs_wait_for_compiled_kernels_and_say_so(
+async def test_lockstep_and_recorded_runs_wait_for_compiled_kernels_and_log_it(
     options: dict[str, object], nothing_compiled: list[bool], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -173,7 +173,7 @@ async def test_other_runs_begin_at_once(nothing_compiled: list[bool]) -> None:
 
 
 async def train(**options: object) -> dict[str, object]:
-    """Train for one epoch; tells what the worker says of its kernels."""
+    """Train for one epoch; returns the worker's statistics of its kernels."""
     config = Config(epochs=1, threads=1, model="digits", **options)  # type: ignore[arg-type]
     async with LocalCluster(config, dataset=tiny_dataset()) as cluster:
         result = await cluster.train()

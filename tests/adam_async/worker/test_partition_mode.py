@@ -1,4 +1,4 @@
-"""Workers that train a cut model together live and die as one replica; nobody runs away from the others."""
+"""Workers that train a cut model together begin and end as one replica; none gets far ahead of the others."""
 
 import asyncio
 import threading
@@ -10,7 +10,7 @@ from adam_async.cluster.local import LocalCluster
 from adam_async.controller.role import Role
 from adam_async.driver import planning
 from adam_async.model.named import digits
-from adam_async.worker.partition_trainer import PartTrainer
+from adam_async.worker.partition_trainer import PartitionTrainer
 from adam_async.worker.run_session import LEAD
 from adam_async.worker.service import ModelWorker
 from tests.adam_async.cluster.test_elastic import in_the_middle, joiner, trained
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.thorough
 
 IMAGES = 120
 ALONE = msgspec.structs.replace(QUICK, replica_s=30.0)
-"""For a single replica, which nobody replaces while it lacks a worker."""
+"""Waits for a single replica, which no other one replaces while it lacks a worker."""
 MODES = {"asp": {}, "ssp": {"consistency": "ssp:1"}, "bsp": {"consistency": "bsp", "push_every": 2}}
 
 
@@ -73,14 +73,14 @@ async def test_when_one_worker_goes_the_other_replica_trains_what_both_had_befor
     ("mode", "victim", "network"),
     [("asp", 2, "local"), ("asp", 3, "tcp"), ("ssp", 3, "local"), ("bsp", 2, "tcp")],
 )
-async def test_with_another_worker_in_its_place_the_survivor_begins_a_new_life(mode, victim, network):
+async def test_with_another_worker_in_its_place_the_survivor_begins_a_new_generation(mode, victim, network):
     cluster = cut(network, epochs=4, **MODES[mode])
     async with cluster, asyncio.TaskGroup() as group:
         training = group.create_task(cluster.train(), name="train")
         await until(in_the_middle(cluster))
-        before, other = replica_generations_of(cluster), cluster.workers[0]._part
+        before, other = replica_generations_of(cluster), cluster.workers[0]._run_session
         survivor = cluster.workers[5 - victim]
-        old = survivor._part
+        old = survivor._run_session
         await cluster.workers[victim].__aexit__(None, None, None)
         async with joiner(cluster, "worker-9") as worker:
             await until(lambda: training.done() or trained(worker) > 3)
@@ -88,8 +88,8 @@ async def test_with_another_worker_in_its_place_the_survivor_begins_a_new_life(m
             assert replica_of(cluster, "worker-9") == 1
             assert after[1] not in (before[1], 0)
             assert after[0] == before[0]
-            assert cluster.workers[0]._part is other, "the other replica never stopped"
-            assert survivor._part is not old
+            assert cluster.workers[0]._run_session is other, "the other replica never stopped"
+            assert survivor._run_session is not old
             result = await training
         cluster.data.state.check_invariants()
         cluster.controller.machine.state.check_invariants()
@@ -103,7 +103,7 @@ async def test_a_spare_worker_takes_the_place_of_one_that_dies(monkeypatch):
         training = group.create_task(cluster.train(), name="train")
         await until(in_the_middle(cluster))
         assert replica_of(cluster, "worker-9") == -1
-        assert spare._part is None
+        assert spare._run_session is None
         await cluster.workers[0].__aexit__(None, None, None)
         result = await training
         place = cluster.controller.map.nodes["worker-9"]
@@ -114,13 +114,13 @@ async def test_a_spare_worker_takes_the_place_of_one_that_dies(monkeypatch):
 
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("mode", MODES)
-async def test_workers_that_share_a_process_begin_a_new_life_together_too(mode, victim):
+async def test_workers_that_share_a_process_begin_a_new_generation_together_too(mode, victim):
     flow = {"partitions": 2, "images_per_group": 2, "weights": "copy", "waits": ALONE, **MODES[mode]}
     cluster = LocalCluster(config_of(epochs=10_000, **flow), dataset=tiny_dataset(), spec=digits())
     async with cluster, asyncio.TaskGroup() as group:
         training = group.create_task(cluster.train(), name="train")
         await until(lambda: bool(cluster.controller.map.results))
-        replica_generation, old = replica_generations_of(cluster)[0], cluster.workers[0]._part
+        replica_generation, old = replica_generations_of(cluster)[0], cluster.workers[0]._run_session
         await cluster.workers[victim].__aexit__(None, None, None)
         async with joiner(cluster, "worker-9") as worker:
             await until(
@@ -129,8 +129,8 @@ async def test_workers_that_share_a_process_begin_a_new_life_together_too(mode, 
             place = cluster.controller.map.nodes["worker-9"]
             assert (place.replica, place.partition) == (0, victim)
             first = worker if victim == 0 else cluster.workers[0]
-            await until(lambda: first._part is not old and trained(first) > 60)
-            assert worker._part is None or victim == 0, "the first worker trains all parts"
+            await until(lambda: first._run_session is not old and trained(first) > 60)
+            assert worker._run_session is None or victim == 0, "the first worker trains all parts"
             training.cancel()
         assert all(result["images"] == 60 for result in cluster.controller.map.results)
         cluster.data.state.check_invariants()
@@ -140,13 +140,13 @@ class Held:
     """Lets no compute thread run a segment of one part, until it is opened."""
 
     def __init__(self, monkeypatch, part):
-        self._opened, self._part, self._run = threading.Event(), part, PartTrainer.run
+        self._opened, self._part, self._run = threading.Event(), part, PartitionTrainer.run
         held = self
 
         def run(trainer, *args):
             return held.run(trainer, *args)
 
-        monkeypatch.setattr(PartTrainer, "run", run)
+        monkeypatch.setattr(PartitionTrainer, "run", run)
 
     def run(self, trainer, *args):
         if trainer._partition.worker == self._part:
@@ -176,20 +176,20 @@ async def test_a_worker_that_gets_nothing_back_does_not_run_away_from_a_slower_o
         try:
 
             def finished(worker):
-                engine = worker.statistics().get("engine")
-                return 0 if engine is None else engine.finished
+                engine = worker.statistics().engine
+                return 0 if not engine else engine.finished
 
             def early(worker):
-                engine = worker.statistics().get("engine")
-                return 0 if engine is None else engine.early_tokens
+                engine = worker.statistics().engine
+                return 0 if not engine else engine.early_tokens
 
             most, waiting = (LEAD + 1) * config.in_flight, LEAD * config.in_flight
-            # What the first one has sent may still be on its way when it has finished with it.
+            # Blocks of the first one may still be on their way when it has finished its groups.
             await until(lambda: finished(first) == most and early(second) == waiting)
             await turns(500)
             assert finished(first) == most
             assert (finished(second), early(second)) == (0, waiting)
-            assert first.statistics()["part"]["wires"] <= most
+            assert first.statistics().part.wires <= most
         finally:
             held.open()
         result = await training
@@ -197,7 +197,7 @@ async def test_a_worker_that_gets_nothing_back_does_not_run_away_from_a_slower_o
 
 
 def buffer_pools_of(worker):
-    return worker._part._way._parts._buffer_pools.values()
+    return worker._run_session._mode._partition_trainer._buffer_pools.values()
 
 
 @pytest.mark.parametrize(("halo", "network"), [("exchange", "local"), ("recompute", "tcp")])
@@ -209,7 +209,7 @@ async def test_send_buffers_go_round_and_none_is_lost(halo, network):
     async with cluster, asyncio.TaskGroup() as group:
 
         def made():
-            return [worker.statistics()["part"]["wires"] for worker in cluster.workers]
+            return [worker.statistics().part.wires for worker in cluster.workers]
 
         def groups():
             return cluster.data.state.statistics()["finished"]
@@ -222,11 +222,11 @@ async def test_send_buffers_go_round_and_none_is_lost(halo, network):
         assert sum(made()) <= 1.25 * sum(before)
 
         def kept():
-            """Buffers that are free, or wait for the other side to confirm what is in them."""
+            """Buffers that are free, or wait for the confirmation of their blocks."""
             unconfirmed = [
-                told["blocks_unconfirmed"]
+                counts["blocks_unconfirmed"]
                 for worker in cluster.workers
-                for told in worker.statistics()["neighbours"].values()
+                for counts in worker.statistics().neighbours.values()
             ]
             return sum(
                 len(buffer_pool._free)

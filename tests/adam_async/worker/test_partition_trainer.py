@@ -1,4 +1,4 @@
-"""Parts of a cut model train groups whose blocks come in any order; what they send lies in lent memory."""
+"""Partitions of a model train groups whose blocks arrive in any order; sent blocks are in lent memory."""
 
 import random
 from contextlib import AsyncExitStack
@@ -16,9 +16,8 @@ from adam_async.model.partition.network import Partition
 from adam_async.model.partition.planner import layers_plan, vertical_plan
 from adam_async.run.config import Config
 from adam_async.run.partition import table_of
-from adam_async.run.rate_schedule import Schedule
 from adam_async.run.shard_table import part_table
-from adam_async.worker.partition_trainer import PartTrainer, WirePool, part_graph
+from adam_async.worker.partition_trainer import PartitionTrainer, WirePool, partition_graph
 from adam_async.worker.push_plan import plan_pushes
 from adam_async.worker.weights import WorkerWeights
 from dataflow import ComputePool, Engine, Tag
@@ -36,7 +35,7 @@ PLANS = {
 
 
 class Part:
-    """One part with its graph and engine; what it sends goes to a hub, what it pushes is kept."""
+    """One partition with its graph and engine; its blocks go to a hub, and its pushes are kept."""
 
     def __init__(self, plan, worker, hub):
         self.partition = partition = Partition(MODEL, plan, worker)
@@ -45,25 +44,21 @@ class Part:
         weights = WorkerWeights()
         for p in network.parameters:
             weights.install(p.name, WEIGHTS[p.name][p.first_row : p.first_row + p.shape[0]].copy(), [1])
-        self.trainer = PartTrainer(
+        self.trainer = PartitionTrainer(
             partition,
-            group_images=GROUP,
+            Config(images_per_group=GROUP, seed=1),
             weights=weights,
             plan=plan_pushes(
                 network, table, ["ps"] * 64, images=GROUP, wanted="delta", owned=partition.owned
             ),
-            schedule=Schedule.of(Config()),
-            local=False,
-            push_every=1,
             buffers=1,
-            dice=Dice(1),
         )
         self.pushed = {}
         self.losses = {}
-        self.graph = part_graph(
+        self.graph = partition_graph(
             self.trainer,
             partition,
-            lambda target, parcels: hub.extend((target, parcel) for parcel in parcels),
+            lambda target, parcel: hub.append((target, parcel)),
             self._push,
             waits_for_pull=False,
         )
@@ -129,8 +124,8 @@ async def test_in_whatever_order_blocks_come_each_group_is_trained_once_and_righ
             await turns()
         assert not hub
         for engine in engines:
-            told = engine.statistics()
-            assert (told.finished, told.early_tokens, told.dropped_tokens) == (GROUPS, 0, 0)
+            counts = engine.statistics()
+            assert (counts.finished, counts.early_tokens, counts.dropped_tokens) == (GROUPS, 0, 0)
     for part in parts:
         buffer_pools = part.trainer._buffer_pools.values()
         assert sum(len(buffer_pool._free) for buffer_pool in buffer_pools) == part.trainer.wires_made
@@ -139,7 +134,7 @@ async def test_in_whatever_order_blocks_come_each_group_is_trained_once_and_righ
 
 
 def assert_right(parts, number):
-    """Compare what all parts push of a group, and their losses, with what the whole model gives."""
+    """Compare the pushes and losses of all partitions for a group with those of the whole model."""
     images, labels = group_of(number)
     expected = run_whole(MODEL, WEIGHTS, images, labels)
     assert sum(part.losses[number] for part in parts) == pytest.approx(expected.loss, rel=1e-12)

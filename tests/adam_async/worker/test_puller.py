@@ -106,7 +106,7 @@ async def test_a_range_of_a_tensor_lands_in_its_place_without_a_copy():
         )
 
 
-async def test_what_is_no_range_of_one_tensor_lands_in_memory_of_its_own():
+async def test_shards_that_are_no_range_of_one_tensor_land_in_memory_of_their_own():
     async with servers_of(NETWORKS["local"](), **SHARDED) as servers:
         landing, _ = landing_of(servers.client().puller, 1)
         first, second, third, *_ = servers.table.by_tensor["fc1.weight"]
@@ -159,7 +159,7 @@ async def test_the_clock_of_a_pull_is_the_lowest_of_its_answers_and_counts_when_
         assert client.weights.newest == 5 + len(specs)
 
 
-async def test_a_pull_of_a_later_clock_waits_for_who_is_behind_and_names_them():
+async def test_a_pull_of_a_later_clock_waits_for_the_replicas_behind_and_names_them():
     waits = msgspec.structs.replace(PATIENT, answer_s=0.1)
     async with servers_of(NETWORKS["local"](), consistency="ssp:0", waits=waits) as servers:
         client, behind = servers.client(), []

@@ -1,4 +1,4 @@
-"""What a step's messages hold: every shard once, the fewer bytes, the gradients as the model gives them."""
+"""The messages of a step: every shard once, the fewer bytes, the gradients of the model."""
 
 from itertools import chain
 
@@ -18,7 +18,7 @@ WANTED = ["auto", "delta", "factors"]
 
 
 class Layout:
-    """A model, its shards, and who holds them."""
+    """A model, its shards, and their servers."""
 
     def __init__(self, *, shard_bytes=16 << 10, servers=3, spec=None, dtype=np.float64):
         self.model = Model(spec or digits(), dtype)
@@ -50,7 +50,7 @@ class Layout:
         return out
 
     def received(self, plan, buffer):
-        """Put together what the messages of a step hold, as their servers read it: flat, by tensor."""
+        """The gradients in the messages of a step, as their servers read them: flat, by tensor."""
         found = {p.name: np.full(p.size, np.nan) for p in self.model.parameters}
         for index, message in enumerate(plan.messages):
             rest = iter(buffer.tensors(index))
@@ -138,7 +138,7 @@ def test_large_tensors_are_cut_into_messages_and_factors_stay_together(monkeypat
 @pytest.mark.parametrize("images", [1, GROUP], ids=["short", "full"])
 @pytest.mark.parametrize("shard_bytes", [512, 16 << 10, 1 << 20])
 @pytest.mark.parametrize("wanted", WANTED)
-def test_a_filled_buffer_holds_the_gradients_of_the_model(wanted, shard_bytes, images):
+def test_a_filled_buffer_has_the_gradients_of_the_model(wanted, shard_bytes, images):
     layout = Layout(shard_bytes=shard_bytes)
     plan, context = layout.plan(wanted), layout.trained(images)
     buffer = PushBuffer(layout.model, plan, GROUP)

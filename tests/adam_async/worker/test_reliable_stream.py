@@ -19,15 +19,15 @@ def parcel_of(number, given_back, *, values=1):
     return Parcel(Block(0, 1, number, 1), np.full(values, float(number)), given_back.append)
 
 
-class Way:
-    """One way between two workers, over links that break; what is said is on its way until it is taken."""
+class Stream:
+    """One stream between two workers, over links that break; a message is on its way until it is taken."""
 
     def __init__(self):
         self.sending, self.receiving = SendingStream(), ReceivingStream()
         self.made = []
         self.given_back = []
         self.under_way = deque()
-        """First number and parcels of each message, each held by the link."""
+        """First number and parcels of each message; the link holds each parcel."""
         self.late = deque()
         """The same of a link that is over for the sender: it may still be read, or lost."""
         self.taken = []
@@ -37,7 +37,7 @@ class Way:
         self.made.append(parcel)
         self.sending.add(parcel)
 
-    def say(self, blocks, num_bytes):
+    def send(self, blocks, num_bytes):
         first, parcels = self.sending.take(blocks, num_bytes)
         for parcel in parcels:
             parcel.hold()
@@ -71,7 +71,7 @@ class Way:
         self.sending.confirm(self.receiving.received)
 
     def reconnect(self):
-        """What was under way may yet be read, by who has greeted before; what was late by now is lost."""
+        """Messages on their way may still be read if the receiver has greeted; later ones are lost."""
         for _, parcels in self.late:
             self._lose(parcels)
         self.late, self.under_way = self.under_way, deque()
@@ -97,30 +97,30 @@ AMOUNT = st.integers(1, 5)
 BYTES = st.sampled_from([0, 8, 24, PLENTY])
 STEPS = st.one_of(
     st.tuples(st.just("add"), AMOUNT),
-    st.tuples(st.sampled_from(["say", "refuse"]), AMOUNT, BYTES),
+    st.tuples(st.sampled_from(["send", "refuse"]), AMOUNT, BYTES),
     st.tuples(st.sampled_from(["arrive", "arrive", "arrive_late", "confirm", "reconnect"])),
 )
 
 
 @given(steps=st.lists(STEPS, max_size=60))
-def test_whatever_happens_to_links_each_block_is_taken_once_and_its_memory_comes_back_once(steps):
-    way = Way()
+def test_over_any_links_each_block_is_taken_once_and_its_memory_comes_back_once(steps):
+    stream = Stream()
     for name, *options in steps:
-        getattr(way, name)(*options)
-        way.check()
+        getattr(stream, name)(*options)
+        stream.check()
     for _ in range(2):
-        way.reconnect()
-    while way.sending.waiting:
-        way.say(3, PLENTY)
-        way.arrive()
-        way.check()
-    way.confirm()
-    assert way.taken == list(range(len(way.made)))
-    assert way.sending.unconfirmed == 0
-    assert {id(tensor) for tensor in way.given_back} == {id(parcel.tensor) for parcel in way.made}
+        stream.reconnect()
+    while stream.sending.waiting:
+        stream.send(3, PLENTY)
+        stream.arrive()
+        stream.check()
+    stream.confirm()
+    assert stream.taken == list(range(len(stream.made)))
+    assert stream.sending.unconfirmed == 0
+    assert {id(tensor) for tensor in stream.given_back} == {id(parcel.tensor) for parcel in stream.made}
 
 
-def said(sending, blocks=64, num_bytes=PLENTY):
+def sent(sending, blocks=64, num_bytes=PLENTY):
     first, parcels = sending.take(blocks, num_bytes)
     return first, [parcel.block.number for parcel in parcels]
 
@@ -132,59 +132,59 @@ def stream_of(count, *, values=1):
     return sending, given_back
 
 
-def test_a_message_holds_no_more_than_so_many_blocks_and_bytes_but_always_one():
+def test_a_message_has_bounded_blocks_and_bytes_but_always_one_block():
     sending, _ = stream_of(6, values=4)
-    assert said(sending, 2) == (1, [0, 1])
-    assert said(sending, num_bytes=2 * 32) == (3, [2, 3])
-    assert said(sending, num_bytes=2 * 32 - 1) == (5, [4])
-    assert said(sending, num_bytes=1) == (6, [5])
+    assert sent(sending, 2) == (1, [0, 1])
+    assert sent(sending, num_bytes=2 * 32) == (3, [2, 3])
+    assert sent(sending, num_bytes=2 * 32 - 1) == (5, [4])
+    assert sent(sending, num_bytes=1) == (6, [5])
     assert not sending.waiting
-    assert said(sending) == (7, [])
+    assert sent(sending) == (7, [])
 
 
-def test_what_a_link_did_not_take_is_said_next():
+def test_blocks_that_a_link_did_not_take_are_sent_next():
     sending, _ = stream_of(3)
     _, parcels = sending.take(2, PLENTY)
     sending.put_back(parcels)
-    assert sending.said_again == 0
-    assert said(sending) == (1, [0, 1, 2])
+    assert sending.resent == 0
+    assert sent(sending) == (1, [0, 1, 2])
 
 
 def test_on_a_new_link_sending_goes_on_behind_what_the_other_side_has():
     sending, given_back = stream_of(5)
-    said(sending, 4)
+    sent(sending, 4)
     sending.resume(1)
     assert [values[0] for values in given_back] == [0]
-    assert (sending.said_again, sending.unconfirmed) == (3, 4)
-    assert said(sending) == (2, [1, 2, 3, 4])
+    assert (sending.resent, sending.unconfirmed) == (3, 4)
+    assert sent(sending) == (2, [1, 2, 3, 4])
 
 
-def test_what_came_by_the_old_link_after_the_greeting_is_not_said_again():
+def test_blocks_that_arrived_by_the_old_link_after_the_greeting_are_not_sent_again():
     sending, _ = stream_of(5)
-    said(sending, 4)
+    sent(sending, 4)
     sending.resume(1)
     sending.confirm(3)  # the other side has read on meanwhile
-    assert said(sending) == (4, [3, 4])
+    assert sent(sending) == (4, [3, 4])
 
 
-def test_who_confirms_what_was_never_sent_breaks_a_rule():
+def test_confirming_blocks_that_were_never_sent_breaks_a_rule():
     sending, _ = stream_of(5)
-    said(sending, 2)
+    sent(sending, 2)
     with pytest.raises(RemoteProtocolError, match="3 blocks confirmed, and only 2 sent"):
         sending.confirm(3)
     with pytest.raises(RemoteProtocolError, match="3 blocks confirmed, and only 2 sent"):
         sending.resume(3)
 
 
-def test_who_forgets_what_it_has_confirmed_breaks_a_rule():
+def test_forgetting_confirmed_blocks_breaks_a_rule():
     sending, _ = stream_of(5)
-    said(sending)
+    sent(sending)
     sending.confirm(4)
     with pytest.raises(RemoteProtocolError, match="a worker has 3 blocks, and has confirmed 4"):
         sending.resume(3)
 
 
-def test_what_was_put_back_was_not_sent():
+def test_blocks_that_were_put_back_were_not_sent():
     sending, _ = stream_of(2)
     _, parcels = sending.take(2, PLENTY)
     sending.put_back(parcels)
@@ -195,7 +195,7 @@ def test_what_was_put_back_was_not_sent():
 def test_a_gap_breaks_a_rule():
     receiving = ReceivingStream()
     assert receiving.accept(1, 2) == 0
-    with pytest.raises(RemoteProtocolError, match="block 4 came when 3 was next"):
+    with pytest.raises(RemoteProtocolError, match="block 4 arrived when 3 was next"):
         receiving.accept(4, 1)
     assert receiving.received == 2
 
@@ -209,7 +209,7 @@ def test_blocks_that_come_again_are_counted_and_left_out():
 
 
 @given(order=st.permutations(["stream", "link", "reader"]))
-def test_memory_is_given_back_by_the_last_of_all_who_hold_it(order):
+def test_memory_is_given_back_by_its_last_holder(order):
     given_back = []
     parcel = parcel_of(1, given_back)
     for _ in order[1:]:

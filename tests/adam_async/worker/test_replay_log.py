@@ -1,4 +1,4 @@
-"""What groups read is noted in a few bytes, and comes back as it was."""
+"""The reads of groups are logged in a few bytes, and read back unchanged."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ SHARDS = {"a.weight": 3, "a.bias": 1, "b.weight": 1}
 
 
 class Worker:
-    """A worker's copy, its log, and what the log should say."""
+    """A worker's copy, its log, and the expected log."""
 
     def __init__(self, *, local=False, rated=False, shards=SHARDS):
         self.weights = WorkerWeights(recorded=True)
@@ -30,7 +30,7 @@ class Worker:
         self.weights.install(name, np.zeros(1), versions)
 
     def train(self, lease, clock, *, arriving=()):
-        """Read, take what arrives meanwhile, make the local step."""
+        """Read, install the values that arrive meanwhile, make the local step."""
         read = self.weights.snapshot()
         for name in arriving:
             self.install(name)
@@ -59,7 +59,7 @@ GROUP = st.tuples(
 
 @given(groups=st.lists(GROUP, max_size=12), local=st.booleans())
 @settings(max_examples=100, deadline=None)
-def test_a_log_says_what_each_group_read(groups, local):
+def test_a_log_has_the_versions_that_each_group_read(groups, local):
     worker, clock = Worker(local=local, rated=True), 0
     for epoch, number, step, progress, before, during in groups:
         for name in before:

@@ -1,8 +1,8 @@
-"""In whatever order things happen: replicas stay within their bound, read what they may, never wait in vain.
+"""In any order of events replicas stay within their bound, read only allowed values, and every wait ends.
 
 The world of these tests is a model: some replicas with a real `ReplicaClock` each, and one shard whose
-server is a table of their clocks. What is enabled in a moment is listed, and the test draws what happens
-next: groups end in any order, pushes arrive in any order, an answer is written at any time after it was due.
+server is a table of their clocks. The model lists the enabled events, and the test draws the next one:
+groups end in any order, pushes arrive in any order, an answer is written at any time after it was due.
 """
 
 from dataclasses import dataclass, field
@@ -61,7 +61,7 @@ class World:
         return min(replica.said for replica in self.replicas)
 
     def enabled(self):
-        """What may happen now."""
+        """Events that may happen now."""
         for replica in self.replicas:
             clock, left = replica.clock, replica.epochs[self.epoch]
             if left and (clock.groups or self.may_read(replica)):
@@ -69,7 +69,7 @@ class World:
             for place in replica.running:
                 yield self.train, replica, place
             if not left and not replica.sync_clock:
-                yield self.meet, replica
+                yield self.sync, replica
             head = replica.steps.get(replica.said)
             if head is not None and head.closed and head.trained == head.groups:
                 if clock.leaves(replica.said, replica.values):
@@ -105,10 +105,10 @@ class World:
         replica.running.remove(place)
         replica.steps[place.step].trained += 1
 
-    def meet(self, replica):
+    def sync(self, replica):
         replica.sync_clock = True
         number = replica.clock.step
-        if replica.clock.meet(self.ends[self.epoch]):
+        if replica.clock.sync_at(self.ends[self.epoch]):
             replica.steps[number].closed = True
 
     def push(self, replica):
@@ -187,23 +187,23 @@ def test_groups_fill_steps_in_the_order_in_which_they_come():
     assert [(place.step, place.index) for place in places] == [(7, 0), (7, 1), (8, 0), (8, 1), (9, 0)]
 
 
-def test_a_step_ends_short_where_replicas_meet():
+def test_a_step_ends_short_at_a_sync_clock():
     clock = clock_of()
     assert clock.join() == Place(0, 0)
-    assert clock.meet(4)
+    assert clock.sync_at(4)
     assert clock.join() == Place(4, 0)
-    assert clock_of().meet(2) is False, "no step was being filled"
+    assert clock_of().sync_at(2) is False, "no step was being filled"
 
 
-def test_to_have_met_before_changes_nothing():
+def test_an_earlier_sync_clock_changes_nothing():
     clock = clock_of(start=5, slack=1)
-    clock.meet(5)
-    clock.meet(3)
+    clock.sync_at(5)
+    clock.sync_at(3)
     assert (clock.step, clock.needs) == (5, 5)
 
 
 @pytest.mark.parametrize(("slack", "synchronous", "needs"), [(2, False, 8), (0, True, 10), (1, True, 9)])
-def test_what_a_step_needs_follows_from_its_number(slack, synchronous, needs):
+def test_the_clock_that_a_step_needs_follows_from_its_number(slack, synchronous, needs):
     clock = clock_of(push_every=1, slack=slack, synchronous=synchronous)
     for _ in range(10):
         clock.join()

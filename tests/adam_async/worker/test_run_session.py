@@ -11,7 +11,7 @@ from adam_async.messages import Block
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.run.config import Config
 from adam_async.runtime.traffic import Traffic
-from adam_async.worker.run_session import Participation, hand_over
+from adam_async.worker.run_session import RunSession, SessionSetup, hand_over
 from dataflow import ComputePool, Engine, Graph, Node, Tag
 from tests.adam_async.runs import PATIENT, cluster_of, until
 from transport import BufferPool, Identity, RemoteProtocolError
@@ -48,7 +48,7 @@ async def test_a_thread_still_in_a_cancelled_run_writes_into_the_memory_of_that_
     async with cluster_of(config_of(epochs=1000)) as cluster:
         old = asyncio.create_task(cluster.train(), name="old")
         await until(lambda: bool(cluster.controller.map.results))
-        trainer = cluster.workers[0]._part._way._trainer
+        trainer = cluster.workers[0]._run_session._mode._trainer
         memory = trainer._storage
         gate = trainer._step = Gate(trainer._step)
         try:
@@ -67,7 +67,7 @@ async def test_a_thread_still_in_a_cancelled_run_writes_into_the_memory_of_that_
             name for name, values in memory.weights.items() if not np.array_equal(values, before[name])
         ]
         assert changed, "the thread finished its step where it had begun it"
-        assert cluster.workers[0]._part._way._trainer._storage is cluster.servers[0]._storage
+        assert cluster.workers[0]._run_session._mode._trainer._storage is cluster.servers[0]._storage
     assert result.weights.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_array_equal(result.weights[name], values)
@@ -81,10 +81,12 @@ async def test_steps_that_the_servers_count_are_the_groups_that_were_trained():
     groups = 3 * 15
     assert versions == {groups}
     assert storage.steps[0] == groups
-    assert sum(told["data"]["groups"] for told in result.statistics.values() if "data" in told) == groups
+    assert (
+        sum(counts["data"]["groups"] for counts in result.statistics.values() if "data" in counts) == groups
+    )
 
 
-async def test_a_worker_without_the_memory_of_the_servers_says_what_to_do():
+async def test_a_worker_without_the_memory_of_the_servers_names_the_option_to_change():
     with pytest.raises(RunFailed, match="not in the process of worker-0: run it with weights=copy"):
         async with cluster_of(config_of(epochs=1000)) as cluster:
             cluster.workers[0]._storage_pool = StoragePool()
@@ -98,7 +100,7 @@ async def test_a_worker_whose_servers_have_left_a_run_waits_for_the_next_one():
         worker._storage_pool, shared = storage_pool, worker._storage_pool
         missed = asyncio.create_task(cluster.train(), name="missed")
         await until(lambda: any(n.role == "ps" and n.ready for n in worker._membership.map.nodes.values()))
-        assert worker._part is None
+        assert worker._run_session is None
         missed.cancel()
         with pytest.raises(asyncio.CancelledError):
             await missed
@@ -107,10 +109,10 @@ async def test_a_worker_whose_servers_have_left_a_run_waits_for_the_next_one():
         assert [epoch.images for epoch in result.epochs] == [60]
 
 
-async def test_before_it_begins_a_part_has_nothing_to_report():
+async def test_a_session_that_has_not_begun_reports_no_counts():
     async with cluster_of(config_of()) as cluster:
         await cluster.train()
-        part = Participation(
+        setup = SessionSetup(
             network=cluster.network,
             identity=Identity(role="worker", node="worker-7", incarnation=1),
             cluster=cluster.controller.map,
@@ -124,9 +126,10 @@ async def test_before_it_begins_a_part_has_nothing_to_report():
             traffic=Traffic("worker-7"),
             storage=cluster.servers[0]._storage,
         )
-        told = part.statistics()
-        assert (told["pool"], told["engine"], told["parameters"].acknowledged) == (None, None, 0)
-        assert not part.prepared.is_set()
+        session = RunSession(setup)
+        counts = session.statistics()
+        assert (counts.pool, counts.engine, counts.parameters.acknowledged) == (None, None, 0)
+        assert not session.prepared.is_set()
 
 
 async def test_blocks_that_no_worker_sends_now_are_refused_and_the_engine_goes_on():

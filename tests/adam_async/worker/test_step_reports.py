@@ -23,9 +23,9 @@ def recorder_of(servers, *, clock=0):
         table=servers.table,
         buckets=servers.map.buckets,
         client=client,
-        clock=clock,
         on_finished=finished.append,
     )
+    recorder.start(clock)
     return recorder, client, finished
 
 

@@ -1,4 +1,4 @@
-"""The worker's copy: snapshots stay as they were, what is newer is installed whole."""
+"""The worker's copy: snapshots do not change, newer values are installed whole."""
 
 import threading
 
@@ -32,7 +32,7 @@ def test_installed_values_are_the_very_array():
     assert weights.current("a").array is values
 
 
-def test_what_is_no_newer_in_any_shard_is_left():
+def test_values_that_are_newer_in_no_shard_are_not_installed():
     weights = WorkerWeights()
     weights.install("a", np.zeros(2), (3, 5))
     for versions, taken in (
@@ -83,7 +83,7 @@ def test_threads_see_whole_versions_while_the_loop_installs():
     assert weights.installed == 500
 
 
-def test_what_is_newer_by_its_clock_stays_when_answers_cross_on_their_way():
+def test_the_copy_with_the_newer_clock_stays_when_answers_cross():
     weights = WorkerWeights()
     weights.install("w", np.full(2, 5.0), (4, 4), clock=3)
     weights.install("w", np.full(2, 9.0), (5, 2), clock=2)
@@ -126,7 +126,7 @@ def test_a_copy_that_has_all_that_came_takes_its_clock_and_keeps_its_local_steps
     assert copy.clock == 7
 
 
-def test_the_clock_of_the_whole_only_rises_and_is_no_newer_than_what_a_snapshot_holds():
+def test_the_clock_of_the_whole_only_rises_and_is_no_newer_than_the_copies_of_a_snapshot():
     weights = WorkerWeights()
     weights.install("w", np.zeros(2), (1,), clock=4)
     assert weights.snapshot().clock == 0, "other tensors of that clock have not landed"

@@ -34,9 +34,7 @@ from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.storage import ShardStorage, initial_values
 from adam_async.run.config import Config
-from adam_async.run.rate_schedule import Schedule
 from adam_async.run.shard_table import assign_buckets, shard_table
-from adam_async.worker.gradient_clipping import Scaling
 from adam_async.worker.puller import Puller
 from adam_async.worker.push_plan import plan_pushes
 from adam_async.worker.replay_log import Reader, ReadLog
@@ -142,38 +140,22 @@ class SimulatedWorker:
             weights=self.weights,
             buffers=BufferPool(),
         )
-        scaling = Scaling.of(config)
-        trainer = self.trainer = GroupTrainer(
-            network=network,
-            weights=self.weights,
-            plan=plan,
-            schedule=Schedule.of(config),
-            local=config.local_steps,
-            group_images=config.images_per_group,
-            push_every=config.push_every,
-            buffers=2,
-            dice=Dice(config.seed),
-            scaling=scaling,
-        )
+        trainer = self.trainer = GroupTrainer(network, config, weights=self.weights, plan=plan, buffers=2)
         shards = {name: len(specs) for name, specs in run.table.by_tensor.items()}
         self.log = ReadLog(Reader(replica, replica + 50, 7), shards, local=config.local_steps, rated=True)
         self.stepper = Stepper(
             pusher=Pusher(
-                table=run.table,
+                config,
                 plan=plan,
                 client=client,
                 puller=puller,
                 trainer=trainer,
-                weights=self.weights,
-                schedule=Schedule.of(config),
                 on_finished=lambda _: None,
-                scaling=scaling if config.push_every > 1 else None,
                 log=self.log,
             ),
             trainer=trainer,
             push_every=config.push_every,
             pull_every=config.pull_every,
-            clock=0,
         )
         self.bench: Any = SimpleNamespace(
             context=network.context(config.images_per_group), scratch=ThreadScratch(network)

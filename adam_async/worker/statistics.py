@@ -1,0 +1,72 @@
+"""Pure: the statistics of a model worker, as the report has them.
+
+Each layer fills in its own fields: the training mode, the run session, the worker. A field that is unset is
+left out of the report.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from adam_async.data_server.client import DataClientStatistics
+from adam_async.parameter_server.client import ClientStatistics
+from adam_async.runtime.machine import ProcessMemory
+from adam_async.worker.push_plan import ProtocolChoice
+from dataflow import EngineStatistics
+from dataflow import PoolStatistics as ComputePoolStatistics
+from transport import PoolStatistics as BufferPoolStatistics
+
+
+class PartitionStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """The worker's partition of a model."""
+
+    segments: int
+    """Segments of its dataflow graph."""
+    wires: int
+    """Send buffers that exist."""
+
+
+class KernelStatistics(
+    msgspec.Struct, frozen=True, kw_only=True, rename={"kernel_set": "set", "total": "of"}
+):
+    """The kernels that train a run."""
+
+    kernel_set: str
+    """Name of the set in use."""
+    compiled: int
+    total: int
+    """Kernels of the set."""
+    numpy_groups: int
+    """Groups trained before the compiled kernels were ready."""
+
+
+class WorkerStatistics(msgspec.Struct, kw_only=True):
+    """Counts of the run in progress or just ended, and of the worker itself."""
+
+    lag_s: dict[str, float] | UnsetType = UNSET
+    """Percentiles of the event loop's lag, in seconds."""
+    buffers: BufferPoolStatistics | UnsetType = UNSET
+    refused_greets: int | UnsetType = UNSET
+    traffic: list[dict[str, Any]] | UnsetType = UNSET
+    process: ProcessMemory | UnsetType = UNSET
+    protocols: list[ProtocolChoice] | UnsetType = UNSET
+    push_buffers: int | UnsetType = UNSET
+    left_ahead: int | UnsetType = UNSET
+    """Messages that left while the rest of their step was computed."""
+    clock: int | UnsetType = UNSET
+    """Clock of the replica that the servers know of."""
+    clock_waits: int | UnsetType = UNSET
+    clock_wait_s: float | UnsetType = UNSET
+    waiting_for: str | UnsetType = UNSET
+    """The replicas that this one waits for, in words."""
+    part: PartitionStatistics | UnsetType = UNSET
+    kernels: KernelStatistics | UnsetType = UNSET
+    cpus: tuple[int, ...] | UnsetType | None = UNSET
+    """CPUs that the compute threads are pinned to; None without pinning."""
+    parameters: ClientStatistics | UnsetType = UNSET
+    data: DataClientStatistics | UnsetType = UNSET
+    neighbours: dict[str, Any] | UnsetType = UNSET
+    """By node, the exchange with the other workers of the replica."""
+    pool: ComputePoolStatistics | UnsetType | None = UNSET
+    engine: EngineStatistics | UnsetType | None = UNSET
