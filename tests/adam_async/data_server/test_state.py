@@ -483,7 +483,7 @@ def test_who_dies_before_or_in_a_pause_holds_nothing_up():
 # --- resumed epochs ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("turn", [0, 2])
+@pytest.mark.parametrize("round_groups", [0, 2])
 def test_a_resumed_epoch_goes_on_with_what_is_left_and_counts_what_was(round_groups):
     shares = {ZERO: (0, 2), ONE: (1, 2)} if round_groups else {ZERO: (0, 6), ONE: (6, 8)}
     resumed = EpochBegan(
