@@ -188,7 +188,7 @@ class Role:
         """Answer a question, at once or later; a `ProtocolError` refuses it as malformed."""
         request.fail("unexpected", f"{self._identity.node} does not answer {request.message.type}")
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> Any:
         """The traffic of each link, and the process."""
         return {"traffic": self._traffic.rows(), "process": self.process_memory()}
 

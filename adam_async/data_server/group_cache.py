@@ -10,6 +10,8 @@ are to be made, and whoever has a thread makes them and puts them here. Blocks t
 go, oldest first, where memory ends: a block is a function of the epoch and its number, and can be made again.
 """
 
+import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from math import prod
 from typing import Any
@@ -18,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.memory_in_use import Footprint
+from adam_async.data_server.image_cache import Images
 from adam_async.data_server.order import EpochOrder
-from adam_async.data_server.sources.images import Images
 
 Pictures = tuple[NDArray[np.uint8], NDArray[Any]]
 """Images (n, C, H, W) and labels (n,)."""
@@ -45,6 +46,38 @@ FORGOTTEN_AFTER = 4
 whoever it was made for has gone, or is far too slow."""
 
 
+class MemoryInUse:
+    """Bytes of the watched arrays that are still alive.
+
+    An answer that waits in a link, or a group that a worker of the same process trains on, is a slice of an
+    array that lives as long as the slice does. Arrays may die in any thread; all else is for one thread.
+    """
+
+    def __init__(self) -> None:
+        self._watched: dict[int, tuple[weakref.ref[NDArray[Any]], int]] = {}
+        self._gone: deque[int] = deque()
+        self._bytes = 0
+
+    def watch(self, array: NDArray[Any]) -> None:
+        """Count the memory behind an array until its last slice is gone. Watch an array once."""
+        owner = array if array.base is None else array.base
+        gone = self._gone
+        reference = weakref.ref(owner, lambda reference: gone.append(id(reference)))
+        self._watched[id(reference)] = reference, array.nbytes
+        self._bytes += array.nbytes
+
+    @property
+    def bytes(self) -> int:
+        """Size of the arrays that are alive, in bytes."""
+        while self._gone:
+            _, size = self._watched.pop(self._gone.popleft())
+            self._bytes -= size
+        return self._bytes
+
+    def __repr__(self) -> str:
+        return f"<MemoryInUse of {len(self._watched)} arrays, {self._bytes} bytes>"
+
+
 class GroupCache:
     """Groups of one epoch, ready to be handed out.
 
@@ -56,7 +89,7 @@ class GroupCache:
         images: The same images, kept elsewhere.
         instant: Whether blocks are made in the call that asks for them; by default, where images are in
             memory and nothing is done to them.
-        footprint: Counts what is handed out until it is let go.
+        memory: Counts what is handed out until it is let go.
         limit_bytes: Memory for blocks and for what is handed out; None has no bound.
     """
 
@@ -69,7 +102,7 @@ class GroupCache:
         transform: Transform | None = None,
         images: Images | None = None,
         instant: bool | None = None,
-        footprint: Footprint | None = None,
+        memory: MemoryInUse | None = None,
         limit_bytes: int | None = None,
     ) -> None:
         self._images = dataset.train_images if images is None else images
@@ -81,7 +114,7 @@ class GroupCache:
             instant = transform is None and isinstance(self._images, np.ndarray)
         self.instant = instant
         """Whether nothing ever has to be made elsewhere."""
-        self._footprint = Footprint() if footprint is None else footprint
+        self._memory = MemoryInUse() if memory is None else memory
         self._limit_bytes = limit_bytes
         self.evicted = 0
         """Blocks that were let go before all their groups were taken."""
@@ -139,7 +172,7 @@ class GroupCache:
     def has_room(self, making: int = 0) -> bool:
         """Whether another block may be made that nobody wants yet, beside so many that are being made."""
         limit = self._limit_bytes
-        return limit is None or self._footprint.bytes + (making + 1) * self.block_bytes <= limit
+        return limit is None or self._memory.bytes + (making + 1) * self.block_bytes <= limit
 
     def evict(self, wanted: Collection[int] = ()) -> None:
         """Let blocks go, the oldest first, until memory suffices; those that are wanted stay.
@@ -151,7 +184,7 @@ class GroupCache:
             return
         old = self._made - FORGOTTEN_AFTER * max(len(self._ready), 1)
         for block in list(self._ready):
-            if self._footprint.bytes <= limit and (self._ready[block][1] > old or self.has_room()):
+            if self._memory.bytes <= limit and (self._ready[block][1] > old or self.has_room()):
                 return
             if block not in wanted:
                 del self._ready[block]
@@ -228,7 +261,7 @@ class GroupCache:
 
     def _watch(self, images: NDArray[np.uint8]) -> None:
         self._made += 1
-        self._footprint.watch(images)
+        self._memory.watch(images)
 
     def _is_missing(self, block: int) -> bool:
         return block not in self._ready and block not in self._making

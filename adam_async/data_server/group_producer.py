@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.group_cache import GroupCache, Pieces
-from adam_async.data_server.image_cache import SHARE_OF_BLOCKS, CachedImages
+from adam_async.data_server.group_cache import GroupCache, MemoryInUse, Pieces
+from adam_async.data_server.image_cache import SHARE_OF_BLOCKS, CachedImages, Images
 from adam_async.data_server.lazy_images import StoredImages
-from adam_async.data_server.memory_in_use import Footprint
 from adam_async.data_server.order import EpochOrder
-from adam_async.data_server.sources.images import Images
+from adam_async.data_server.statistics import CacheStatistics, ImageStatistics, TransformStatistics
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.data_server.validation_split import ValidationSplit, check_validation
 from adam_async.model.keyed_random import Dice
@@ -89,8 +89,10 @@ class GroupProducer:
         self._limits: CacheLimits | None = None
         self._warned: CacheLimits | None = None
         self._cache: CachedImages | None = None
-        self._footprint = Footprint()
+        self._memory = MemoryInUse()
         self._group_cache: GroupCache | None = None
+        self.epoch = 0
+        """Epoch whose groups it makes; 0: none."""
         self._recipe: Recipe | None = None
         self._dice = Dice(0)
         self._trained: NDArray[np.int64] | None = None
@@ -176,6 +178,7 @@ class GroupProducer:
         The order counts the images that are trained on; those held back have no number in it.
         """
         self._forget_epoch()
+        self.epoch = order.epoch
         if self._trained is not None:
             order = replace(order, indices=self._trained[order.indices])
         transform = None
@@ -189,7 +192,7 @@ class GroupProducer:
             transform=transform,
             images=images,
             instant=transform is None and (self._cache is None or self._cache.complete),
-            footprint=self._footprint,
+            memory=self._memory,
             limit_bytes=self._limit_bytes(),
         )
         self._warn_of_small_cache(self._group_cache.block_bytes)
@@ -236,7 +239,7 @@ class GroupProducer:
     def _forget_epoch(self) -> None:
         if self._group_cache is not None:
             self._evicted += self._group_cache.evicted
-        self._group_cache = None
+        self._group_cache, self.epoch = None, 0
         self._wanted.clear()
         self._urgent.clear()
         self._ahead.clear()
@@ -272,7 +275,7 @@ class GroupProducer:
         """Count copies of parts of what was taken, until they are let go."""
         for copy in copies:
             if copy.base is None:  # else it is a slice of what is counted
-                self._footprint.watch(copy)
+                self._memory.watch(copy)
 
     def count(self, number: int) -> int:
         """Images of a group; 0 while there is no epoch."""
@@ -332,28 +335,29 @@ class GroupProducer:
             self._want(group_cache, wanted.numbers)
         group_cache.evict({block for wanted in self._wanted for block in group_cache.blocks(wanted.numbers)})
 
-    def statistics(self) -> dict[str, Any] | None:
-        """What transforming took; None without transforms. `late_answers`: answers that waited for it."""
+    def statistics(self) -> TransformStatistics | None:
+        """Work of the thread that transforms; None without transforms."""
         if self._recipe is None or self._pool is None:
             return None
-        return {"late_answers": self._late, "pool": self._pool.statistics()}
+        return TransformStatistics(late_answers=self._late, pool=self._pool.statistics())
 
-    def cache_statistics(self) -> dict[str, Any] | None:
-        """What memory is used for, and what it saved; None before the first run."""
+    def cache_statistics(self) -> CacheStatistics | None:
+        """Memory of images and groups; None before the first run."""
         if self._limits is None:
             return None
         if self._cache is not None:
-            held = self._cache.statistics()
+            images = self._cache.statistics()
         else:
             size = self._held_bytes
-            held = {"resident_images": len(self._dataset.train_labels) if size else 0, "resident_bytes": size}
-        return {
-            "budget_bytes": self._limits.size_bytes,
-            **held,
-            "block_bytes": self._footprint.bytes,
-            "evicted_blocks": self._evicted
-            + (self._group_cache.evicted if self._group_cache is not None else 0),
-        }
+            count = len(self._dataset.train_labels) if size else 0
+            images = ImageStatistics(resident_images=count, resident_bytes=size)
+        evicted = self._group_cache.evicted if self._group_cache is not None else 0
+        return CacheStatistics(
+            **msgspec.structs.asdict(images),
+            budget_bytes=self._limits.size_bytes,
+            block_bytes=self._memory.bytes,
+            evicted_blocks=self._evicted + evicted,
+        )
 
     def __repr__(self) -> str:
         return f"<Supply of {self._group_cache!r}, {len(self._wanted)} questions wait>"

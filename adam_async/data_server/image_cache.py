@@ -12,13 +12,13 @@ import logging
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.lazy_images import StoredImages
 from adam_async.data_server.sources.file_ranges import Scratch
+from adam_async.data_server.statistics import ImageStatistics
 from adam_async.runtime.disk import Clock
 
 logger = logging.getLogger(__name__)
@@ -155,21 +155,25 @@ class CachedImages:
         if self._scratch is not None:
             self._scratch.close()
 
-    def statistics(self) -> dict[str, Any]:
-        """What is where, and how often it was found there."""
-        return {
-            "resident_images": self._used,
-            "resident_bytes": self._used * self._image_bytes,
-            "hits": self._hits,
-            "misses": self._misses,
-            "decoded": self._decoded,
-            "decode_s": round(self._decode_s, 6),
-            "spilled": len(self._place_of),
-            "spilled_bytes": len(self._place_of) * self._image_bytes,
-            "read_back": self._read_back,
-            "replaced": len(self._stored.replaced),
-            "replaced_why": self._stored.sentences(),
-        }
+    def statistics(self) -> ImageStatistics:
+        """Images in memory and in the file, and how many were found there."""
+        return ImageStatistics(
+            resident_images=self._used,
+            resident_bytes=self._used * self._image_bytes,
+            hits=self._hits,
+            misses=self._misses,
+            decoded=self._decoded,
+            decode_s=round(self._decode_s, 6),
+            spilled=len(self._place_of),
+            spilled_bytes=len(self._place_of) * self._image_bytes,
+            read_back=self._read_back,
+            replaced=len(self._stored.replaced),
+            replaced_why=self._stored.sentences(),
+        )
 
     def __repr__(self) -> str:
         return f"<CachedImages {self._used} of {len(self)} in memory, {len(self._place_of)} aside>"
+
+
+Images = NDArray[np.uint8] | CachedImages | StoredImages
+"""Images by number, in memory, in a cache or in files: ``shape`` (N, C, H, W), ``dtype``, ``len``, ``take``."""

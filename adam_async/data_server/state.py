@@ -20,13 +20,14 @@ caller's clock.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, assert_never
+from typing import Annotated, assert_never
 
 import msgspec
 
 from adam_async.data_server.epoch import Epoch
 from adam_async.data_server.lease_limits import Tempo
 from adam_async.data_server.replica_leases import LeaseLog, Logged
+from adam_async.data_server.statistics import EpochStatistics
 from adam_async.messages import Finished
 from adam_async.messages.bounds import (
     MOST_IN_A_META,
@@ -468,6 +469,11 @@ class DataState:
         return self._epoch.number if self._epoch is not None else 0
 
     @property
+    def groups(self) -> int:
+        """Number of groups of that epoch; 0 before the first."""
+        return self._epoch.groups if self._epoch is not None else 0
+
+    @property
     def replica_generations(self) -> dict[Replica, int]:
         """Of the live replicas, as last heard."""
         return {replica: log.replica_generation for replica, log in self._logs.items()}
@@ -575,20 +581,20 @@ class DataState:
         assert holders <= set(self._logs), f"replicas {holders - set(self._logs)} are lost and hold leases"
         assert all(len(lease.losses) < self._partitions for lease in epoch.leases.values())
 
-    def statistics(self) -> dict[str, Any]:
-        """Progress of the epoch, what was trained again, and which groups are done, while none is leased."""
+    def statistics(self) -> EpochStatistics:
+        """Progress of the epoch, and leases since the start of the run."""
         epoch = self._epoch
-        return {
-            "epoch": epoch.number if epoch else 0,
-            "groups": epoch.groups if epoch else 0,
-            "finished": epoch.finished if epoch else 0,
-            "trained_ranges": self.trained_ranges() if epoch and not epoch.leases else (),
-            "clock": self._meet(epoch) if epoch else 0,
-            "images": self._images,
-            "train_s": self._train_s,
-            "skipped_groups": _ranges(epoch.skipped) if epoch else (),
-            "loss": self._loss_sum / self._images if self._images else 0.0,
-            "leased": self.leased,
-            "trained_again": self.trained_again,
-            "late_reports": self.late_reports,
-        }
+        return EpochStatistics(
+            epoch=self.epoch,
+            groups=self.groups,
+            finished=epoch.finished if epoch else 0,
+            trained_ranges=self.trained_ranges() if epoch and not epoch.leases else (),
+            clock=self._meet(epoch) if epoch else 0,
+            images=self._images,
+            train_s=self._train_s,
+            skipped_groups=_ranges(epoch.skipped) if epoch else (),
+            loss=self._loss_sum / self._images if self._images else 0.0,
+            leased=self.leased,
+            trained_again=self.trained_again,
+            late_reports=self.late_reports,
+        )

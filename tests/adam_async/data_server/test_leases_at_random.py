@@ -115,7 +115,7 @@ class Leases(RuleBasedStateMachine):
         """Others are live. Who joins starts where all will meet; what was on its way to the lost is lost."""
         before, begun = (
             self.scene.replica_generations,
-            self.scene.state.statistics()["clock"] if self.ROUND_GROUPS else 0,
+            self.scene.state.statistics().clock if self.ROUND_GROUPS else 0,
         )
         replica_generations = self.scene.replica_generations = self.scene.next_replica_generations(
             tuple(map(Replica, replicas)), anew
@@ -190,10 +190,10 @@ class Leases(RuleBasedStateMachine):
         assert not self.paused or part.position == position
 
     def report(self, part, number, attempt, clock):
-        before = self.scene.state.statistics()["finished"]
+        before = self.scene.state.statistics().finished
         report = finished(number, epoch=self.epoch, attempt=attempt, clock=clock, images=1)
         self.tell(GroupsReported(part.replica, part.replica_generation, part.part, (report,)))
-        if self.scene.state.statistics()["finished"] > before:
+        if self.scene.state.statistics().finished > before:
             self.done.append(number)
 
     # --- what may happen ---------------------------------------------------------------------
@@ -224,7 +224,7 @@ class Leases(RuleBasedStateMachine):
         part.lost = True
         self.tell(part.question(2, now=self.now))
         after = self.scene.state.statistics()
-        assert (after["finished"], after["leased"]) == (before["finished"], before["leased"])
+        assert (after.finished, after.leased) == (before.finished, before.leased)
 
     @precondition(lambda self: self.live)
     @rule(which=numbers)
@@ -270,7 +270,7 @@ class Leases(RuleBasedStateMachine):
 
     @property
     def skipped(self):
-        ranges = self.scene.state.statistics()["skipped_groups"]
+        ranges = self.scene.state.statistics().skipped_groups
         skipped = [number for start, stop in ranges for number in range(start, stop)]
         assert all(self.CARRIED <= number for number in skipped)
         assert not set(skipped) & set(self.done)
@@ -286,7 +286,7 @@ class Leases(RuleBasedStateMachine):
     @invariant()
     def no_clock_is_beyond_the_end(self):
         if self.ROUND_GROUPS:
-            end = self.scene.state.statistics()["clock"]
+            end = self.scene.state.statistics().clock
             assert all(part.clock.step + (part.clock.groups > 0) <= end for part in self.parts)
 
     def teardown(self):
@@ -307,7 +307,7 @@ class Leases(RuleBasedStateMachine):
             for part in self.parts * 3:
                 self.ask(part, 9)
             sync_clock = {part.clock.step for part in self.parts}
-            assert sync_clock == {self.scene.state.statistics()["clock"]} == {self.ends[-1].clock}
+            assert sync_clock == {self.scene.state.statistics().clock} == {self.ends[-1].clock}
 
 
 class CutLeases(Leases):
