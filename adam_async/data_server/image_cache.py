@@ -176,4 +176,4 @@ class CachedImages:
 
 
 Images = NDArray[np.uint8] | CachedImages | StoredImages
-"""Images by number, in memory, in a cache or in files: ``shape`` (N, C, H, W), ``dtype``, ``len``, ``take``."""
+"""Images by number, wherever they are: with ``shape`` (N, C, H, W), ``dtype``, ``len`` and ``take``."""

@@ -1,11 +1,12 @@
-"""The data-server role: image groups, ready before they are asked for.
+"""The data-server role: image groups, ready before workers ask for them.
 
-Decoded images lie in memory as far as its cache has room; the others are read again, or lie in a file aside
-(AD-04, `cache.py`). The order of an epoch is keyed by (seed, epoch), with what
-the one before has skipped moved to the front (AD-24), so any server makes the same groups; a server gathers
-groups ahead for the replicas that ask it (AD-03), and a worker that is slow to read delays no other:
-answers are sent and forgotten (AD-05). The workers that a replica is cut over are all given its groups, each
-the rows of the images that it needs.
+Decoded images are in memory as far as the cache has room; the others are read again, or are in a scratch
+file (AD-04, `image_cache`). The order of an epoch is keyed by (seed, epoch), with the images that the epoch
+before has skipped at the front (AD-24), so every server makes the same groups. A server gathers groups ahead
+for the replicas that ask it (AD-03), and a slow reader delays no other worker: answers are sent and forgotten
+(AD-05). All workers of a replica get its groups, each the rows of the images that it needs.
+
+A question goes through `questions` into the ledger (`ledger_service`); `_on_settled` runs its effects.
 """
 
 import asyncio
@@ -65,16 +66,16 @@ class DataServer(Role):
     """One data server, from `async with` to its end.
 
     Args:
-        network: Where it listens and how it reaches the controller.
-        address: What it binds.
+        network: Network of its listener and its links.
+        address: Address that it binds.
         controller: The controller's address.
         identity: Its role, node id and incarnation.
         waits: Deadlines.
-        dataset: What it serves.
+        dataset: Data that it serves.
         functions: Kinds of transforms that are functions of the user; see `Recipe.of`.
-        timeline: Where leases and messages are noted.
-        make_pool: See `Supply`.
-        available_bytes: The same.
+        timeline: Recorder of leases and messages.
+        make_pool: See `GroupProducer`.
+        available_bytes: See `GroupProducer`.
         process_memory: See `Role`.
 
     Cancelling the block drops open questions; workers ask again when a data server is back.
@@ -121,12 +122,11 @@ class DataServer(Role):
         """`EpochOrder.carried_images` of the producer's epoch."""
         self._began: EpochBegan | None = None
         self._first_as_ledger_leader: TimePassed | None = None
-        """What we entered when we became the lender."""
+        """First event of this server as ledger leader."""
         self._pausing: tuple[str, int] | None = None
-        """Run and epoch in whose pause we are, as the lender."""
-        self._pause_told = False
-        self._untold: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
-        """What the controllers are to hear."""
+        """Run and epoch of the pause that this ledger leader has begun."""
+        self._reports: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
+        """Reports to the controllers, in their order."""
         self._ledger = LedgerService(
             network=network,
             identity=identity,
@@ -147,37 +147,37 @@ class DataServer(Role):
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         return {
-            "lending": self._ledger.run(self._membership),
+            "ledger": self._ledger.run(self._membership),
             "follow": self._follow(),
             "images": self._producer.run(),
-            "tell": self._tell(),
+            "reports": self._report(),
         }
 
     @property
     def state(self) -> DataState:
-        """Who has which groups, as far as we have heard."""
+        """Leases as far as this server has the ledger."""
         return self._ledger.state
 
     def _fail(self, error: BaseException) -> None:
-        """End the server with what making images raised."""
+        """End the server with an error of the producer."""
         self._spawn("images-failed", self._end_with(error))
 
     async def _end_with(self, error: BaseException) -> None:
-        """End the server, and let the cluster know by what, if it can be told within a moment."""
+        """End the server with an error; report it to the cluster, within `GOODBYE_S`."""
         try:
             async with asyncio.timeout(GOODBYE_S):
                 await self._membership.set_node(failed=(str(error) or repr(error))[:MOST_REASON])
-        except (TimeoutError, AdamError) as untold:
-            logger.info("%s ends, and cannot say so: %r", self._identity.node, untold)
+        except (TimeoutError, AdamError) as unreported:
+            logger.info("%s ends without a report: %r", self._identity.node, unreported)
         except asyncio.CancelledError:
-            # The run has failed by it already. The error is the news still, not that this wait ended.
+            # The failed run may cancel this wait: the error must still be the one that ends the server.
             raise error from error.__cause__
         raise error
 
     # --- the run -----------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Take up each run; as its lender, enter each of its epochs and who is live."""
+        """Take up each run; as its ledger leader, enter its epochs and the live replicas."""
         async for cluster in self._membership.changes():
             run = cluster.run
             if run is None:
@@ -202,7 +202,7 @@ class DataServer(Role):
                 self._enter_changes(cluster, cluster.run)
 
     def _check_data(self, cluster: ClusterMap) -> None:
-        """Refuse to serve together with data servers that have other data."""
+        """Refuse to serve beside data servers with other data."""
         for name in (cluster.ledger_leaders or cluster.live("data"))[:1]:
             theirs = cluster.nodes[name].info
             for key in ("train_images", "test_images", "shape", "classes", "digest"):
@@ -228,7 +228,7 @@ class DataServer(Role):
         self._ledger.take_up(run.id, partitions=self._partitions, orders=self._orders)
 
     def _enter_changes(self, cluster: ClusterMap, run: RunRecord) -> None:
-        """Enter who is live, and the epoch that began, where the ledger does not have it."""
+        """Enter the live replicas and the epoch, unless the ledger has them."""
         live = {
             Replica(replica): replica_generation
             for replica, replica_generation in cluster.replica_generations().items()
@@ -242,13 +242,13 @@ class DataServer(Role):
             self._ledger.enter(_began(run, self._config, epoch, carried))
 
     def _carried_images(self, cluster: ClusterMap, run: RunRecord, number: int) -> bytes:
-        """The images with which an epoch begins because the one before has skipped them.
+        """The images at the front of an epoch, which the epoch before has skipped.
 
         Raises:
-            DataError: The run's record has those of other data.
+            DataError: The record of the run has images of other data.
             RunFailed: The map no longer holds the results of all epochs since the ledger's.
         """
-        if self._producer.epoch == number:  # foreseen when the epoch before ended
+        if self._producer.epoch == number:  # prepared when the epoch before ended
             return self._carried
         if self.state.epoch:
             first, carried = self.state.epoch, self.state.carried_images
@@ -272,8 +272,8 @@ class DataServer(Role):
             order = self._orders.order(number, first=number, carried=carried)
             self._producer.begin_epoch(order, takers=self._partitions)
 
-    def _foresee(self, ended: EpochEnded) -> None:
-        """Make the first groups of the next epoch ready, as if it were shared out like the one that ended."""
+    def _prepare_next(self, ended: EpochEnded) -> None:
+        """Prepare the first groups of the next epoch, as if its shares were those of the epoch that ended."""
         began, ahead = self._began, self._read_ahead
         if began is None or began.number != ended.number or ended.number >= self._config.epochs:
             return
@@ -287,11 +287,11 @@ class DataServer(Role):
                 self._producer.prepare(range(start, min(start + ahead, stop)))
 
     def _serves(self, replica: Replica) -> bool:
-        """Whether the replica's workers ask us."""
+        """Whether the workers of a replica ask this server."""
         return self._membership.map.ledger_leader_for(replica) == self.address
 
     def _on_lead(self) -> None:
-        """Who lent before us may not have told the controllers all: see, when all that we have is settled."""
+        """Enter an event behind all others: once it is settled, the old leader's report is repeated."""
         self._pausing = None
         self._first_as_ledger_leader = TimePassed()
         self._ledger.enter(self._first_as_ledger_leader)
@@ -318,7 +318,7 @@ class DataServer(Role):
         if self.state.epoch == self._producer.epoch:
             self._producer.prepare(self.state.upcoming(replica, self._read_ahead))
 
-    # --- what follows ------------------------------------------------------------------------
+    # --- effects -----------------------------------------------------------------------------
 
     def _on_settled(self, settled: Settled) -> None:
         event = settled.event
@@ -329,9 +329,9 @@ class DataServer(Role):
         for effect in settled.effects:
             self._perform(effect)
         if event is self._first_as_ledger_leader:
-            untold = self.state.untold()
-            if untold is not None:
-                self._perform(untold)
+            unreported = self.state.unreported()
+            if unreported is not None:
+                self._perform(unreported)
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -339,16 +339,16 @@ class DataServer(Role):
                 self._questions.answer(effect)
             case EpochEnded() if self._ledger.leads:
                 result = self._result(effect)
-                self._untold.put_nowait(partial(self._report_epoch, self._run, effect.number, result))
-                self._foresee(effect)
+                self._reports.put_nowait(partial(self._report_epoch, self._run, effect.number, result))
+                self._prepare_next(effect)
             case EpochEnded():
-                self._foresee(effect)
+                self._prepare_next(effect)
             case Paused() if self._ledger.leads and self._pausing != (self._run, effect.number):
-                self._pausing, self._pause_told = (self._run, effect.number), False
-                self._untold.put_nowait(partial(self._pause, self._run, effect))
+                self._pausing = (self._run, effect.number)
+                self._reports.put_nowait(partial(self._pause, self._run, effect))
 
     def _result(self, ended: EpochEnded) -> dict[str, Any]:
-        """What `EpochRecord.result` says of an epoch."""
+        """The `EpochRecord.result` of an epoch."""
         skipped = chain.from_iterable(starmap(range, ended.skipped))
         return {
             "images": ended.images,
@@ -364,24 +364,24 @@ class DataServer(Role):
     def _images_in(self, numbers: Iterable[int]) -> int:
         return sum(map(self._producer.count, numbers))
 
-    async def _tell(self) -> None:
-        """Tell the controllers what they are to know, one thing after the other."""
+    async def _report(self) -> None:
+        """Send reports to the controllers, one after the other."""
         while True:
-            telling = await self._untold.get()
-            await telling()
+            send = await self._reports.get()
+            await send()
 
     async def _report_epoch(self, run: str, number: int, result: Mapping[str, Any]) -> None:
         def end(epoch: EpochRecord) -> EpochRecord | None:
             if (epoch.run, epoch.number) != (run, number) or epoch.ended:
-                return None  # who lent before us has said it, or the run was replaced by another meanwhile
+                return None  # the old ledger leader has reported it, or another run has begun
             return msgspec.structs.replace(epoch, ended=True, result=dict(result))
 
         await self._membership.update_epoch(end)
 
     async def _pause(self, run: str, paused: Paused) -> None:
-        """Tell the driver that nothing is leased, and go on once it lets the epoch go on.
+        """Report to the driver that nothing is leased, until it ends the pause.
 
-        That has no deadline of its own: a driver that is gone ends the run.
+        The pause has no deadline of its own: the loss of the driver ends the run.
         """
 
         def pause(epoch: EpochRecord) -> EpochRecord | None:
@@ -390,11 +390,10 @@ class DataServer(Role):
             return msgspec.structs.replace(epoch, paused=paused.finished)
 
         await self._membership.update_epoch(pause)
-        self._pause_told = True
         self._end_pause(self._membership.map)
 
     def _end_pause(self, cluster: ClusterMap) -> None:
-        """Go on leasing if the driver has taken its checkpoint."""
+        """Lease again if the driver has taken its checkpoint."""
         epoch = cluster.epoch
         if self._pausing is not None and epoch is not None and not epoch.paused:
             if self._ledger.leads and self._pausing == (epoch.run, epoch.number) == (
@@ -446,7 +445,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
 
 
 def _began(run: RunRecord, config: Config, epoch: EpochRecord, carried_images: bytes) -> EpochBegan:
-    """What the controllers say of an epoch, for the ledger."""
+    """The event of an epoch that the controllers have begun."""
     taken_up = run.resumed if epoch.finished else None
     return EpochBegan(
         number=epoch.number,
@@ -476,7 +475,7 @@ def _began(run: RunRecord, config: Config, epoch: EpochRecord, carried_images: b
 
 
 def _digest(dataset: Dataset) -> str:
-    """What tells data sets apart that look alike: all labels, and some images if these lie in memory."""
+    """Digest of all labels, and of some images if these are in memory."""
     found = blake2b(dataset.train_labels.tobytes(), digest_size=8)
     images = dataset.train_images
     if isinstance(images, np.ndarray):

@@ -385,7 +385,7 @@ class UnevenLeases(Leases):
                 assert self.room(each) == 0, "who may hold more does not wait"
 
     def room(self, part):
-        return self.scene.state._tempo.room(part.replica, self.now)
+        return self.scene.state._limits.room(part.replica, self.now)
 
     def has_work(self, part):
         return self.scene.state._epoch.has_work(part.replica)
