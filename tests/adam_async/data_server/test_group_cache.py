@@ -68,10 +68,10 @@ def test_neighbours_are_slices_of_one_block_whose_memory_is_let_go_with_the_last
     assert first.base is second.base
     assert first.ctypes.data + first.nbytes == second.ctypes.data
     assert len(labels) == 32
-    assert repr(group_cache) == "<Stock of epoch 1, 0 groups>"
+    assert repr(group_cache) == "<GroupCache of epoch 1, 0 groups>"
     across, _ = group_cache.take([7, 8])
     assert [len(images) for images in across] == [16, 16]
-    assert repr(group_cache) == "<Stock of epoch 1, 6 groups>"
+    assert repr(group_cache) == "<GroupCache of epoch 1, 6 groups>"
 
 
 def test_small_pieces_are_joined_and_no_group_is_in_two_arrays():
@@ -90,9 +90,9 @@ def test_groups_that_several_take_are_gathered_once():
     (first,), _ = group_cache.take([0, 1, 2, 3])
     (again,), _ = group_cache.take([0, 1])
     assert again.base is first.base
-    assert repr(group_cache) == "<Stock of epoch 1, 2 groups>"
+    assert repr(group_cache) == "<GroupCache of epoch 1, 2 groups>"
     group_cache.take([2, 3])
-    assert repr(group_cache) == "<Stock of epoch 1, 0 groups>"
+    assert repr(group_cache) == "<GroupCache of epoch 1, 0 groups>"
 
 
 def test_what_the_epoch_does_not_have_is_refused():

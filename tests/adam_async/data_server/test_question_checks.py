@@ -33,7 +33,7 @@ def check(report):
         (0, (Finished(1, 3, 1, 17, 0.5),), "16 images at most, not 17"),
         (0, (Finished(2, 5, 1, 16, 0.5),), "no group 5"),
         (0, (Finished(2, 3, 1, 16, 0.5),), "no group 3 of 16 images"),
-        (0, (Finished(2, 2, 1, 16, 0.5), Finished(2, 2, 2, 16, 0.5)), "once"),
+        (0, (Finished(2, 2, 1, 16, 0.5), Finished(2, 2, 2, 16, 0.5)), "twice"),
     ],
 )
 def test_a_report_of_what_no_worker_can_have_finished_is_refused(partition, finished, said):
