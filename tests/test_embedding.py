@@ -225,7 +225,7 @@ async def test_stop_ends_a_run_within_an_epoch_and_keeps_its_weights(options: di
 
     async with LocalCluster(Config(epochs=1000, threads=1, **options), dataset=data) as cluster:
         training = asyncio.create_task(cluster.train(), name="training")
-        await until(lambda: cluster.data.state.statistics()["images"] > 0)
+        await until(lambda: cluster.data.state.statistics().images > 0)
         cluster.stop()
         result = await training
         again = asyncio.create_task(cluster.train(lambda epoch: False), name="again")

@@ -83,6 +83,7 @@ MODULE_CAPABILITIES = {
     "selectors": "sockets",
     "urllib": "sockets",
     "http": "sockets",
+    "pooch": "sockets",
     "uvloop": "loops",
 }
 CALL_CAPABILITIES = {
@@ -121,8 +122,13 @@ def port(files: str, capabilities: str, reason: str) -> Port:
 PORTS = (
     port(
         "adam_async/runtime/disk.py",
-        "clock dice files sockets system threads",
-        "disk, entropy, clock, downloads",
+        "clock dice files system threads",
+        "disk, entropy, clock",
+    ),
+    port(
+        "adam_async/data_server/sources/downloads.py",
+        "files sockets threads",
+        "pooch blocks, also in the name server; its file is written piece by piece",
     ),
     port("adam_async/model/keyed_random.py", "numpy.random", "the keyed dice, made of Philox"),
     port("adam_async/cli/*.py", "clock loops system", "loop, environment, signals, cores, times in logs"),

@@ -13,11 +13,11 @@ from adam_async.cli.terminal import Terminal
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.damage import Policy
 from adam_async.data_server.sources.datasets import load
-from adam_async.data_server.sources.downloads import watched
+from adam_async.data_server.sources.downloads import Downloader
 from adam_async.errors import DataError
 from adam_async.run.cache_size import CacheLimits, room_for_whole
 from adam_async.run.image_size import Size
-from adam_async.runtime.disk import Disk, fetch_url
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes
 
 
@@ -57,7 +57,7 @@ async def load_data(
         dataset = await load(
             source,
             disk,
-            fetch=watched(fetch_url, downloads.on_bytes),
+            downloader=Downloader(on_bytes=downloads.on_bytes),
             data_dir=data_folder(environment),
             cache_dir=cache_folder(environment),
             damaged=damaged,

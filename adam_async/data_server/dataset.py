@@ -17,18 +17,18 @@ from adam_async.errors import DataError
 from adam_async.run.cache_size import CacheLimits
 
 MAX_CHANNELS = 4
-"""A trailing axis of at most this length is taken for channels (rows, columns, channels)."""
+"""Maximum length of a trailing axis of channels (rows, columns, channels)."""
 
 MAX_CLASSES = 65_536
-"""A label beyond is no class number: the model has an output for each class up to the largest label."""
+"""Maximum number of classes: the model has an output for each class up to the largest label."""
 
 
 SAMPLED = 64
-"""Training images that the mean squared norm is taken over."""
+"""Number of training images in the mean squared norm."""
 
 
 ORIGINS = ("train images", "train labels", "test images", "test labels")
-"""Names of four arrays in errors, of a caller that gives no others."""
+"""Default names of the four arrays in errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,22 +38,22 @@ class Dataset:
     name: str
     """Short name, such as ``mnist`` or ``digits``."""
     source: str
-    """One sentence: which source was taken and why."""
+    """Source of the data, and the reason for it, in one sentence."""
     train_images: NDArray[np.uint8] | StoredImages
-    """Shape (N, C, H, W): in memory, or read when they are taken."""
+    """Images of shape (N, C, H, W), in memory or read on demand."""
     train_labels: NDArray[np.int64]
-    """Shape (N,), each in ``range(num_classes)``."""
+    """Labels of shape (N,), each in ``range(num_classes)``."""
     test_images: NDArray[np.uint8]
     test_labels: NDArray[np.int64]
     num_classes: int
     class_names: tuple[str, ...] = ()
-    """What class 0, 1, ... is called; empty where the source has numbers only."""
+    """Names of class 0, 1, ...; empty if the source has numbers only."""
     damaged: tuple[str, ...] = ()
-    """What was left out because it was damaged: a sentence each, at most 100, then how many more."""
+    """Damaged images that were left out: a sentence each, at most 100, then the number of the others."""
     squared_norm: float = 0.0
     """Sum of an image's squared pixels, scaled to 0 to 1, as a mean over some images; 0 if unknown."""
     cache: CacheLimits | None = None
-    """Memory that a data server may use for its images; None: the run's options say it."""
+    """Memory that a data server may use for its images; None: the options of the run decide."""
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -62,7 +62,7 @@ class Dataset:
         return channels, rows, columns
 
     def info(self) -> dict[str, Any]:
-        """What the others need to know of the data, for the cluster map, a checkpoint or a record."""
+        """Description of the data, for the cluster map, a checkpoint or a record."""
         return {
             "name": self.name,
             "source": self.source,
@@ -89,20 +89,20 @@ def make_dataset(
     class_names: tuple[str, ...] = (),
     damaged: tuple[str, ...] = (),
 ) -> Dataset:
-    """Check four raw arrays and join them. Reads some of the training images, also of those that stay stored.
+    """Check four raw arrays and join them. Reads some of the training images, also of those in files.
 
     Args:
         name: Short name of the data set.
         source: Sentence for the report.
-        train: Images (N, H, W), (N, C, H, W) or (N, H, W, C) of uint8, or those that stay stored, and integer
-            labels (N,) or (N, 1).
+        train: Images (N, H, W), (N, C, H, W) or (N, H, W, C) of uint8, or images in files, and integer labels
+            (N,) or (N, 1).
         test: The same for the test set.
         origins: Names of the four arrays in errors: train images, train labels, test images, test labels.
-        class_names: What class 0, 1, ... is called, if the source says so.
-        damaged: What the source left out because it was damaged.
+        class_names: Names of class 0, 1, ..., if the source has some.
+        damaged: Damaged images that the source left out.
 
     Raises:
-        DataError: A wrong dtype, shape or count; names the array, what it is and what it should be.
+        DataError: A wrong dtype, shape or count; names the array, its value and the expected one.
     """
     for kind, pair in (("train", train), ("test", test)):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
@@ -156,7 +156,7 @@ def make_dataset(
 def _squared_norm(images: NDArray[np.uint8] | StoredImages) -> float:
     """Return the mean over some images, evenly chosen, of the sum of their squared pixels, scaled to 0 to 1.
 
-    Images that cannot be read are left out: reading them for training says what is wrong with them.
+    Unreadable images are left out: their training raises the error.
     """
     norms = []
     for number in np.unique(np.linspace(0, len(images) - 1, SAMPLED).astype(np.int64)).tolist():
@@ -187,10 +187,10 @@ def _check_names(class_names: tuple[str, ...], source: str) -> None:
 
 
 def check_dataset(dataset: object) -> None:
-    """Refuse what is neither a `Dataset` nor None.
+    """Refuse a value that is neither a `Dataset` nor None.
 
     Raises:
-        DataError: It is something else; says what makes a data set of it.
+        DataError: The value is something else; names the functions that make data sets.
     """
     if dataset is not None and not isinstance(dataset, Dataset):
         raise DataError(
@@ -208,10 +208,10 @@ def _check_array(array: object, origin: str) -> None:
 
 
 def as_images(array: NDArray[Any], origin: str) -> NDArray[np.uint8]:
-    """Return an array of images as (N, C, H, W), contiguous; a view where it is that already.
+    """Return an array of images as (N, C, H, W), contiguous; a view if it is that already.
 
     Raises:
-        DataError: No array, or a wrong dtype or shape; names the array by `origin`.
+        DataError: Not an array, or a wrong dtype or shape; names the array by `origin`.
     """
     _check_array(array, origin)
     if array.dtype != np.uint8:

@@ -1,22 +1,22 @@
-"""Pure: the groups of the epoch in progress: what waits for whom, what is leased, what is finished.
+"""Pure: the groups of the epoch in progress: queues of replicas, leases, finished and skipped groups.
 
 Theory of operation
 -------------------
-An epoch is trained in *stretches*. In a stretch each replica has a queue; groups of later stretches lie
-aside. A stretch ends when all its groups are finished. The first one is the warm start, if there is one: a
-queue for one replica alone. The others are the whole rest, or, where checkpoints are wanted within an epoch,
-as many groups as lie between two of them; with turns they are whole rounds, so that all clocks are equal.
+An epoch is trained in *phases*. In a phase each replica has a queue; groups of later phases lie aside. A
+phase ends when all its groups are finished. The first one is the warm start, if there is one: a queue for one
+replica alone. The next one is the whole rest; with checkpoints within an epoch each phase has as many groups
+as lie between two of them, in whole rounds if there are rounds, so that all clocks are equal.
 
-Whoever is lost leaves groups behind. In ranges they go to the *successor*, the next live replica; in turns
-they are dealt out, turn by turn, to all that take part, those first that will be done first. Whoever joins
-gets an equal part of what nobody has been given yet, in ranges; with turns it takes part from the next epoch
-on, unless nobody else is there. Without any live replica groups wait for the next one.
+A lost replica leaves groups behind. In ranges they go to the *successor*, the next live replica; in rounds
+they are dealt out, round by round, to all participants, first to those that will be done first. In ranges, a
+joining replica gets an equal part of the waiting groups; with rounds it takes part from the next epoch on,
+unless it is alone. Without any live replica groups wait for the next one.
 
-An epoch may end before all its groups are trained. It *closes* when a fraction of the live replicas to whom
-it gave work have finished their shares: from then on nothing is leased, but for groups that hold what the
-epoch before has skipped, which go to those that have finished. What is leased is still trained and counts;
-when all of that is finished the epoch is over, and what is neither finished nor leased was skipped. Of a pool
-as many groups are leased as make up the fraction, so it closes when these are finished.
+An epoch may end before all its groups are trained. It *closes* when a fraction of the live replicas with
+leases have finished their shares: from then on nothing is leased, except groups of images that the epoch
+before has skipped, which go to the replicas that have finished. Leased groups are still trained and count;
+when all of them are finished the epoch is over, and the rest is skipped. Of a pool as many groups are leased
+as make up the fraction, so it closes when these are finished.
 """
 
 from collections import deque
@@ -30,36 +30,36 @@ from adam_async.run.epoch_shares import POOL, Ranges, assign, assign_pool
 from adam_async.run.ids import Replica
 
 Queue = deque[tuple[int, int]]
-"""Groups that wait: their numbers and the attempt that the next lease is."""
+"""Waiting groups: number, and attempt of the next lease."""
 
 
 @dataclass(slots=True)
 class GroupLease:
-    """One group in the hands of a replica."""
+    """One leased group."""
 
     replica: Replica
     attempt: int
     losses: dict[int, float] = field(default_factory=dict)
-    """Of the parts of the replica that have reported it. They add up to its loss."""
+    """Losses of the parts that have reported the group; their sum is its loss."""
 
 
 class Epoch:
     """Groups of one epoch.
 
     Args:
-        number: Of the epoch, from 1.
-        groups: How many it has.
-        shares: Replica to its range, or to its place and the number of places.
-        turn: Groups of a turn; 0: shares are ranges, and there are no clocks.
-        first_clock: Where the clocks stand, with turns.
+        number: Number of the epoch, from 1.
+        groups: Number of its groups.
+        shares: Replica to its range, or to its place among the replicas and their number.
+        round_groups: Groups of a replica's round; 0: shares are ranges, and there are no clocks.
+        first_clock: Clock of all replicas at the start, with rounds.
         finished: Ranges of groups that were trained before the run was resumed.
-        warm: Groups of the warm start.
-        every: Groups between two pauses; 0: none.
-        live: Replicas that are live.
-        carried: Groups, from the first one, of images that the epoch before has skipped.
-        behind: Replicas in whose shares those were.
-        fraction: Of replicas, or of groups in a pool, after which it closes.
-        pooled: Whether there is one queue for all.
+        warm: Number of groups of the warm start.
+        every: Number of groups between two pauses; 0: no pauses.
+        live: Live replicas.
+        carried: Number of groups, from the first one, of images that the epoch before has skipped.
+        behind: Replicas in whose shares the epoch before has skipped images.
+        fraction: Fraction of the replicas, or of the groups in a pool, after which the epoch closes.
+        pooled: Whether all replicas have one queue.
     """
 
     def __init__(
@@ -98,15 +98,15 @@ class Epoch:
         self.finished = groups - len(assigned.progress)
         self._paused_at = self.finished
         self.paused = False
-        self.stretch = 0
-        """Stretches that have begun, without the warm start."""
+        self.phase = 0
+        """Number of the phases that have begun, without the warm start."""
         self.queues: dict[Replica, Queue] = {}
         self.leases: dict[int, GroupLease] = {}
         self.closed = False
         self.skipped: dict[int, Replica] = {}
-        """Groups that were not trained, and in whose share they were."""
+        """Skipped groups, and the replicas in whose shares they were."""
         self.again: list[int] = []
-        """Groups whose lease has come back."""
+        """Groups whose lease came back, once for each time."""
         self._given: set[Replica] = set()
         self._later = {
             replica: deque((group, 1) for group in queue) for replica, queue in assigned.queues.items()
@@ -123,22 +123,23 @@ class Epoch:
         self._open(assigned.warm, shares)
 
     def _open(self, warm: Sequence[int], shares: Collection[Replica]) -> None:
-        """Begin the first stretch, with those who are there."""
+        """Begin the first phase with the live replicas."""
         if self._warming:
+            # Without a live member the groups wait for the lowest replica: `_pass_on` moves them later.
             lowest = min(self._members or shares)
             self.queues[lowest] = deque((group, 1) for group in warm)
         else:
-            self._begin_stretch()
+            self._begin_phase()
         for replica in self._live:
             self._take_in(replica)
         self._pass_on()
         self._close_if_due()
 
     def progress(self, number: int) -> float:
-        """Epochs of the run that lie before a group, for the replica of its share."""
+        """Progress of the run at a group, in epochs, for the replica of its share."""
         return self.number - 1 + self._progress[number]
 
-    # --- stretches ---------------------------------------------------------------------------
+    # --- phases ------------------------------------------------------------------------------
 
     @property
     def over(self) -> bool:
@@ -146,35 +147,38 @@ class Epoch:
         return self.finished + len(self.skipped) == self.groups
 
     def advance(self) -> bool:
-        """Close the epoch or begin the next stretch, if it is time; returns whether it pauses first."""
+        """Close the epoch or begin the next phase, if it is time; return whether a pause comes first."""
+        # Closing may skip all waiting groups, which ends the phase.
         self._close_if_due()
         if self.paused or self.over or self.leases or any(self.queues.values()):
             return False
+        # The warm start may end before a checkpoint is due.
         self.paused = bool(self._every) and self.finished - self._paused_at >= self._every
         if not self.paused:
-            self._begin_stretch()
+            self._begin_phase()
             self._close_if_due()
         return self.paused
 
     def resume(self) -> None:
-        """Begin the next stretch: the pause is over."""
+        """End the pause, and begin the next phase."""
         if self.paused:
             self.paused, self._paused_at = False, self.finished
-            self._begin_stretch()
+            self._begin_phase()
 
-    def _begin_stretch(self) -> None:
+    def _begin_phase(self) -> None:
         self._warming = False
-        self.stretch += 1
-        takers = sum(map(bool, self._later.values())) or 1  # of a pool all together
+        self.phase += 1
+        takers = sum(map(bool, self._later.values())) or 1  # a pool is one queue
         size = self.groups
         if self._every:
             size = -(-self._every // takers)
+            # A phase of part of a round would leave the replicas' clocks apart at the checkpoint.
             size = -(-size // self._round_groups) * self._round_groups if self._round_groups else size
         for replica, later in self._later.items():
             queue = self.queues.setdefault(replica, deque())
             queue.extend(later.popleft() for _ in range(min(size, len(later))))
         if self.clock_targets is not None:
-            self.clock_targets.begin_stretch()
+            self.clock_targets.begin_phase()
             self._grow()
 
     def _grow(self) -> None:
@@ -185,8 +189,9 @@ class Epoch:
     # --- leases ------------------------------------------------------------------------------
 
     def lease(self, replica: Replica, count: int) -> tuple[tuple[int, int], ...]:
-        """Hand the next groups, `count` at most, to a live replica."""
+        """Lease the next groups, `count` at most, to a live replica."""
         granted: list[tuple[int, int]] = []
+        # A pool counts the leases just made against its limit, so each group is checked.
         while len(granted) < count and self.has_work(replica) and replica in self._live:
             number, attempt = self._queue_of(replica).popleft()
             self.leases[number] = GroupLease(replica, attempt)
@@ -199,51 +204,54 @@ class Epoch:
 
     @property
     def may_close_early(self) -> bool:
-        """Whether it ends with what is leased when enough is done, instead of with all that there is."""
+        """Whether the epoch may end before all its groups are trained."""
         return self._pooled or (self.clock_targets is None and self._fraction < 1)
 
     @property
     def end(self) -> int:
-        """Where all meet, as far as is known; 0 where there are no clocks."""
+        """Sync clock as far as it is known; 0 without clocks."""
         return self.clock_targets.end if self.clock_targets is not None else 0
 
     def begins_at(self, replica: Replica, groups: int) -> int:
-        """Count groups that a live replica is given; returns `Groups.clock` of them."""
+        """Count groups leased to a live replica; return their `Groups.clock`."""
         return self.clock_targets.give(replica, groups) if self.clock_targets is not None else 0
 
     def has_work(self, replica: Replica) -> bool:
-        """Whether a group waits for the replica."""
+        """Whether a group waits for a replica."""
         queue = self._queue_of(replica)
         if not queue or self._warming or not self._pooled:
             return bool(queue)
+        # Carried groups come first in a pool, and are leased whatever the fraction: none is skipped twice.
         return queue[0][0] < self._carried or self.finished + len(self.leases) < self._pool_limit
 
     @property
     def _pool_limit(self) -> int:
         return _part(self._fraction, self.groups)
 
-    def tell_end(self, replica: Replica) -> int:
-        """A live replica is told that nothing more waits for it; returns `Groups.end`."""
-        return self.clock_targets.tell(replica) if self.clock_targets is not None else 0
+    def report_end(self, replica: Replica) -> int:
+        """Report to a live replica that nothing more waits for it; return `Groups.end`."""
+        return self.clock_targets.report_end(replica) if self.clock_targets is not None else 0
 
     def open_lease(self, number: int, replica: Replica, attempt: int) -> GroupLease | None:
-        """The lease of a group; None if it is not leased to the replica under that attempt."""
+        """The lease of a group to a replica under an attempt; None without such a lease."""
         lease = self.leases.get(number)
         if lease is None or lease.attempt != attempt or lease.replica != replica:
             return None
         return lease
 
     def finish(self, number: int) -> None:
-        """Count a group that is leased as finished."""
+        """Count a leased group as finished."""
         del self.leases[number]
         self.finished += 1
 
     def _return_leases(self, replica: Replica) -> int:
-        """Put what a replica was leased back into its queue; returns how much that is."""
+        """Put the leases of a replica back into its queue; return their number."""
         back = sorted(number for number, lease in self.leases.items() if lease.replica == replica)
         groups = [(number, self.leases.pop(number).attempt + 1) for number in back]
+        # Returned groups are the oldest ones, so they go to the front, in their order.
         self._queue_of(replica).extendleft(reversed(groups))
         self.again += back
+        # A closed epoch leases nothing more, so a returned group is skipped unless it was carried.
         if self.closed:
             self._queue_of(replica).extend(self._skip({replica: self._queue_of(replica)}))
         return len(back)
@@ -251,7 +259,8 @@ class Epoch:
     # --- the early end -----------------------------------------------------------------------
 
     def _close_if_due(self) -> None:
-        """Nothing more is leased once enough is done, but for what was carried."""
+        """Close the epoch if enough is done; carried groups are still leased."""
+        # With clocks all groups are trained; the warm start belongs to one replica.
         if self.closed or self._warming or self.clock_targets is not None or self._fraction >= 1:
             return
         if self._pooled:
@@ -260,38 +269,42 @@ class Epoch:
             done = self._done_if_enough()
         if done:
             self.closed = True
+            # No image may be skipped twice in a row: replicas that are done train the carried groups.
             kept = self._skip(self.queues) + self._skip(self._later)
             for at, group in enumerate(sorted(kept)):
                 self.queues.setdefault(done[at % len(done)], deque()).append(group)
 
     def _done_if_enough(self) -> list[Replica]:
-        """The replicas that have finished their shares, if they are as many as close the epoch."""
+        """The replicas that have finished their shares, if they are enough to close the epoch."""
         if all(self.queues.get(replica) for replica in self._given):
-            return []  # the usual answer, and soon found: this is asked with every group that is finished
+            return []  # the usual answer: a short cut, for every finished group comes by here
         waiting = {r for queues in (self.queues, self._later) for r, queue in queues.items() if queue}
+        # A member without any work, such as one that joined late, does not count.
         needed = _part(self._fraction, len(self._members & (waiting | self._given)))
         idle = sorted(self._members & self._given - waiting)
         if len(idle) < needed:
             return []
+        # An empty queue is not a finished share: its last groups may still be in training.
         busy = {lease.replica for lease in self.leases.values()}
         done = [replica for replica in idle if replica not in busy]
         return done if len(done) >= needed else []
 
     def _skip(self, queues: dict[Replica, Queue]) -> list[tuple[int, int]]:
-        """Skip what waits in some queues, but for what was carried, which is taken out and returned."""
+        """Empty some queues: skip their groups, except carried ones, which are returned."""
         kept = [group for queue in queues.values() for group in queue if group[0] < self._carried]
         for replica, queue in queues.items():
             self.skipped.update((number, replica) for number, _ in queue if number >= self._carried)
             queue.clear()
         return kept
 
-    # --- who is there ------------------------------------------------------------------------
+    # --- membership --------------------------------------------------------------------------
 
     def replicas_changed(self, live: Collection[Replica]) -> int:
-        """Some replicas are lost, others join; returns how many leases are trained again."""
+        """Lose some replicas, let others join; return the number of leases that are trained again."""
         lost = [replica for replica in self._live if replica not in live]
         joined = sorted(replica for replica in live if replica not in self._live)
         self._live = tuple(sorted(live))
+        # All losses first: groups must not be passed on to a replica that is lost too.
         again = sum(self._lose(replica) for replica in lost)
         self._pass_on()
         for replica in joined:
@@ -301,6 +314,7 @@ class Epoch:
 
     def _lose(self, replica: Replica) -> int:
         again = self._return_leases(replica)
+        # A lost replica does not count among those whose shares close the epoch.
         self._members.discard(replica)
         self._given.discard(replica)
         if self.clock_targets is not None:
@@ -314,7 +328,7 @@ class Epoch:
         self._pass_on()
 
     def _take_in(self, replica: Replica) -> None:
-        """Let a live replica take part, if it may in this epoch."""
+        """Let a live replica take part in this epoch, if it may."""
         if replica in self._members or (self.clock_targets is not None and self._members):
             return
         self._members.add(replica)
@@ -323,22 +337,24 @@ class Epoch:
                 self._cut_a_part(queues, replica)
 
     def _cut_a_part(self, queues: dict[Replica, Queue], replica: Replica) -> None:
-        """Give a joining replica an equal part of what waits, from the ends of the longest queues."""
+        """Give a joining replica an equal part of the waiting groups, from the ends of the longest queues."""
         own = queues.setdefault(replica, deque())
         others = [queue for name, queue in queues.items() if name in self._members and name != replica]
+        # A replica that comes back may find its own groups still waiting.
         if own or not others:
             return
         part = sum(map(len, others)) // (len(others) + 1)
         own.extend(sorted(max(others, key=len).pop() for _ in range(part)))
 
     def _pass_on(self) -> None:
-        """Give what waits for those who take no part to those who do."""
+        """Move the groups that wait for other replicas to the members."""
         if not self._members:
-            self._members = set(self._live)  # all that are left joined in the middle of it
+            self._members = set(self._live)  # only replicas that joined late are left
         if not self._members:
             return
         first = min(self._members)
         for queues in (self.queues, self._later):
+            # The warm start stays with one replica.
             takers = [first] if self._warming and queues is self.queues else sorted(self._members)
             for replica in sorted(r for r, queue in queues.items() if queue and r not in (POOL, *takers)):
                 self._deal(queues, takers, replica)
@@ -350,26 +366,28 @@ class Epoch:
             successor = min(takers, key=lambda taker: (taker <= replica, taker))
             queues.setdefault(successor, deque()).extend(groups)
             return
+        # Whole rounds, first to the replica that is done first, move the sync clock least.
         reach = self.clock_targets.reach
         takers = sorted(takers, key=lambda taker: (reach(taker, len(queues.get(taker, ()))), taker))
         for at, start in enumerate(range(0, len(groups), self._round_groups)):
             queue = queues.setdefault(takers[at % len(takers)], deque())
             queue.extend(groups[start : start + self._round_groups])
 
-    # --- looking -----------------------------------------------------------------------------
+    # --- queries -----------------------------------------------------------------------------
 
     def upcoming(self, replica: Replica, count: int) -> list[int]:
-        """The next group numbers that the replica would get."""
+        """The next group numbers of a replica."""
+        # A pool has a queue of a single replica during the warm start only.
         whose = POOL if self._pooled and not self.queues.get(replica) else replica
         waiting = chain(self.queues.get(whose, ()), self._later.get(whose, ()))
         return [number for number, _ in islice(waiting, count)]
 
     def waiting(self) -> list[int]:
-        """All group numbers that nobody has been given."""
+        """Numbers of all groups that wait."""
         queues = chain(self.queues.values(), self._later.values())
         return [number for queue in queues for number, _ in queue]
 
 
 def _part(fraction: float, whole: int) -> int:
-    """The least whole number that is at least this part of another one, but for the errors of a product."""
+    """Round a fraction of a whole number up, except for the rounding error of the product."""
     return ceil(fraction * whole - 1e-9)

@@ -2,14 +2,17 @@
 
 Gathering one small group costs more in calls, and in waits for the interpreter's lock, than in copied
 bytes; so does sending it as tensors of its own. So neighbouring groups of the epoch's order are gathered
-together, as a *block*, and neighbours that are taken together are one slice of it. A block is let go when
-all its groups are taken, and lives on for as long as somebody reads one of them.
+together, as a *block*, and neighbours that are taken together are one slice of it. A block is dropped when
+all its groups are taken; its memory is freed with the last slice.
 
-Where images are transformed, or not in memory, a block takes time: `prepare` and `want` then say which blocks
-are to be made, and whoever has a thread makes them and puts them here. Blocks that nobody wants yet are let
-go, oldest first, where memory ends: a block is a function of the epoch and its number, and can be made again.
+A block of transformed images, or of images that are not in memory, takes time: `prepare` and `want` then name
+the blocks to make, and the caller makes them on its thread and puts them here. If memory is short, blocks
+without a waiting question are dropped, the oldest first: a block is a function of the epoch and its number,
+and can be made again.
 """
 
+import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from math import prod
 from typing import Any
@@ -18,46 +21,77 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.memory_in_use import Footprint
+from adam_async.data_server.image_cache import Images
 from adam_async.data_server.order import EpochOrder
-from adam_async.data_server.sources.images import Images
 
 Pictures = tuple[NDArray[np.uint8], NDArray[Any]]
 """Images (n, C, H, W) and labels (n,)."""
 
 Pieces = tuple[tuple[NDArray[np.uint8], ...], NDArray[Any]]
-"""Images of groups, in one or more arrays (n, C, H, W) one after the other, and the labels of all of them."""
+"""Images of groups, in one or more arrays (n, C, H, W) in order, and the labels of all of them."""
 
 Transform = Callable[[NDArray[np.uint8], NDArray[np.int64]], NDArray[np.uint8]]
-"""Makes of images, and their numbers in the data set, those that are trained on. From any thread."""
+"""Function from images and their numbers in the data set to transformed images. From any thread."""
 
 BLOCK_BYTES = 1 << 16
-"""Images of a block at most, unless one group alone has more: five groups of 16 digits."""
+"""Maximum size of the images of a block of several groups, in bytes: five groups of 16 digits."""
 
 INSTANT_BLOCK_BYTES = 1 << 19
-"""The same where images are only gathered, which takes no longer for them than changing a few."""
+"""The same for images that are only gathered, in bytes: that is as fast as transforming a few."""
 
 JOINED_BYTES = 1 << 17
-"""Smaller pieces of an answer are joined: copying them costs less than sending each as a tensor."""
+"""Size in bytes below which pieces of an answer are joined: a copy costs less than a tensor of its own."""
 
 FORGOTTEN_AFTER = 4
-"""Once so many times as many blocks were made after a block as there are, it goes where memory has ended:
-whoever it was made for has gone, or is far too slow."""
+"""Age at which a block is dropped if memory is short, in blocks made since, as a multiple of the blocks held:
+its worker is gone, or far too slow."""
+
+
+class MemoryInUse:
+    """Bytes of the watched arrays that are still alive.
+
+    An answer that waits in a link, or a group that a worker of the same process trains on, is a slice of an
+    array that lives as long as the slice does. Arrays may die in any thread; all else is for one thread.
+    """
+
+    def __init__(self) -> None:
+        self._watched: dict[int, tuple[weakref.ref[NDArray[Any]], int]] = {}
+        self._gone: deque[int] = deque()
+        self._bytes = 0
+
+    def watch(self, array: NDArray[Any]) -> None:
+        """Count the memory behind an array until its last slice is gone. Watch an array once."""
+        owner = array if array.base is None else array.base
+        gone = self._gone
+        reference = weakref.ref(owner, lambda reference: gone.append(id(reference)))
+        self._watched[id(reference)] = reference, array.nbytes
+        self._bytes += array.nbytes
+
+    @property
+    def bytes(self) -> int:
+        """Size of the arrays that are alive, in bytes."""
+        while self._gone:
+            _, size = self._watched.pop(self._gone.popleft())
+            self._bytes -= size
+        return self._bytes
+
+    def __repr__(self) -> str:
+        return f"<MemoryInUse of {len(self._watched)} arrays, {self._bytes} bytes>"
 
 
 class GroupCache:
     """Groups of one epoch, ready to be handed out.
 
     Args:
-        dataset: The labels, and where the images are unless `images` says it.
-        order: Which of them belong to which group.
-        takers: How often each group is taken.
-        transform: What becomes of the images; None: nothing.
-        images: The same images, kept elsewhere.
-        instant: Whether blocks are made in the call that asks for them; by default, where images are in
-            memory and nothing is done to them.
-        footprint: Counts what is handed out until it is let go.
-        limit_bytes: Memory for blocks and for what is handed out; None has no bound.
+        dataset: Labels, and images without `images`.
+        order: Order of the images, cut into groups.
+        takers: Number of times that each group is taken.
+        transform: Transform of the images; None: none.
+        images: The same images, in another place.
+        instant: Whether blocks are made in the call that asks for them; by default if images are in memory
+            and not transformed.
+        memory: Counts handed-out arrays until they are freed.
+        limit_bytes: Memory for blocks and handed-out arrays; None has no bound.
     """
 
     def __init__(
@@ -69,7 +103,7 @@ class GroupCache:
         transform: Transform | None = None,
         images: Images | None = None,
         instant: bool | None = None,
-        footprint: Footprint | None = None,
+        memory: MemoryInUse | None = None,
         limit_bytes: int | None = None,
     ) -> None:
         self._images = dataset.train_images if images is None else images
@@ -80,28 +114,28 @@ class GroupCache:
         if instant is None:
             instant = transform is None and isinstance(self._images, np.ndarray)
         self.instant = instant
-        """Whether nothing ever has to be made elsewhere."""
-        self._footprint = Footprint() if footprint is None else footprint
+        """Whether no block has to be made by the caller."""
+        self._memory = MemoryInUse() if memory is None else memory
         self._limit_bytes = limit_bytes
         self.evicted = 0
-        """Blocks that were let go before all their groups were taken."""
+        """Number of blocks dropped before all their groups were taken."""
         group_bytes = order.images_per_group * prod(dataset.image_shape)
         self._block_groups = max((INSTANT_BLOCK_BYTES if instant else BLOCK_BYTES) // group_bytes, 1)
         self.block_bytes = self._block_groups * group_bytes
-        """Bytes of the images of a whole block."""
+        """Size of the images of a whole block, in bytes."""
         self._making: set[int] = set()
         self._ready: dict[int, tuple[Pictures, int]] = {}
-        """Blocks by number, the oldest first, and how many were made before each."""
+        """Blocks by number, the oldest first, and the number of blocks made before each."""
         self._made = 0
         self._left: dict[int, dict[int, int]] = {}
-        """By block: groups that were not taken yet by all who take them, and by how many not."""
+        """By block: groups that are still to be taken, and how often."""
 
     # --- making ------------------------------------------------------------------------------
 
     def prepare(self, numbers: Iterable[int]) -> list[int]:
-        """Gather the blocks of these groups, unless they are there, were taken before, or memory has ended.
+        """Gather the blocks of these groups, unless they are here, were taken before, or memory is short.
 
-        Returns those that somebody has to `make` and `put` here first; each is named once, until it is
+        Returns the blocks that the caller has to `make` and `put` here; each is named once, until it is
         forgotten.
         """
         missing = [
@@ -116,13 +150,13 @@ class GroupCache:
         return []
 
     def want(self, numbers: Sequence[int]) -> list[int]:
-        """Say that these groups are taken next. Returns blocks to `make` and `put`, as `prepare` does."""
+        """Return the blocks to `make` and `put` before these groups can be taken."""
         missing = [block for block in self.blocks(numbers) if self._is_missing(block)]
         self._making.update(missing)
         return missing
 
     def forget(self, block: int) -> None:
-        """A block that was named is not made after all."""
+        """Forget a named block: it is not made after all."""
         self._making.discard(block)
 
     def make(self, block: int) -> Pictures:
@@ -131,27 +165,27 @@ class GroupCache:
         return self._cut_out(self._order.indices[groups.start * size : groups.stop * size])
 
     def put(self, block: int, pictures: Pictures) -> None:
-        """A block that was named is made."""
+        """Add a block that was named and made."""
         self._making.discard(block)
         self._ready[block] = pictures, self._made
         self._watch(pictures[0])
 
     def has_room(self, making: int = 0) -> bool:
-        """Whether another block may be made that nobody wants yet, beside so many that are being made."""
+        """Whether memory has room for another block made ahead, beside so many in the making."""
         limit = self._limit_bytes
-        return limit is None or self._footprint.bytes + (making + 1) * self.block_bytes <= limit
+        return limit is None or self._memory.bytes + (making + 1) * self.block_bytes <= limit
 
     def evict(self, wanted: Collection[int] = ()) -> None:
-        """Let blocks go, the oldest first, until memory suffices; those that are wanted stay.
+        """Drop blocks, the oldest first, until memory suffices; wanted ones stay.
 
-        Where there is merely no room for another one, those that were forgotten go.
+        If there is merely no room for another block, only those of age `FORGOTTEN_AFTER` go.
         """
         limit = self._limit_bytes
         if limit is None:
             return
         old = self._made - FORGOTTEN_AFTER * max(len(self._ready), 1)
         for block in list(self._ready):
-            if self._footprint.bytes <= limit and (self._ready[block][1] > old or self.has_room()):
+            if self._memory.bytes <= limit and (self._ready[block][1] > old or self.has_room()):
                 return
             if block not in wanted:
                 del self._ready[block]
@@ -164,7 +198,7 @@ class GroupCache:
         return list(dict.fromkeys([number // self._block_groups for number in numbers]))
 
     def has(self, numbers: Iterable[int]) -> bool:
-        """Whether no block of these groups is still to be made."""
+        """Whether the blocks of these groups are here."""
         return all(number // self._block_groups in self._ready for number in numbers)
 
     def count(self, number: int) -> int:
@@ -172,9 +206,9 @@ class GroupCache:
         return len(self._order.group(number))
 
     def take(self, numbers: Sequence[int]) -> Pieces:
-        """Take groups out, at least one; those whose block is not here are gathered now.
+        """Take groups out, at least one; groups without a block are gathered now.
 
-        Returns their images and labels, one group after the other; no group is in two arrays.
+        Returns their images and labels, in order; no group is in two arrays.
 
         Raises:
             IndexError: The epoch has no such group.
@@ -207,7 +241,7 @@ class GroupCache:
 
     def _piece(self, first: int, last: int) -> Pictures:
         size = self._order.images_per_group
-        self._order.group(last)  # which refuses one that there is not
+        self._order.group(last)  # raises IndexError
         number = first // self._block_groups
         block, left = self._ready.get(number), self._left_in(number)
         wanted = range(first, last + 1)
@@ -228,7 +262,7 @@ class GroupCache:
 
     def _watch(self, images: NDArray[np.uint8]) -> None:
         self._made += 1
-        self._footprint.watch(images)
+        self._memory.watch(images)
 
     def _is_missing(self, block: int) -> bool:
         return block not in self._ready and block not in self._making
@@ -243,7 +277,7 @@ class GroupCache:
         return range(first, min(first + self._block_groups, self._order.num_groups))
 
     def _cut_out(self, chosen: NDArray[np.int64]) -> Pictures:
-        """These images and their labels, as they are trained on."""
+        """Images, transformed, and their labels."""
         images = self._images.take(chosen, axis=0)
         if self._transform is not None:
             images = self._transform(images, chosen)
@@ -251,11 +285,11 @@ class GroupCache:
 
     def __repr__(self) -> str:
         left = sum(len(self._left[block]) for block in self._ready)
-        return f"<Stock of epoch {self._order.epoch}, {left} groups>"
+        return f"<GroupCache of epoch {self._order.epoch}, {left} groups>"
 
 
 def _runs_of_small(pieces: Sequence[NDArray[np.uint8]]) -> list[list[NDArray[np.uint8]]]:
-    """Neighbours that are to be joined: small ones, until they are large together."""
+    """Runs of pieces to join: small neighbours, until they are large together."""
     runs: list[list[NDArray[np.uint8]]] = []
     size = JOINED_BYTES
     for piece in pieces:

@@ -1,9 +1,8 @@
-"""Groups of the epoch in progress, made ready on a thread of their own where that takes work.
+"""Groups of the epoch in progress, made on a thread of their own if that takes work.
 
-A data server asks for what it will need (`prepare`), says what it needs now (`when_ready`), and takes it.
-Images are gathered on the event loop where gathering is all there is to do; where they are read, decoded or
-transformed, a thread does that. What somebody waits for goes before what somebody may want later, and what is
-made ahead keeps to the memory that was granted.
+A data server asks for groups ahead (`prepare`), waits for those of a question (`when_ready`), and takes them.
+The event loop gathers images that are in memory and not transformed; a thread reads, decodes and transforms
+all others. Groups of waiting questions go before groups made ahead, and these keep to the granted memory.
 """
 
 import asyncio
@@ -13,16 +12,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.group_cache import GroupCache, Pieces
-from adam_async.data_server.image_cache import SHARE_OF_BLOCKS, CachedImages
+from adam_async.data_server.group_cache import GroupCache, MemoryInUse, Pieces
+from adam_async.data_server.image_cache import SHARE_OF_BLOCKS, CachedImages, Images
 from adam_async.data_server.lazy_images import StoredImages
-from adam_async.data_server.memory_in_use import Footprint
 from adam_async.data_server.order import EpochOrder
-from adam_async.data_server.sources.images import Images
+from adam_async.data_server.statistics import CacheStatistics, ImageStatistics, TransformStatistics
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.data_server.validation_split import ValidationSplit, check_validation
 from adam_async.model.keyed_random import Dice
@@ -36,12 +35,12 @@ from dataflow import ComputePool, Job, MakePool
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 2
-"""Blocks that the thread is given at a time: the next lies ready for it, and one that somebody waits for is
-behind no more than these."""
+"""Number of blocks that the thread has at a time: the next one is ready for it, and an urgent one waits for
+no more than these."""
 
 SHARE_OF_ANSWER = 64
-"""An answer holds one part in so many of the memory that a server may use, at most: those of several workers
-that stop reading fit beside one another."""
+"""Divisor of the server's memory that gives the maximum size of an answer: answers that several workers do
+not read must fit beside one another."""
 
 
 _NO_IMAGES, _NO_LABELS = np.empty((0, 1, 1, 1), np.uint8), np.empty(0, np.int64)
@@ -49,7 +48,7 @@ _NO_IMAGES, _NO_LABELS = np.empty((0, 1, 1, 1), np.uint8), np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Wanted:
-    """Groups that somebody waits for."""
+    """Groups of a waiting question."""
 
     group_cache: GroupCache
     numbers: Sequence[int]
@@ -57,15 +56,15 @@ class _Wanted:
 
 
 class GroupProducer:
-    """What one data server hands out.
+    """The groups that one data server hands out.
 
     Args:
-        dataset: Where the images are.
-        name: Of its thread.
+        dataset: Images and labels.
+        name: Name of the thread.
         functions: Kinds of transforms that are functions of the user; see `Recipe.of`.
-        on_failure: Told what making images raised; it happens again for the same images.
-        make_pool: Makes the pool that is its thread.
-        available_bytes: Memory that this process could use, for a cache that takes what there is.
+        on_failure: Receives an error of the thread; the same images raise it again.
+        make_pool: Makes the pool of the thread.
+        available_bytes: Memory that this process could use, for a cache without a size.
 
     Run `run` as a task of the owner's group.
     """
@@ -89,12 +88,14 @@ class GroupProducer:
         self._limits: CacheLimits | None = None
         self._warned: CacheLimits | None = None
         self._cache: CachedImages | None = None
-        self._footprint = Footprint()
+        self._memory = MemoryInUse()
         self._group_cache: GroupCache | None = None
+        self.epoch = 0
+        """Epoch whose groups it makes; 0: none."""
         self._recipe: Recipe | None = None
         self._dice = Dice(0)
         self._trained: NDArray[np.int64] | None = None
-        """Images that are trained on; None: all."""
+        """Numbers of the images to train on; None: all."""
         self.validation: tuple[NDArray[np.uint8], NDArray[np.int64]] = (_NO_IMAGES, _NO_LABELS)
         """Images (n, C, H, W) and labels (n,) that the run holds back."""
         self._pool: ComputePool | None = None
@@ -102,9 +103,9 @@ class GroupProducer:
         self._wanted: list[_Wanted] = []
         self._urgent: dict[int, None] = {}
         self._ahead: dict[int, None] = {}
-        """Blocks that the thread is to make, the first ones first: for somebody who waits, and for later."""
+        """Blocks to make, in this order: for waiting questions, and ahead of need."""
         self._given = 0
-        """Blocks that the thread has and has not made yet."""
+        """Number of blocks that the thread has and has not made yet."""
         self._late = self._evicted = 0
 
     async def run(self) -> None:
@@ -122,7 +123,7 @@ class GroupProducer:
                 self._cache.close()
 
     async def take_up(self, run: RunRecord, config: Config) -> None:
-        """Make ready for a run: compiling what its transforms need may take seconds."""
+        """Prepare a run; compiling its transforms may take seconds."""
         recipe = None
         await self._has_thread.wait()
         assert self._pool is not None
@@ -147,7 +148,7 @@ class GroupProducer:
             self._limits, self._cache = limits, self._make_cache(limits)
 
     async def _hold_back(self, config: Config) -> None:
-        """Read the images that a run holds back from training: they stay in memory, like test images."""
+        """Read the images that a run holds back from training; they stay in memory, like test images."""
         self._trained, self.validation = None, (_NO_IMAGES, _NO_LABELS)
         if not config.validation:
             return
@@ -163,7 +164,7 @@ class GroupProducer:
         self._trained = split.trained
 
     def _make_cache(self, limits: CacheLimits) -> CachedImages | None:
-        """The cache of images that are not in memory; those that are need none."""
+        """Make the cache of images that are not in memory; None for images in memory."""
         stored = self._dataset.train_images
         if not isinstance(stored, StoredImages):
             return None
@@ -171,11 +172,12 @@ class GroupProducer:
         return CachedImages(stored, size_bytes=size, spill=limits.spill, clock=fine_clock)
 
     def begin_epoch(self, order: EpochOrder, *, takers: int) -> None:
-        """Hand out the groups of this epoch from now on, each to so many workers.
+        """Hand out the groups of an epoch, each to so many workers.
 
-        The order counts the images that are trained on; those held back have no number in it.
+        The order counts the images to train on; images held back have no number in it.
         """
         self._forget_epoch()
+        self.epoch = order.epoch
         if self._trained is not None:
             order = replace(order, indices=self._trained[order.indices])
         transform = None
@@ -189,13 +191,13 @@ class GroupProducer:
             transform=transform,
             images=images,
             instant=transform is None and (self._cache is None or self._cache.complete),
-            footprint=self._footprint,
+            memory=self._memory,
             limit_bytes=self._limit_bytes(),
         )
         self._warn_of_small_cache(self._group_cache.block_bytes)
 
     def _warn_of_small_cache(self, block_bytes: int) -> None:
-        """Say what a cache costs that has no room for one block, once for each cache."""
+        """Warn of a cache without room for one block, once for each cache."""
         limits, room = self._limits, self._limit_bytes()
         if limits is None or room is None or room >= block_bytes:
             return
@@ -213,7 +215,7 @@ class GroupProducer:
         )
 
     def _limit_bytes(self) -> int | None:
-        """Memory for blocks and answers: what the images leave of the whole, but at least its share."""
+        """Memory for blocks and answers: the rest that images leave, but at least its share."""
         if self._limits is None:
             return None
         size = self._limits.size_bytes
@@ -222,21 +224,21 @@ class GroupProducer:
 
     @property
     def _held_bytes(self) -> int:
-        """Bytes of the images that the data set itself holds; a file that is mapped is not memory of ours."""
+        """Size of the data set's images in memory, in bytes; a mapped file does not count."""
         images = self._dataset.train_images
         mapped = isinstance(images, np.memmap) or isinstance(getattr(images, "base", None), np.memmap)
         return 0 if mapped or isinstance(images, StoredImages) else images.nbytes
 
     @property
     def answer_bytes(self) -> int:
-        """Images that an answer should hold at most, once a run is taken up."""
+        """Maximum size of the images of an answer, in bytes, once a run is taken up."""
         assert self._limits is not None, "there is no run"
         return max(self._limits.size_bytes // SHARE_OF_ANSWER, 1)
 
     def _forget_epoch(self) -> None:
         if self._group_cache is not None:
             self._evicted += self._group_cache.evicted
-        self._group_cache = None
+        self._group_cache, self.epoch = None, 0
         self._wanted.clear()
         self._urgent.clear()
         self._ahead.clear()
@@ -244,7 +246,7 @@ class GroupProducer:
     # --- groups ------------------------------------------------------------------------------
 
     def prepare(self, numbers: Iterable[int]) -> None:
-        """Make these groups ready, unless they are; those behind the epoch's end are left out."""
+        """Make groups ready ahead of need; groups beyond the epoch's end are left out."""
         if self._group_cache is not None:
             self._ahead.update(dict.fromkeys(self._group_cache.prepare(numbers)))
             self._feed()
@@ -252,7 +254,7 @@ class GroupProducer:
     def when_ready(self, numbers: Sequence[int], then: Callable[[], None]) -> None:
         """Call `then` when these groups can be taken: at once or later; never if the epoch is over first.
 
-        It takes them before it returns: later they may have been let go.
+        `then` must take them before it returns: later they may be dropped.
         """
         group_cache = self._group_cache
         assert group_cache is not None, "there is no epoch"
@@ -264,15 +266,15 @@ class GroupProducer:
             self._want(group_cache, numbers)
 
     def take(self, numbers: Sequence[int]) -> Pieces:
-        """Take groups that are ready. See `Stock.take`."""
+        """Take groups that are ready. See `GroupCache.take`."""
         assert self._group_cache is not None, "there is no epoch"
         return self._group_cache.take(numbers)
 
     def watch(self, copies: Iterable[NDArray[np.uint8]]) -> None:
-        """Count copies of parts of what was taken, until they are let go."""
+        """Count copies of parts of taken groups, until they are freed."""
         for copy in copies:
-            if copy.base is None:  # else it is a slice of what is counted
-                self._footprint.watch(copy)
+            if copy.base is None:  # a slice is counted with its array
+                self._memory.watch(copy)
 
     def count(self, number: int) -> int:
         """Images of a group; 0 while there is no epoch."""
@@ -281,7 +283,7 @@ class GroupProducer:
     # --- the thread --------------------------------------------------------------------------
 
     def _want(self, group_cache: GroupCache, numbers: Sequence[int]) -> None:
-        """Have these groups made before all that nobody waits for."""
+        """Make these groups before all groups made ahead."""
         early = [block for block in group_cache.blocks(numbers) if block in self._ahead]
         for block in early:
             del self._ahead[block]
@@ -296,7 +298,7 @@ class GroupProducer:
         assert self._pool is not None, "the thread is there before any run"
         while self._given < AT_ONCE and (self._urgent or self._ahead):
             if not self._urgent and not group_cache.has_room(self._given):
-                for block in self._ahead:  # they are named again when their worker asks
+                for block in self._ahead:  # named again with the next question of their worker
                     group_cache.forget(block)
                 self._ahead.clear()
                 return
@@ -315,15 +317,15 @@ class GroupProducer:
                 self._on_failure(job.error)
                 return
             group_cache.put(block, job.result)
-            self._hand_out(group_cache)
+            self._call_ready(group_cache)
         self._feed()
 
-    def _hand_out(self, group_cache: GroupCache) -> None:
-        """Tell all whose groups are ready, as long as they are: the last taker of a block takes it away."""
+    def _call_ready(self, group_cache: GroupCache) -> None:
+        """Call each question whose groups are ready: a taker before it may have taken a block away."""
         waiting, self._wanted = self._wanted, []
         for wanted in waiting:
             if group_cache is not self._group_cache:
-                return  # somebody who was told has ended the epoch
+                return  # a callback has ended the epoch
             if group_cache.has(wanted.numbers):
                 wanted.then()
             else:
@@ -332,31 +334,32 @@ class GroupProducer:
             self._want(group_cache, wanted.numbers)
         group_cache.evict({block for wanted in self._wanted for block in group_cache.blocks(wanted.numbers)})
 
-    def statistics(self) -> dict[str, Any] | None:
-        """What transforming took; None without transforms. `late_answers`: answers that waited for it."""
+    def statistics(self) -> TransformStatistics | None:
+        """Work of the thread that transforms; None without transforms."""
         if self._recipe is None or self._pool is None:
             return None
-        return {"late_answers": self._late, "pool": self._pool.statistics()}
+        return TransformStatistics(late_answers=self._late, pool=self._pool.statistics())
 
-    def cache_statistics(self) -> dict[str, Any] | None:
-        """What memory is used for, and what it saved; None before the first run."""
+    def cache_statistics(self) -> CacheStatistics | None:
+        """Memory of images and groups; None before the first run."""
         if self._limits is None:
             return None
         if self._cache is not None:
-            held = self._cache.statistics()
+            images = self._cache.statistics()
         else:
             size = self._held_bytes
-            held = {"resident_images": len(self._dataset.train_labels) if size else 0, "resident_bytes": size}
-        return {
-            "budget_bytes": self._limits.size_bytes,
-            **held,
-            "block_bytes": self._footprint.bytes,
-            "evicted_blocks": self._evicted
-            + (self._group_cache.evicted if self._group_cache is not None else 0),
-        }
+            count = len(self._dataset.train_labels) if size else 0
+            images = ImageStatistics(resident_images=count, resident_bytes=size)
+        evicted = self._group_cache.evicted if self._group_cache is not None else 0
+        return CacheStatistics(
+            **msgspec.structs.asdict(images),
+            budget_bytes=self._limits.size_bytes,
+            block_bytes=self._memory.bytes,
+            evicted_blocks=self._evicted + evicted,
+        )
 
     def __repr__(self) -> str:
-        return f"<Supply of {self._group_cache!r}, {len(self._wanted)} questions wait>"
+        return f"<GroupProducer of {self._group_cache!r}, {len(self._wanted)} questions wait>"
 
 
 def _chosen(images: NDArray[np.uint8] | StoredImages, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:

@@ -1,9 +1,9 @@
-"""Decoded images of one data server: what fits stays in memory, others go to a file aside or are made again.
+"""Decoded images of one data server: in memory while there is room, else in a scratch file or decoded again.
 
-Each epoch takes every image once, in a new order. Whatever was used last is then used next as late as can be:
-with room for a share c of the images, one that throws out the least recently used finds c + (1 - c) ln(1 - c)
-of what it is asked for (a quarter of the images: 3 %), and one that keeps what it has finds c. So the first
-images that are decoded stay, and nothing is ever thrown out.
+Each epoch takes every image once, in a new order, so the image used last is used next as late as can be. With
+room for a share c of the images, a cache that evicts the least recently used finds c + (1 - c) ln(1 - c) of
+the images (3 % with room for a quarter), and one that evicts nothing finds c. So the images decoded first
+stay, and none is ever evicted.
 
 The memory is one array of slots, so that images which are all here are gathered in one call.
 """
@@ -12,34 +12,32 @@ import logging
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.lazy_images import StoredImages
 from adam_async.data_server.sources.file_ranges import Scratch
+from adam_async.data_server.statistics import ImageStatistics
 from adam_async.runtime.disk import Clock
 
 logger = logging.getLogger(__name__)
 
 SHARE_OF_BLOCKS = 4
-"""Of the whole budget one part in so many is for blocks and answers, where the images need all of it."""
+"""Divisor of the budget that gives the least memory for blocks and answers."""
 
 MakeScratch = Callable[[Path], Scratch]
 
 
 class CachedImages:
-    """Images of a data set, kept once they are decoded.
-
-    For one thread at a time.
+    """Images of a data set, kept once they are decoded. For one thread at a time.
 
     Args:
-        stored: Where they are.
-        size_bytes: Memory for them; less than one image is none.
-        spill: Folder on whose disk images are kept that do not fit; None: they are decoded again.
-        clock: What the time for decoding is measured with.
-        make_scratch: Makes the file in that folder.
+        stored: Images in their files.
+        size_bytes: Memory for images; less than one image is none.
+        spill: Folder of the scratch file for images that do not fit; None: they are decoded again.
+        clock: Measures the time of decoding.
+        make_scratch: Makes the scratch file.
     """
 
     dtype = np.dtype(np.uint8)
@@ -65,7 +63,7 @@ class CachedImages:
         self._make_scratch = make_scratch
         self._scratch: Scratch | None = None
         self._place_of: dict[int, int] = {}
-        """Of each image in the file aside: the how-manieth it is there."""
+        """Position of each image in the scratch file."""
         self._hits = self._misses = self._decoded = self._read_back = 0
         self._decode_s = 0.0
 
@@ -74,7 +72,7 @@ class CachedImages:
 
     @property
     def reserved_bytes(self) -> int:
-        """Memory of the images once as many are here as fit."""
+        """Memory of all slots, in bytes."""
         return self._slots.nbytes
 
     @property
@@ -86,9 +84,9 @@ class CachedImages:
         """Gather images by their numbers, shape (n, C, H, W). Blocks unless they are all in memory.
 
         Raises:
-            DataError: One cannot be read; see `StoredImages.read`.
+            DataError: An image cannot be read; see `StoredImages.read`.
         """
-        assert axis == 0, "images are told apart along axis 0"
+        assert axis == 0, "images are along axis 0"
         slots = self._slot_of[chosen]
         missing = np.flatnonzero(slots < 0)
         self._hits += len(slots) - len(missing)
@@ -103,7 +101,7 @@ class CachedImages:
 
     def _fetch(self, number: int, into: NDArray[np.uint8]) -> None:
         slot = int(self._slot_of[number])
-        if slot >= 0:  # it was asked for twice in one call
+        if slot >= 0:  # the call has the image twice
             self._hits += 1
             into[...] = self._slots[slot]
             return
@@ -121,7 +119,7 @@ class CachedImages:
         elif self._spill is not None:
             self._write_aside(number, into)
 
-    # --- the file aside ----------------------------------------------------------------------
+    # --- the scratch file --------------------------------------------------------------------
 
     def _write_aside(self, number: int, image: NDArray[np.uint8]) -> None:
         assert self._spill is not None
@@ -151,25 +149,29 @@ class CachedImages:
         self._spill = None
 
     def close(self) -> None:
-        """Give the space of the file aside back. Nobody takes images any more."""
+        """Delete the scratch file; no image may be taken any more."""
         if self._scratch is not None:
             self._scratch.close()
 
-    def statistics(self) -> dict[str, Any]:
-        """What is where, and how often it was found there."""
-        return {
-            "resident_images": self._used,
-            "resident_bytes": self._used * self._image_bytes,
-            "hits": self._hits,
-            "misses": self._misses,
-            "decoded": self._decoded,
-            "decode_s": round(self._decode_s, 6),
-            "spilled": len(self._place_of),
-            "spilled_bytes": len(self._place_of) * self._image_bytes,
-            "read_back": self._read_back,
-            "replaced": len(self._stored.replaced),
-            "replaced_why": self._stored.sentences(),
-        }
+    def statistics(self) -> ImageStatistics:
+        """Images in memory and in the file, and how many were found there."""
+        return ImageStatistics(
+            resident_images=self._used,
+            resident_bytes=self._used * self._image_bytes,
+            hits=self._hits,
+            misses=self._misses,
+            decoded=self._decoded,
+            decode_s=round(self._decode_s, 6),
+            spilled=len(self._place_of),
+            spilled_bytes=len(self._place_of) * self._image_bytes,
+            read_back=self._read_back,
+            replaced=len(self._stored.replaced),
+            replaced_why=self._stored.sentences(),
+        )
 
     def __repr__(self) -> str:
-        return f"<CachedImages {self._used} of {len(self)} in memory, {len(self._place_of)} aside>"
+        return f"<CachedImages {self._used} of {len(self)} in memory, {len(self._place_of)} in a file>"
+
+
+Images = NDArray[np.uint8] | CachedImages | StoredImages
+"""Images by number, wherever they are: with ``shape`` (N, C, H, W), ``dtype``, ``len`` and ``take``."""

@@ -1,8 +1,7 @@
-"""Training images that stay where they are stored, and are read and decoded when somebody asks for them.
+"""Training images that stay in their files, and are read and decoded on demand.
 
-An image that turns out to be damaged ends the run with its name; or, where damage is to be skipped, the next
-image of its class that can be read takes its place: which that is follows from the files alone, so that each
-server of a data set puts the same one there.
+A damaged image ends the run with its name; or, if damage is skipped, the next readable image of its class
+takes its place. The choice depends on the files alone, so every server of a data set makes the same one.
 """
 
 import logging
@@ -18,18 +17,18 @@ from adam_async.errors import DataError
 logger = logging.getLogger(__name__)
 
 Read = Callable[[int], NDArray[np.uint8]]
-"""Reads and decodes an image by its number: shape (C, H, W). From any thread; raises DataError."""
+"""Reader of an image by its number: decoded, shape (C, H, W). From any thread; raises DataError."""
 
 
 class StoredImages:
     """Images by number, none of them in memory.
 
     Args:
-        read: Reads one.
-        image_shape: (C, H, W) of each.
-        labels: The class of each, shape (N,).
-        origin: What to call the data set in an error.
-        policy: What to do with an image that cannot be read.
+        read: Reads one image.
+        image_shape: (C, H, W) of each image.
+        labels: Class of each image, shape (N,).
+        origin: Name of the data set in errors.
+        policy: ``error`` or ``skip`` for an image that cannot be read.
     """
 
     dtype = np.dtype(np.uint8)
@@ -49,7 +48,7 @@ class StoredImages:
         self._policy = policy
         self.shape = (len(labels), *image_shape)
         self.replaced: dict[int, str] = {}
-        """Of each image that another took the place of: what was wrong with it."""
+        """Damage of each replaced image."""
         self._instead: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -57,14 +56,14 @@ class StoredImages:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all images, were they decoded."""
+        """Size of all images once decoded, in bytes."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     def read(self, number: int) -> NDArray[np.uint8]:
         """Read and decode one image, shape (C, H, W). Blocks. From any thread.
 
         Raises:
-            DataError: It cannot be read and nothing may take its place, or too many cannot be.
+            DataError: The image cannot be read and none may take its place, or too many cannot be read.
         """
         known = self._instead.get(number)
         if known is not None:
@@ -78,19 +77,19 @@ class StoredImages:
 
     def take(self, chosen: NDArray[np.int64], axis: int = 0) -> NDArray[np.uint8]:
         """Read and decode images by their numbers, shape (n, C, H, W). See `read`."""
-        assert axis == 0, "images are told apart along axis 0"
+        assert axis == 0, "images are along axis 0"
         images = np.empty((len(chosen), *self.shape[1:]), np.uint8)
         for place, number in enumerate(chosen.tolist()):
             images[place] = self.read(number)
         return images
 
     def __getitem__(self, chosen: Any) -> NDArray[np.uint8]:
-        """The images that NumPy would choose so: a number, a slice, an array of numbers or of truths."""
+        """Index images as NumPy does: by a number, a slice, or an array of numbers or of truth values."""
         numbers = np.arange(len(self))[chosen]
         return self.read(int(numbers)) if np.ndim(numbers) == 0 else self.take(numbers)
 
     def sentences(self) -> list[str]:
-        """What was wrong with the images that others took the place of: at most 100 sentences."""
+        """Damage of the replaced images, at most 100 sentences."""
         return list(self.replaced.values())[:MAX_SENTENCES]
 
     def _replace(self, number: int, error: DataError) -> NDArray[np.uint8]:

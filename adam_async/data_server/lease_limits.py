@@ -1,9 +1,9 @@
-"""Pure: how fast each replica finishes groups, and how many of them it may hold.
+"""Pure: the rate at which each replica finishes groups, and the number of groups that it may hold.
 
-An epoch that ends early waits for what is leased (`epoch.py`). Groups are leased ahead of need, as many to a
-slow replica as to a quick one, and would take it so many times longer. So who is less than half as fast as
-the fastest one holds only what takes it as long as what it held before would take the fastest; but enough to
-end a step with, for nothing is reported before that.
+An epoch that ends early waits for its leases (`epoch.py`). Groups are leased ahead of need, as many to a
+slow replica as to a fast one, and the slow one takes longer for them. So a replica below half the rate of
+the fastest one holds only as many groups as it finishes in the time that the fastest one would need for
+those it held before; but enough to end a step, for nothing is reported before that.
 """
 
 from collections.abc import Collection
@@ -12,13 +12,13 @@ from math import ceil
 from adam_async.run.ids import Replica
 
 LAGS = 0.5
-"""Part of the fastest replica's rate below which one may not hold all that it asks for."""
+"""Fraction of the fastest replica's rate below which a replica is limited."""
 
 RECORDED = 8
-"""Groups that a worker may train before it tells of them together, where a step is shorter than that."""
+"""Number of groups that a worker may report together, if a step is shorter."""
 
 SURE_AFTER = 8
-"""Groups that a replica has finished before its rate is known."""
+"""Number of finished groups from which on the rate of a replica is known."""
 
 
 class _Replica:
@@ -28,20 +28,20 @@ class _Replica:
         self.since = since
         self.held = self.finished = 0
         self.most = 0
-        """Groups that it held at once, before it was held back."""
+        """Largest number of groups that the replica held at once."""
 
     def rate(self, now: float) -> float | None:
-        """Groups per second, once enough is known."""
+        """Groups per second; None while too few are finished."""
         if self.finished < SURE_AFTER or now <= self.since:
             return None
         return self.finished / (now - self.since)
 
 
-class Tempo:
-    """Rates of replicas in one epoch. Times are seconds on the caller's clock.
+class LeaseLimits:
+    """Rates and limits of the replicas in one epoch. Times are seconds on the caller's clock.
 
     Args:
-        step: Groups of a step, after which the first of them is reported.
+        step: Number of groups of a step; a worker reports at its end.
     """
 
     def __init__(self, step: int = 1) -> None:
@@ -49,23 +49,23 @@ class Tempo:
         self._replicas: dict[Replica, _Replica] = {}
 
     def leased(self, replica: Replica, groups: int, now: float) -> None:
-        """A replica got groups: from the first ones on its time counts."""
+        """Count groups leased to a replica; its time counts from the first ones on."""
         counts = self._replicas.setdefault(replica, _Replica(now))
         counts.held += groups
         counts.most = max(counts.most, counts.held)
 
     def finished(self, replica: Replica) -> None:
-        """It has finished a group that it held."""
+        """Count a finished group of a replica."""
         counts = self._replicas[replica]
         counts.held -= 1
         counts.finished += 1
 
     def keep(self, replicas: Collection[Replica]) -> None:
-        """Forget all others: whoever comes back begins anew."""
+        """Forget all other replicas; one that comes back begins anew."""
         self._replicas = {name: counts for name, counts in self._replicas.items() if name in replicas}
 
     def room(self, replica: Replica, now: float) -> int | None:
-        """How many more groups a replica may be given; None: all that it asks for."""
+        """Maximum number of further groups for a replica; None: no limit."""
         own = self._replicas.get(replica)
         rate = own.rate(now) if own is not None else None
         if own is None or rate is None:

@@ -1,17 +1,17 @@
-"""Pure: how several data servers have one ledger, whichever of them is lost.
+"""Pure: one ledger on several data servers, which survives the loss of any of them.
 
 Theory of operation
 -------------------
-The cluster map names the *keepers*, those that have the ledger, and the *term*, which grows whenever another
-of them becomes the lender. The lender enters events and copies them to the others. It settles an entry when
-all keepers have it; one that it cannot reach is first struck out of the map. So whatever is settled, any
-keeper that is left has, and the first of them goes on where the lost lender was.
+The cluster map names the *ledger replicas*, which have the ledger, and the *term*, which grows with each new
+*ledger leader*. The leader enters events and copies them to the other replicas. It settles an entry when all
+replicas have it; an unreachable replica is first removed from the map. So every remaining replica has all
+settled entries, and the first of them goes on as the leader.
 
-Somebody new reads the ledger from its opening, counts as a keeper from the moment that it has all of it, and
-is written into the map then. In a new term everybody reads anew, for a keeper may have entries that the new
-lender never got; what a keeper had is given up only when the new one is whole, so that at any moment all
-keepers have whatever is settled. Copies of an older term are refused: a lender that was struck out and does
-not know it settles nothing more, for one that it waits for has gone on.
+A new replica reads the ledger from its opening, counts as soon as it has all of it, and is then added to the
+map. In a new term every replica reads anew, for it may have entries that the new leader never got; it drops
+its ledger only when the new one is whole, so at any moment all replicas have all settled entries. Copies of
+an older term are refused: a removed leader that does not know it settles nothing more, because a replica that
+it waits for has gone on.
 """
 
 import math
@@ -33,25 +33,25 @@ LedgerReplica = tuple[str, int]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What a lender sends of its ledger at a time."""
+    """A part of the ledger, as the ledger leader sends it."""
 
     first: Count
-    """Number of the first of the entries."""
+    """Number of the first entry."""
     settled: Count
-    """All keepers have the entries before this number."""
+    """All ledger replicas have the entries before this number."""
     entries: Annotated[tuple[Entry, ...], msgspec.Meta(max_length=MOST_ENTRIES)] = ()
     opening: Opening | None = None
-    """What comes before the first entry, for who reads anew."""
+    """State before the first entry, for a replica that reads anew."""
     whole: bool = True
     """Whether these are all entries so far."""
 
 
 class CopyRefused(Exception):
-    """A part of a ledger cannot be taken.
+    """Refusal of a part of a ledger.
 
     Args:
         code: ``old-term``, ``gap`` or ``impossible``.
-        text: What was wrong.
+        text: Reason.
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -61,24 +61,24 @@ class CopyRefused(Exception):
 
 @dataclass(slots=True)
 class _Copy:
-    """What the lender knows of somebody else's copy."""
+    """One replica's copy, as the ledger leader knows it."""
 
     has: int = -1
-    """Entries before this number; -1: it is to read anew."""
-    told: int = -1
-    """Entries before this number are known there to be settled."""
+    """The replica has the entries before this number; -1: it has to read anew."""
+    reported: int = -1
+    """The replica knows that the entries before this number are settled."""
     whole: bool = False
-    """Whether it has taken the last entry there was: what is read anew is of use to nobody before that."""
+    """Whether the replica has taken the last entry since it reads anew; a part of a ledger is of no use."""
     counts: bool = False
-    """Whether nothing is settled without it."""
+    """Whether an entry is settled only if this replica has it."""
 
 
 class LedgerReplication:
-    """One data server's part in it.
+    """The part of one data server.
 
     Args:
-        me: Which one.
-        opening: Of an empty ledger.
+        me: This server.
+        opening: Opening of an empty ledger.
     """
 
     def __init__(self, me: LedgerReplica, opening: Opening) -> None:
@@ -87,17 +87,17 @@ class LedgerReplication:
         self.leads = False
         self.ledger = Ledger(opening)
         self._incoming: Ledger | None = None
-        """A ledger that is read anew and is not whole yet."""
+        """Ledger that is read anew and is not whole yet."""
         self._read_in = 0
-        """The term in which `ledger` was read."""
+        """Term in which `ledger` was read."""
         self._copies: dict[LedgerReplica, _Copy] = {}
         self._lag_s = 0.0
-        """Seconds from our clock to the ledger's."""
+        """Offset of the ledger's clock from this server's, in seconds."""
 
-    # --- the lender --------------------------------------------------------------------------
+    # --- the leader --------------------------------------------------------------------------
 
     def lead(self, term: int, ledger_replicas: Iterable[LedgerReplica], *, now: float) -> None:
-        """We are the lender of this term, and these are the keepers. Our ledger is whole."""
+        """Lead in a term with these replicas. The own ledger is whole."""
         self.term, self.leads, self._incoming = term, True, None
         self._lag_s = self.ledger.last_now - now if self.ledger.stop else 0.0
         self._copies = {
@@ -107,34 +107,34 @@ class LedgerReplication:
         }
 
     def enter(self, events: Sequence[Event], *, now: float) -> list[Settled]:
-        """Enter events, as the lender; returns what that settles."""
-        assert self.leads, "only the lender enters events"
+        """Enter events, as the leader; return the newly settled ones."""
+        assert self.leads, "only the ledger leader enters events"
         for event in events:
             self.ledger.append(Entry(now + self._lag_s, event))
         return self._settle()
 
     def time_of(self, deadline: float) -> float:
-        """When a deadline of the ledger is, on our clock; what is entered then is not too early for it."""
+        """Time of a ledger's deadline on the own clock; an event entered then is not too early for it."""
         ours = deadline - self._lag_s
-        while ours + self._lag_s < deadline:  # rounded down; there is nothing to be done until then
-            # A far clock is coarser than ours: its smallest step, in parts, leads there within a few rounds.
+        while ours + self._lag_s < deadline:  # rounded down: a timer would fire too early
+            # A large time has coarse steps: quarters of one get there within a few rounds.
             ours = max(math.nextafter(ours, math.inf), ours + math.ulp(deadline) / 4)
         return ours
 
     def welcome(self, ledger_replica: LedgerReplica) -> None:
-        """Begin to copy for somebody, unless we do already."""
+        """Begin to copy for a replica, unless that has begun."""
         self._copies.setdefault(ledger_replica, _Copy())
 
     def copies(self) -> tuple[LedgerReplica, ...]:
-        """Whom we copy for."""
+        """Replicas to copy for."""
         return tuple(self._copies)
 
     def counts(self, ledger_replica: LedgerReplica) -> bool:
-        """Whether nothing is settled without this one."""
+        """Whether an entry is settled only if a replica has it."""
         return ledger_replica in self._copies and self._copies[ledger_replica].counts
 
     def part_for(self, ledger_replica: LedgerReplica, count: int) -> Part | None:
-        """What to send next, `count` entries at most; None while there is no news."""
+        """The next part for a replica, `count` entries at most; None if it is up to date."""
         copy, ledger = self._copies[ledger_replica], self.ledger
         entries = ledger.read(copy.has, count) if copy.has >= 0 else None
         opening = None
@@ -142,7 +142,7 @@ class LedgerReplication:
             copy.has, opening = ledger.begin()
             copy.whole = False
             entries = ledger.read(copy.has, count) or ()
-        elif not entries and copy.told >= ledger.settled:
+        elif not entries and copy.reported >= ledger.settled:
             return None
         return Part(
             first=copy.has,
@@ -153,23 +153,26 @@ class LedgerReplication:
         )
 
     def copied(self, ledger_replica: LedgerReplica, part: Part) -> list[Settled]:
-        """Somebody has taken a part; from when it has all it counts. Returns what that settles."""
+        """Record that a replica has taken a part; return the newly settled entries.
+
+        A replica counts from the moment that it has all entries.
+        """
         copy = self._copies.get(ledger_replica)
         if copy is None:
             return []
-        copy.has, copy.told = part.first + len(part.entries), part.settled
+        copy.has, copy.reported = part.first + len(part.entries), part.settled
         copy.whole = copy.whole or part.whole
         copy.counts = copy.counts or copy.has == self.ledger.stop
         return self._settle()
 
     def begin_anew(self, ledger_replica: LedgerReplica) -> None:
-        """What somebody has is unknown."""
+        """Let a replica read the ledger anew: its copy is unknown."""
         if ledger_replica in self._copies:
             copy = self._copies[ledger_replica]
-            copy.has, copy.told, copy.whole = -1, -1, False
+            copy.has, copy.reported, copy.whole = -1, -1, False
 
     def strike_out(self, ledger_replica: LedgerReplica) -> list[Settled]:
-        """Somebody is no keeper any more, in the map; returns what that settles."""
+        """Drop a replica that the map does not name any more; return the newly settled entries."""
         self._copies.pop(ledger_replica, None)
         return self._settle()
 
@@ -180,22 +183,20 @@ class LedgerReplication:
     # --- the others --------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Somebody else is the lender."""
+        """Follow another leader."""
         self.leads = False
         self._copies.clear()
 
     def take(self, term: int, part: Part) -> list[Settled]:
-        """Take what a lender sends; returns what is settled here now.
-
-        A refused part changes nothing.
+        """Take a part from the leader; return the newly settled entries. A refused part changes nothing.
 
         Raises:
-            CopyRefused: It is of an older term, does not follow what we have, or no state takes its entries.
+            CopyRefused: The part is of an older term, leaves a gap, or has entries that no state takes.
         """
         if term < self.term or (term == self.term and self.leads):
             raise CopyRefused("old-term", f"this is term {self.term}, not {term}")
         if part.opening is None and term > self.term:
-            raise CopyRefused("gap", f"in term {term} the ledger is to be read anew")
+            raise CopyRefused("gap", f"in term {term} a replica reads the ledger anew")
         incoming = self._incoming if part.opening is None else _opened(part.opening, part.first)
         ledger = incoming or self.ledger
         if part.first != ledger.stop:
@@ -208,13 +209,14 @@ class LedgerReplication:
             if not part.whole:
                 return []
             self._incoming = None
+            # A late part of an earlier reading in this term must not replace a longer ledger.
             if self._read_in == term and incoming.stop < self.ledger.stop:
                 raise CopyRefused("gap", f"{incoming.stop} entries came late: here are {self.ledger.stop}")
             self.ledger, self._read_in = incoming, term
         return self.ledger.settle(part.settled)
 
     def _append(self, ledger: Ledger, entries: Sequence[Entry]) -> None:
-        """Write all entries of a part, or none of them."""
+        """Append all entries of a part, or none of them."""
         stop = ledger.stop
         try:
             for entry in entries:
@@ -229,7 +231,7 @@ class LedgerReplication:
 
     def __repr__(self) -> str:
         part = "leads" if self.leads else "follows"
-        return f"<Keeping {self._me[0]} {part} in term {self.term}, {self.ledger!r}>"
+        return f"<LedgerReplication {self._me[0]} {part} in term {self.term}, {self.ledger!r}>"
 
 
 def _opened(opening: Opening, first: int) -> Ledger:

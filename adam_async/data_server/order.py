@@ -29,7 +29,7 @@ class EpochOrder:
     indices: NDArray[np.int64]
     """Shape (images,): a permutation of the image numbers."""
     carried: int = 0
-    """So many images come first because the epoch before has skipped them."""
+    """Number of images that come first because the epoch before has skipped them."""
 
     @property
     def carried_images(self) -> bytes:
@@ -45,7 +45,7 @@ class EpochOrder:
 
     @property
     def num_groups(self) -> int:
-        """How many groups the epoch has."""
+        """Number of groups of the epoch."""
         return count_groups(len(self.indices), self.images_per_group)
 
     def group(self, number: int) -> NDArray[np.int64]:
@@ -63,9 +63,9 @@ class EpochOrders:
     """The orders of a run's epochs, each of which may depend on the one before.
 
     Args:
-        dice: Of the run.
-        num_images: Training images.
-        images_per_group: Of a full group.
+        dice: Random values of the run.
+        num_images: Number of training images.
+        images_per_group: Number of images of a full group.
 
     Raises:
         ValueError: `num_images` or `images_per_group` is not positive.
@@ -78,7 +78,7 @@ class EpochOrders:
             )
         self._dice = dice
         self.num_images = num_images
-        """Training images."""
+        """Number of training images."""
         self._images_per_group = images_per_group
         self._last: EpochOrder | None = None
 
@@ -125,7 +125,7 @@ class EpochOrders:
         if carried:
             if len(carried) != -(-self.num_images // 8):
                 raise DataError(
-                    f"{len(carried)} bytes say which images epoch {epoch} begins with; {self.num_images} "
+                    f"{len(carried)} bytes name the first images of epoch {epoch}; {self.num_images} "
                     f"images need {-(-self.num_images // 8)}: is this the data set of the run?"
                 )
             bits = np.unpackbits(np.frombuffer(carried, np.uint8), count=self.num_images)
@@ -147,7 +147,7 @@ def _bits(images: NDArray[np.int64], num_images: int) -> bytes:
 
 
 def epoch_order(dice: Dice, *, epoch: int, num_images: int, images_per_group: int) -> EpochOrder:
-    """Shuffle the images of one epoch before which nothing was skipped.
+    """Shuffle the images of one epoch after an epoch without skipped groups.
 
     Raises:
         ValueError: `num_images` or `images_per_group` is not positive.

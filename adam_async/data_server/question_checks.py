@@ -1,4 +1,4 @@
-"""Pure: checks of questions and reports to a data server; it refuses those that no correct peer sends."""
+"""Pure: checks of questions and reports to a data server, which refuses those that no correct peer sends."""
 
 from collections.abc import Callable, Mapping
 
@@ -17,11 +17,11 @@ LABEL_BYTES = 72
 
 
 Takers = Mapping[tuple[int, int, int], tuple[str, int]]
-"""Replica, life and part to the node and the incarnation of the worker that has the part."""
+"""Replica, generation and part to the node and the incarnation of the worker that has the part."""
 
 
 def takers(cluster: ClusterMap) -> Takers:
-    """The workers that may ask for groups and report them, in the lives that the map knows."""
+    """The workers that may ask for groups and report them, in the replica generations of the map."""
     replica_generations = cluster.replica_generations()
     return {
         (int(replica), replica_generation, part): (name, cluster.nodes[name].incarnation)
@@ -31,9 +31,9 @@ def takers(cluster: ClusterMap) -> Takers:
 
 
 def taker_refusal(body: LeaseGroups | ReportGroups, peer: Identity, known: Takers) -> str:
-    """Why a peer may not speak for a part of a replica; empty if it may.
+    """Reason why a peer may not ask for a part of a replica; empty if it may.
 
-    A life that is not known may be one of which the map has not told yet: its questions wait.
+    The map may not have an unknown generation yet: its questions wait.
     """
     taker = known.get((body.replica, body.replica_generation, body.partition))
     if taker is None or taker == (peer.node, peer.incarnation):
@@ -52,7 +52,7 @@ def lease_refusal(body: LeaseGroups, *, partitions: int, height: int) -> tuple[s
     if body.partition >= partitions:
         return "no-part", f"replicas have parts 0 to {partitions - 1}, not {body.partition}"
     if body.count < 1:
-        return "no-groups", f"at least one group is asked for, not {body.count}"
+        return "no-groups", f"a question is for at least one group, not {body.count}"
     first, stop = body.rows or (0, height)
     if not first <= stop <= height:
         return "no-rows", f"images have rows 0 to {height - 1}: there are no rows {first} to {stop}"
@@ -86,7 +86,7 @@ def check_report(
             "report", f"replicas have parts 0 to {partitions - 1}, not {body.partition}"
         )
     if len({(each.epoch, each.number) for each in body.finished}) < len(body.finished):
-        raise RemoteProtocolError("report", "a group is finished once in a report")
+        raise RemoteProtocolError("report", "a report names a group twice")
     for each in body.finished:
         if each.images > group_images:
             text = f"a group has {group_images} images at most, not {each.images}"
@@ -117,11 +117,9 @@ def check_entering(event: LeaseAsked | GroupsReported, peer: Identity) -> None:
         RemoteProtocolError: The event is about a question to another server, or one that no worker asks.
     """
     if event.request is None or event.request[0] != peer.node:
-        raise RemoteProtocolError(
-            "events", f"{peer.node} enters what its own workers asked, and nothing else"
-        )
+        raise RemoteProtocolError("events", f"{peer.node} may enter questions of its own workers only")
     if isinstance(event, LeaseAsked) and (event.count > MOST_ASKED or event.wait_s > MOST_WAIT_S):
-        text = f"no question is for {event.count} groups within {event.wait_s:g} s"
+        text = f"a question for {event.count} groups within {event.wait_s:g} s is above the limits"
         raise RemoteProtocolError("events", text)
 
 
@@ -160,8 +158,8 @@ def _check_epoch(event: EpochBegan, *, images: int, groups: int) -> None:
         or max([0, *ends]) > event.groups
         or max(event.warm, event.carried) > event.groups
     ):
-        raise RemoteProtocolError("ledger", f"more groups than the {event.groups} of epoch {event.number}")
+        raise RemoteProtocolError("ledger", f"groups beyond the {event.groups} of epoch {event.number}")
     if not event.shares or not covers(
         event.shares.values(), groups=event.groups, round_groups=event.round_groups
     ):
-        raise RemoteProtocolError("ledger", f"the shares of epoch {event.number} do not make it up")
+        raise RemoteProtocolError("ledger", f"the shares of epoch {event.number} do not cover it")

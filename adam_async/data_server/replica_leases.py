@@ -1,13 +1,13 @@
-"""Pure: what one replica was leased in its present life, so that all its workers are told the same.
+"""Pure: the leases of one replica generation, in a log from which all its workers get the same answers.
 
-A replica's workers train the same groups, each at its own pace. What the replica is leased is written to its
-log, and each worker reads that from its own *position*, the number of groups that it has received. A question
-names the position, so what is asked again is answered again, with the same groups. Who asks has all that lies
-before its position; what all have is dropped.
+A replica's workers train the same groups, each at its own pace. The leases of the replica are written to its
+log, and each worker reads the log from its own *position*, the number of groups that it has received. A
+question names the position, so a repeated question gets the same groups. A worker has all groups before its
+position; groups that all workers have are dropped.
 
-Between two groups of the log there may be a *mark*: at this position the replica was told that nothing more
-waits, and where all meet then. Whoever comes by hears of it, for there a step ends short. The end that it
-names moves on while nothing comes behind it.
+Between two groups of the log there may be a *mark*: at this position the replica was sent the sync clock,
+because nothing more waited. Every worker that passes the mark must get it, for a step ends short there. The
+clock of the last mark moves on while no group follows.
 """
 
 from bisect import bisect_right
@@ -17,22 +17,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """One group that was leased."""
+    """One leased group."""
 
     number: int
     attempt: int
     clock: int
-    """It begins no earlier than this clock."""
+    """Earliest clock at which the group begins."""
 
 
 class LeaseLog:
-    """The log of one life of a replica.
+    """The log of one replica generation.
 
     Args:
-        life: Its number.
-        partitions: Workers of the replica.
-        stop: Groups that were leased already, and are finished.
-        positions: Groups that each worker is known to have.
+        replica_generation: Number of the generation.
+        partitions: Number of workers of the replica.
+        stop: Number of earlier leases, all finished.
+        positions: Number of groups that each worker is known to have.
     """
 
     def __init__(
@@ -46,20 +46,20 @@ class LeaseLog:
 
     @property
     def stop(self) -> int:
-        """Groups that were leased in this life."""
+        """Number of leases of this generation."""
         return self._first + len(self._groups)
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Groups that each worker is known to have."""
+        """Number of groups that each worker is known to have."""
         return tuple(self._positions)
 
     def holds(self, position: int) -> bool:
-        """Whether the log says what comes at a position, or ends there."""
+        """Whether the log has the group at a position, or ends there."""
         return self._first <= position <= self.stop
 
     def confirm(self, partition: int, position: int) -> None:
-        """A worker has all groups before a position."""
+        """Record that a worker has all groups before a position."""
         self._positions[partition] = max(self._positions[partition], position)
         behind = min(min(self._positions), self.stop) - self._first
         if behind > 0:
@@ -68,7 +68,7 @@ class LeaseLog:
             self._marks = {at: end for at, end in self._marks.items() if at >= self._first}
 
     def begin_epoch(self) -> None:
-        """All groups so far are finished: all workers have received them, and nobody asks for them again."""
+        """Drop all groups: at the start of an epoch all of them are received and finished."""
         self._first, self._groups, self._marks = self.stop, [], {}
 
     def read(self, position: int, count: int) -> list[Logged]:
@@ -80,13 +80,13 @@ class LeaseLog:
         return self._groups[at : min(at + count, stop - self._first)]
 
     def append(self, groups: Iterable[tuple[int, int]], clock: int) -> None:
-        """Groups (number, attempt) were leased."""
+        """Append leased groups (number, attempt)."""
         self._groups += [Logged(number, attempt, clock) for number, attempt in groups]
 
     def mark(self, end: int) -> None:
-        """The replica is told that nothing more waits for it, and where all meet."""
+        """Mark the end of the log with the sync clock."""
         self._marks[self.stop] = end
 
     def mark_at(self, position: int) -> int:
-        """The end that was told at a position; -1 if none was."""
+        """Sync clock of the mark at a position; -1 without a mark."""
         return self._marks.get(position, -1)

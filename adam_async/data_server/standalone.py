@@ -1,15 +1,15 @@
-"""A data server that stands by itself: it holds its data, and serves clusters that ask for them.
+"""A standalone data server: it holds its data, and serves the clusters that ask for them.
 
 Theory of operation
 -------------------
-A data host is no member of any cluster. Who begins one asks it to `Serve`, and keeps the link on which it
-asked. For each that asks, the host opens a `DataServer` over the same images, on a port of its own beside
-the host's; that one takes its seat in the asker's cluster and is like any other data server there.
+A data host is not a member of any cluster. The node that starts a cluster asks the host to `Serve`, and keeps
+the link of that question. For each question the host opens a `DataServer` over the same images, on a port of
+its own; that server joins the asker's cluster, and is like any other data server there.
 
-It serves until the asker says goodbye on that link. If the link breaks, the cluster may be sound all the
-same: then the data server stays until the cluster map says that the asker is gone, or until its seat gives
-up the controller (`patience_s`). What ends one data server, whatever it is, is logged, and touches neither
-the host nor the others.
+It serves until the asker closes the link. If the link breaks, the cluster may still be sound: then the data
+server stays until the cluster map reports the loss of the asker, or until its membership gives up the
+controller (`patience_s`). The end of one data server is logged, whatever its reason, and affects neither the
+host nor the others.
 """
 
 import logging
@@ -30,21 +30,21 @@ from transport.sockets import parse_tcp_address
 logger = logging.getLogger(__name__)
 
 MOST_CLUSTERS = 32
-"""That are served at a time: each has a thread, and groups that wait for its workers."""
+"""Maximum number of clusters served at once: each has a thread, and groups that wait for its workers."""
 
 
 class DataHost(Role):
     """One data host, from `async with` to its end, which is the end of all data servers that it opened.
 
     Args:
-        network: Where it listens, and how data servers reach the controllers of their clusters.
-        address: What it binds, ``tcp://host:port``; data servers take any free port of that host.
+        network: Network of its listener, and of its data servers.
+        address: Address that it binds, ``tcp://host:port``; data servers take any free port of that host.
         identity: Its role, ``data``, node id and incarnation.
         waits: Deadlines.
-        dataset: What it serves.
-        entropy: Dice for the incarnations of data servers.
-        make_pool: What data servers are given; see `Supply`.
-        available_bytes: The same.
+        dataset: Data that it serves.
+        entropy: Source of the incarnations of data servers.
+        make_pool: See `GroupProducer`.
+        available_bytes: See `GroupProducer`.
         process_memory: See `Role`.
     """
 
@@ -71,16 +71,16 @@ class DataHost(Role):
         self._entropy = entropy
         self._asked = 0
         self.serving: dict[str, DataServer] = {}
-        """The data servers, by the controllers of their clusters; those too that are still to take a seat."""
+        """Data servers by the controllers of their clusters, before they join too."""
 
     # --- questions ---------------------------------------------------------------------------
 
     def _answer(self, request: Request, body: Body) -> None:
         match body:
             case Serve() if body.controller in self.serving:
-                request.fail("busy", f"it serves the cluster at {body.controller} already")
+                request.fail("busy", f"{self._identity.node} serves the cluster at {body.controller} already")
             case Serve() if len(self.serving) >= MOST_CLUSTERS:
-                request.fail("busy", f"it serves {MOST_CLUSTERS} clusters, and no more at a time")
+                request.fail("busy", f"{self._identity.node} serves {MOST_CLUSTERS} clusters, the maximum")
             case Serve():
                 self._open(request, body.controller)
             case _:
@@ -112,8 +112,8 @@ class DataHost(Role):
         self._spawn(f"cluster-{self._asked}", self._serve(request, node, controller, server))
 
     async def _serve(self, request: Request, node: str, controller: str, server: DataServer) -> None:
-        """Run one data server to its end, and log what it was."""
-        ended = "the asker said goodbye"
+        """Run one data server to its end, and log the reason of the end."""
+        ended = "the asker has closed its link"
         joined = False
         try:
             async with server:
@@ -121,21 +121,21 @@ class DataHost(Role):
                 joined = True
                 logger.info("%s serves the cluster at %s", node, controller)
                 request.reply(pack(Serving(node=node), [text_tensor(server.info)]))
-                if not await _said_goodbye(request.link):
+                if not await _closed_in_order(request.link):
                     ended = "the asker is gone"
                     await _left(server, request.link.peer)
-        except Exception as error:  # one cluster's trouble is not another's
+        except Exception as error:  # the end of one data server must not end the others
             ended = str(first_cause(error))
             if not joined:
                 request.fail("failed", ended)
-            logger.warning("%s could not go on serving the cluster at %s: %s", node, controller, ended)
+            logger.warning("%s ended its service for the cluster at %s: %s", node, controller, ended)
         else:
-            logger.info("%s serves the cluster at %s no more: %s", node, controller, ended)
+            logger.info("%s no longer serves the cluster at %s: %s", node, controller, ended)
         finally:
             del self.serving[controller]
 
     def statistics(self) -> dict[str, Any]:
-        """Where the data servers listen, by controller, and what every role counts."""
+        """Addresses of the data servers by controller, and the statistics of every role."""
         serving = {controller: server.address for controller, server in self.serving.items()}
         return {"serving": serving, **super().statistics()}
 
@@ -143,11 +143,11 @@ class DataHost(Role):
         return f"<DataHost {self._identity.node} at {self.address} serves {len(self.serving)} clusters>"
 
 
-async def _said_goodbye(link: Link) -> bool:
-    """Wait for the end of a link; returns whether the peer ended it in good order."""
+async def _closed_in_order(link: Link) -> bool:
+    """Wait for the end of a link; return whether the peer closed it in order."""
     try:
         while True:
-            await link.receive()  # an asker tells nothing; it is the end that is waited for
+            await link.receive()  # an asker sends nothing more: this waits for the end
     except LinkClosed:
         return True
     except TransportError:
@@ -155,7 +155,7 @@ async def _said_goodbye(link: Link) -> bool:
 
 
 async def _left(server: DataServer, asker: Identity) -> None:
-    """Wait until the cluster map says that a life of a node is over."""
+    """Wait until an incarnation of a node has left the cluster map."""
     async for cluster in server.changes():
         node = cluster.nodes.get(asker.node)
         if node is not None and (not node.live or node.incarnation != asker.incarnation):

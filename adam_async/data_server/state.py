@@ -1,32 +1,33 @@
-"""Pure: who trains which image group: leases, questions that wait, and when an epoch has ended.
+"""Pure: leases of image groups to replicas, questions that wait, and the end of an epoch.
 
 A *lease* is one group handed to a replica; it ends when all parts of the replica have reported the group
-finished. When the replica is lost, or begins another *life* because one of its workers is another one, what
-it holds comes back under the next attempt number; `epoch` says who gets that.
+finished. When the replica is lost, or begins another *generation* because a worker is replaced, its leased
+groups come back under the next attempt number; `epoch` decides which replica gets them.
 
-What a life of a replica is leased stands in its log (`lease_log`), from which each of its workers is answered
-at its own position: all are told the same, and a question that is asked again is answered again. When the
-first of them comes to the end of the log, more is leased.
+The groups of a replica generation are in its log (`replica_leases`). Each worker reads the log from its own
+position: all workers get the same groups, and a repeated question gets the same answer. When the first worker
+reaches the end of the log, more groups are leased.
 
-A report for a group that is not leased under that attempt, or of another life, is late: the group was given
-to another and will be trained again. It is counted, and changes nothing. Every group of an epoch is thus
-finished exactly once, and the epoch ends when all of them are, but for those that it skips (`epoch`).
+A report of a group that is not leased under that attempt, or of another generation, is late: another replica
+trains the group. It is counted, and changes nothing. So every group of an epoch is finished exactly once, and
+the epoch ends when all of them are finished or skipped (`epoch`).
 
-A question that finds no work is *parked* until there is some, the epoch changes, or its time is up; so is a
-question of a life that has not begun or is over. But who has not heard that nothing waits for its replica,
-and where all clocks meet then with `ssp` and `bsp`, hears it at once. Times are absolute seconds on the
-caller's clock.
+A question without work is *parked* until there is some, the epoch changes, or its time is up; so is a
+question of a generation that has not begun or is over. A worker that does not know yet that nothing waits for
+its replica, and the sync clock then with `ssp` and `bsp`, is answered at once. Times are absolute seconds on
+the caller's clock.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, assert_never
+from typing import Annotated, assert_never
 
 import msgspec
 
 from adam_async.data_server.epoch import Epoch
-from adam_async.data_server.lease_limits import Tempo
+from adam_async.data_server.lease_limits import LeaseLimits
 from adam_async.data_server.replica_leases import LeaseLog, Logged
+from adam_async.data_server.statistics import EpochStatistics
 from adam_async.messages import Finished
 from adam_async.messages.bounds import (
     MOST_IN_A_META,
@@ -54,7 +55,7 @@ MOST_IMAGE_BYTES = 16 << 20
 """Maximum size of a bit set of images of a data set, in bytes."""
 
 MOST_PARKED = 1 << 16
-"""Maximum number of waiting questions at the begin of an epoch."""
+"""Maximum number of parked questions at the start of an epoch."""
 
 ReplicaNumber = Annotated[Replica, msgspec.Meta(ge=0, le=(1 << 20) - 1)]
 """Number of a replica."""
@@ -65,17 +66,17 @@ GroupRanges = Annotated[tuple[tuple[GroupNumber, GroupNumber], ...], msgspec.Met
 Shares = Annotated[
     dict[ReplicaNumber, tuple[GroupNumber, GroupNumber]], msgspec.Meta(max_length=MOST_REPLICAS)
 ]
-"""Range of groups by replica, or its place and the number of places by replica."""
+"""By replica: its range of groups, or its place among the replicas and their number."""
 
 Request = tuple[NodeId, Count] | None
-"""Who is asked, and which of its questions this is; passed back in the effect that answers it."""
+"""Data server and number of a question; the effect that answers the question has it too."""
 
 
 # --- events ----------------------------------------------------------------------------------
 
 
 class EpochBegan(msgspec.Struct, frozen=True, tag=True):
-    """The controllers shared out an epoch: see `cluster_map.EpochRecord`."""
+    """The controllers assigned the shares of an epoch: see `cluster_map.EpochRecord`."""
 
     number: EpochNumber
     groups: GroupNumber
@@ -85,53 +86,53 @@ class EpochBegan(msgspec.Struct, frozen=True, tag=True):
     finished: GroupRanges = ()
     """Ranges of groups that were trained before the run was resumed."""
     images: Images = 0
-    """Images in them."""
+    """Number of images in these ranges."""
     loss: Loss = 0.0
-    """Mean over those."""
+    """Mean loss over these images."""
     train_s: Seconds = 0.0
-    """Seconds that they took."""
+    """Training time of these images, in seconds."""
     warm: GroupNumber = 0
-    """Groups of the warm start."""
+    """Number of groups of the warm start."""
     every: GroupNumber = 0
-    """Groups between two pauses; 0: none."""
+    """Number of groups between two pauses; 0: no pauses."""
     carried: GroupNumber = 0
-    """Groups, from the first one, of images that the epoch before has skipped."""
+    """Number of groups, from the first one, of images that the epoch before has skipped."""
     behind: Annotated[tuple[ReplicaNumber, ...], msgspec.Meta(max_length=MOST_REPLICAS)] = ()
-    """Replicas in whose shares those were."""
+    """Replicas in whose shares the epoch before has skipped images."""
     fraction: Progress = 1.0
-    """Of the replicas, or of the groups in a pool, after which nothing more is leased."""
+    """Fraction of the replicas, or of the groups in a pool, after which nothing more is leased."""
     pooled: bool = False
-    """Whether all take their groups out of one pool."""
+    """Whether all replicas take their groups out of one pool."""
     step: GroupNumber = 1
-    """Groups of a step."""
+    """Number of groups of a step."""
     carried_images: Annotated[bytes, msgspec.Meta(max_length=MOST_IMAGE_BYTES)] = b""
-    """Those images, as `EpochOrder.carried_images` has them; the order of the epoch depends on them."""
+    """`EpochOrder.carried_images`, on which the order of the epoch depends."""
 
 
 class ReplicasChanged(msgspec.Struct, frozen=True, tag=True):
-    """The controllers decided which replicas are live, and in which life."""
+    """The controllers decided which replicas are live, and in which generation."""
 
     replica_generations: Annotated[dict[ReplicaNumber, DrawnId], msgspec.Meta(max_length=MOST_REPLICAS)]
 
 
 class LeaseAsked(msgspec.Struct, frozen=True, tag=True, kw_only=True, eq=False):
-    """A worker wants groups."""
+    """A worker asks for groups."""
 
     request: Request
     replica: ReplicaNumber
     replica_generation: DrawnId
     partition: Partition
     position: Count
-    """Groups that it has received."""
+    """Number of groups that the worker has received."""
     heard: After
-    """The end that it was told there; -1 if none."""
+    """Sync clock that the worker has received at that position; -1 if none."""
     count: Count
     wait_s: Seconds
-    """How long it may be parked."""
+    """Maximum time for which the question is parked, in seconds."""
 
 
 class GroupsReported(msgspec.Struct, frozen=True, tag=True):
-    """A worker finished its part in groups."""
+    """A worker finished its part of some groups."""
 
     replica: ReplicaNumber
     replica_generation: DrawnId
@@ -141,36 +142,36 @@ class GroupsReported(msgspec.Struct, frozen=True, tag=True):
 
 
 class PauseEnded(msgspec.Struct, frozen=True, tag=True):
-    """The driver has taken its checkpoint."""
+    """The driver took its checkpoint."""
 
 
 class TimePassed(msgspec.Struct, frozen=True, tag=True):
-    """It is as late as the caller says: the deadline of a parked question may have come."""
+    """Time passed: the deadline of a parked question may have come."""
 
 
 Event = EpochBegan | ReplicasChanged | LeaseAsked | GroupsReported | PauseEnded | TimePassed
 
 
 class Parked(msgspec.Struct, frozen=True, array_like=True, eq=False):
-    """A question that waits."""
+    """A parked question."""
 
     asked: LeaseAsked
     deadline: Instant
 
 
 class OpenLog(msgspec.Struct, frozen=True, array_like=True):
-    """The log of one life of a replica, between two epochs."""
+    """The log of a replica generation, between two epochs."""
 
     replica: ReplicaNumber
     replica_generation: DrawnId
     stop: Count
-    """Groups that it was leased."""
+    """Number of groups that the generation was leased."""
     positions: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
-    """Groups that each of its workers is known to have."""
+    """Number of groups that each worker is known to have."""
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a state is before an epoch begins."""
+    """A whole state before an epoch begins."""
 
     partitions: Partition = 1
     clock: Clock = 0
@@ -186,19 +187,19 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grant:
-    """Answer a question with these groups (number, attempt) of the epoch; possibly none."""
+    """Answer a question with groups (number, attempt) of the epoch, possibly none."""
 
     request: Request
     epoch: int
     groups: tuple[tuple[int, int], ...]
     last: bool
-    """Whether nothing more waits for this replica."""
+    """Whether nothing more waits for the replica."""
     progress: tuple[float, ...] = ()
-    """For each group, the epochs of the run that lie before it, for the replica of its share."""
+    """Progress of the run at each group, in epochs, for the replica of its share."""
     clock: int = 0
-    """Where the first of these groups begins, at the earliest."""
+    """Earliest clock at which the first of the groups begins."""
     end: int = 0
-    """With `last`: the clock at which all meet."""
+    """Sync clock, with `last`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,33 +209,33 @@ class EpochEnded:
     number: int
     images: int
     loss: float
-    """Mean over images of the groups' losses as trained."""
+    """Mean loss over the images as trained."""
     train_s: float
-    """Seconds from the first lease to the last report, those of the runs that this one continues included."""
+    """Time from the first lease to the last report, in seconds, earlier parts of a resumed epoch included."""
     clock: int
-    """Where all meet; without turns the highest clock of a replica."""
+    """Sync clock; without rounds the highest clock of a replica."""
     skipped: tuple[tuple[int, int], ...] = ()
-    """Ranges of groups."""
+    """Ranges of skipped groups."""
     behind: tuple[Replica, ...] = ()
-    """Replicas in whose shares those were."""
+    """Replicas in whose shares the skipped groups were."""
     again: tuple[int, ...] = ()
-    """Groups whose lease came back, each as often as it did, but for those that were skipped."""
+    """Groups whose lease came back, once for each time, without skipped groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """Nothing is leased, and nothing will be before `PauseEnded`."""
+    """Nothing is leased until `PauseEnded`."""
 
     number: int
     finished: int
-    """Groups."""
+    """Number of finished groups."""
 
 
 Effect = Grant | EpochEnded | Paused
 
 
 def _ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Numbers as ranges of neighbours, in their order."""
+    """Cut numbers into ranges of neighbours, in ascending order."""
     found: list[tuple[int, int]] = []
     for number in sorted(numbers):
         if found and found[-1][1] == number:
@@ -252,7 +253,7 @@ class DataState:
     """Leases of the epoch in progress.
 
     Args:
-        partitions: Workers of each replica.
+        partitions: Number of workers of each replica.
     """
 
     def __init__(self, *, partitions: int = 1) -> None:
@@ -269,8 +270,8 @@ class DataState:
         self._most_clock = 0
         """Largest clock accepted from a replica, in steps, if replicas synchronise their clocks."""
         self._logs: dict[Replica, LeaseLog] = {}
-        """Of the live replicas."""
-        self._tempo = Tempo()
+        """Logs of the live replicas."""
+        self._limits = LeaseLimits()
         self._parked: list[Parked] = []
         self.trained_again = 0
         self.late_reports = 0
@@ -278,7 +279,7 @@ class DataState:
 
     @classmethod
     def of(cls, opening: Opening) -> "DataState":
-        """The state that an epoch may begin in: it goes on like the one whose `opening` this is."""
+        """Make a state that goes on like the one whose `opening` this is, before an epoch begins."""
         state = cls(partitions=opening.partitions)
         state._clock = opening.clock
         state._logs = {
@@ -293,7 +294,7 @@ class DataState:
         return state
 
     def opening(self) -> Opening:
-        """What this state is, for an epoch that begins now; what is left of the one before is over."""
+        """Return the state without the rest of its epoch, for an epoch that begins now."""
         return Opening(
             partitions=self._partitions,
             clock=self._clock,
@@ -307,12 +308,13 @@ class DataState:
         )
 
     def handle(self, event: Event, *, now: float) -> list[Effect]:
-        """Take one event; return the answers that it makes possible."""
+        """Apply one event; return its effects."""
         match event:
             case EpochBegan():
                 return self._begin(event, now)
             case ReplicasChanged():
                 self._replicas_changed(event)
+                # A loss may end a closed epoch: its returned groups are skipped.
                 return self._ended_if_over() + self._answer_parked(now)
             case LeaseAsked():
                 return self._asked(event, now) + self._answer_parked(now)
@@ -328,7 +330,7 @@ class DataState:
         return self._answer_parked(now)
 
     def _replicas_changed(self, event: ReplicasChanged) -> None:
-        """Who lives on in another life is lost first, and then joins."""
+        # A replica in another generation leaves and joins again: its leases must come back first.
         staying = {
             r: log
             for r, log in self._logs.items()
@@ -343,16 +345,19 @@ class DataState:
             self._logs = logs
             if self._epoch is not None:
                 self.trained_again += self._epoch.replicas_changed(logs)
-            self._tempo.keep(logs)
+            self._limits.keep(logs)
 
     def _begin(self, event: EpochBegan, now: float) -> list[Effect]:
+        # A resumed epoch counts on from the part that an earlier run has trained.
         self._images, self._loss_sum, self._started = event.images, event.loss * event.images, None
         self._before_s = self._train_s = event.train_s
+        # Clocks never go back, whatever the controllers know of them.
         self._clock = max(self._clock, event.first_clock)
         self._most_clock = most_clock(stands_at=self._clock, epochs=1, groups=event.groups)
+        # All groups of the last epoch are finished, so no worker asks for them again.
         for log in self._logs.values():
             log.begin_epoch()
-        self._tempo = Tempo(event.step)
+        self._limits = LeaseLimits(event.step)
         self.carried_images = event.carried_images
         self._epoch = Epoch(
             number=event.number,
@@ -369,15 +374,17 @@ class DataState:
             fraction=event.fraction,
             pooled=event.pooled,
         )
+        # A resumed epoch may have nothing left.
         self._outcome = None
         return self._ended_if_over() + self._answer_parked(now)
 
     # --- leases ------------------------------------------------------------------------------
 
     def _asked(self, event: LeaseAsked, now: float) -> list[Effect]:
+        # No replica has this part: the question would wait for ever.
         if event.partition >= self._partitions:
             return [Grant(event.request, 0, (), last=False)]
-        # A new question replaces one that the same worker lost the link of.
+        # A worker that lost its link asks again: its new question replaces the parked one.
         void = [parked for parked in self._parked if _worker(parked.asked) == _worker(event)]
         self._parked = [parked for parked in self._parked if parked not in void]
         self._parked.append(Parked(event, now + event.wait_s))
@@ -389,7 +396,8 @@ class DataState:
             and event.position <= log.stop
         ):
             log.confirm(event.partition, event.position)
-        # Unless it is the same one, that came in twice.
+        # The void questions are answered too, for their server keeps them open. A question that is entered
+        # twice, as a follower does for a new leader, does not void itself.
         requests = [parked.asked.request for parked in void]
         return [Grant(request, 0, (), last=False) for request in requests if request != event.request]
 
@@ -400,46 +408,53 @@ class DataState:
             or log.replica_generation != event.replica_generation
             or event.partition >= self._partitions
         ):
+            # The leases of a lost generation came back under the next attempt.
             self.late_reports += len(event.finished)
             return []
         effects = [e for r in event.finished for e in self._finish(event.replica, event.partition, r, now)]
-        if any(parked.asked.replica == event.replica for parked in self._parked):  # it may hold more now
+        # A slow replica may hold more groups once it has finished some (`lease_limits`).
+        if any(parked.asked.replica == event.replica for parked in self._parked):
             effects += self._answer_parked(now)
         return effects
 
     def _finish(self, replica: Replica, partition: int, report: Finished, now: float) -> list[Effect]:
         epoch = self._epoch
+        # A clock that no replica can have reached would take all others with it.
         if epoch is None or report.epoch != epoch.number or self._is_beyond(epoch, report.clock):
             self.late_reports += 1
             return []
+        # A late report proves too that its replica has reached this clock.
         self._clock = max(self._clock, report.clock)
         if epoch.clock_targets is not None:
             epoch.clock_targets.seen(report.clock)
         lease = epoch.open_lease(report.number, replica, report.attempt)
         if lease is None or partition in lease.losses:
-            self.late_reports += 1
+            self.late_reports += 1  # returned and leased again, or reported twice
             return []
         lease.losses[partition] = report.loss
         effects: list[Effect] = []
-        before = epoch.stretch, epoch.closed
+        before = epoch.phase, epoch.closed
+        # The parts of a replica report one by one; the last report finishes the group.
         if len(lease.losses) == self._partitions:
             epoch.finish(report.number)
-            self._tempo.finished(replica)
+            self._limits.finished(replica)
             assert self._started is not None, "what is reported was leased"
             self._train_s = self._before_s + now - self._started
             self._images += report.images
+            # Each part reports its part of the loss.
             self._loss_sum += sum(lease.losses.values()) * report.images
             effects = [Paused(epoch.number, epoch.finished)] if epoch.advance() else self._ended_if_over()
-        if epoch.clock_targets is not None or (epoch.stretch, epoch.closed) != before or epoch.over:
+        # Without clocks a report frees no work, unless it ends the phase, closes the epoch or ends it.
+        if epoch.clock_targets is not None or (epoch.phase, epoch.closed) != before or epoch.over:
             effects += self._answer_parked(now)
         return effects
 
     def _is_beyond(self, epoch: Epoch, clock: int) -> bool:
-        """Whether no replica can have reached such a clock, to which all would tick."""
+        """Whether no replica can have reached a clock; all replicas would advance to it."""
         return epoch.clock_targets is not None and clock > self._most_clock
 
     def _ended_if_over(self) -> list[Effect]:
-        """What came of the epoch, once it is over; told once."""
+        """The result of the epoch, once, when it is over."""
         epoch = self._epoch
         if epoch is None or not epoch.over or self._outcome is not None:
             return []
@@ -448,15 +463,18 @@ class DataState:
             images=self._images,
             loss=self._loss_sum / max(self._images, 1),
             train_s=self._train_s,
-            clock=self._meet(epoch),
+            clock=self._sync_clock(epoch),
             skipped=_ranges(epoch.skipped),
+            # The groups of a pool are in no share.
             behind=tuple(sorted(set(epoch.skipped.values()) - {POOL})),
+            # A skipped group is not trained again, however often its lease came back.
             again=tuple(number for number in epoch.again if number not in epoch.skipped),
         )
         return [self._outcome]
 
-    def untold(self) -> EpochEnded | Paused | None:
-        """What the controllers have to hear of the epoch as it stands, or have heard already."""
+    def unreported(self) -> EpochEnded | Paused | None:
+        """The end or the pause of the epoch, of which the controllers may not have a report yet."""
+        # A new leader cannot know what the old one has reported; a second report changes nothing.
         epoch = self._epoch
         if epoch is not None and epoch.paused:
             return Paused(epoch.number, epoch.finished)
@@ -464,15 +482,20 @@ class DataState:
 
     @property
     def epoch(self) -> int:
-        """The epoch that began last; 0 before the first."""
+        """Number of the newest epoch; 0 before the first."""
         return self._epoch.number if self._epoch is not None else 0
 
     @property
+    def groups(self) -> int:
+        """Number of groups of the newest epoch; 0 before the first."""
+        return self._epoch.groups if self._epoch is not None else 0
+
+    @property
     def replica_generations(self) -> dict[Replica, int]:
-        """Of the live replicas, as last heard."""
+        """Generations of the live replicas."""
         return {replica: log.replica_generation for replica, log in self._logs.items()}
 
-    def _meet(self, epoch: Epoch) -> int:
+    def _sync_clock(self, epoch: Epoch) -> int:
         return epoch.clock_targets.end if epoch.clock_targets is not None else self._clock
 
     def _answer_parked(self, now: float) -> list[Effect]:
@@ -488,11 +511,12 @@ class DataState:
         return effects
 
     def _grant(self, parked: Parked, now: float) -> Grant | None:
-        """What a question can be told now; None: it waits."""
+        """The answer to a parked question; None: it waits."""
         asked = parked.asked
         epoch, log = self._epoch, self._logs.get(asked.replica)
         late = parked.deadline <= now
         number = epoch.number if epoch is not None else 0
+        # The generation has not begun or is over, or the log does not have the position.
         if (
             epoch is None
             or log is None
@@ -500,19 +524,25 @@ class DataState:
             or not log.holds(asked.position)
         ):
             return Grant(asked.request, number, (), last=True) if late else None
+        # A late question is answered in any case, if need be with a sync clock that the worker has.
         heard = asked.heard if not late else -1
         if asked.position == log.stop and not epoch.has_work(asked.replica):
             self._mark(epoch, asked.replica, log, heard)
+        # A mark ends a step short, so no worker of the replica may pass it without it.
         mark = log.mark_at(asked.position)
         if mark > heard:
             return Grant(asked.request, number, (), last=True, end=mark)
+        # Another worker of the replica may have moved the log on.
         groups = log.read(asked.position, asked.count)
         stop = asked.position + len(groups)
+        # Fresh leases follow the log's end only, so all workers of the replica get the same groups.
         if stop == log.stop and (not groups or log.mark_at(stop) < 0):
             groups += self._lease(epoch, asked.replica, log, asked.count - len(groups), now)
             stop = log.stop
+        # The replica's limit is reached, or its worker has the sync clock: it waits for work.
         if not groups:
             return Grant(asked.request, number, (), last=False) if late else None
+        # The mark travels with the last groups, which saves the worker a question.
         if stop == log.stop and not epoch.has_work(asked.replica):
             self._mark(epoch, asked.replica, log, -1)
         end = log.mark_at(stop)
@@ -528,11 +558,13 @@ class DataState:
         )
 
     def _lease(self, epoch: Epoch, replica: Replica, log: LeaseLog, count: int, now: float) -> list[Logged]:
-        room = self._tempo.room(replica, now) if epoch.may_close_early else None
+        # An epoch that closes early waits for its leases, so a slow replica must not hoard them.
+        room = self._limits.room(replica, now) if epoch.may_close_early else None
         fresh = epoch.lease(replica, count if room is None else min(count, room))
         if not fresh:
             return []
-        self._tempo.leased(replica, len(fresh), now)
+        self._limits.leased(replica, len(fresh), now)
+        # The time of the epoch counts from its first lease.
         self._started = self._started if self._started is not None else now
         self.leased += len(fresh)
         stop = log.stop
@@ -540,16 +572,16 @@ class DataState:
         return log.read(stop, len(fresh))
 
     def _mark(self, epoch: Epoch, replica: Replica, log: LeaseLog, heard: int) -> None:
-        """Nothing more waits: who comes to the end of the log is told so, unless it has heard that."""
+        """Mark the end of the log with the sync clock, unless the worker has received this clock."""
         if heard < epoch.end:
-            log.mark(epoch.tell_end(replica))
+            log.mark(epoch.report_end(replica))
 
     def next_deadline(self) -> float | None:
-        """When `TimePassed` may next have news; None while nothing is parked."""
+        """Time at which the next parked question expires; None while nothing is parked."""
         return min((parked.deadline for parked in self._parked), default=None)
 
     def upcoming(self, replica: Replica, count: int) -> list[int]:
-        """The next group numbers that `replica` would get, for read-ahead."""
+        """The next group numbers of a replica, for read-ahead."""
         return self._epoch.upcoming(replica, count) if self._epoch is not None else []
 
     def trained_ranges(self) -> tuple[tuple[int, int], ...]:
@@ -575,20 +607,20 @@ class DataState:
         assert holders <= set(self._logs), f"replicas {holders - set(self._logs)} are lost and hold leases"
         assert all(len(lease.losses) < self._partitions for lease in epoch.leases.values())
 
-    def statistics(self) -> dict[str, Any]:
-        """Progress of the epoch, what was trained again, and which groups are done, while none is leased."""
+    def statistics(self) -> EpochStatistics:
+        """Progress of the epoch, and leases since the start of the run."""
         epoch = self._epoch
-        return {
-            "epoch": epoch.number if epoch else 0,
-            "groups": epoch.groups if epoch else 0,
-            "finished": epoch.finished if epoch else 0,
-            "trained_ranges": self.trained_ranges() if epoch and not epoch.leases else (),
-            "clock": self._meet(epoch) if epoch else 0,
-            "images": self._images,
-            "train_s": self._train_s,
-            "skipped_groups": _ranges(epoch.skipped) if epoch else (),
-            "loss": self._loss_sum / self._images if self._images else 0.0,
-            "leased": self.leased,
-            "trained_again": self.trained_again,
-            "late_reports": self.late_reports,
-        }
+        return EpochStatistics(
+            epoch=self.epoch,
+            groups=self.groups,
+            finished=epoch.finished if epoch else 0,
+            trained_ranges=self.trained_ranges() if epoch and not epoch.leases else (),
+            clock=self._sync_clock(epoch) if epoch else 0,
+            images=self._images,
+            train_s=self._train_s,
+            skipped_groups=_ranges(epoch.skipped) if epoch else (),
+            loss=self._loss_sum / self._images if self._images else 0.0,
+            leased=self.leased,
+            trained_again=self.trained_again,
+            late_reports=self.late_reports,
+        )

@@ -1,4 +1,4 @@
-"""The system's side of the ports: disk, clock, dice and downloads as product code receives them.
+"""The system's side of the ports: disk, clock and dice as product code receives them.
 
 Every other file gets these as arguments, so that a simulation can hand over its own. This file and the
 few others named in tests/test_import_rules.py are the only ones that touch the operating system.
@@ -9,9 +9,6 @@ thread, because ordinary disks gain little from more, and because order then nee
 folder down: after a crash the target is the old file or the new one, whole. What is made of several files
 is written into a folder aside, file by file with `write_down`, and then renamed as a whole. A `Disk` belongs
 to whoever opened it (``async with Disk() as disk``).
-
-**Downloads** get a daemon thread each: a name server that never answers cannot be interrupted, and must
-hold up neither the disk nor the end of the program.
 """
 
 import asyncio
@@ -19,20 +16,14 @@ import contextlib
 import fcntl
 import logging
 import os
-import re
 import shutil
 import stat
-import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from email.message import Message
-from http import HTTPStatus
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar, TypeVarTuple
+from typing import IO, Any, TypeVar, TypeVarTuple
 
 import aiofiles.os
 import aiofiles.threadpool
@@ -57,13 +48,6 @@ SECRET_BYTES = 65536
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 """Permission bits of a file for all users except its owner."""
-
-FETCH_CHUNK_BYTES = 1 << 18
-
-FETCH_AHEAD = 4
-"""Pieces of a download that may wait for whoever takes them; then its thread waits too."""
-
-CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
 
 
 def system_clock() -> Clock:
@@ -472,114 +456,3 @@ def _remove_folder(folder: Path) -> None:
 
 def _remove_if_there(path: Path) -> None:
     path.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Neighbouring bytes of what is at a URL."""
-
-    offset: int
-    """Of its first byte in the whole."""
-    data: bytes
-    total: int | None
-    """Bytes of the whole, as far as the server says."""
-
-
-class Fetch(Protocol):
-    """The download port: what is at a URL, piece by piece."""
-
-    def __call__(self, url: str, *, timeout_s: float, start: int = 0) -> AsyncGenerator[Piece, None]:
-        """Ask for the bytes from `start` on; raise OSError where the URL cannot be read to its end.
-
-        A server may begin at byte 0 all the same: the pieces say where they belong. They follow one another
-        without a gap. Each may take `timeout_s`, the first with connecting. Close the generator
-        (`contextlib.aclosing`).
-        """
-
-
-async def fetch_url(url: str, *, timeout_s: float, start: int = 0) -> AsyncGenerator[Piece, None]:
-    """Yield what is at an http or https URL, by the system's proxy settings and certificates.
-
-    Args:
-        url: Where.
-        timeout_s: Deadline for connecting and the first piece, and again for each piece.
-        start: First byte wanted. Where there is none the whole comes, from byte 0 on.
-
-    Raises:
-        OSError: No connection, an error status, fewer bytes than the server had said, or the deadline passed
-            (`TimeoutError`). Closing returns at once; the thread ends at its next piece, or its deadline.
-    """
-    loop = asyncio.get_running_loop()
-    arrived: asyncio.Queue[Piece | OSError | None] = asyncio.Queue()
-    room = threading.Semaphore(FETCH_AHEAD)
-    abandoned = threading.Event()
-
-    def tell(news: Piece | OSError | None) -> None:
-        # The loop may have closed since it lost interest; then nobody waits for it.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(arrived.put_nowait, news)
-
-    def work() -> None:
-        error: OSError | None = None
-        try:
-            with contextlib.closing(_read_url(url, timeout_s, start)) as pieces:
-                for piece in pieces:
-                    tell(piece)
-                    room.acquire()
-                    if abandoned.is_set():
-                        return
-        except Exception as failure:
-            error = failure if isinstance(failure, OSError) else OSError(f"{url}: {failure!r}")
-        tell(error)
-
-    threading.Thread(target=work, name=f"fetch {url}", daemon=True).start()
-    try:
-        while True:
-            async with asyncio.timeout(timeout_s):
-                news = await arrived.get()
-            if news is None:
-                return
-            if isinstance(news, OSError):
-                raise news
-            yield news
-            room.release()
-    finally:
-        abandoned.set()
-        room.release()
-
-
-def _read_url(url: str, timeout_s: float, start: int) -> Generator[Piece, None, None]:
-    with _answer(url, timeout_s, start) as response:
-        offset, total = _extent(url, response.headers)
-        while data := response.read1(FETCH_CHUNK_BYTES):
-            yield Piece(offset, data, total)
-            offset += len(data)
-    if total is not None and offset < total:
-        raise OSError(f"{url} breaks off after {offset} of {total} bytes")
-
-
-def _answer(url: str, timeout_s: float, start: int) -> Any:
-    if not url.startswith(("http://", "https://")):
-        raise OSError(f"{url} is neither http nor https")
-    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
-    try:
-        return urllib.request.urlopen(request, timeout=timeout_s)
-    except urllib.error.HTTPError as answer:
-        answer.close()
-        if start and answer.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return _answer(url, timeout_s, 0)
-        raise OSError(f"{url} answers {answer.code} {answer.reason}") from None
-    except urllib.error.URLError as error:
-        raise error.reason if isinstance(error.reason, OSError) else OSError(f"{url}: {error}") from None
-
-
-def _extent(url: str, headers: Message) -> tuple[int, int | None]:
-    """Where an answer begins, and of how many bytes the whole is: by its range, or else its length."""
-    stated = headers.get("Content-Range")
-    if stated is None:
-        length = headers.get("Content-Length", "")
-        return 0, int(length) if length.isdecimal() else None
-    found = CONTENT_RANGE.fullmatch(stated.strip())
-    if found is None:
-        raise OSError(f"{url} answers with the range {stated[:80]!r}, expected bytes FIRST-LAST/TOTAL")
-    return int(found[1]), None if found[2] == "*" else int(found[2])

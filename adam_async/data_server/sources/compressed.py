@@ -1,7 +1,7 @@
 """Pure: compressed tar shards, unpacked from front to back.
 
-Only ordinary members that are no larger than an image may be are kept: what a bomb unpacks to is counted and
-dropped piece by piece, until it is more than a shard may hold.
+Only ordinary members up to the maximum size of an image are kept: the output of a bomb is counted and dropped
+piece by piece, until it is larger than a shard may be.
 """
 
 import gzip
@@ -16,20 +16,20 @@ from adam_async.errors import DataError
 ENDINGS = (".tar.gz", ".tgz")
 
 AT_A_TIME = 1 << 20
-"""Bytes that are dropped at once."""
+"""Size of one piece that is dropped, in bytes."""
 
 
 def unpack(data: bytes, origin: str, damage: Damage, room_bytes: int = limits.MAX_FILE_BYTES) -> bytes:
-    """Return a plain tar file with what may be of use in a compressed one.
+    """Return a plain tar file with the usable members of a compressed one.
 
     Args:
         data: The whole compressed file.
-        origin: What to call it in an error.
-        damage: Where members go that are too large. Names are left to who reads the plain file.
+        origin: Name of the file in errors.
+        damage: Collects members that are too large. The reader of the plain file checks names.
         room_bytes: Memory for the plain file.
 
     Raises:
-        DataError: It is not compressed by gzip, no tar file, cut short, damaged, or unpacks to too much.
+        DataError: The file is not a gzipped tar file, is cut short or damaged, or is too large unpacked.
     """
     file = _Unpacking(data, origin)
     kept = io.BytesIO()
@@ -59,7 +59,7 @@ def unpack(data: bytes, origin: str, damage: Damage, room_bytes: int = limits.MA
 
 
 def _copied(member: tarfile.TarInfo, file: "_Unpacking") -> tuple[tarfile.TarInfo, IO[bytes] | None]:
-    """A member for the plain file: its kind and its bytes, without what else its header may say."""
+    """A member for the plain file: its kind and its bytes, without the rest of its header."""
     copy = tarfile.TarInfo(member.name)
     if not member.isreg() or member.issparse():
         copy.type = tarfile.FIFOTYPE if member.issparse() else member.type
@@ -74,11 +74,11 @@ def _copied(member: tarfile.TarInfo, file: "_Unpacking") -> tuple[tarfile.TarInf
 
 
 class _Unpacking:
-    """The unpacked bytes of a gzipped file, as `tarfile` asks for them: always further on.
+    """The unpacked bytes of a gzipped file, for `tarfile`, which reads forward only.
 
     Args:
         data: The compressed file.
-        origin: What to call it in an error.
+        origin: Name of the file in errors.
     """
 
     def __init__(self, data: bytes, origin: str) -> None:
@@ -88,7 +88,7 @@ class _Unpacking:
         self._last = b""
 
     def tell(self) -> int:
-        """Where the next byte comes from."""
+        """Position of the next byte."""
         return self._at
 
     def seek(self, position: int) -> int:
@@ -101,7 +101,7 @@ class _Unpacking:
         """Return the next bytes; fewer at the end.
 
         Raises:
-            DataError: More than any member may have are asked for, or more have come than a shard may hold.
+            DataError: The bytes are more than a member may have, or all are more than a shard may have.
         """
         limits.check_file(size, limits.MAX_IMAGE_BYTES + tarfile.BLOCKSIZE, f"a header in {self._origin}")
         return self._take(size)
@@ -116,10 +116,10 @@ class _Unpacking:
         return self._last
 
     def check_end(self) -> None:
-        """Check that what was read last ends a tar file, and that nothing follows.
+        """Check that the last read ends a tar file, and that nothing follows.
 
         Raises:
-            DataError: It does not, or something does.
+            DataError: It does not end the file, or bytes follow.
         """
         at = self._at - len(self._last)
         whole = len(self._last) == tarfile.BLOCKSIZE and not self._last.strip(b"\0")

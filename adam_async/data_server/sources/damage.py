@@ -1,4 +1,4 @@
-"""Pure: what to do with a damaged image, label or row: stop at the first, or leave it out and say so."""
+"""Pure: the policy for damaged images, labels and rows: stop at the first, or leave it out and report it."""
 
 from typing import Literal
 
@@ -8,11 +8,11 @@ Policy = Literal["skip", "error"]
 
 MAX_SENTENCES = 100
 MAX_SHARE = 0.05
-"""With more than this share of it damaged, a data set is not what its owner takes it for."""
+"""Largest share of damaged images that may be left out of a data set."""
 
 
 class Damage:
-    """Collects what is damaged in one data set.
+    """Collects the damage of one data set.
 
     Args:
         policy: ``error`` makes the first damage an error; ``skip`` counts it.
@@ -27,11 +27,11 @@ class Damage:
 
     @property
     def policy(self) -> Policy:
-        """What is done with damage."""
+        """Policy for damage."""
         return self._policy
 
     def note(self, sentence: str) -> None:
-        """Note that something is left out.
+        """Note damage that is left out.
 
         Raises:
             DataError: The policy is ``error``.
@@ -46,8 +46,8 @@ class Damage:
         """Refuse a data set too much of which is damaged.
 
         Args:
-            kept: How many images are whole.
-            origin: What to call the data set in an error.
+            kept: Number of whole images.
+            origin: Name of the data set in errors.
 
         Raises:
             DataError: More than 5 % of all are damaged; names the first.
@@ -59,6 +59,6 @@ class Damage:
             )
 
     def sentences(self) -> tuple[str, ...]:
-        """What was left out: a sentence each, at most 100, then one that says how many more."""
+        """Damage that was left out: a sentence each, at most 100, then the number of the others."""
         more = self.count - len(self._sentences)
         return (*self._sentences, *([f"{more} more were left out"] if more else []))

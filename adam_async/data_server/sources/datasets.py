@@ -28,10 +28,11 @@ from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.compressed import ENDINGS as COMPRESSED
 from adam_async.data_server.sources.damage import Damage, Policy
+from adam_async.data_server.sources.downloads import Downloader
 from adam_async.data_server.sources.files import folders_in, read_file
 from adam_async.data_server.sources.idx import parse_idx
 from adam_async.data_server.sources.image_folder import load_image_folder
-from adam_async.data_server.sources.mnist import MIRRORS, STEMS, download_mnist
+from adam_async.data_server.sources.mnist import MNIST, STEMS
 from adam_async.data_server.sources.npy import load_npy
 from adam_async.data_server.sources.npz import KEYS, parse_npz
 from adam_async.data_server.sources.parquet import load_parquet
@@ -44,7 +45,7 @@ from adam_async.data_server.sources.tables import load_tables
 from adam_async.errors import DataError
 from adam_async.run.cache_size import CacheLimits
 from adam_async.run.image_size import Size
-from adam_async.runtime.disk import Disk, Fetch
+from adam_async.runtime.disk import Disk
 
 logger = logging.getLogger(__name__)
 
@@ -75,12 +76,9 @@ async def load(
     source: str,
     disk: Disk,
     *,
-    fetch: Fetch | None = None,
+    downloader: Downloader | None = None,
     data_dir: Path | None = None,
     cache_dir: Path | None = None,
-    mirrors: tuple[str, ...] = MIRRORS,
-    connect_timeout_s: float = 5.0,
-    transfer_timeout_s: float = 120.0,
     damaged: Policy = "error",
     cache: CacheLimits | None = None,
     room_bytes: int = limits.MAX_TOTAL_BYTES,
@@ -91,12 +89,9 @@ async def load(
     Args:
         source: A name as above, a folder or a file.
         disk: Reads, decodes and writes, all off the event loop.
-        fetch: The download port; without it nothing is downloaded.
+        downloader: Downloads missing files; without it nothing is downloaded.
         data_dir: What ``ADAM_DATA_DIR`` says, for ``auto`` and ``mnist``.
         cache_dir: Folder in which downloaded MNIST files are kept; without it nothing is downloaded.
-        mirrors: Base addresses to download MNIST from.
-        connect_timeout_s: How long, for all mirrors together, the first file may take.
-        transfer_timeout_s: How long each further file may take.
         damaged: What to do with damaged images: ``error``, or ``skip`` to leave out up to 5 % of all, which
             `Dataset.damaged` then lists.
         cache: Memory that there is for training images: of folders, shards and .npy files those that do not
@@ -116,7 +111,7 @@ async def load(
     if (images := parse_synthetic(source)) is not None:
         return await disk.run(synthetic, images)
     if source in PUBLISHED:
-        return await load_published(source, disk, fetch=fetch, cache_dir=cache_dir)
+        return await load_published(source, disk, downloader=downloader, cache_dir=cache_dir)
     if source not in {"auto", "mnist"}:
         dataset = await _from_path(
             Path(source), disk, f"{source}, as asked for", damage, cache, room_bytes, size
@@ -129,18 +124,11 @@ async def load(
     cached = await _from_cache(cache_dir, disk, passed_over)
     if cached is not None:
         return cached
-    if fetch is None or cache_dir is None:
+    if downloader is None or cache_dir is None:
         passed_over.append("downloading is switched off")
     else:
         try:
-            mirror = await download_mnist(
-                cache_dir,
-                disk=disk,
-                fetch=fetch,
-                mirrors=mirrors,
-                connect_timeout_s=connect_timeout_s,
-                transfer_timeout_s=transfer_timeout_s,
-            )
+            mirror = await downloader.download(MNIST, cache_dir)
             return await _from_mnist(
                 cache_dir,
                 await disk.names(cache_dir),
@@ -168,7 +156,9 @@ async def _from_cache(cache_dir: Path | None, disk: Disk, passed_over: list[str]
         return None
     try:
         names = await disk.names(cache_dir)
-        return await _from_mnist(cache_dir, names, disk, f"MNIST, from the cache in {cache_dir}")
+        if names:
+            return await _from_mnist(cache_dir, names, disk, f"MNIST, from the cache in {cache_dir}")
+        passed_over.append(f"{cache_dir} has no MNIST yet")  # a download that failed has made the folder
     except FileNotFoundError:
         passed_over.append(f"{cache_dir} has no MNIST yet")
     except (DataError, OSError) as error:

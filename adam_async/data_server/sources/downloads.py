@@ -1,30 +1,26 @@
-"""Published files, fetched into a folder: checked, continued where they broke off, mirror after mirror.
+"""Downloads of published files into a folder, with `pooch`: checked, and tried mirror after mirror.
 
-What has come of a file is in ``NAME.part`` beside its place. A connection that breaks is taken up again at
-the next byte, in this call or in a later one; a server that knows no ranges begins again. Only what
-matches its checksum takes the file's name, all at once. Cancelling leaves the ``.part`` and nothing else.
-
-A file's checksum is the one that its publisher gives, or that of its unpacked *content*: mirrors of MNIST
-carry the same content compressed differently, so that a checksum of the compressed file would refuse good
-copies.
+A file takes its name only after its checksum matches; an interrupted download leaves nothing and begins again
+the next time. Each download runs on a daemon thread: a name server that never answers cannot be
+interrupted, and must delay neither the disk nor the end of the program.
 """
 
 import asyncio
 import contextlib
-import hashlib
-from collections.abc import AsyncGenerator, Callable
+import logging
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
-from adam_async.data_server.sources.idx import gunzip
 from adam_async.errors import DataError
-from adam_async.runtime.disk import Disk, Fetch, Piece
 
-TRIES = 8
-"""Times that one mirror is asked for a file, as long as each brings something new."""
+CHUNK_BYTES = 1 << 18
+"""Size of one read from a connection, in bytes."""
 
 OnBytes = Callable[[str, int, int | None], None]
-"""Hears of a download: its URL, how many bytes are there, and of how many, as far as that is known."""
+"""Callback with a URL, the number of bytes that have arrived, and the total if the server sent it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,33 +28,11 @@ class RemoteFile:
     """A file as its publisher describes it."""
 
     name: str
-    """Both in the folder and behind a mirror's address."""
+    """Name in the folder, and behind the address of a mirror."""
     checksum: str
     """``md5:`` or ``sha256:`` and hexadecimal digits."""
-    of_content: bool = False
-    """Whether the checksum is that of what the gzipped file contains."""
     limit_bytes: int
-    """No good copy is larger."""
-
-    @property
-    def title(self) -> str:
-        """Its name in an error."""
-        return self.name.removesuffix(".gz")
-
-    @property
-    def part(self) -> str:
-        """Name of what has come of it so far."""
-        return f"{self.name}.part"
-
-    def mismatch(self, data: bytes) -> str | None:
-        """Say why `data` is not this file; None if it is."""
-        algorithm, _, expected = self.checksum.partition(":")
-        try:
-            content = gunzip(data, "it") if self.of_content else data
-        except DataError as error:
-            return str(error)
-        found = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
-        return None if found == expected else f"{algorithm} {found[:12]}..., expected {expected[:12]}..."
+    """Upper bound of the size of a good copy, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,158 +40,162 @@ class RemoteSet:
     """The files of one data set, and where they are published."""
 
     name: str
-    """What to call it in an error, such as ``MNIST``."""
+    """Name in errors, such as ``MNIST``."""
     mirrors: tuple[str, ...]
-    """Addresses in front of the names, without the last ``/``; tried in this order."""
+    """Addresses in front of the names, without the last ``/``, in the order in which they are tried."""
     files: tuple[RemoteFile, ...]
-    """In the order in which they are fetched: a small one first shows which mirrors are there."""
+    """Files in the order of their download: a small one first shows which mirrors answer."""
+    file_s: float = 3600.0
+    """Deadline for one whole file, in seconds, all mirrors included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """Deadlines of a download."""
+class Downloader:
+    """Downloads data sets; reports each piece that arrives."""
 
+    on_bytes: OnBytes = lambda url, done, total: None
     connect_s: float = 5.0
-    """Until the first bytes of a file, for all mirrors together."""
+    """Deadline for the first bytes of the first file, in seconds, for all mirrors together."""
     stall_s: float = 30.0
-    """Between two pieces."""
-    file_s: float = 3600.0
-    """For one whole file, mirrors and tries included."""
+    """Deadline between two pieces, in seconds."""
+
+    async def download(self, wanted: RemoteSet, folder: Path) -> str:
+        """Download the missing and the damaged files of a data set; return the mirror that served last.
+
+        Without any such file that is the first mirror.
+
+        Raises:
+            DataError: No mirror has one of the files, with the failure of each; or `pooch` is not installed.
+            OSError: The folder cannot be read or written.
+        """
+        require_pooch()
+        mirrors, first_s = wanted.mirrors, self.connect_s / max(len(wanted.mirrors), 1)
+        for file in wanted.files:
+            failures: list[str] = []
+            try:
+                async with asyncio.timeout(wanted.file_s):
+                    for mirror in mirrors:
+                        failure = await self._retrieve(file, f"{mirror}/{file.name}", folder, first_s)
+                        if not failure:
+                            break
+                        failures.append(failure)
+                    else:
+                        text = "; ".join(failures) or "no mirrors"
+                        raise DataError(f"{wanted.name} broke off at {file.name} ({text})")
+            except TimeoutError:
+                raise DataError(
+                    f"{wanted.name} broke off at {file.name} (not whole after {wanted.file_s:g} s); try again"
+                ) from None
+            # The mirror that has served goes first from here on, and is known to answer.
+            mirrors, first_s = (mirror, *(each for each in mirrors if each != mirror)), self.stall_s
+        return mirrors[0]
+
+    async def _retrieve(self, file: RemoteFile, url: str, folder: Path, first_s: float) -> str:
+        """Download a file from one mirror unless it is there; return the failure, or nothing."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[Exception | None] = loop.create_future()
+
+        def notify(function: Callable[..., None], *arguments: Any) -> None:
+            # The loop may have closed after it cancelled the download.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(function, *arguments)
+
+        def on_bytes(done: int, total: int | None) -> None:
+            if not transfer.abandoned:
+                deadline.reschedule(loop.time() + self.stall_s)
+                self.on_bytes(url, done, total)
+
+        def end(error: Exception | None) -> None:
+            if not ended.done():
+                ended.set_result(error)
+
+        def work() -> None:
+            error: Exception | None = None
+            try:
+                _retrieve(file, url, folder, transfer)
+            except Exception as failure:
+                error = failure
+            notify(end, error)
+
+        transfer = _Transfer(file.limit_bytes, self.stall_s, lambda *news: notify(on_bytes, *news))
+        try:
+            async with asyncio.timeout(first_s) as deadline:
+                threading.Thread(target=work, name=f"download {url}", daemon=True).start()
+                error = await ended
+        except TimeoutError:
+            return f"{url}: no answer in time, after {transfer.done} bytes"
+        finally:
+            transfer.abandoned = True
+        return "" if error is None else f"{url}: {_reason(error)}"
 
 
-async def download(
-    wanted: RemoteSet, folder: Path, *, disk: Disk, fetch: Fetch, patience: Patience | None = None
-) -> str:
-    """Fetch what is missing or damaged of a data set into `folder`; return the mirror that served last.
+class _Transfer:
+    """One download: pooch's downloader, and at once the file that it writes to."""
 
-    Where nothing is to be fetched that is the first mirror. The folder is made when the first bytes arrive.
+    def __init__(self, limit_bytes: int, timeout_s: float, on_bytes: Callable[[int, int | None], None]):
+        self._limit_bytes, self._timeout_s, self._on_bytes = limit_bytes, timeout_s, on_bytes
+        self._file: IO[bytes]
+        self._responses = contextlib.ExitStack()
+        self._total: int | None = None
+        self.done = 0
+        self.abandoned = False
+
+    def __call__(self, url: str, output_file: str, pooch: object) -> None:
+        from pooch import HTTPDownloader
+
+        downloader = HTTPDownloader(
+            chunk_size=CHUNK_BYTES,
+            timeout=self._timeout_s,
+            # A server that compresses on the way would send other bytes than those of the checksum.
+            headers={"Accept-Encoding": "identity"},
+            # pooch leaves the connection of a download that fails open.
+            hooks={"response": self._answered},
+        )
+        with self._responses, open(output_file, "wb") as self._file:
+            downloader(url, self, pooch)
+
+    def _answered(self, response: Any, **options: Any) -> None:
+        self._responses.callback(response.close)
+        length = response.headers.get("Content-Length", "")
+        self._total = int(length) if length.isdecimal() else None
+
+    def write(self, data: bytes) -> None:
+        self.done += len(data)
+        if max(self.done, self._total or 0) > self._limit_bytes:
+            raise OSError(f"it sends more than the {self._limit_bytes} bytes expected")
+        if self.abandoned:
+            raise OSError("the download is abandoned")
+        self._file.write(data)
+        self._on_bytes(self.done, self._total)
+
+    def flush(self) -> None:
+        """Leave flushing to the end of the file: pooch asks for it with each piece."""
+
+
+def _retrieve(file: RemoteFile, url: str, folder: Path, transfer: _Transfer) -> None:
+    import pooch
+
+    # Its lines would go between those of the progress.
+    pooch.get_logger().setLevel(logging.WARNING)
+    pooch.retrieve(url, known_hash=file.checksum, fname=file.name, path=folder, downloader=transfer)
+
+
+def _reason(error: BaseException) -> str:
+    """Text of the error below the layers of pooch, requests and urllib3."""
+    if isinstance(error, ValueError):
+        return "it does not contain the file (its checksum differs)"
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return str(error) or repr(error)
+
+
+def require_pooch() -> None:
+    """Refuse to go on without the library that downloads.
 
     Raises:
-        DataError: No mirror had one of the files; says what each did.
-        OSError: The folder cannot be read or written.
+        DataError: `pooch` is not installed; names the command that installs it.
     """
-    patience = patience or Patience()
-    errand = _Errand(of=wanted.name, folder=folder, disk=disk, fetch=fetch, stall_s=patience.stall_s)
-    mirrors = wanted.mirrors
-    connect_s = patience.connect_s / max(len(mirrors), 1)
-    for file in wanted.files:
-        if await errand.is_there(file):
-            continue
-        try:
-            async with asyncio.timeout(patience.file_s):
-                served = await errand.from_any(file, mirrors, connect_s)
-        except TimeoutError:
-            raise DataError(
-                f"{wanted.name} broke off at {file.title} (not whole after {patience.file_s:g} s); "
-                f"try again, it continues from {folder / file.part}"
-            ) from None
-        # The one that has served goes first from here on, and is known to be there.
-        mirrors = (served, *(each for each in mirrors if each != served))
-        connect_s = patience.stall_s
-    return mirrors[0]
-
-
-def watched(fetch: Fetch, on_bytes: OnBytes) -> Fetch:
-    """Return `fetch` with somebody who hears of every piece that passes."""
-
-    async def watch(url: str, *, timeout_s: float, start: int = 0) -> AsyncGenerator[Piece, None]:
-        async with contextlib.aclosing(fetch(url, timeout_s=timeout_s, start=start)) as pieces:
-            async for piece in pieces:
-                on_bytes(url, piece.offset + len(piece.data), piece.total)
-                yield piece
-
-    return watch
-
-
-class _BrokenOff(Exception):
-    """One try with one mirror failed; the message names the URL and the reason."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Errand:
-    """Fetching the files of one data set."""
-
-    of: str
-    folder: Path
-    disk: Disk
-    fetch: Fetch
-    stall_s: float
-
-    async def is_there(self, file: RemoteFile) -> bool:
-        """Whether a file is there, and whole."""
-        try:
-            data = await self.disk.read_bytes(self.folder / file.name)
-        except FileNotFoundError:
-            return False
-        return await self.disk.run(file.mismatch, data) is None
-
-    async def from_any(self, file: RemoteFile, mirrors: tuple[str, ...], connect_s: float) -> str:
-        """Fetch a file from the first mirror that has it; return that mirror."""
-        failures: list[str] = []
-        for mirror in mirrors:
-            failure = await self._from_one(file, f"{mirror}/{file.name}", connect_s)
-            if failure is None:
-                return mirror
-            failures.append(failure)
-        raise DataError(f"{self.of} broke off at {file.title} ({'; '.join(failures) or 'no mirrors'})")
-
-    async def _from_one(self, file: RemoteFile, url: str, connect_s: float) -> str | None:
-        """Fetch a file from one mirror; return why it failed, if it did."""
-        part, failure = self.folder / file.part, ""
-        for _ in range(TRIES):
-            held = await self.disk.run(_size, part)
-            try:
-                await self._receive(file, url, held, connect_s)
-            except _BrokenOff as broken:
-                failure = str(broken)
-                if await self.disk.run(_size, part) <= held:
-                    break
-                continue
-            data = await self.disk.read_bytes(part)
-            mismatch = await self.disk.run(file.mismatch, data)
-            if mismatch is None:
-                # What was checked is what is written: somebody else may be writing to the part.
-                await self.disk.write_atomic(self.folder / file.name, [data])
-                await self.disk.run(part.unlink, True)
-                return None
-            await self.disk.run(part.unlink, True)
-            failure = f"{url} does not contain {file.title} of {self.of} ({mismatch})"
-            if held == 0:
-                break
-            # What was there before may have been the wrong half: once more from the start.
-        return failure
-
-    async def _receive(self, file: RemoteFile, url: str, held: int, connect_s: float) -> None:
-        """Bring the part of a file, of which `held` bytes are there, to the end of what the server has."""
-        part, wait_s, came = self.folder / file.part, connect_s, False
-        async with contextlib.aclosing(self.fetch(url, timeout_s=self.stall_s, start=held)) as pieces:
-            while True:
-                try:
-                    async with asyncio.timeout(wait_s):
-                        piece = await anext(pieces, None)
-                except TimeoutError:
-                    raise _BrokenOff(f"{url}: no answer in time, after {held} bytes") from None
-                except OSError as error:
-                    raise _BrokenOff(f"{url}: {error}") from None
-                if piece is None:
-                    break
-                end = piece.offset + len(piece.data)
-                if max(end, piece.total or 0) > file.limit_bytes:
-                    await self.disk.run(part.unlink, True)
-                    raise _BrokenOff(f"{url} sends more than the {file.limit_bytes} bytes expected")
-                if piece.offset not in (0, held):
-                    raise _BrokenOff(f"{url} sends bytes from {piece.offset} on, asked for those from {held}")
-                if not came:
-                    await self.disk.make_folder(self.folder)
-                await self.disk.write_from(part, piece.offset, piece.data)
-                held, wait_s, came = end, self.stall_s, True
-        if not came:
-            raise _BrokenOff(f"{url} sends nothing")
-
-
-def _size(path: Path) -> int:
-    """Bytes of a file; 0 if it is not there."""
     try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+        import pooch  # noqa: F401
+    except ImportError:
+        raise DataError("downloading needs pooch: pip install 'adam-async[data]'") from None

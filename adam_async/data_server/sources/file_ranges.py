@@ -1,7 +1,7 @@
-"""Pieces of files for compute threads: bytes out of the middle of one, and a file for what does not fit.
+"""Ranges of files for compute threads, and a scratch file for images that do not fit into memory.
 
-Whoever waits in a loop reads by `ports.Disk`. These functions block the thread that calls them, which is the
-thread that has nothing to do until the bytes are there.
+These functions block the calling thread, which has nothing to do until the bytes are there. Code on an event
+loop reads by `runtime.disk.Disk`.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 
 def read_piece(path: Path, offset: int, size: int) -> bytes:
-    """Return up to `size` bytes of a file from `offset` on: fewer only where it ends.
+    """Return up to `size` bytes of a file from `offset` on: fewer only at its end.
 
     Raises:
         OSError: The system's own.
@@ -31,19 +31,19 @@ def read_piece(path: Path, offset: int, size: int) -> bytes:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[BinaryIO]:
-    """A file to be read here and there. Raises OSError: the system's own."""
+    """Open a file for reads at any offset. Raises OSError: the system's own."""
     with open(path, "rb") as file:
         yield file
 
 
 class Scratch:
-    """A file without a name: nobody else finds it, and it is gone with the process, however that ends.
+    """A file without a name: no other process finds it, and the end of the process deletes it.
 
     Args:
-        folder: On whose disk it lies; it must be there.
+        folder: Existing folder on the disk of the file.
 
     Raises:
-        OSError: No file can be made there.
+        OSError: The folder takes no file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -58,16 +58,16 @@ class Scratch:
             data, offset = data[written:], offset + written
 
     def read(self, offset: int, array: NDArray[Any]) -> None:
-        """Fill a contiguous array with what was written there. Raises OSError: it cannot be read."""
+        """Fill a contiguous array with the bytes at an offset. Raises OSError: they cannot be read."""
         data = array.data.cast("B")
         while data:
             count = os.preadv(self._descriptor, [data], offset)
             if not count:
-                raise OSError(f"a file aside ends at byte {offset}, which was written")
+                raise OSError(f"the scratch file ends at byte {offset}, which was written")
             data, offset = data[count:], offset + count
 
     def close(self) -> None:
-        """Give the file's space back. Safe to call twice; nobody reads or writes any more."""
+        """Delete the file. Safe to call twice; no read or write may follow."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 os.close(self._descriptor)

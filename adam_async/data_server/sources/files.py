@@ -1,4 +1,4 @@
-"""Reading what may be anything: folders, and files whose kind and size are looked at first."""
+"""Reading of folders, and of files after a check of their kind and size."""
 
 import stat
 from pathlib import Path
@@ -9,7 +9,7 @@ from adam_async.errors import DataError
 from adam_async.runtime.disk import Disk
 
 CLUTTER = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
-"""Names, in small letters, of files that are passed over in folders of images."""
+"""Names of files, in small letters, that are skipped in folders of images."""
 
 
 async def read_file(
@@ -18,14 +18,14 @@ async def read_file(
     """Return a whole file.
 
     Args:
-        path: Which.
-        disk: Who reads.
-        limit: Largest size accepted, in bytes; without one, that of a shard or table.
-        room_bytes: Memory for it; see `limits.check_total`.
+        path: Path of the file.
+        disk: Reads the file.
+        limit: Maximum size in bytes; by default that of a shard or table.
+        room_bytes: Memory for the file; see `limits.check_total`.
 
     Raises:
-        DataError: It is a folder, a pipe or a device, which might never end, or it is too large.
-        OSError: It cannot be read.
+        DataError: The path is a folder, a pipe or a device, which might never end, or the file is too large.
+        OSError: The file cannot be read.
     """
     size = await disk.run(check_kind, path, limit or limits.MAX_FILE_BYTES)
     limits.check_total(size, str(path), room_bytes)
@@ -33,7 +33,7 @@ async def read_file(
 
 
 async def read_image(path: Path, disk: Disk, damage: Damage) -> bytes | None:
-    """Return a whole image file, or note why it cannot be read and return None."""
+    """Return a whole image file; if it cannot be read, note the damage and return None."""
     try:
         return await read_file(path, disk, limit=limits.MAX_IMAGE_BYTES)
     except DataError as error:
@@ -44,7 +44,7 @@ async def read_image(path: Path, disk: Disk, damage: Damage) -> bytes | None:
 
 
 def is_clutter(name: str) -> bool:
-    """Whether a file is hidden, or one that desktops leave in folders of images."""
+    """Whether a file is hidden, or left by a desktop in a folder of images."""
     return name.startswith(".") or name.lower() in CLUTTER
 
 
@@ -55,7 +55,7 @@ async def folders_in(folder: Path, disk: Disk) -> list[str]:
 
 
 def check_kind(path: Path, limit: int) -> int:
-    """Return the size of an ordinary file of at most `limit` bytes. Blocks: it asks the disk."""
+    """Return the size of an ordinary file of at most `limit` bytes. Blocks on the disk."""
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         raise DataError(f"{path} is a folder, expected a file")

@@ -3,8 +3,8 @@
     DIR/train/CLASS/*.png, DIR/test/CLASS/*.png     or val instead of test
     DIR/CLASS/*.png                                 one image in five tests, by a hash of CLASS/NAME
 
-Files and folders whose names begin with a dot are passed over, and so are files beside the class folders and
-those that desktops leave, such as ``Thumbs.db``.
+Files and folders whose names begin with a dot are skipped, and so are files beside the class folders and the
+files of desktops, such as ``Thumbs.db``.
 """
 
 from pathlib import Path
@@ -42,14 +42,14 @@ async def load_image_folder(
         folders: The names of the folders in it.
         disk: Reads and decodes.
         source: Sentence for the report.
-        damage: Where damaged images go.
-        cache: Memory that there is for training images; those that do not fit stay in their files. Without
-            it all images are decoded.
-        room_bytes: Memory for images that are all decoded.
+        damage: Collects damaged images.
+        cache: Memory for training images; images that do not fit stay in their files. Without it all images
+            are decoded.
+        room_bytes: Memory if all images are decoded.
         size: Columns and rows of all images; None lets the images decide.
 
     Raises:
-        DataError: No images, a test class that is not trained, or what `assemble` refuses.
+        DataError: No images, a test class without training images, or an error of `assemble`.
     """
     require_pillow()
     roots = _roots(folder, folders)
@@ -89,7 +89,7 @@ async def load_image_folder(
 
 
 def _roots(folder: Path, folders: list[str]) -> list[tuple[Path, Split | None]]:
-    """Return the folders that hold class folders: that of the training images first."""
+    """Return the folders with class folders, that of the training images first."""
     held_out = [name for name in ("test", "val", "validation") if name in folders]
     if "train" in folders and held_out:
         return [(folder / "train", "train"), (folder / held_out[0], "test")]
@@ -104,7 +104,7 @@ def _roots(folder: Path, folders: list[str]) -> list[tuple[Path, Split | None]]:
 async def _list_class(
     catalogue: Catalogue, folder: Path, label: str, split: Split | None, disk: Disk
 ) -> None:
-    """Note where the images of a class are."""
+    """List the places of the images of a class."""
 
     def look(name: str) -> None:
         try:
@@ -120,7 +120,7 @@ async def _list_class(
 
 
 async def _images_in(folder: Path, damage: Damage, disk: Disk) -> list[str]:
-    """The names in a class folder but for those that are hidden, or damage because they cannot be shown."""
+    """The names in a class folder, without hidden ones; unprintable names are damage."""
     names = []
     for name in await disk.names(folder):
         if is_clutter(name):

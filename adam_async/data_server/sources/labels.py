@@ -1,4 +1,4 @@
-"""Pure: from what a source calls its classes to class numbers."""
+"""Pure: class numbers from the labels of a source."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -6,22 +6,22 @@ from collections.abc import Iterable
 from adam_async.errors import DataError
 
 MAX_NAME = 200
-"""Characters of a label; what is longer is no name of a class."""
+"""Maximum length of a class name, in characters."""
 
 
 def is_number(label: str) -> bool:
-    """Whether a label is a class number as it stands."""
+    """Whether a label is a class number."""
     return label.isascii() and label.isdigit() and len(label) < 10
 
 
 def number_classes(labels: Iterable[str]) -> tuple[dict[str, int], tuple[str, ...]]:
     """Number the classes of a table or a shard.
 
-    Where at least half of the labels are numbers, the labels are the class numbers and have no names; else
-    they are names, numbered in their order.
+    If at least half of the labels are numbers, the labels are the class numbers and have no names; else they
+    are names, numbered in their order.
 
     Returns:
-        The number of each usable label, and the names of the classes. A label that is missing has no class.
+        The number of each usable label, and the names of the classes. Other labels have no class.
     """
     counts = Counter(labels)
     numbers = [label for label in counts if is_number(label)]
@@ -32,15 +32,15 @@ def number_classes(labels: Iterable[str]) -> tuple[dict[str, int], tuple[str, ..
 
 
 def is_name(label: str) -> bool:
-    """Whether a label can be the name of a class: short, and characters that can be shown."""
+    """Whether a label can be a class name: short and printable."""
     return 0 < len(label) <= MAX_NAME and label.isprintable()
 
 
 def number_folders(folders: Iterable[str], origin: str) -> dict[str, int]:
-    """Number class folders in their order: numbers by their value where all are numbers, else by letters.
+    """Number class folders in their order: by value if all are numbers, else by letters.
 
     Raises:
-        DataError: A name cannot be shown.
+        DataError: A name is not printable.
     """
     names = sorted(folders)
     for name in names:

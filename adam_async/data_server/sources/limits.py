@@ -1,33 +1,33 @@
-"""Pure: how much a source may hold, checked against what its headers say before anything is decoded.
+"""Pure: limits of a source, checked against its headers before anything is decoded.
 
-They are far above every data set that fits this package, which keeps images in memory; they are there so
-that a small damaged or hostile file cannot ask for all memory. A source that decodes as a whole must also fit
-the machine: `--cache` sets its room. Images that decode one by one, on demand, have no such limit in total.
+They are far above every data set that fits this package, which keeps images in memory; their purpose is that
+a small damaged or hostile file cannot ask for all memory. A source that decodes as a whole must also fit the
+machine: `--cache` sets its room. Images that decode one by one, on demand, have no such limit in total.
 """
 
 from adam_async.errors import DataError
 
 MAX_IMAGE_PIXELS = 1 << 26
-"""Rows times columns of one image; decoded, that is 192 MiB of colours."""
+"""Maximum number of pixels of one image; decoded, that is 192 MiB of colours."""
 
 MAX_IMAGE_BYTES = 1 << 26
-"""Encoded bytes of one image, in a file or as a member of something."""
+"""Maximum size of one encoded image, in a file or an archive, in bytes."""
 
 MAX_FILE_BYTES = 1 << 31
-"""Bytes of one shard, table or archive: it is read as a whole."""
+"""Maximum size of one shard, table or archive, which is read as a whole, in bytes."""
 
 MAX_MEMBERS = 1 << 20
-"""Members of one tar shard, and rows of one table."""
+"""Maximum number of members of one tar shard, and of rows of one table."""
 
 MAX_TOTAL_BYTES = 1 << 33
-"""Bytes of all images of a data set, encoded or decoded."""
+"""Maximum size of all images of a data set, encoded or decoded, in bytes."""
 
 
 def check_file(size: int, limit: int, origin: str) -> None:
     """Refuse a file, or a member of one, that is larger than `limit` bytes.
 
     Raises:
-        DataError: It is.
+        DataError: The file is larger.
     """
     if size > limit:
         raise DataError(f"{origin} has {size} bytes, expected at most {limit}; cut it into smaller files")
@@ -37,7 +37,7 @@ def check_members(members: int, origin: str) -> None:
     """Refuse a file with more members or rows than `MAX_MEMBERS`.
 
     Raises:
-        DataError: It has more.
+        DataError: The file has more.
     """
     if members > MAX_MEMBERS:
         raise DataError(f"{origin} holds more than {MAX_MEMBERS} members or rows; cut it into smaller files")
@@ -61,7 +61,7 @@ def check_total(size: int, origin: str, room_bytes: int = MAX_TOTAL_BYTES) -> No
         )
     if size > room_bytes:
         raise DataError(
-            f"{origin} takes {size} bytes in memory, but {room_bytes} are what there is room for: take fewer "
+            f"{origin} takes {size} bytes in memory, but there is room for {room_bytes} only: take fewer "
             "or smaller images, free memory, or raise --cache where the command has it; images of .npy files "
             "stay on the disk"
         )

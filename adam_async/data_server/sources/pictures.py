@@ -1,9 +1,9 @@
 """Pure: one encoded image, from bytes to pixels, with Pillow (of the extra ``data``).
 
-Images are as a viewer shows them: turned as the camera noted in a JPEG or WebP file (EXIF's orientation).
-What an image's header says is checked before anything is decoded. Whatever a decoder makes of damaged bytes
-becomes a `DataError`. Grey images have one channel, all others three; transparency is dropped, and of an
-animation the first picture counts. Sixteen bits are scaled to eight: 0 to 65535 become 0 to 255.
+Images are as a viewer shows them: rotated by EXIF's orientation in a JPEG or WebP file. An image's header is
+checked before anything is decoded. Every error of a decoder becomes a `DataError`. Grey images have one
+channel, all others three; transparency is dropped, and only the first picture of an animation counts. Sixteen
+bits are scaled to eight: 0 to 65535 become 0 to 255.
 """
 
 import io
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "WEBP")
 DEEP_GREY_MODES = ("I", "I;16", "I;16B", "I;16L")
 PNG_DEPTH, DEEP = 24, 16
-"""Index of the byte of a PNG file that says how many bits a value has; and so many are deep."""
+"""Index of the byte of a PNG file with the number of bits of a value; and the number of deep ones."""
 TURNED_FORMATS = ("JPEG", "MPO", "WEBP")
-"""Those that cameras write; an MPO is a JPEG with more pictures behind the first."""
+"""Formats of cameras; an MPO is a JPEG with more pictures behind the first."""
 ORIENTATION = 0x0112
 UPRIGHT = {
     2: "FLIP_LEFT_RIGHT",
@@ -35,23 +35,23 @@ UPRIGHT = {
     7: "TRANSVERSE",
     8: "ROTATE_90",
 }
-"""What to do for each orientation, by Pillow's names."""
+"""Transposition for each orientation, by Pillow's names."""
 DRAFT = 2
-"""Times the wanted size from which a JPEG may be decoded at a half, a quarter or an eighth of its own."""
+"""Factor of the wanted size from which on a JPEG is decoded at a half, a quarter or an eighth of its size."""
 LYING = (5, 6, 7, 8)
-"""Orientations in which rows are shown as columns."""
+"""Orientations that exchange rows and columns."""
 GREY_MODES = ("1", "L", "LA", *DEEP_GREY_MODES)
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the header of an image says."""
+    """The header of an image."""
 
     size: tuple[int, int]
-    """Columns and rows, of the image as it is shown."""
+    """Columns and rows of the image as shown."""
     is_grey: bool
     is_deep: bool
-    """Whether it has sixteen bits for each value, which are scaled to eight."""
+    """Whether values have sixteen bits, which are scaled to eight."""
 
     @property
     def pixels(self) -> int:
@@ -60,7 +60,7 @@ class Header:
 
 
 def require_pillow() -> None:
-    """Check that images can be decoded at all.
+    """Refuse to go on without the library that decodes images.
 
     Raises:
         DataError: Pillow is not installed.
@@ -77,7 +77,7 @@ def read_header(data: bytes, origin: str) -> Header:
     """Read size and kind of an image, without decoding it.
 
     Raises:
-        DataError: No image of a known format, or one that is too large.
+        DataError: Not an image of a known format, or too large an image.
     """
     with _begin(data, origin) as image:
         columns, rows = image.size
@@ -90,11 +90,11 @@ def read_header(data: bytes, origin: str) -> Header:
 
 
 def decode(data: bytes, origin: str, *, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
-    """Decode an image; one of another size is fitted to the middle: scaled, and cut where it is too long.
+    """Decode an image; one of another size is scaled, and cut in the middle.
 
     Args:
         data: The whole file.
-        origin: What to call it in an error.
+        origin: Name of the image in errors.
         size: Columns and rows wanted.
         channels: 1 for grey or 3 for red, green and blue.
 
@@ -102,7 +102,7 @@ def decode(data: bytes, origin: str, *, size: tuple[int, int], channels: int) ->
         Pixels of shape (channels, rows, columns).
 
     Raises:
-        DataError: No image of a known format, a damaged one, or one that is too large.
+        DataError: Not an image of a known format, a damaged one, or too large an image.
     """
     from PIL import ImageOps
     from PIL.Image import Transpose
@@ -110,7 +110,7 @@ def decode(data: bytes, origin: str, *, size: tuple[int, int], channels: int) ->
     with _begin(data, origin) as image:
         try:
             if image.format == "JPEG" and min(image.size) > DRAFT * max(size):
-                # The decoder itself halves the image while it is much too large: several times faster.
+                # The decoder halves a much too large image itself, which is several times faster.
                 image.draft(None, (DRAFT * max(size), DRAFT * max(size)))
             turn = UPRIGHT.get(_orientation(image))
             plain = _plain(image, "L" if channels == 1 else "RGB")
@@ -125,12 +125,12 @@ def decode(data: bytes, origin: str, *, size: tuple[int, int], channels: int) ->
 
 
 def _orientation(image: "Image") -> int:
-    """What EXIF says of how the image is shown: 1, as it is, where it says nothing or is damaged."""
+    """EXIF's orientation; 1, unchanged, without a valid one."""
     if image.format not in TURNED_FORMATS:
         return 1
     try:
         found = image.getexif().get(ORIENTATION, 1)
-    except Exception:  # whatever is in it is not the image
+    except Exception:  # damaged EXIF data do not damage the image
         return 1
     return found if isinstance(found, int) else 1
 
@@ -147,7 +147,7 @@ def _plain(image: "Image", mode: str) -> "Image":
 
 
 def _begin(data: bytes, origin: str) -> "Image":
-    """Read the header of an image and check it. The name `open` is kept for files, and this is memory."""
+    """Read and check the header of an image in memory."""
     from PIL import Image, UnidentifiedImageError
     from PIL.Image import open as read
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import cifar, mnist
-from adam_async.data_server.sources.downloads import Patience, RemoteSet, download
+from adam_async.data_server.sources.downloads import Downloader, RemoteSet
 from adam_async.errors import DataError
-from adam_async.runtime.disk import Disk, Fetch
+from adam_async.runtime.disk import Disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,8 @@ async def load_published(
     source: str,
     disk: Disk,
     *,
-    fetch: Fetch | None,
+    downloader: Downloader | None,
     cache_dir: Path | None,
-    patience: Patience | None = None,
     published: Mapping[str, Published] = PUBLISHED,
 ) -> Dataset:
     """Load a data set from the cache, or download it there first. Cancelling leaves no half-written file.
@@ -59,9 +58,8 @@ async def load_published(
     Args:
         source: A name in `published`.
         disk: Reads, decodes and writes, all off the event loop.
-        fetch: The download port; without it nothing is downloaded.
+        downloader: Downloads missing files; without it nothing is downloaded.
         cache_dir: Folder in which each data set has a folder; without it there is nothing to load.
-        patience: Deadlines of the download.
         published: What is known by name.
 
     Raises:
@@ -78,10 +76,10 @@ async def load_published(
         why = f"{folder} does not hold it yet"
     except (DataError, OSError) as error:
         why = f"the cache is unusable ({error})"
-    if fetch is None:
+    if downloader is None:
         raise DataError(f"no {title}: {why}, and downloading is switched off")
     try:
-        mirror = await download(known.files, folder, disk=disk, fetch=fetch, patience=patience)
+        mirror = await downloader.download(known.files, folder)
         return await _read(known, folder, disk, f"{title}, downloaded from {mirror} into {folder}")
     except (DataError, OSError) as error:
         raise DataError(f"no {title}: {why}, and the download failed ({error})") from None

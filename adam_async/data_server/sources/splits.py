@@ -1,4 +1,4 @@
-"""Pure: which files and images train, and which test."""
+"""Pure: the split of files and images into a training set and a test set."""
 
 import re
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
 
 HELD_OUT = ("test", "val", "validation")
-"""What the folder beside ``train`` may be called; the first that is there counts."""
+"""Names of the folder beside ``train``; the first one that exists counts."""
 
 ONE_IN = 5
-"""Without a test set of its own, a data set gives one image in so many to it."""
+"""Number of images for each test image, in a data set without a test set."""
 
 WORD = re.compile(r"(train|test|val)(?:ing|idation)?(?![a-z])", re.IGNORECASE)
 
 
 def rank_of_image(name: str) -> int:
-    """Return a hash of an image's name, by which `resolve` splits: the same whatever is added."""
+    """Return a hash of an image's name, by which `resolve` splits: further images do not change it."""
     digest = sha256(name.encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(digest[:4], "big")
 
@@ -28,8 +28,8 @@ def rank_of_image(name: str) -> int:
 def resolve(labels: Sequence[str | int], splits: Sequence[Split | int]) -> list[Split]:
     """Split the images that have no split of their own.
 
-    One in `ONE_IN` tests, by its rank. Of a class with several such images at least one tests and one trains,
-    and so it is in a data set with several.
+    One image in `ONE_IN` tests, by its rank. A class with several such images has at least one to test and
+    one to train; so has a data set.
 
     Args:
         labels: Class of each image.
@@ -51,7 +51,7 @@ def resolve(labels: Sequence[str | int], splits: Sequence[Split | int]) -> list[
 
 
 def _fill(found: list[Split], ranks: Sequence[tuple[int, int]]) -> None:
-    """Let one of several images test if none does, and one train if none does."""
+    """Give the test set and the training set at least one of several images each."""
     sides = {found[place] for _, place in ranks}
     if len(ranks) > 1 and len(sides) == 1:
         _, place = min(ranks) if "train" in sides else max(ranks)
@@ -59,18 +59,18 @@ def _fill(found: list[Split], ranks: Sequence[tuple[int, int]]) -> None:
 
 
 def split_files(names: Sequence[str], origin: str) -> list[tuple[str, Split | None]]:
-    """Say of each file whether its images train or test, by the word that its name begins with.
+    """Assign files to the training set or the test set, by the word at the start of their names.
 
     Args:
         names: Names such as ``train-0001.tar``, ``test.csv`` or ``validation-00000-of-00001.parquet``.
-        origin: What to call their folder in an error.
+        origin: Name of their folder in errors.
 
     Returns:
-        The files to read, each with its split; None where the images are to be split by their own names,
-        because no file, or not one for both, says so. With both, ``val`` is left out beside ``test``.
+        The files to read, each with its split; None if the images are split by their own names, because the
+        names of the files do not name both sets. With both, ``val`` is left out beside ``test``.
 
     Raises:
-        DataError: Some files say what they are for, but not all.
+        DataError: The names of some files name a set, and those of others do not.
     """
     words = {name: found[1].lower() if (found := WORD.match(name)) else "" for name in names}
     held_out = "test" if "test" in words.values() else "val"

@@ -1,9 +1,9 @@
 """The files of a staging: the list of what a source holds, reading it with deadlines, and the copy of it.
 
-The copy is the folder that was asked for, with the source's own names. What is not whole is beside it in
-``.staging``, which no loader looks at: ``NUMBER.START.part`` is a file under way, and ``notes`` has a line of
-JSON for each file that is there (path, size, time of the source's file, checksum). A file gets its name once
-all its bytes are forced down, and its note after that: what has a note and its size is kept by a later start.
+The copy is a folder with the source's own names. Incomplete files are in its ``.staging``, which no loader
+reads: ``NUMBER.START.part`` is a file in the making, and ``notes`` has a line of JSON for each whole file
+(path, size, time of the source's file, checksum). A file gets its name once all its bytes are forced down,
+and its note after that: a later start keeps a file with a note and the right size.
 
 A folder belongs to one server at a time, which holds the lock of ``.staging/lock`` for as long as it stages
 into the folder and serves from it. Should a file system grant a lock twice, the names of the parts, which no
@@ -32,28 +32,28 @@ from adam_async.runtime.disk import Disk
 ASIDE = ".staging"
 PART = ".part"
 PIECE_BYTES = 1 << 20
-"""What is read, sent and written at once."""
+"""Size of one read, message and write, in bytes."""
 
 DEEPEST = 64
-"""Folders within folders; more is a link that leads back up."""
+"""Maximum depth of folders; beyond it a link leads back up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a source holds."""
+    """The files of a source."""
 
     root: Path
-    """What the paths of the files are below: the source, or the folder of a source that is one file."""
+    """Folder of the paths: the source, or the folder of a source that is one file."""
     files: tuple[File, ...]
-    """Sorted by path."""
+    """Files, sorted by path."""
     times: Mapping[str, int]
-    """When each file was last changed, by path, in nanoseconds."""
+    """Time of the last change of each file, by path, in nanoseconds."""
     single: bool
     """Whether the source is one file."""
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Size of all files, in bytes."""
         return sum(file.size for file in self.files)
 
 
@@ -61,7 +61,7 @@ async def find(source: Path, disk: Disk) -> Found:
     """List the files of a source, by names and sizes only; names that begin with ``.`` are left out.
 
     Raises:
-        DataError: It is not there, is empty, cannot be read, or holds what is no ordinary file.
+        DataError: It is missing, empty or unreadable, or holds something else than ordinary files.
     """
     try:
         single = not await disk.run(source.is_dir)
@@ -99,7 +99,7 @@ async def _below(folder: Path, disk: Disk) -> list[tuple[str, int, int]]:
 
 
 def _looked_at(folder: Path, paths: Sequence[str]) -> tuple[list[str], list[tuple[str, int, int]]]:
-    """Which of these are folders; and path, size and time of the files. Blocks: it asks the disk."""
+    """Folders among some paths; and path, size and time of the files. Blocks on the disk."""
     folders: list[str] = []
     files: list[tuple[str, int, int]] = []
     for path in paths:
@@ -121,10 +121,10 @@ class Source:
     """Reads a shared source, a few files at a time. Use it as a block.
 
     Args:
-        root: What paths are below.
-        open_disk: Opens a disk of which nobody else waits for the thread.
-        readers: Files that are read at once.
-        read_s: Deadline of each piece.
+        root: Folder of the paths.
+        open_disk: Opens a disk with a thread of its own.
+        readers: Number of files read at once.
+        read_s: Deadline of each piece, in seconds.
     """
 
     def __init__(self, root: Path, open_disk: Callable[[], Disk], *, readers: int, read_s: float) -> None:
@@ -175,7 +175,7 @@ class Source:
 
 
 class WrongBytes(Exception):
-    """What came is not the file that was asked for; the message says in what."""
+    """The bytes that came are not those of the file; the message has the difference."""
 
 
 class _Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,8 +189,8 @@ class Copy:
     """The local copy of a source.
 
     Args:
-        folder: Where; nothing is written outside it.
-        found: What the source holds.
+        folder: Folder of the copy; nothing is written outside it.
+        found: Files of the source.
         disk: Reads and writes the folder.
         start: Number of this start of a server, which no other start has.
     """
@@ -210,7 +210,7 @@ class Copy:
         """Make the folder, and keep other servers out of it for as long as the block lasts.
 
         Raises:
-            DataError: Another server is in it, or it cannot be used.
+            DataError: Another server has locked it, or it cannot be used.
         """
         async with contextlib.AsyncExitStack() as stack:
             try:
@@ -226,13 +226,13 @@ class Copy:
             yield
 
     async def take_up(self) -> dict[int, str]:
-        """Take up what an earlier start has left in the folder, which is held.
+        """Take up the files of an earlier start in the locked folder.
 
         Returns:
-            The checksums of what is whole.
+            The checksums of the whole files.
 
         Raises:
-            DataError: The folder holds what the source does not, or cannot be used.
+            DataError: The folder holds other files than the source, or cannot be used.
         """
         files = self._found.files
         try:
@@ -280,7 +280,7 @@ class Copy:
         """Write a file aside, without forcing it down; return its checksum.
 
         Raises:
-            WrongBytes: They are more or fewer than the manifest says.
+            WrongBytes: They are more or fewer than those of the manifest.
             OSError: It cannot be written, or `pieces` raised it.
         """
         file, part = self._found.files[number], self._part(number)
@@ -302,7 +302,7 @@ class Copy:
         """Give a file that was written aside its name, durably.
 
         Raises:
-            OSError: The disk is full, or worse: it does not hold what was written.
+            OSError: The disk is full, or does not hold the written bytes.
         """
         file, part = self._found.files[number], self._part(number)
         path = self.folder / file.path

@@ -279,7 +279,7 @@ class Peer:
                 difference = f"it did not say which files ({error})"
             raise self._other_source(difference)
         if told.yours > 0:
-            plan.ledger_replica(self.number)
+            plan.holder(self.number)
 
     def _check_same(self) -> None:
         """Raise if it has said itself that it stages something else; it will have left for that reason."""

@@ -1,21 +1,20 @@
-"""Pure: which server reads which file of a shared source, and whom the others ask for a copy.
+"""Pure: the plan of a staging: which server reads a file of a shared source, and from which others copy it.
 
 Theory of operation
 -------------------
-Several data servers see one slow source and want a copy of it each. All of them hold the same list of files
-(a manifest: paths and sizes, sorted) and the same list of servers, so that nothing has to be agreed upon:
+Several data servers each want a copy of one slow source. All of them have the same list of files (a manifest:
+paths and sizes, sorted) and the same list of servers, so they need no agreement:
 
 - File i belongs to server i modulo servers. Its owner reads it from the source, once.
-- The others ask for copies in rounds: in round d, server r copies what belongs to server r + d. In each round
-  every server is asked by one other. A round whose owner has not been met yet is put off.
-- Whoever cannot give a file is followed by the next in the ring that begins at its owner. A server that comes
-  to itself in that ring reads the source. So those who are left read the files of a dead server, each file
-  one of them, while the others wait for that one. A server only ever waits for one that stands before it in
-  the ring of the file, or for one behind it once it refuses the file itself: nobody waits in a circle.
-- A server that comes late, or again, first looks whether others already hold what belongs to it, without
-  waiting for them.
+- The others copy files in rounds: in round d, server r copies the files of server r + d. In each round one
+  server asks each server. A round waits until its owner is reachable.
+- If a server cannot send a file, the next one in the ring that begins at the owner is asked. A server that
+  reaches itself in that ring reads the source. So the remaining servers read the files of a dead one, one
+  server each file, and the others wait for that server. A server only waits for one before it in the ring of
+  the file, or for one behind it once it refuses the file itself: no servers wait in a circle.
+- A server that starts late, or again, first asks whether others already have its files, without waiting.
 
-`Staging` is what one server knows of all this. A file that nobody gives and that cannot be read is an error.
+`Staging` is the knowledge of one server. A file that no server sends and that cannot be read is an error.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -31,9 +30,9 @@ class File(msgspec.Struct, frozen=True, array_like=True):
     """One file of a source."""
 
     path: str
-    """Below the source, with ``/``."""
+    """Path below the source, with ``/``."""
     size: int
-    """In bytes."""
+    """Size in bytes."""
 
 
 def manifest_digest(files: Sequence[File]) -> str:
@@ -42,7 +41,7 @@ def manifest_digest(files: Sequence[File]) -> str:
 
 
 def first_difference(here: Sequence[File], there: Sequence[File]) -> str | None:
-    """Say where two lists of files, or the same slices of them, first differ; None if they do not."""
+    """Describe the first difference of two lists of files, or of slices of them; None without one."""
     for number in range(max(len(here), len(there))):
         one = here[number] if number < len(here) else None
         other = there[number] if number < len(there) else None
@@ -57,22 +56,22 @@ def _described(file: File | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Where a file is to be had next."""
+    """Next attempt to get a file."""
 
     server: int
-    """Whom to ask; the server's own number: read the source."""
+    """Server to ask; the own number: read the source."""
     patient: bool
-    """Whether to wait until that server has it."""
+    """Whether to wait until that server has the file."""
 
 
 class Staging:
-    """What one server knows of a staging.
+    """A staging, as one server knows it.
 
     Args:
         files: The manifest.
         server: Own number, from 0.
-        servers: How many there are.
-        tries: Times that one server is asked for one file, or the source read, before the next one's turn.
+        servers: Number of servers.
+        tries: Number of failures of one server with a file, the own one included, before the next is asked.
     """
 
     def __init__(self, files: Sequence[File], *, server: int, servers: int, tries: int = 3) -> None:
@@ -88,32 +87,32 @@ class Staging:
         self._gone: dict[int, str] = {}
         self._failures: dict[tuple[int, int], int] = {}
         self._reasons: dict[int, dict[int, str]] = {}
-        """Per file, who cannot give it, and why."""
-        self._ledger_replicas: set[int] = set()
+        """By file: servers that cannot send it, and the reasons."""
+        self._holders: set[int] = set()
         self._looked: set[tuple[int, int]] = set()
 
     def owner(self, file: int) -> int:
-        """Who reads this file from the source."""
+        """Server that reads a file from the source."""
         return file % self.servers
 
     def own(self) -> Iterator[int]:
-        """The files of this server that it does not hold yet."""
+        """Missing files of this server."""
         return self._missing(self.server)
 
     def rounds(self) -> list[int]:
-        """The owners to copy from, by growing distance in the ring, as far as their files are missing."""
+        """Owners of missing files, by growing distance in the ring."""
         others = [(self.server + distance) % self.servers for distance in range(1, self.servers)]
         return [owner for owner in others if self._held_of[owner] < self._count(owner)]
 
     def next_round(self, open_to: Collection[int]) -> int | None:
-        """The nearest owner to copy from that has been met or is gone; None if there is none yet."""
+        """The nearest owner of missing files that is reachable or lost; None if there is none yet."""
         for owner in self.rounds():
             if owner in open_to or owner in self._gone:
                 return owner
         return None
 
     def files_of(self, owner: int) -> Iterator[int]:
-        """The files of one round that are not held yet."""
+        """Missing files of one round."""
         return self._missing(owner)
 
     def _missing(self, owner: int) -> Iterator[int]:
@@ -123,12 +122,12 @@ class Staging:
         return len(range(owner, len(self.files), self.servers))
 
     def where(self, file: int) -> Step | None:
-        """Where a file is to be had next; None if nobody is left who could give it."""
+        """The next attempt to get a file; None if no server is left."""
         owner, reasons = self.owner(file), self._reasons.get(file, {})
         ring = [(owner + distance) % self.servers for distance in range(self.servers)]
         if owner == self.server:
             for server in ring[1:]:
-                if server in self._ledger_replicas and server not in self._gone:
+                if server in self._holders and server not in self._gone:
                     if (file, server) not in self._looked and server not in reasons:
                         return Step(server, patient=False)
         for server in ring:
@@ -137,30 +136,30 @@ class Staging:
         return None
 
     def looked(self, file: int, server: int) -> None:
-        """Take in that a server that was asked without patience does not hold the file."""
+        """Record that a server, asked without waiting, does not have a file."""
         self._looked.add((file, server))
 
     def failed(self, file: int, server: int, why: str) -> None:
-        """Take in that asking a server for a file, or reading it, failed this time."""
+        """Record one failure to copy or read a file."""
         times = self._failures[file, server] = self._failures.get((file, server), 0) + 1
         if times >= self._tries:
             self.refused(file, server, why)
 
     def refused(self, file: int, server: int, why: str) -> None:
-        """Take in that a server will never give this file; our own number: it cannot be read here."""
+        """Record that a server will never send a file; the own number: it cannot be read here."""
         self._reasons.setdefault(file, {})[server] = why
 
     def lost(self, server: int, why: str) -> None:
-        """Take in that a server does not answer; it is not asked again."""
+        """Record the loss of a server; it is not asked again."""
         if server != self.server:
             self._gone.setdefault(server, why)
 
-    def ledger_replica(self, server: int) -> None:
-        """Take in that a server holds files that belong to this one."""
-        self._ledger_replicas.add(server)
+    def holder(self, server: int) -> None:
+        """Record that a server has files that belong to this one."""
+        self._holders.add(server)
 
     def hold(self, file: int, checksum: str) -> None:
-        """Take in that a file is here, whole."""
+        """Record that a file is here, whole."""
         if file not in self._held:
             self._held_of[self.owner(file)] += 1
         self._held[file] = checksum
@@ -170,15 +169,15 @@ class Staging:
         return self._held.get(file)
 
     def held_of(self, owner: int) -> int:
-        """How many files of an owner are here."""
+        """Number of files of an owner that are here."""
         return self._held_of[owner]
 
     def readable(self, file: int) -> bool:
-        """Whether this server holds a file, or may still come to hold it without being told by others."""
+        """Whether this server has a file, or may still read it."""
         return file in self._held or self.server not in self._reasons.get(file, {})
 
     def gone(self, server: int) -> bool:
-        """Whether a server is not asked any more."""
+        """Whether a server is lost."""
         return server in self._gone
 
     @property
@@ -187,8 +186,8 @@ class Staging:
         return len(self._held) == len(self.files)
 
     def why(self, file: int) -> str:
-        """Say who was asked for a file in vain, and why it failed."""
+        """Describe the failed attempts to get a file."""
         reasons = {**self._gone, **self._reasons.get(file, {})}
         here = reasons.pop(self.server, "")
-        told = [f"here: {here}"] if here else []
-        return "; ".join([*told, *(f"server {number}: {why}" for number, why in sorted(reasons.items()))])
+        own = [f"here: {here}"] if here else []
+        return "; ".join([*own, *(f"server {number}: {why}" for number, why in sorted(reasons.items()))])

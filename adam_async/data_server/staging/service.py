@@ -1,15 +1,15 @@
-"""The shell of a staging: a data server's copy of a shared source, made together with the others.
+"""The shell of a staging: a data server's copy of a shared source, made together with other servers.
 
 Theory of operation
 -------------------
-A stager is a role without a seat: nobody has data to be seated with yet, so the servers know one another by a
-list of addresses that all of them are given. It listens where the list says, reads its own files from the
-source on a few lanes, and copies those of the others round by round on a few more; `Staging` says what comes
-next and who takes the place of whom. `staged` returns when the copy is whole.
+A stager is a role without a membership: no server has data to join with yet, so the servers know one another
+by a list of addresses that all of them have. It listens at its address of the list, reads its own files from
+the source on a few lanes, and copies the other files round by round on a few more; `Staging` has the order,
+and the substitutes of lost servers. `staged` returns when the copy is whole.
 
-It answers the others for as long as its block lasts, also while its process serves images from the copy. A
-question for a file that is not here yet is parked. Files are asked for by number, and only the manifest,
-which each server makes itself, turns a number into a path: nothing that a peer says becomes a name or a size.
+It answers the others as long as its block lasts, also while its process serves images from the copy. A
+question for a file that is not here yet is parked. Questions name files by number, and only the manifest,
+which each server makes itself, turns a number into a path: no text of a peer becomes a name or a size.
 """
 
 import asyncio
@@ -55,13 +55,13 @@ from transport import Identity, Network, RemoteProtocolError, Request
 logger = logging.getLogger(__name__)
 
 READERS = 2
-"""Files that a server reads from the source at once."""
+"""Number of files that a server reads from the source at once."""
 
 COPIES = 4
-"""Files that it copies at once."""
+"""Number of files that a server copies at once."""
 
 LONGEST_WAIT_S = 60.0
-"""A parked question is answered after this long, whatever it asks for."""
+"""Maximum time for which a question is parked, in seconds."""
 
 OpenDisk = Callable[[str], Disk]
 
@@ -70,13 +70,13 @@ class Stager(Role):
     """One server of a staging, for as long as its block lasts.
 
     Args:
-        network: Where it listens and how it reaches the others.
-        peers: Addresses of all servers, in the order that all are given.
-        server: Which of them it is.
+        network: Network of its listener and its links.
+        peers: Addresses of all servers, in the same order everywhere.
+        server: Own number in that list.
         identity: Its role (``data``), node id and incarnation.
-        found: What the source holds.
-        copy: Where the files go.
-        held: Checksums of the files that an earlier start has left there.
+        found: Files of the source.
+        copy: Folder of the copy.
+        held: Checksums of the files that an earlier start has left in the copy.
         open_disk: Opens a disk by name, to read the source with.
         patience: Deadlines.
     """
@@ -99,7 +99,7 @@ class Stager(Role):
         for file, checksum in held.items():
             self.plan.hold(file, checksum)
         self.data = copy.folder / found.files[0].path if found.single else copy.folder
-        """What to load once all is staged."""
+        """Path to load once all is staged."""
         self._found = found
         self._copy = copy
         self._addresses = tuple(peers)
@@ -133,7 +133,7 @@ class Stager(Role):
         return {"stage": self._stage()}
 
     async def staged(self) -> None:
-        """Wait until every file is here. What makes that impossible ends the block, as a `DataError`."""
+        """Wait until every file is here. If one cannot be got, a `DataError` ends the block."""
         await self._done.wait()
 
     # --- getting files -----------------------------------------------------------------------
@@ -149,57 +149,57 @@ class Stager(Role):
 
     async def _get_all(self) -> None:
         name = self._identity.node
-        async with self._source, asyncio.TaskGroup() as meeting_group:
-            clock_targets_of_all = [
-                meeting_group.create_task(self._meet(peer), name=f"{name}/meet-{peer.number}")
+        async with self._source, asyncio.TaskGroup() as peers_group:
+            reaching = [
+                peers_group.create_task(self._reach(peer), name=f"{name}/reach-{peer.number}")
                 for peer in self._peers.values()
             ]
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read_own(), name=f"{name}/own")
                 group.create_task(self._copy_rounds(), name=f"{name}/rounds")
-            for clock_targets in clock_targets_of_all:
-                clock_targets.cancel()
+            for task in reaching:
+                task.cancel()
 
-    async def _meet(self, peer: Peer) -> None:
-        """Look whether a server is there, then wait for it."""
+    async def _reach(self, peer: Peer) -> None:
+        """Try to reach a server, then wait for it."""
         try:
             await peer.look()
         except (PeerLost, PeerFailed, PeerRefused, RemoteProtocolError):
-            logger.info("%s: %s is not there yet", self._identity.node, peer.address)
+            logger.info("%s: %s cannot be reached yet", self._identity.node, peer.address)
         finally:
             self._looking -= 1
-            self._tell()
+            self._peers_changed()
         try:
             await peer.meet()
         except (PeerLost, PeerFailed, PeerRefused, RemoteProtocolError) as error:
             self._lose(peer.number, str(error))
-        self._tell()
+        self._peers_changed()
 
-    def _tell(self) -> None:
-        """Let whoever waits for servers to come or go look again."""
+    def _peers_changed(self) -> None:
+        """Wake the tasks that wait for servers to come or go."""
         self._news.set()
         self._news = asyncio.Event()
 
     def _lose(self, server: int, why: str) -> None:
         if not self.plan.gone(server):
             logger.warning(
-                "%s: server %d of the staging, %s, is given up (%s); others read its files",
+                "%s: server %d of the staging, %s, is lost (%s); others read its files",
                 self._identity.node,
                 server,
                 self._addresses[server],
                 why,
             )
             self.plan.lost(server, why)
-            self._tell()
+            self._peers_changed()
 
     async def _read_own(self) -> None:
-        """Get what belongs to this server, once each of the others has been looked for."""
+        """Get the files of this server, after one attempt to reach each of the others."""
         while self._looking:
             await self._news.wait()
         await self._lanes(self.plan.own(), READERS)
 
     async def _copy_rounds(self) -> None:
-        """Get what belongs to the others, round by round."""
+        """Get the files of the others, round by round."""
         while self.plan.rounds():
             met = [number for number, peer in self._peers.items() if peer.met]
             owner = self.plan.next_round(met)
@@ -220,7 +220,7 @@ class Stager(Role):
                 group.create_task(lane(), name=f"{self._identity.node}/lane-{number}")
 
     async def _get(self, file: int) -> None:
-        """Get one file, from wherever it is to be had."""
+        """Get one file, from the source or a peer."""
         while self.plan.checksum(file) is None:
             step = self.plan.where(file)
             if step is None:
@@ -253,11 +253,11 @@ class Stager(Role):
             pieces = _readable(self._source.pieces(self.plan.files[file]))
         else:
 
-            def told(checksum: str) -> None:
+            def on_checksum(checksum: str) -> None:
                 nonlocal expected
                 expected = checksum
 
-            pieces = self._peers[step.server].pieces(file, patient=step.patient, on_checksum=told)
+            pieces = self._peers[step.server].pieces(file, patient=step.patient, on_checksum=on_checksum)
         async with contextlib.aclosing(pieces):
             checksum = await self._write(file, self._counted(pieces))
         if expected and checksum != expected:
@@ -289,10 +289,10 @@ class Stager(Role):
             self._progress += len(piece)
             yield piece
 
-    # --- giving files ------------------------------------------------------------------------
+    # --- sending files -----------------------------------------------------------------------
 
     def _wake(self, file: int) -> None:
-        """Let the questions for a file be answered, one way or the other."""
+        """Answer the parked questions for a file, with a piece or a refusal."""
         for parked in self._parked.pop(file, []):
             parked.set()
 
@@ -314,10 +314,10 @@ class Stager(Role):
         elif body.file >= len(plan.files) or body.offset > plan.files[body.file].size:
             request.fail("no-such-piece", f"there is no byte {body.offset} of a file {body.file}")
         else:
-            self._spawn("give", self._give(request, body))
+            self._spawn("send", self._send(request, body))
 
-    async def _give(self, request: Request, body: ReadFile) -> None:
-        """Answer with a piece, now or when the file is here."""
+    async def _send(self, request: Request, body: ReadFile) -> None:
+        """Send a piece, now or when the file is here."""
         plan = self.plan
         if plan.checksum(body.file) is None and plan.readable(body.file):
             parked = asyncio.Event()
@@ -331,13 +331,13 @@ class Stager(Role):
         checksum = plan.checksum(body.file)
         if checksum is not None:
             size = min(PIECE_BYTES, plan.files[body.file].size - body.offset)
-            request.charge(size, lambda: self._spawn("give", self._give_piece(request, body, checksum)))
+            request.charge(size, lambda: self._spawn("send", self._send_piece(request, body, checksum)))
         elif plan.readable(body.file):
             request.reply(pack(FilePart(checksum="", progress=self._progress)))
         else:
             request.fail("unreadable", f"{self._identity.node} cannot read that file: {plan.why(body.file)}")
 
-    async def _give_piece(self, request: Request, body: ReadFile, checksum: str) -> None:
+    async def _send_piece(self, request: Request, body: ReadFile, checksum: str) -> None:
         try:
             piece = await self._copy.read(body.file, body.offset)
         except OSError as error:
@@ -346,14 +346,14 @@ class Stager(Role):
         tensors = [np.frombuffer(piece, np.uint8)] if piece else []
         request.reply(pack(FilePart(checksum=checksum, progress=self._progress), tensors))
 
-    # --- counts ------------------------------------------------------------------------------
+    # --- statistics --------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, Any]:
-        """What was read from the source, copied from others, kept from an earlier start, and tried again."""
+        """Statistics of the role, and counts of the staging."""
         return {**super().statistics(), "staging": self.counts()}
 
     def counts(self) -> dict[str, int]:
-        """Files and bytes by where they came from, and what was tried again."""
+        """Number of files and bytes by origin, and of retries."""
         return {
             "files": len(self.plan.files),
             "kept_files": self._kept,
@@ -376,7 +376,7 @@ class Stager(Role):
 
 
 async def _readable(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Pass pieces of the source on; what goes wrong there is worth another try, here or elsewhere."""
+    """Pass pieces of the source on; an error of the source is worth a retry, here or at a peer."""
     async with contextlib.aclosing(pieces):
         try:
             async for piece in pieces:
@@ -401,19 +401,19 @@ async def staging(
 
     Args:
         source: The shared folder or file.
-        folder: Where its copy goes: an empty folder, or one of an earlier start. It is held until the block
-            is left.
+        folder: Folder of the copy: an empty one, or one of an earlier start. It is locked until the end of
+            the block.
         peers: Addresses of all servers; the same list in the same order everywhere.
-        network: How they reach one another.
+        network: Network of the servers.
         identity: Role (``data``), node id and incarnation of this server.
         disk: Reads and writes the folder.
         open_disk: Opens a disk by name, to read the source with.
         patience: Deadlines.
 
     Raises:
-        DataError: Source or folder cannot be used, or another server holds the folder; or, within a group,
-            the staging cannot go on.
-        BindFailed: None of the addresses is ours and free.
+        DataError: Source or folder cannot be used, or another server has locked the folder; or, within a
+            group, the staging cannot go on.
+        BindFailed: None of the addresses is free on this machine.
         BindRefused: Others could reach the address, and there is no token.
     """
     here, there = await disk.run(folder.resolve), await disk.run(source.resolve)

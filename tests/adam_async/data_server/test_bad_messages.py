@@ -37,7 +37,7 @@ def sender(party, role, target):
 def ledgers(party):
     """Progress, leases and terms, as each data server has them."""
     return {
-        name: (server.state.statistics(), server.statistics()["lending"])
+        name: (server.state.statistics(), server.statistics().ledger)
         for name, server in party.servers.items()
     }
 
@@ -47,7 +47,7 @@ def ledgers(party):
 async def test_a_bad_message_changes_no_lease_and_every_image_is_counted_once(network, role):
     async with asyncio.timeout(120), party_of(NETWORKS[network]()) as party:
         await party.train(waiting=True)
-        await until(lambda: all(each["leased"] == 8 for each, _ in ledgers(party).values()))
+        await until(lambda: all(each.leased == 8 for each, _ in ledgers(party).values()))
         before = ledgers(party)
         for target, server in party.servers.items():
             known = sender(party, role, target)

@@ -1,4 +1,6 @@
-"""The stock: groups are those of the order, whatever is taken when."""
+"""The group cache: groups are those of the order, whatever is taken when."""
+
+import threading
 
 import numpy as np
 import pytest
@@ -6,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.group_cache import BLOCK_BYTES, INSTANT_BLOCK_BYTES, GroupCache
+from adam_async.data_server.group_cache import BLOCK_BYTES, INSTANT_BLOCK_BYTES, GroupCache, MemoryInUse
 from adam_async.data_server.order import epoch_order
 from adam_async.model.keyed_random import Dice
 
@@ -66,10 +68,10 @@ def test_neighbours_are_slices_of_one_block_whose_memory_is_let_go_with_the_last
     assert first.base is second.base
     assert first.ctypes.data + first.nbytes == second.ctypes.data
     assert len(labels) == 32
-    assert repr(group_cache) == "<Stock of epoch 1, 0 groups>"
+    assert repr(group_cache) == "<GroupCache of epoch 1, 0 groups>"
     across, _ = group_cache.take([7, 8])
     assert [len(images) for images in across] == [16, 16]
-    assert repr(group_cache) == "<Stock of epoch 1, 6 groups>"
+    assert repr(group_cache) == "<GroupCache of epoch 1, 6 groups>"
 
 
 def test_small_pieces_are_joined_and_no_group_is_in_two_arrays():
@@ -88,9 +90,9 @@ def test_groups_that_several_take_are_gathered_once():
     (first,), _ = group_cache.take([0, 1, 2, 3])
     (again,), _ = group_cache.take([0, 1])
     assert again.base is first.base
-    assert repr(group_cache) == "<Stock of epoch 1, 2 groups>"
+    assert repr(group_cache) == "<GroupCache of epoch 1, 2 groups>"
     group_cache.take([2, 3])
-    assert repr(group_cache) == "<Stock of epoch 1, 0 groups>"
+    assert repr(group_cache) == "<GroupCache of epoch 1, 0 groups>"
 
 
 def test_what_the_epoch_does_not_have_is_refused():
@@ -130,3 +132,30 @@ def test_a_group_that_is_taken_again_is_transformed_as_before():
     first, _ = joined(group_cache.take([0]))
     again, _ = joined(group_cache.take([0]))
     assert np.array_equal(first, again)
+
+
+def test_an_array_counts_until_its_last_slice_is_let_go() -> None:
+    memory = MemoryInUse()
+    array = np.zeros((10, 5), np.uint8)
+    memory.watch(array)
+    memory.watch(np.zeros(7, np.uint8))
+    piece = array[3:5][:1]
+    del array
+
+    assert memory.bytes == 50
+    del piece
+    assert memory.bytes == 0
+
+
+def test_it_may_be_let_go_in_another_thread() -> None:
+    memory = MemoryInUse()
+    held = [np.zeros(3, np.uint8) for _ in range(100)]
+    for array in held:
+        memory.watch(array)
+    del array
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+
+    assert memory.bytes == 0
+    assert repr(memory) == "<MemoryInUse of 0 arrays, 0 bytes>"

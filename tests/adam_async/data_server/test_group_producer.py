@@ -105,9 +105,9 @@ async def test_pixels_are_the_same_within_any_memory(
                 assert np.array_equal(labels, order_of(epoch).group(number) % 5)
         told = producer.cache_statistics()
         assert told is not None
-        assert told["budget_bytes"] == budget
-        assert told["decoded"] == IMAGES
-        assert told["hits"] + told["read_back"] + told["decoded"] >= 3 * IMAGES
+        assert told.budget_bytes == budget
+        assert told.decoded == IMAGES
+        assert told.hits + told.read_back + told.decoded >= 3 * IMAGES
         assert not failures
 
 
@@ -144,12 +144,12 @@ async def test_what_is_made_ahead_keeps_to_the_memory_and_what_is_wanted_is_neve
             told = producer.cache_statistics()
             assert told is not None
             waiting = len({id(images.base) for images in held}) * 2 * GROUP * IMAGE_BYTES
-            assert told["block_bytes"] <= max(limit // 4, waiting + 2 * BLOCK_BYTES)
+            assert told.block_bytes <= max(limit // 4, waiting + 2 * BLOCK_BYTES)
         held.clear()
         del images
         told = producer.cache_statistics()
         assert told is not None
-        assert told["block_bytes"] <= limit // 4
+        assert told.block_bytes <= limit // 4
 
 
 async def test_blocks_of_somebody_who_has_gone_make_room_for_those_who_take() -> None:
@@ -161,7 +161,7 @@ async def test_blocks_of_somebody_who_has_gone_make_room_for_those_who_take() ->
             await taken(producer, 0)
         told = producer.cache_statistics()
         assert told is not None
-        assert told["evicted_blocks"] > 0
+        assert told.evicted_blocks > 0
         images, _ = await taken(producer, 12)
         assert np.array_equal(images, expected(12, 1))
 
@@ -190,7 +190,7 @@ async def test_the_options_of_the_run_hold_where_the_data_set_has_none() -> None
     async with producer_of(dataset_of(cache=None), cache="64K") as (producer, _):
         told = producer.cache_statistics()
         assert told is not None
-        assert told["budget_bytes"] == 1 << 16
+        assert told.budget_bytes == 1 << 16
         assert producer.answer_bytes == 1 << 10
 
 
@@ -200,7 +200,7 @@ async def test_images_that_the_data_set_holds_itself_count_as_they_are() -> None
     async with producer_of(dataset) as (producer, _):
         told = producer.cache_statistics()
         assert told is not None
-        assert (told["resident_images"], told["resident_bytes"]) == (IMAGES, IMAGES * IMAGE_BYTES)
+        assert (told.resident_images, told.resident_bytes) == (IMAGES, IMAGES * IMAGE_BYTES)
 
 
 async def test_copies_of_rows_count_as_long_as_somebody_holds_them_and_slices_count_once() -> None:
@@ -209,7 +209,7 @@ async def test_copies_of_rows_count_as_long_as_somebody_holds_them_and_slices_co
         def held_bytes() -> int:
             told = producer.cache_statistics()
             assert told is not None
-            return told["block_bytes"]
+            return told.block_bytes
 
         await taken(producer, 0)  # and group 1 lies in the same block
         (images,), _ = producer.take([1])

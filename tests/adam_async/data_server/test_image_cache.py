@@ -42,14 +42,14 @@ def test_pixels_are_those_of_the_images_in_whatever_order_and_however_few_fit(
         assert np.array_equal(cache.take(chosen, axis=0), expected)
     told = cache.statistics()
     seen = len({number % images for pick in picks for number in pick})
-    assert told["hits"] + told["misses"] == asked
-    assert told["decoded"] + told["read_back"] == told["misses"]
-    assert told["resident_images"] == min(seen, fit, images)
-    assert told["resident_bytes"] == told["resident_images"] * IMAGE_BYTES
-    assert cache.complete == (told["resident_images"] == images)
+    assert told.hits + told.misses == asked
+    assert told.decoded + told.read_back == told.misses
+    assert told.resident_images == min(seen, fit, images)
+    assert told.resident_bytes == told.resident_images * IMAGE_BYTES
+    assert cache.complete == (told.resident_images == images)
     if spilling:
-        assert told["decoded"] == seen
-        assert told["spilled"] == seen - told["resident_images"]
+        assert told.decoded == seen
+        assert told.spilled == seen - told.resident_images
     cache.close()
 
 
@@ -78,9 +78,9 @@ def test_a_set_that_stays_finds_its_share_and_one_that_throws_out_the_least_rece
     orders = [Dice(1).permutation(f"epoch {epoch}", images).tolist() for epoch in range(2)]
     cache = cached(images, int(share * images))
     for order in orders:
-        before = cache.statistics()["hits"]
+        before = cache.statistics().hits
         cache.take(np.array(order))
-    stays = (cache.statistics()["hits"] - before) / images
+    stays = (cache.statistics().hits - before) / images
 
     assert stays == share == found(orders, int(share * images), stays=True)
     least_recent = found(orders, int(share * images), stays=False)
@@ -93,9 +93,9 @@ def test_images_that_do_not_fit_are_decoded_once_and_leave_no_file_behind(tmp_pa
         assert np.array_equal(cache.take(np.arange(10)), pictures(range(10)))
     told = cache.statistics()
 
-    assert (told["decoded"], told["spilled"], told["read_back"], told["hits"]) == (10, 6, 12, 8)
-    assert told["spilled_bytes"] == 6 * IMAGE_BYTES
-    assert told["decode_s"] == 10
+    assert (told.decoded, told.spilled, told.read_back, told.hits) == (10, 6, 12, 8)
+    assert told.spilled_bytes == 6 * IMAGE_BYTES
+    assert told.decode_s == 10
     assert list(tmp_path.iterdir()) == []
     cache.close()
     cache.close()
@@ -126,9 +126,9 @@ def test_a_full_disk_ends_the_spilling_with_one_warning(tmp_path, caplog):
     for _ in range(3):
         assert np.array_equal(cache.take(np.arange(10)), pictures(range(10)))
 
-    assert cache.statistics()["spilled"] == 2
-    assert cache.statistics()["read_back"] == 4
-    assert cache.statistics()["decoded"] == 10 + 2 * 5
+    assert cache.statistics().spilled == 2
+    assert cache.statistics().read_back == 4
+    assert cache.statistics().decoded == 10 + 2 * 5
     (warning,) = warnings(caplog)
     assert "takes no more decoded images (No space left on device)" in warning
     cache.close()
@@ -141,6 +141,6 @@ def test_a_disk_that_fails_is_done_without(tmp_path, caplog, broken):
     for _ in range(3):
         assert np.array_equal(cache.take(np.arange(5)), pictures(range(5)))
 
-    assert cache.statistics()["spilled"] == cache.statistics()["read_back"] == 0
+    assert cache.statistics().spilled == cache.statistics().read_back == 0
     assert len(warnings(caplog)) == 1
     cache.close()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from adam_async.data_server.lease_limits import RECORDED, Tempo
+from adam_async.data_server.lease_limits import RECORDED, LeaseLimits
 from adam_async.data_server.state import EpochBegan
 from adam_async.run.ids import Replica
 from tests.adam_async.data_server.scene import Scene
@@ -10,54 +10,54 @@ from tests.adam_async.data_server.scene import Scene
 QUICK, SLOW, OTHER = map(Replica, range(3))
 
 
-def tempo_of(rates, *, held=64, step=1):
+def limits_of(rates, *, held=64, step=1):
     """After ten seconds, of replicas that each hold groups and have finished so many per second."""
-    tempo = Tempo(step)
+    limits = LeaseLimits(step)
     for replica, rate in rates.items():
-        tempo.leased(replica, held, 0.0)
+        limits.leased(replica, held, 0.0)
         for _ in range(10 * rate):
-            tempo.leased(replica, 1, 5.0)
-            tempo.finished(replica)
-    return tempo
+            limits.leased(replica, 1, 5.0)
+            limits.finished(replica)
+    return limits
 
 
 def test_a_replica_as_quick_as_half_the_quickest_is_given_what_it_asks_for():
-    tempo = tempo_of({QUICK: 20, OTHER: 10})
-    assert tempo.room(QUICK, 10.0) is None
-    assert tempo.room(OTHER, 10.0) is None
+    limits = limits_of({QUICK: 20, OTHER: 10})
+    assert limits.room(QUICK, 10.0) is None
+    assert limits.room(OTHER, 10.0) is None
 
 
 def test_a_slow_replica_is_given_nothing_while_it_holds_more_than_its_rate_allows():
-    tempo = tempo_of({QUICK: 40, SLOW: 8})
-    assert tempo.room(SLOW, 10.0) == 0
+    limits = limits_of({QUICK: 40, SLOW: 8})
+    assert limits.room(SLOW, 10.0) == 0
     for _ in range(60):
-        tempo.finished(SLOW)
-    assert tempo.room(SLOW, 10.0) == 23 - 4  # of 65 what 14 per second are of 40
+        limits.finished(SLOW)
+    assert limits.room(SLOW, 10.0) == 23 - 4  # of 65 what 14 per second are of 40
 
 
 def test_nobody_is_held_back_before_his_rate_is_known():
-    tempo = tempo_of({QUICK: 40})
-    tempo.leased(SLOW, 64, 0.0)
+    limits = limits_of({QUICK: 40})
+    limits.leased(SLOW, 64, 0.0)
     for _ in range(7):
-        tempo.finished(SLOW)
-    assert tempo.room(SLOW, 10.0) is None
-    tempo.finished(SLOW)
-    assert tempo.room(SLOW, 10.0) == 0
-    assert tempo.room(OTHER, 10.0) is None
+        limits.finished(SLOW)
+    assert limits.room(SLOW, 10.0) is None
+    limits.finished(SLOW)
+    assert limits.room(SLOW, 10.0) == 0
+    assert limits.room(OTHER, 10.0) is None
 
 
 @pytest.mark.parametrize("step", [1, RECORDED, 20])
 def test_a_slow_replica_may_hold_more_than_a_step_for_before_its_end_nothing_is_reported(step):
-    tempo = tempo_of({QUICK: 1000, SLOW: 1}, step=step)
+    limits = limits_of({QUICK: 1000, SLOW: 1}, step=step)
     for _ in range(64):
-        tempo.finished(SLOW)
-    assert tempo.room(SLOW, 1e6) > max(step, RECORDED)
+        limits.finished(SLOW)
+    assert limits.room(SLOW, 1e6) > max(step, RECORDED)
 
 
 def test_who_begins_another_life_begins_anew():
-    tempo = tempo_of({QUICK: 40, SLOW: 4})
-    tempo.keep((QUICK,))
-    assert tempo.room(SLOW, 10.0) is None
+    limits = limits_of({QUICK: 40, SLOW: 4})
+    limits.keep((QUICK,))
+    assert limits.room(SLOW, 10.0) is None
 
 
 @pytest.mark.parametrize("fraction", [0.5, 1.0])

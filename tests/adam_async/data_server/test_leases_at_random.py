@@ -190,10 +190,10 @@ class Leases(RuleBasedStateMachine):
         assert not self.paused or part.position == position
 
     def report(self, part, number, attempt, clock):
-        before = self.scene.state.statistics()["finished"]
+        before = self.scene.state.statistics().finished
         report = finished(number, epoch=self.epoch, attempt=attempt, clock=clock, images=1)
         self.tell(GroupsReported(part.replica, part.replica_generation, part.part, (report,)))
-        if self.scene.state.statistics()["finished"] > before:
+        if self.scene.state.statistics().finished > before:
             self.done.append(number)
 
     # --- what may happen ---------------------------------------------------------------------
@@ -224,7 +224,7 @@ class Leases(RuleBasedStateMachine):
         part.lost = True
         self.tell(part.question(2, now=self.now))
         after = self.scene.state.statistics()
-        assert (after["finished"], after["leased"]) == (before["finished"], before["leased"])
+        assert (after.finished, after.leased) == (before.finished, before.leased)
 
     @precondition(lambda self: self.live)
     @rule(which=numbers)
@@ -270,7 +270,7 @@ class Leases(RuleBasedStateMachine):
 
     @property
     def skipped(self):
-        ranges = self.scene.state.statistics()["skipped_groups"]
+        ranges = self.scene.state.statistics().skipped_groups
         skipped = [number for start, stop in ranges for number in range(start, stop)]
         assert all(self.CARRIED <= number for number in skipped)
         assert not set(skipped) & set(self.done)
@@ -385,7 +385,7 @@ class UnevenLeases(Leases):
                 assert self.room(each) == 0, "who may hold more does not wait"
 
     def room(self, part):
-        return self.scene.state._tempo.room(part.replica, self.now)
+        return self.scene.state._limits.room(part.replica, self.now)
 
     def has_work(self, part):
         return self.scene.state._epoch.has_work(part.replica)

@@ -46,7 +46,7 @@ def bits(value):
 def known(state):
     """All that can be seen of a state."""
     replicas = sorted(state.replica_generations)
-    outcome = state.untold()
+    outcome = state.unreported()
     return bits(
         [
             state.statistics(),

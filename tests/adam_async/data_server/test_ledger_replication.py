@@ -119,9 +119,9 @@ class Node:
             ledger_replication.lead(cluster.term, cluster.ledger_replicas, now=self.world.now)
             self.outbox = []
             self.settle(ledger_replication.enter(self.open_events, now=self.world.now))
-            untold = ledger_replication.ledger.state.untold()
-            if untold is not None:
-                self.perform(untold)
+            unreported = ledger_replication.ledger.state.unreported()
+            if unreported is not None:
+                self.perform(unreported)
         for ledger_replica in ledger_replication.copies():
             if ledger_replica not in cluster.live:
                 self.talks.pop(ledger_replica, None)
@@ -203,7 +203,7 @@ class Node:
         if (
             self.alive
             and self.ledger_replication.leads
-            and self.ledger_replication.ledger.state.untold() == paused
+            and self.ledger_replication.ledger.state.unreported() == paused
         ):
             self.enter(PauseEnded())
 
@@ -693,7 +693,7 @@ def test_in_a_new_term_the_ledger_is_read_anew_by_a_former_lender_too():
     old.enter(ticks(2), now=1.0)
     b.lead(2, (B,), now=1.0)
     b.enter(ticks(1), now=1.0)
-    with pytest.raises(CopyRefused, match="is to be read anew"):
+    with pytest.raises(CopyRefused, match="a replica reads the ledger anew"):
         old.take(2, Part(first=2, settled=0))
     b.welcome(A)
     copy_all(b, A, old)

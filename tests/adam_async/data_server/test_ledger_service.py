@@ -14,7 +14,8 @@ from adam_async.controller.service import Controller
 from adam_async.data_server import client as client_module
 from adam_async.data_server.client import DataClient
 from adam_async.data_server.ledger_replication import Part
-from adam_async.data_server.service import DataServer, first_question
+from adam_async.data_server.questions import first_question
+from adam_async.data_server.service import DataServer
 from adam_async.data_server.state import Opening
 from adam_async.errors import DataError, first_cause
 from adam_async.messages import (
@@ -212,7 +213,7 @@ class Party:
     def finished(self):
         """Groups that are finished, as far as the lender knows."""
         server = self.servers.get(self.ledger_leader) if self.map.ledger_leaders else None
-        return server.state.statistics()["finished"] if server is not None else 0
+        return server.state.statistics().finished if server is not None else 0
 
     async def result(self):
         """What came of the epoch; every image and every group's loss was counted once."""
@@ -386,7 +387,7 @@ async def test_a_question_that_was_on_its_way_to_a_lost_lender_is_answered_by_th
         asking = group.create_task(
             ask(party, other, replica_generation=party.map.replica_generation(0)), name="ask"
         )
-        await until(lambda: len(party.servers[other]._questions) > 0)
+        await until(lambda: len(party.servers[other]._questions.events()) > 0)
         await turns(20)
         await party.driver.report_death(ledger_leader)
         await asking
@@ -404,8 +405,8 @@ async def test_a_lender_that_lives_and_was_taken_for_lost_settles_nothing_more_a
         result = await party.result()
         await until(lambda: party.map.ledger_leaders == (other, name))
         assert party.map.nodes[name].incarnation == record.incarnation
-        await until(lambda: old.statistics()["lending"]["term"] == 2)
-        assert not old.statistics()["lending"]["leads"]
+        await until(lambda: old.statistics().ledger.term == 2)
+        assert not old.statistics().ledger.leads
         assert result["trained_again"] == 0
         # Whoever they go to from here on: a link that is being made must not outlive the test.
         await until(lambda: all(worker.settled for worker in party.workers))
@@ -439,8 +440,8 @@ async def test_a_ledger_of_a_stranger_in_a_later_term_is_not_taken(network):
         foreign = [packed_tensor(Part(first=0, settled=0, opening=Opening()))]
         for server in (ledger_leader, other):
             assert await refused(party, server, CopyLedger(run=RUN, term=9), foreign) == "not-member"
-            assert server.statistics()["lending"]["term"] == 1
-        assert ledger_leader.statistics()["lending"]["leads"]
+            assert server.statistics().ledger.term == 1
+        assert ledger_leader.statistics().ledger.leads
 
 
 async def test_a_later_term_is_taken_when_the_map_names_its_lender_and_not_before(network):
@@ -454,10 +455,10 @@ async def test_a_later_term_is_taken_when_the_map_names_its_lender_and_not_befor
             first, second = (link.call_nowait(copy, timeout_s=20.0) for _ in range(2))
             with pytest.raises(RemoteError, match="not-lender"):
                 await first
-            assert ledger_leader.statistics()["lending"]["leads"]
+            assert ledger_leader.statistics().ledger.leads
             await party.driver.report_death(ledger_leader._identity.node)
             unpack(await second, LedgerCopied)
-        assert not ledger_leader.statistics()["lending"]["leads"]
+        assert not ledger_leader.statistics().ledger.leads
 
 
 async def test_only_the_worker_that_has_a_part_asks_for_its_groups_and_reports_them(network):
@@ -500,13 +501,14 @@ async def end_ledger_leader(cluster, *, after, epoch=1):
     """End the lender when so many groups of an epoch are finished."""
     servers = {server._identity.node: server for server in cluster.data_servers}
 
-    def told():
+    def progress():
         ledger_leaders = cluster.controller.map.ledger_leaders
-        return (
-            servers[ledger_leaders[0]].state.statistics() if ledger_leaders else {"epoch": 0, "finished": 0}
-        )
+        if not ledger_leaders:
+            return 0, 0
+        statistics = servers[ledger_leaders[0]].state.statistics()
+        return statistics.epoch, statistics.finished
 
-    await until(lambda: (told()["epoch"], told()["finished"]) >= (epoch, after))
+    await until(lambda: progress() >= (epoch, after))
     await kill(servers[cluster.controller.map.ledger_leaders[0]])
 
 

@@ -54,7 +54,7 @@ async def main(folder):
                     stuck.append(answer)
                 number = numbers.stop
         told = supply.cache_statistics()
-        print(peak_rss_mb() - idle, told["decoded"], told["resident_bytes"], len(stuck))
+        print(peak_rss_mb() - idle, told.decoded, told.resident_bytes, len(stuck))
         work.cancel()
 
 

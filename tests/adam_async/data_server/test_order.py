@@ -98,5 +98,5 @@ def test_whoever_begins_in_the_middle_of_a_run_finds_the_order_of_who_was_there_
 
 def test_images_of_another_data_set_do_not_come_first() -> None:
     orders = EpochOrders(Dice(3), num_images=50, images_per_group=4)
-    with pytest.raises(DataError, match="6 bytes say which images epoch 9 begins with; 50 images need 7"):
+    with pytest.raises(DataError, match="6 bytes name the first images of epoch 9; 50 images need 7"):
         orders.order(9, first=9, carried=bytes(6))

@@ -33,7 +33,7 @@ def check(report):
         (0, (Finished(1, 3, 1, 17, 0.5),), "16 images at most, not 17"),
         (0, (Finished(2, 5, 1, 16, 0.5),), "no group 5"),
         (0, (Finished(2, 3, 1, 16, 0.5),), "no group 3 of 16 images"),
-        (0, (Finished(2, 2, 1, 16, 0.5), Finished(2, 2, 2, 16, 0.5)), "once"),
+        (0, (Finished(2, 2, 1, 16, 0.5), Finished(2, 2, 2, 16, 0.5)), "twice"),
     ],
 )
 def test_a_report_of_what_no_worker_can_have_finished_is_refused(partition, finished, said):
@@ -56,7 +56,7 @@ def test_test_images_are_in_order_and_fit_into_a_message():
 
 def test_another_data_server_enters_what_its_own_workers_asked():
     peer = Identity(role="data", node="data-1", incarnation=1)
-    fields = {"replica": Replica(0), "life": 1, "partition": 0, "position": 0, "heard": -1}
+    fields = {"replica": Replica(0), "replica_generation": 1, "partition": 0, "position": 0, "heard": -1}
     asked = LeaseAsked(request=("data-1", 3), count=4, wait_s=1.0, **fields)
     check_entering(asked, peer)
     check_entering(GroupsReported(Replica(0), 1, 0, (), ("data-1", 4)), peer)

@@ -177,7 +177,7 @@ def test_late_reports_are_counted_and_change_nothing():
     ):
         assert scene.tell(late) == []
     assert scene.state.late_reports == 5
-    assert scene.state.statistics()["finished"] == 0
+    assert scene.state.statistics().finished == 0
 
 
 def test_read_ahead_sees_the_next_groups_without_taking_them():
@@ -196,10 +196,10 @@ def test_the_ranges_that_are_trained_leave_out_what_waits_and_what_is_leased():
     assert scene.leased(ONE, 1) == ((5, 1),)
     scene.report(ZERO, 0, 2)
     assert state.trained_ranges() == ((0, 1), (2, 3))
-    assert state.statistics()["trained_ranges"] == ()  # not while groups are leased: it would not last
+    assert state.statistics().trained_ranges == ()  # not while groups are leased: it would not last
     scene.report(ZERO, 1)
     scene.report(ONE, 5)
-    assert state.statistics()["trained_ranges"] == ((0, 3), (5, 6))
+    assert state.statistics().trained_ranges == ((0, 3), (5, 6))
     scene.ask(ZERO, 9)
     scene.ask(ONE, 9)
     scene.report(ZERO, 3, 4)
@@ -226,7 +226,7 @@ def test_a_group_is_finished_when_all_parts_are_and_its_losses_add_up():
     assert scene.report(ZERO, 0, part=1, loss=0.0) == []
     assert scene.report(ZERO, 0, part=1, loss=0.0) == []
     assert scene.report(ZERO, 0, part=0, loss=0.5) == []
-    assert (scene.state.late_reports, scene.state.statistics()["finished"]) == (1, 0)
+    assert (scene.state.late_reports, scene.state.statistics().finished) == (1, 0)
     assert scene.report(ZERO, 0, part=2, loss=1.5, now=2.0) == [EpochEnded(1, 4, 2.0, 2.0, 0)]
 
 
@@ -456,7 +456,7 @@ def test_with_turns_an_epoch_pauses_at_whole_rounds_and_all_meet_there():
     assert scene.told(ONE, 9) == ([2, 3, 6, 7], True, 0, 2)
     scene.report(ZERO, 0, 1, 4, 5, clock=2)
     assert scene.report(ONE, 2, 3, 6, 7, clock=2) == [Paused(1, 8)]
-    assert (scene.state.trained_ranges(), scene.state.statistics()["clock"]) == (((0, 8),), 2)
+    assert (scene.state.trained_ranges(), scene.state.statistics().clock) == (((0, 8),), 2)
     scene.tell(PauseEnded())
     assert scene.told(ZERO, 9) == ([8, 9, 12, 13], True, 2, 4)
     assert scene.told(ONE, 9) == ([10, 11], True, 2, 4)
@@ -483,7 +483,7 @@ def test_who_dies_before_or_in_a_pause_holds_nothing_up():
 # --- resumed epochs ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("turn", [0, 2])
+@pytest.mark.parametrize("round_groups", [0, 2])
 def test_a_resumed_epoch_goes_on_with_what_is_left_and_counts_what_was(round_groups):
     shares = {ZERO: (0, 2), ONE: (1, 2)} if round_groups else {ZERO: (0, 6), ONE: (6, 8)}
     resumed = EpochBegan(
@@ -516,12 +516,12 @@ def test_a_clock_that_no_replica_can_have_moves_nothing_and_its_groups_stay_leas
     scene = Scene(turns())
     scene.live(*turns().shares)
     leased = scene.leased(Replica(0))
-    before = scene.state.statistics()["clock"]
+    before = scene.state.statistics().clock
     scene.report(Replica(0), leased[0][0], clock=1 << 40)
-    assert scene.state.statistics()["clock"] == before
+    assert scene.state.statistics().clock == before
     assert scene.state.late_reports == 1
     scene.report(Replica(0), leased[0][0], clock=1)
-    assert scene.state.statistics()["finished"] == 1
+    assert scene.state.statistics().finished == 1
 
 
 def test_a_worker_that_claims_groups_nobody_leased_forgets_none_of_them():
@@ -541,5 +541,5 @@ def test_a_part_that_no_replica_has_is_given_nothing_and_finishes_nothing():
     (number, _), *_ = scene.leased(Replica(0))
     assert scene.ask(Replica(0), part=5).groups == ()
     scene.report(Replica(0), number, part=5)
-    assert scene.state.statistics()["finished"] == 0
+    assert scene.state.statistics().finished == 0
     assert scene.state.late_reports == 1

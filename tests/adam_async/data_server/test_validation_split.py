@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.data_server.service import DataServer
+from adam_async.data_server.questions import Questions
 from adam_async.data_server.validation_split import ValidationSplit, check_validation
 from adam_async.errors import ConfigError
 from adam_async.run.config import Config
@@ -48,15 +48,15 @@ def test_choices_without_validation_images_are_refused(option):
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_images_held_back_are_never_trained_on_and_their_accuracy_is_measured(network, monkeypatch):
     handed_out = set()
-    send = DataServer._send_groups
+    send = Questions._send
 
-    def watch(server, question, grant):
-        order = server._producer._group_cache._order
+    def watch(questions, question, grant):
+        order = questions._producer._group_cache._order
         for number, _ in grant.groups:
             handed_out.update(order.group(number).tolist())
-        send(server, question, grant)
+        send(questions, question, grant)
 
-    monkeypatch.setattr(DataServer, "_send_groups", watch)
+    monkeypatch.setattr(Questions, "_send", watch)
     data = tiny_dataset()
     config = Config(epochs=2, threads=1, replicas=2, images_per_group=4, validation=20, seed=3)
     async with cluster_of(config, NETWORKS[network](), dataset=data) as cluster:

@@ -1,10 +1,8 @@
-"""The disk, the clock, the dice and downloads, against the real system."""
+"""The disk, the clock and the dice, against the real system."""
 
 import asyncio
 import contextlib
-import http.server
 import os
-import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.runtime.disk import FETCH_CHUNK_BYTES, Disk, Piece, fetch_url, system_clock, system_entropy
+from adam_async.runtime.disk import Disk, system_clock, system_entropy
 
 
 async def test_what_is_written_is_read_back(tmp_path: Path) -> None:
@@ -331,91 +329,3 @@ async def test_the_clock_is_the_loops() -> None:
 def test_entropy_has_the_length_asked_for_and_does_not_repeat() -> None:
     assert len(system_entropy(16)) == 16
     assert system_entropy(16) != system_entropy(16)
-
-
-PAGE = bytes(range(256)) * 4096
-
-
-class _Pages(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
-        if self.path == "/absent":
-            self.send_error(404)
-        elif start > len(PAGE):
-            self.send_error(416)
-        elif start and self.path == "/ranges":
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{len(PAGE) - 1}/{len(PAGE)}")
-            self.send_header("Content-Length", str(len(PAGE) - start))
-            self.end_headers()
-            self.wfile.write(PAGE[start:])
-        else:
-            self.send_response(200)
-            if self.path == "/ranges":
-                self.send_header("Content-Length", str(len(PAGE)))
-            self.end_headers()
-            with contextlib.suppress(OSError):  # the other side may have left
-                self.wfile.write(PAGE)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Keep quiet."""
-
-
-@pytest.fixture
-def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setenv("no_proxy", "*")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Pages) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-async def pieces_of(url: str, *, timeout_s: float = 50.0, start: int = 0) -> list[Piece]:
-    async with contextlib.aclosing(fetch_url(url, timeout_s=timeout_s, start=start)) as pieces:
-        return [piece async for piece in pieces]
-
-
-@pytest.mark.parametrize(
-    ("path", "start", "begins", "total"),
-    [
-        ("ranges", 0, 0, len(PAGE)),
-        ("ranges", 1000, 1000, len(PAGE)),
-        ("ranges", len(PAGE) + 1, 0, len(PAGE)),  # there is no such byte
-        ("page", 0, 0, None),
-        ("page", 1000, 0, None),  # it knows no ranges
-    ],
-)
-async def test_a_page_is_fetched_in_pieces_that_say_where_they_belong(
-    address: str, path: str, start: int, begins: int, total: int | None
-) -> None:
-    pieces = await pieces_of(f"{address}/{path}", start=start)
-
-    assert b"".join(piece.data for piece in pieces) == PAGE[begins:]
-    for piece in pieces:
-        assert piece.offset == begins
-        assert piece.total == total
-        assert 0 < len(piece.data) <= FETCH_CHUNK_BYTES
-        begins += len(piece.data)
-
-
-async def test_what_cannot_be_fetched_says_why(address: str) -> None:
-    with pytest.raises(OSError, match="404"):
-        await pieces_of(f"{address}/absent")
-    with pytest.raises(OSError, match="neither http nor https"):
-        await pieces_of("file:///etc/hostname")
-
-
-async def test_a_fetch_that_is_closed_early_ends_its_thread(address: str) -> None:
-    async with contextlib.aclosing(fetch_url(f"{address}/ranges", timeout_s=50)) as pieces:
-        assert (await anext(pieces)).offset == 0
-
-
-async def test_a_server_that_never_answers_is_left_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("no_proxy", "*")
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        with pytest.raises(TimeoutError):
-            await pieces_of(f"http://127.0.0.1:{listener.getsockname()[1]}/", timeout_s=0.05)

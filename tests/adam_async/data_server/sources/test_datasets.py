@@ -8,9 +8,11 @@ import io
 import logging
 import socket
 import struct
+import sys
 import threading
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,10 +20,12 @@ import numpy as np
 import pytest
 
 from adam_async.data_server.dataset import make_dataset
+from adam_async.data_server.sources import datasets
 from adam_async.data_server.sources.datasets import NO_MNIST, load
-from adam_async.data_server.sources.mnist import SHA256, STEMS, download_mnist
+from adam_async.data_server.sources.downloads import Downloader, RemoteSet
+from adam_async.data_server.sources.mnist import MNIST, STEMS
 from adam_async.errors import DataError
-from adam_async.runtime.disk import Disk, fetch_url
+from adam_async.runtime.disk import Disk
 
 TRAIN = np.arange(12 * 5 * 5, dtype=np.uint8).reshape(12, 5, 5)
 ARRAYS = (TRAIN, np.arange(12, dtype=np.uint8) % 3, TRAIN[:4], np.arange(4, dtype=np.uint8) % 3)
@@ -32,14 +36,22 @@ def idx(array: np.ndarray) -> bytes:
 
 
 CONTENTS = dict(zip(STEMS, map(idx, ARRAYS), strict=True))
-CHECKSUMS = {stem: sha256(content).hexdigest() for stem, content in CONTENTS.items()}
+PACKED = {f"{stem}.gz": gzip.compress(content, mtime=0) for stem, content in CONTENTS.items()}
+
+
+def mnist_at(*mirrors: str) -> RemoteSet:
+    """MNIST of this file's contents, at other mirrors."""
+    files = [
+        replace(file, checksum=f"sha256:{sha256(PACKED[file.name]).hexdigest()}") for file in MNIST.files
+    ]
+    return replace(MNIST, mirrors=mirrors, files=tuple(files))
 
 
 def write_mnist(folder: Path, *, packed: bool = True) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for stem, content in CONTENTS.items():
         if packed:
-            (folder / f"{stem}.gz").write_bytes(gzip.compress(content))
+            (folder / f"{stem}.gz").write_bytes(PACKED[f"{stem}.gz"])
         else:
             (folder / stem.replace("-idx", ".idx")).write_bytes(content)
     return folder
@@ -183,12 +195,10 @@ async def test_mnist_is_downloaded_once_and_then_cached(
     tmp_path: Path, web: str, refused: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_mnist(tmp_path / "web" / "mnist")
-    for stem, checksum in CHECKSUMS.items():
-        monkeypatch.setitem(SHA256, stem, checksum)
     cache = tmp_path / "cache" / "mnist"
-    mirrors = (refused, f"{web}/nothing", f"{web}/mnist")
+    monkeypatch.setattr(datasets, "MNIST", mnist_at(refused, f"{web}/nothing", f"{web}/mnist"))
     async with Disk() as disk:
-        first = await load("auto", disk, fetch=fetch_url, cache_dir=cache, mirrors=mirrors)
+        first = await load("auto", disk, downloader=Downloader(), cache_dir=cache)
         again = await load("mnist", disk, cache_dir=cache)
 
     assert first.source == f"MNIST, downloaded from {web}/mnist into {cache}"
@@ -198,21 +208,34 @@ async def test_mnist_is_downloaded_once_and_then_cached(
 
 
 async def test_without_network_auto_takes_the_digits_at_once_and_mnist_fails(
-    tmp_path: Path, refused: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, refused: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "adam_async.data_server.sources.datasets")
+    monkeypatch.setattr(datasets, "MNIST", mnist_at(refused, f"{refused}/b"))
+    cache = tmp_path / "cache"
     async with asyncio.timeout(6), Disk() as disk:
-        options = {"fetch": fetch_url, "cache_dir": tmp_path / "cache", "mirrors": (refused, f"{refused}/b")}
-        digits = await load("auto", disk, **options)
+        digits = await load("auto", disk, downloader=Downloader(), cache_dir=cache)
         with pytest.raises(
             DataError, match=r"no MNIST: .* has no MNIST yet, and the download failed .*digits"
         ):
-            await load("mnist", disk, **options)
+            await load("mnist", disk, downloader=Downloader(), cache_dir=cache)
 
     assert digits.name == "digits"
     assert digits.source == NO_MNIST
-    assert "refused" in caplog.text
-    assert not (tmp_path / "cache").exists()
+    assert "Connection refused" in caplog.text
+    assert list(cache.iterdir()) == []
+
+
+async def test_without_pooch_auto_takes_the_digits_and_mnist_names_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    async with Disk() as disk:
+        digits = await load("auto", disk, downloader=Downloader(), cache_dir=tmp_path)
+        with pytest.raises(DataError, match="downloading needs pooch"):
+            await load("mnist", disk, downloader=Downloader(), cache_dir=tmp_path)
+
+    assert digits.source == NO_MNIST
 
 
 async def test_a_mirror_that_never_answers_is_left_at_the_deadline(
@@ -224,15 +247,9 @@ async def test_a_mirror_that_never_answers_is_left_at_the_deadline(
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         mirror = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr(datasets, "MNIST", mnist_at(mirror, mirror))
         async with Disk() as disk:
-            digits = await load(
-                "auto",
-                disk,
-                fetch=fetch_url,
-                cache_dir=tmp_path,
-                mirrors=(mirror, mirror),
-                connect_timeout_s=0.05,
-            )
+            digits = await load("auto", disk, downloader=Downloader(connect_s=0.05), cache_dir=tmp_path)
 
     assert digits.source == NO_MNIST
     assert "no answer in time" in caplog.text
@@ -240,26 +257,14 @@ async def test_a_mirror_that_never_answers_is_left_at_the_deadline(
 
 async def test_a_download_with_a_wrong_checksum_is_refused(tmp_path: Path, web: str) -> None:
     write_mnist(tmp_path / "web")
-    async with Disk() as disk:
-        with pytest.raises(DataError, match="does not contain t10k-labels-idx1-ubyte of MNIST"):
-            await download_mnist(tmp_path / "cache", disk=disk, fetch=fetch_url, mirrors=(web,))
-        with pytest.raises(DataError, match="does not contain t10k-images-idx3-ubyte of MNIST"):
-            await download_mnist(
-                tmp_path / "cache",
-                disk=disk,
-                fetch=fetch_url,
-                mirrors=(web,),
-                checksums=CHECKSUMS | {STEMS[2]: "0" * 64},
-            )
+    with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte.gz: it does not contain the file"):
+        await Downloader().download(replace(MNIST, mirrors=(web,)), tmp_path / "cache")
 
 
 async def test_a_mirror_that_breaks_off_is_named(tmp_path: Path, web: str) -> None:
     (write_mnist(tmp_path / "web") / f"{STEMS[0]}.gz").unlink()
-    async with Disk() as disk:
-        with pytest.raises(DataError, match=r"broke off at train-images-idx3-ubyte .*404"):
-            await download_mnist(
-                tmp_path / "cache", disk=disk, fetch=fetch_url, mirrors=(web,), checksums=CHECKSUMS
-            )
+    with pytest.raises(DataError, match=r"broke off at train-images-idx3-ubyte.gz .*404"):
+        await Downloader().download(mnist_at(web), tmp_path / "cache")
 
 
 async def test_a_damaged_cache_is_passed_over_and_named(

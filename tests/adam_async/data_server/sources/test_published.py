@@ -14,10 +14,10 @@ import pytest_asyncio
 
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import cifar, mnist
-from adam_async.data_server.sources.downloads import RemoteFile, RemoteSet
+from adam_async.data_server.sources.downloads import Downloader, RemoteFile, RemoteSet
 from adam_async.data_server.sources.published import PUBLISHED, Published, load_published
 from adam_async.errors import DataError
-from adam_async.runtime.disk import Disk, fetch_url
+from adam_async.runtime.disk import Disk
 from tests.adam_async.data_server.sources.test_cifar import WHOLE as CIFAR_ARCHIVE
 from tests.adam_async.data_server.web import Answer, Web, open_web
 
@@ -68,7 +68,7 @@ async def loaded(source: str, folder: Path | None, web: Web, *, online: bool = T
         return await load_published(
             source,
             disk,
-            fetch=fetch_url if online else None,
+            downloader=Downloader() if online else None,
             cache_dir=folder,
             published=published(web),
         )
@@ -124,7 +124,7 @@ async def test_a_damaged_cache_is_named_and_downloaded_anew(tmp_path: Path, web:
 def test_every_published_file_has_a_whole_checksum_a_limit_and_a_secure_or_second_address() -> None:
     digits = {"md5": 32, "sha256": 64}
     files: list[RemoteFile] = []
-    for remote in (mnist.mnist(), *(known.files for known in PUBLISHED.values())):
+    for remote in (mnist.MNIST, *(known.files for known in PUBLISHED.values())):
         assert remote.mirrors[0].startswith("https://")
         files += remote.files
     for file in files:

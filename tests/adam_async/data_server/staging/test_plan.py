@@ -108,7 +108,7 @@ def test_one_that_comes_late_copies_what_others_have_read_for_it(data, servers, 
     run(ring, {late}, set(), data)
     for server in range(servers):
         if server != late and ring[server].held_of(late):
-            ring[late].ledger_replica(server)
+            ring[late].holder(server)
 
     assert run(ring, set(), set(), data) == {}
     assert ring[late].complete
@@ -150,7 +150,7 @@ def test_a_server_is_tried_for_a_file_as_often_as_said_and_then_the_next_in_its_
 
 def test_what_others_keep_is_asked_for_without_waiting_before_the_source_is_read() -> None:
     one = Staging(files_of(4), server=0, servers=3)
-    one.ledger_replica(2)
+    one.holder(2)
     assert one.where(0) == Step(2, patient=False)
     one.looked(0, 2)
     assert one.where(0) == Step(0, patient=True)
