@@ -47,7 +47,7 @@ def joiner(cluster, name):
         threads=1,
         in_flight=0,
         entropy=entropy,
-        buffer_pool=cluster._buffer_pool,
+        storage_pool=cluster._storage_pool,
     )
 
 

@@ -67,7 +67,7 @@ def push_of(servers, shards, **fields):
             "shards": tuple(shards),
             "numbers": (1,) * len(shards),
             "versions": (0,) * len(shards),
-            "own": (0,) * len(shards),
+            "own_applied": (0,) * len(shards),
             **fields,
         }
     )
