@@ -20,7 +20,7 @@ from adam_async.checkpoint.manifest import Checkpoint, Manifest, ProgressNote, e
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.tensors import RunTensors
 from adam_async.errors import DeadlineExceeded, RunFailed
-from adam_async.messages import ShardState, read_number
+from adam_async.messages import ShardState
 from adam_async.model.network import Network as Model
 from adam_async.model.rules import make_rule
 from adam_async.run.cluster_map import ClusterMap, ResumeRecord, RunRecord
@@ -150,32 +150,22 @@ class Checkpointer:
     def write_within(
         self,
         reading: Reading,
-        results: tuple[dict[str, Any], ...],
-        data: Mapping[str, Any],
+        resume: ResumeRecord,
+        groups: int,
         epochs: Sequence[EpochResult],
         paused_s: float,
     ) -> None:
-        """Begin to write what was read at a pause within an epoch; training goes on meanwhile.
+        """Begin to write a reading of a pause within an epoch; training goes on meanwhile.
 
         Args:
             reading: All shards.
-            results: Results of all epochs before this one, as the map had them.
-            data: What the data server said during the pause.
-            epochs: What the epochs before this one came to.
-            paused_s: How long training stood still.
+            resume: Progress of the epoch at the pause.
+            groups: Number of its trained groups.
+            epochs: Results of the epochs before it.
+            paused_s: Length of the pause in seconds.
         """
-        epoch, groups = int(data["epoch"]), int(data["finished"])
-        resume = ResumeRecord(
-            epoch=epoch,
-            finished=tuple((int(start), int(stop)) for start, stop in data["trained_ranges"]),
-            clock=0,
-            results=results,
-            images=int(data["images"]),
-            loss=read_number(data["loss"]),
-            train_s=float(data["train_s"]),
-        )
         if isfinite(resume.loss):
-            self._begin(reading, (epoch, groups), resume, epochs, paused_s)
+            self._begin(reading, (resume.epoch, groups), resume, epochs, paused_s)
         else:
             self._note(NOT_FINITE)
 
@@ -264,13 +254,13 @@ class Checkpointer:
         often = "" if self._misses == 1 else f", {self._misses} failed in a row"
         self._note(f"{what}; training goes on without it{often}")
 
-    def look(self, data: Mapping[str, Any]) -> None:
-        """Note how far training is, beside the checkpoints. Never waits.
+    def note_progress(self, epoch: int, groups: int) -> None:
+        """Write the progress of training down, beside the checkpoints. Never waits.
 
         Args:
-            data: What the data server counted.
+            epoch: Epoch in progress.
+            groups: Number of its trained groups.
         """
-        epoch, groups = int(data["epoch"]), int(data["finished"])
         self._seen = ProgressNote(epoch=epoch, groups=groups, trained_again=self._common.trained_again)
         if self._writing is None or self._writing.done():
             self._begin_note()

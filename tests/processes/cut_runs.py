@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+from adam_async.cluster.networks import cluster_network
 from adam_async.cluster.processes import ProcessCluster
-from adam_async.cluster.roles import cluster_network
 from adam_async.controller.client import Membership
-from adam_async.driver.role_queries import Inquiries
+from adam_async.driver.role_queries import RoleQueries
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import make_config
 from adam_async.run.result import EpochResult
@@ -53,7 +53,7 @@ class CutRun:
         self.epochs: list[EpochResult] = []
         self.pids = {child.pid or 0 for child in cluster.children.values()}
         self._joined_membership = membership
-        self._asks = Inquiries(
+        self._asks = RoleQueries(
             network=network, identity=identity, waits=cluster.config.waits, traffic=Traffic("watcher")
         )
 
@@ -76,8 +76,8 @@ class CutRun:
         await self.see(lambda m: m.epoch is not None and m.epoch.number >= epoch, f"epoch {epoch}")
 
     async def ask(self, node: str) -> dict[str, Any]:
-        """What a node counts."""
-        return (await self._asks.statistics(self.map.nodes[node].address, ""))[1]
+        """The counts of a node."""
+        return (await self._asks.statistics(self.map.nodes[node].address, "")).values
 
     async def trained(self, replica: int) -> int | None:
         """Groups that a replica has trained in its present life; None if it cannot be asked."""

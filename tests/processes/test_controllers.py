@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from adam_async.cluster import processes
+from adam_async.cluster.networks import LOOPBACK, cluster_network
 from adam_async.cluster.processes import ProcessCluster
-from adam_async.cluster.roles import LOOPBACK, cluster_network
 from adam_async.run.config import make_config
 from adam_async.runtime.child_process import ChildProcess
 from adam_async.runtime.disk import system_entropy
@@ -116,15 +116,15 @@ def test_three_started_by_hand_say_what_becomes_of_their_group(tmp_path: Path) -
             assert "Traceback" not in command.output
 
 
-async def told(cluster: ProcessCluster) -> dict[str, dict[str, Any]]:
-    """What the controllers that answer say of their group, by node id."""
+async def group_views(cluster: ProcessCluster) -> dict[str, dict[str, Any]]:
+    """The views of their group that the reachable controllers have, by node id."""
     answers = {}
     for address in cluster.driver.controllers:
         try:
-            node, said = await cluster.driver._inquiries.statistics(address, "", dial_s=1.0)
+            statistics = await cluster.driver._queries.statistics(address, "", dial_s=1.0)
         except TransportError:
             continue
-        answers[node] = said["controllers"]
+        answers[statistics.node] = statistics.values["controllers"]
     return answers
 
 
@@ -145,7 +145,7 @@ async def test_training_goes_on_whichever_controllers_are_killed(tmp_path: Path)
     ):
         training = group.create_task(cluster.train(lambda epoch: epochs.put_nowait(epoch.epoch)))
         await passed(2)
-        before = await told(cluster)
+        before = await group_views(cluster)
         leader = next(node for node, values in before.items() if values["role"] == "leader")
         followers = sorted(set(before) - {leader})
         killed = [(leader,), (followers[0],), (followers[1],), (leader, followers[0])]
@@ -154,7 +154,7 @@ async def test_training_goes_on_whichever_controllers_are_killed(tmp_path: Path)
                 os.kill(cluster.children[node].pid or 0, signal.SIGKILL)
             await passed(10 + 8 * number)
         result = await training
-        after = await told(cluster)
+        after = await group_views(cluster)
 
     assert [epoch.images for epoch in result.epochs] == [1437] * 36
     died = [event["event"] for event in result.events if "died" in event["event"]]

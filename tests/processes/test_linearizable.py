@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import uvloop
 
-from adam_async.cluster.roles import cluster_network
+from adam_async.cluster.networks import cluster_network
 from adam_async.controller.map_client import MapClient
 from adam_async.controller.map_history import changed
 from adam_async.errors import DeadlineExceeded, RoleUnreachable

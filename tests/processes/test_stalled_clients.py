@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.cluster.roles import LOOPBACK
+from adam_async.cluster.networks import LOOPBACK
 from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.data_server.client import DataClient

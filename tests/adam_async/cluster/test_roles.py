@@ -6,16 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.cluster.roles import (
-    LOOPBACK,
-    Place,
-    address_towards,
-    cluster_network,
-    controller,
-    memory_budget,
-    network_for,
-    parameter_server,
-)
+from adam_async.cluster.networks import LOOPBACK, address_towards, cluster_network, memory_budget, network_for
+from adam_async.cluster.roles import Place, controller, parameter_server
 from adam_async.controller.log_file import LogFile
 from adam_async.errors import BindFailed, ConfigError
 from adam_async.run.config import Config, Waits

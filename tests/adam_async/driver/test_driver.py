@@ -13,7 +13,8 @@ from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.data_server.service import DataServer
 from adam_async.driver.driver import Driver
-from adam_async.driver.readiness import who_is_here
+from adam_async.driver.readiness import joined_roles
+from adam_async.driver.settings import DriverSettings
 from adam_async.errors import LOST_SHARDS, DeadlineExceeded, RoleDied, RunFailed, first_cause
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
@@ -42,14 +43,8 @@ def config_of(**options):
 
 
 def driver_of(network, controller, config, identity=OWN):
-    return Driver(
-        network=network,
-        controller=controller,
-        identity=identity,
-        config=config,
-        buffers=BufferPool(),
-        threads=1,
-    )
+    settings = DriverSettings(network=network, controller=controller, identity=identity, threads=1)
+    return Driver(config, settings)
 
 
 async def failure_of(driver, *, begin=lambda: True):
@@ -93,7 +88,7 @@ async def test_a_run_of_cut_replicas_waits_for_all_their_workers():
     assert "a data server and 6 worker(s) (3 for each of 2 replica(s)); joined so far" in str(error)
 
 
-def test_who_is_here_is_told_from_who_is_gone_and_who_is_ready_from_who_is_not():
+def test_joined_roles_are_listed_with_their_readiness_and_lost_ones_left_out():
     def node(role, *, ready="", live=True, replica=-1):
         return NodeRecord(
             role=role, address="local://x", incarnation=1, ready=ready, live=live, replica=replica
@@ -110,10 +105,10 @@ def test_who_is_here_is_told_from_who_is_gone_and_who_is_ready_from_who_is_not()
             "driver": node("driver"),
         }
     )
-    assert who_is_here(here, "run") == (
+    assert joined_roles(here, "run") == (
         "joined so far: data-0 (ready), worker-0 (not ready), worker-1 (ready)"
     )
-    assert who_is_here(ClusterMap(), "run") == "joined so far: nobody"
+    assert joined_roles(ClusterMap(), "run") == "joined so far: none"
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -271,7 +266,8 @@ async def test_a_server_that_is_lost_before_training_is_named_if_nobody_takes_it
         error = await training
     assert isinstance(error, RoleDied)
     assert str(error).startswith(
-        "a-ghost died: and nobody took its place: waited 2 s for 1 parameter server(s), a data server and "
+        "a-ghost died: and no other server took its place: waited 2 s for 1 parameter server(s), a data "
+        "server and "
     )
 
 
@@ -296,7 +292,7 @@ async def test_a_driver_that_leaves_ends_its_run():
         assert cluster.controller.map.run.phase == "finished"
 
 
-async def test_evaluation_counts_what_the_model_names_rightly():
+async def test_evaluation_returns_the_share_of_correctly_classified_images():
     dataset = tiny_dataset()
     async with cluster_of(config_of(threads=3)) as cluster:
         result = await cluster.train()

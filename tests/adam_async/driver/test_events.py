@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from adam_async.driver.events import EVENTS_KEPT, Incidents
+from adam_async.driver.events import EVENTS_KEPT, RunEvents
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
 
 KILLED = "worker-1 died: killed by signal 9; starting it again"
@@ -30,19 +30,19 @@ def map_of(run: str = "run", *, partitions: int = 2, **nodes: NodeRecord) -> Clu
     return ClusterMap(nodes=named, run=record)
 
 
-async def noted(*seen: ClusterMap | Callable[[Incidents], None]) -> list[str]:
+async def noted(*seen: ClusterMap | Callable[[RunEvents], None]) -> list[str]:
     """The events that come of maps, and of what others do between them."""
-    incidents = Incidents()
+    events = RunEvents()
 
     async def maps() -> AsyncIterator[ClusterMap]:
         for each in seen:
             if isinstance(each, ClusterMap):
                 yield each
             else:
-                each(incidents)
+                each(events)
 
-    await incidents.follow(maps())
-    return [event["event"] for event in incidents.noted]
+    await events.follow(maps())
+    return [event["event"] for event in events.noted]
 
 
 async def test_the_next_run_of_a_command_has_another_driver_which_is_no_event() -> None:
@@ -54,14 +54,14 @@ async def test_the_next_run_of_a_command_has_another_driver_which_is_no_event() 
 
 async def test_each_event_is_told_at_the_moment_when_it_is_noted() -> None:
     told: list[str] = []
-    incidents = Incidents(told.append)
-    incidents.note("one")
+    events = RunEvents(told.append)
+    events.note("one")
     assert told == ["one"]
 
 
-def kill(incidents: Incidents) -> None:
+def kill(events: RunEvents) -> None:
     """What a parent of the worker's process says at once."""
-    incidents.note(KILLED)
+    events.note(KILLED)
 
 
 async def test_a_death_whose_cause_was_noted_is_not_noted_again() -> None:
@@ -78,18 +78,18 @@ async def test_a_death_of_which_nobody_knows_the_cause_is_noted() -> None:
 
 
 async def test_a_silent_node_counts_as_dead_and_one_that_answers_again_may_die() -> None:
-    def silent(incidents: Incidents) -> None:
-        incidents.note("worker-1 has not answered for 3 s")
+    def silent(events: RunEvents) -> None:
+        events.note("worker-1 has not answered for 3 s")
 
-    def heard(incidents: Incidents) -> None:
-        incidents.note("worker-1 answers again, after 5 s")
+    def heard(events: RunEvents) -> None:
+        events.note("worker-1 answers again, after 5 s")
 
     live, dead = map_of(worker_1=worker()), map_of(worker_1=worker(live=False))
     assert (await noted(live, silent, dead))[-1] == "worker-1 counts as dead, after its silence"
     assert (await noted(live, silent, heard, dead))[-1] == "worker-1 died"
 
-    def killed(incidents: Incidents) -> None:
-        incidents.note(KILLED)
+    def killed(events: RunEvents) -> None:
+        events.note(KILLED)
 
     again, lost = map_of(worker_1=worker(2)), map_of(worker_1=worker(2, live=False))
     assert (await noted(live, silent, killed, dead, again, lost))[-1] == "worker-1 died"
@@ -142,17 +142,17 @@ async def test_places_of_an_earlier_run_are_nobodys() -> None:
 
 
 async def test_nodes_that_the_map_forgot_are_forgotten_and_the_newest_events_kept() -> None:
-    incidents, count = Incidents(), EVENTS_KEPT // 2 + 5
+    events, count = RunEvents(), EVENTS_KEPT // 2 + 5
 
     async def maps() -> AsyncIterator[ClusterMap]:
         for number in range(count):
             yield map_of(**{f"worker_{number}": worker(number + 1)})
             yield map_of(**{f"worker_{number}": worker(number + 1, live=False)})
-            incidents.note("something else")
+            events.note("something else")
 
-    await incidents.follow(maps())
-    first, *_, last = [event["event"] for event in incidents.noted]
+    await events.follow(maps())
+    first, *_, last = [event["event"] for event in events.noted]
     assert first == f"{2 * count - EVENTS_KEPT} earlier events were dropped"
     assert last == "something else"
-    assert len(incidents.noted) == EVENTS_KEPT + 1
-    assert incidents._ever == {f"worker-{count - 1}"}
+    assert len(events.noted) == EVENTS_KEPT + 1
+    assert events._ever == {f"worker-{count - 1}"}

@@ -25,7 +25,7 @@ def readiness_of(cluster, **options) -> tuple[Readiness, Progress]:
     readiness = Readiness(
         config=Config(threads=1, waits=WAITS, **options),
         membership=cluster.driver._membership,
-        inquiries=cluster.driver._inquiries,
+        queries=cluster.driver._queries,
         progress=progress,
     )
     return readiness, progress
@@ -81,7 +81,7 @@ async def test_kernels_that_take_too_long_are_named_with_what_gives_them_longer(
         over.wait()
 
     monkeypatch.setattr(Network, "warm_up", compile_without_end)
-    monkeypatch.setattr(module, "LOOK_S", 0.05)
+    monkeypatch.setattr(module, "POLL_S", 0.05)
     waits = msgspec.structs.replace(WAITS, prepare_s=1.5)
     async with cluster_of(Config(epochs=1, threads=1, waits=waits)) as cluster:
         try:

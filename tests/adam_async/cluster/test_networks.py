@@ -2,7 +2,7 @@
 
 import pytest
 
-from adam_async.cluster.scheme_networks import SchemeNetworks
+from adam_async.cluster.networks import SchemeNetworks
 from tests.adam_async.runs import local_network, tcp_network
 from transport import DialFailed
 from transport.conformance import check_link
