@@ -278,7 +278,7 @@ def test_a_replay_that_comes_to_other_weights_says_so() -> None:
     header = msgspec.structs.replace(recording.header, config={**recording.header.config, "seed": 9})
     other = Recording(header=header, reads=recording.reads, orders=recording.orders)
 
-    with pytest.raises(ReplayDiffers, match="came to other weights than the run"):
+    with pytest.raises(ReplayDiffers, match="ended with other weights than the run"):
         replayed(other).check()
 
 
