@@ -119,8 +119,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     format: str = FORMAT
     run: str
     config: dict[str, Any]
-    """The run's options. A rate of 0 leaves it to the run, and to a run that continues it, because it depends on
-    the number of replicas."""
+    """The run's options. A rate of 0 leaves the rate to each run, as it depends on the number of replicas."""
     rate: float = 0.0
     """The rate in force."""
     spec: dict[str, Any]

@@ -130,7 +130,7 @@ class ShardCopies:
     async def _wait_clock(
         self, link: Link, cluster: ClusterMap, shards: Sequence[ShardSpec], clock: int, ends_at: float
     ) -> None:
-        """Wait until these shards contain all pushes up to a clock, or until `ends_at` of the loop's clock."""
+        """Wait until these shards contain all pushes up to a clock; `ends_at` is a time of the loop."""
         assert cluster.run is not None
         ask = Pull(
             run=cluster.run.id,

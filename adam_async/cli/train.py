@@ -41,7 +41,7 @@ from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.errors import AdamError, ConfigError, RunFailed
 from adam_async.report.baseline import Baseline
-from adam_async.report.report import Report, build_report, without_odd, write
+from adam_async.report.report import Report, build_report, without_invalid, write
 from adam_async.run.addresses import check_addresses
 from adam_async.run.cache_size import cache_limits
 from adam_async.run.config import COMMAND_LINE, ENVIRONMENT, Config, from_environment, from_toml, make_config
@@ -238,7 +238,7 @@ def _report(
     baseline: Baseline | None,
     ended: str = "finished",
 ) -> Report:
-    result, news = without_odd(result)
+    result, news = without_invalid(result)
     for line in news:
         terminal.news(line)
     return build_report(

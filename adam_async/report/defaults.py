@@ -1,4 +1,4 @@
-"""Pure: why a run has the values that its user left open; in words, for the report."""
+"""Pure: reasons for the options that the user left open, in words, for the report."""
 
 from adam_async.run.config import FALLING_MOST, RISE_EPOCHS, Config, norm_scale
 
@@ -6,12 +6,12 @@ from adam_async.run.config import FALLING_MOST, RISE_EPOCHS, Config, norm_scale
 def explain_defaults(
     asked: Config, decided: Config, *, kernels: str, squared_norm: float = 0.0
 ) -> dict[str, str]:
-    """Say why each option that was left open has the value it has.
+    """Return the reason for the value of each option that the user left open.
 
     Args:
-        asked: The options as they were given.
-        decided: The options in force, with the rate and the way of training.
-        kernels: What computes the layers.
+        asked: The options of the user.
+        decided: The options in force, with the rate and the training mode.
+        kernels: Implementation of the layers.
         squared_norm: See `Dataset.squared_norm`; 0 if it is unknown.
     """
     found = {}

@@ -256,7 +256,7 @@ async def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path):
             f"training goes on without it{often}"
             for epoch, often in ((2, ""), (3, ", 2 failed in a row"))
         ),
-        f"how far training is could not be noted {full}",
+        f"the progress note could not be written {full}",
     ]
     assert (await newest(tmp_path)).manifest.epoch == 1
 
@@ -269,13 +269,13 @@ async def test_checkpoints_that_fail_in_a_row_are_logged_and_end_the_run_by_name
             await cluster.train()
     why = "could not be written: No space left on device"
     assert str(failure.value) == (
-        f"2 checkpoints in a row failed, the last one thus: checkpoint-0003-000015 {why}; "
+        f"2 checkpoints in a row failed, the last one: checkpoint-0003-000015 {why}; "
         "the newest: checkpoint-0001-000015; with --checkpoint-misses 0 a run goes on without checkpoints"
     )
     news = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert sorted(news) == [
         f"checkpoint-0002-000015 {why}; training goes on without it",
-        "how far training is could not be noted (No space left on device); training goes on without it",
+        "the progress note could not be written (No space left on device); training goes on without it",
     ]
 
 
@@ -296,7 +296,7 @@ async def test_a_disk_that_does_not_answer_is_waited_for_by_name_and_then_given_
         result = await cluster.train()
     assert len(result.epochs) == 2
     write = "a checkpoint was not written within 0.05 s and is given up; training goes on without it"
-    note = "how far training is could not be noted within 0.05 s; training goes on without it"
+    note = "the progress note could not be written within 0.05 s; training goes on without it"
     assert sorted(events_of(result)) == [write, f"{write}, 2 failed in a row", note]
 
 

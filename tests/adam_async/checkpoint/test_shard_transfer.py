@@ -96,6 +96,6 @@ async def test_sums_that_are_never_complete_are_given_up_with_the_names_of_serve
         one.push(1.0)
         await until(lambda: any(server.state.statistics()["held"] for server in servers.servers))
         with pytest.raises(
-            DeadlineExceeded, match=r"waited 0.05 s for ps-\d to show its shards: .* behind: 1"
+            DeadlineExceeded, match=r"waited 0.05 s for ps-\d to send its shards: .* behind: 1"
         ):
             await read(servers, waits=waits)

@@ -17,7 +17,7 @@ from adam_async.cluster import local as cluster_module
 from adam_async.cluster import sync
 from adam_async.cluster.processes import ProcessCluster
 from adam_async.data_server.dataset import Dataset, make_dataset
-from adam_async.driver import driver
+from adam_async.driver import training_run
 from adam_async.errors import ConfigError, DataError, DeadlineExceeded, RunFailed
 from adam_async.run.config import Config, Waits
 from adam_async.run.result import EpochResult, OnEpoch
@@ -96,7 +96,7 @@ def test_two_clusters_train_side_by_side() -> None:
         assert len(one.train().epochs) == len(other.train().epochs) == 2
 
 
-def test_epochs_are_told_in_the_callers_thread() -> None:
+def test_the_callback_runs_in_the_callers_thread() -> None:
     threads: set[str] = set()
 
     with sync.LocalCluster(SMALL, dataset=bars()) as cluster:
@@ -107,13 +107,13 @@ def test_epochs_are_told_in_the_callers_thread() -> None:
 
 def test_the_next_epoch_waits_for_the_callbacks_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[bool] = []
-    ask = driver._ask
+    ask = training_run._ask
 
     async def noted(on_epoch: OnEpoch | None, result: EpochResult) -> bool:
         answers.append(await ask(on_epoch, result))
         return answers[-1]
 
-    monkeypatch.setattr(driver, "_ask", noted)
+    monkeypatch.setattr(training_run, "_ask", noted)
     seen: list[int] = []
 
     def until_two(epoch: EpochResult) -> bool:

@@ -21,7 +21,7 @@ from adam_async.messages import role_table
 from adam_async.model import Network, named_model
 from adam_async.model.keyed_random import Dice
 from adam_async.report.baseline import Baseline
-from adam_async.report.report import Report, build_report, to_json, without_odd, write
+from adam_async.report.report import Report, build_report, to_json, without_invalid, write
 from adam_async.run.config import Config
 from adam_async.run.result import EpochResult, RunResult
 from adam_async.run.staleness import add_up
@@ -158,7 +158,7 @@ def test_odd_counts_of_a_role_are_left_out_of_the_report(odd: dict[str, Any]) ->
     process = {"host": "h", "pid": 1, "peak_rss_mb": 5.0}
     server = {"role": "ps", "traffic": [], "process": process}
     roles = {"ps-0": server, "odd-0": {"traffic": [], "process": {**process, "pid": 2}, **odd}}
-    result, news = without_odd(made_up(roles))
+    result, news = without_invalid(made_up(roles))
     report = report_of(result, Config())
     assert [each.node for each in report.servers] == ["ps-0"]
     assert report.totals.peak_rss_mb == 5.0
