@@ -158,7 +158,7 @@ async def test_a_cancelled_training_leaves_no_task_and_no_thread() -> None:
     assert set(threading.enumerate()) == threads
 
 
-async def test_a_cluster_may_be_cancelled_at_any_turn_of_its_start() -> None:
+async def test_a_cluster_may_be_cancelled_at_any_step_of_its_start() -> None:
     for turns in range(0, 60, 3):
         async with asyncio.TaskGroup() as group:
             task = group.create_task(_train_once(), name="host")
@@ -174,7 +174,7 @@ async def _train_once() -> None:
         await cluster.train()
 
 
-async def test_what_the_hosts_callback_raises_comes_out_of_the_block_as_it_was() -> None:
+async def test_an_error_of_the_callback_leaves_the_block_unchanged() -> None:
     def fail(epoch: EpochResult) -> None:
         raise ZeroDivisionError
 
@@ -183,7 +183,7 @@ async def test_what_the_hosts_callback_raises_comes_out_of_the_block_as_it_was()
             await cluster.train(fail)
 
 
-async def test_what_the_host_raises_in_the_block_comes_out_as_it_was() -> None:
+async def test_an_error_in_the_block_leaves_it_unchanged() -> None:
     several = ExceptionGroup("of the host", [ZeroDivisionError(), KeyError()])
 
     with pytest.raises(ExceptionGroup) as caught:
@@ -359,5 +359,5 @@ def test_every_public_name_is_there() -> None:
         adam_async.Unknown
 
 
-def test_the_package_says_its_version() -> None:
+def test_the_package_has_its_version() -> None:
     assert adam_async.__version__ == version("adam-async")

@@ -454,7 +454,7 @@ def _checkpoint_age(result: RunResult) -> int | None:
 
 
 def _memory_mb(statistics: Mapping[str, Mapping[str, Any]]) -> float:
-    """Return the sum over processes; of roles that share a process, the latest answer has the largest value."""
+    """Return the sum over processes; roles of one process report it once each, the last the largest."""
     peaks: dict[tuple[str, int], float] = {}
     for values in statistics.values():
         process = values["process"]

@@ -76,7 +76,7 @@ def test_controllers_started_by_hand_bear_the_loss_of_any_one(tmp_path: Path) ->
             assert "Traceback" not in group[number].output
 
 
-def test_three_started_by_hand_say_what_becomes_of_their_group(tmp_path: Path) -> None:
+def test_three_controllers_started_by_hand_log_the_changes_of_their_group(tmp_path: Path) -> None:
     addresses = asyncio.run(free_addresses(3))
     peers = ",".join(f"{number}={address}" for number, address in enumerate(addresses, 1))
 
@@ -210,7 +210,7 @@ async def test_a_controller_that_is_killed_before_there_is_a_group_is_started_ag
     assert os.listdir(tmp_path) == []
 
 
-def test_what_a_killed_command_left_is_removed_by_the_next_and_that_of_a_running_one_is_not(
+def test_the_next_command_removes_the_folder_of_a_killed_one_and_not_that_of_a_running_one(
     tmp_path: Path,
 ) -> None:
     words = ("train", "--data", "digits", "--processes", "--controllers", "3", "--epochs")
@@ -251,7 +251,7 @@ def test_a_command_trains_with_three_controllers_and_names_the_one_that_died() -
     assert "Traceback" not in command.output
 
 
-async def test_ports_that_somebody_took_are_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ports_that_another_process_took_are_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     choose, chosen = processes._free_addresses, []
     config = make_config({"data": "digits", "epochs": 1, "processes": True, "controllers": 3})
@@ -295,7 +295,7 @@ async def test_ports_that_somebody_took_are_chosen_anew(monkeypatch: pytest.Monk
         (("train", "--controllers", "4"), "controllers must be 1, 3 or 5"),
     ],
 )
-def test_controllers_that_could_not_meet_end_with_code_2(words: tuple[str, ...], claim: str) -> None:
+def test_controllers_that_cannot_form_a_group_end_with_code_2(words: tuple[str, ...], claim: str) -> None:
     code, output = run(*words)
 
     assert code == 2, output
@@ -333,7 +333,7 @@ def test_a_log_of_random_bytes_is_refused_with_code_3_and_left_as_it_is(tmp_path
     assert log.read_bytes() == random.Random(1).randbytes(3000)
 
 
-def test_a_kill_in_a_snapshot_leaves_nothing_that_the_next_life_does_not_remove(tmp_path: Path) -> None:
+def test_a_restarted_controller_removes_the_leftovers_of_a_kill_within_a_snapshot(tmp_path: Path) -> None:
     kept = ("controller", "--bind", LOOPBACK, "--dir", str(tmp_path))
     (tmp_path / "controller.log.4711.aside").write_bytes(b"half of a snapshot")
     with Command(*kept) as command:

@@ -80,7 +80,7 @@ def test_processes_train_with_the_token_of_two_hosts(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("processes", [(), ("--processes",)], ids=["local", "processes"])
-def test_what_is_wrong_with_data_from_elsewhere_is_said_in_one_line(
+def test_an_error_of_external_data_is_one_line(
     words: tuple[str, ...], code: int, claim: str, processes: tuple[str, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "adam.toml").write_text("[waits]\ndial_s = 0.1\n")

@@ -244,7 +244,7 @@ async def play(controllers: Controllers, users: Users, dice: random.Random) -> t
 
 
 @pytest.mark.timeout(240)
-def test_what_controllers_answer_while_they_are_killed_and_stopped_is_linearizable(
+def test_answers_of_killed_and_stopped_controllers_are_linearizable(
     tmp_path: Path, unused_tcp_port_factory
 ) -> None:
     rates = []

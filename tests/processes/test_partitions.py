@@ -37,7 +37,7 @@ def all_images(run: CutRun) -> bool:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_cut_model_trains_and_the_report_says_who_sent_what_to_whom(plan: str, tmp_path: Path) -> None:
+def test_a_partitioned_model_trains_and_the_report_has_its_traffic(plan: str, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     cut = ("--replicas", "2", "--partitions", "2", "--processes", "--plan", plan)
     with Command("train", "--data", "digits", "--epochs", "8", *cut, "--report", str(path)) as command:
@@ -136,7 +136,7 @@ async def test_a_replica_that_lost_a_worker_begins_anew_as_a_unit_and_the_other_
         assert all_images(run)
 
 
-async def test_messages_of_a_life_that_is_over_are_refused_or_change_nothing() -> None:
+async def test_messages_of_an_ended_replica_generation_are_refused_or_change_nothing() -> None:
     async with cut_run(epochs=ENDLESS) as run, training(run):
         before = await run.both_live()
         hit = run.replica_of(1)

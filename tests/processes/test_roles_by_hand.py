@@ -154,7 +154,7 @@ def test_a_token_shorter_than_16_bytes_is_refused() -> None:
         (("train", "--bogus"), 2, "Unknown option"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(words: tuple[str, ...], code: int, claim: str) -> None:
+def test_an_error_is_one_line(words: tuple[str, ...], code: int, claim: str) -> None:
     ended, output = run(*words)
 
     assert ended == code

@@ -179,7 +179,7 @@ def is_owed_an_answer(link: TcpLink) -> bool:
 
 
 @pytest.mark.parametrize(("questions", "rows"), [(1, None), (50, None), (50, (8, 56))])
-async def test_eight_who_do_not_read_neither_fill_the_memory_nor_delay_a_ninth(
+async def test_eight_stalled_clients_neither_fill_the_memory_nor_delay_a_ninth(
     questions: int, rows: tuple[int, int] | None, tmp_path: Path
 ) -> None:
     write_images(tmp_path)

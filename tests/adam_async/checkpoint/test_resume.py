@@ -167,7 +167,7 @@ async def test_a_run_is_resumed_by_other_numbers_of_roles(change, consistency, t
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_what_is_loaded_is_what_was_read_with_rule_state_versions_and_clocks(network, tmp_path):
+async def test_loaded_shards_equal_the_read_ones_with_rule_state_versions_and_clocks(network, tmp_path):
     config = config_of(rule="adam", rate=0.001, weights="copy", replicas=2, **SHARDED)
     found = await stopped_from(config, tmp_path, (1, 15))
     async with cluster_of(config, NETWORKS[network](), resume=tmp_path) as cluster:
@@ -314,7 +314,7 @@ async def test_a_disk_that_does_not_answer_at_the_beginning_is_named(tmp_path):
             answered.set()
 
 
-async def test_a_damaged_checkpoint_is_told_and_the_one_before_is_resumed(tmp_path):
+async def test_a_damaged_checkpoint_is_noted_and_the_one_before_is_resumed(tmp_path):
     config = config_of()
     await stopped_from(config, tmp_path, (2, 15))
     damaged = tmp_path / "checkpoint-0002-000015" / "model-00001-of-00001.safetensors"
@@ -397,7 +397,7 @@ async def test_groups_trained_after_the_checkpoint_are_counted_as_trained_again(
     assert (await newest(tmp_path)).manifest.trained_again == 7
 
 
-async def test_how_far_training_is_is_noted_at_every_look(tmp_path):
+async def test_progress_is_written_at_every_poll(tmp_path):
     async with cluster_of(config_of(epochs=1), checkpoint=tmp_path) as cluster:
         await cluster.train()
     async with Disk() as disk:
@@ -405,7 +405,7 @@ async def test_how_far_training_is_is_noted_at_every_look(tmp_path):
     assert note == {"epoch": 1, "groups": 15, "trained_again": 0}
 
 
-async def test_a_cluster_that_cannot_resume_says_so_before_it_starts(tmp_path):
+async def test_a_cluster_that_cannot_resume_fails_before_it_starts(tmp_path):
     with pytest.raises(CheckpointError, match=f"no checkpoint in {tmp_path} can be read: train --checkpoint"):
         async with cluster_of(config_of(), resume=tmp_path):
             raise AssertionError("entered")

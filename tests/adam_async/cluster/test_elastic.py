@@ -89,7 +89,9 @@ def trained(worker):
 @pytest.mark.parametrize("goodbye", [True, False], ids=["leaves", "dies"])
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("mode", ["asp", "ssp", "bsp", "bsp-lag"])
-async def test_the_others_train_what_a_worker_that_goes_had_before_it(mode, network, goodbye, monkeypatch):
+async def test_the_other_workers_train_the_groups_of_a_worker_that_leaves(
+    mode, network, goodbye, monkeypatch
+):
     if not goodbye:
         monkeypatch.setattr(ModelWorker, "_goodbye", Role._goodbye)
     cluster = elastic(network, replicas=2, read_ahead=4, **MODES[mode])

@@ -237,7 +237,7 @@ async def test_a_run_that_diverges_ends_with_a_loss_that_is_no_number():
 
 
 @pytest.mark.parametrize("network", EITHER)
-async def test_when_a_worker_leaves_the_other_trains_what_it_held(network):
+async def test_the_other_worker_trains_the_groups_of_one_that_leaves(network):
     config = config_of(epochs=4, replicas=2, waits=QUICK, read_ahead=4, images_per_group=1)
     slow = FaultyNetwork(NETWORKS[network](), FixedDice(), Faults(delay=1.0, delay_s=0.002))
     async with cluster_of(config, slow) as cluster, asyncio.TaskGroup() as group:
@@ -280,7 +280,7 @@ async def fails(train, said, kind=RunFailed):
         ("data", "the data server died: no other has joined"),
     ],
 )
-async def test_when_what_a_run_cannot_do_without_dies_the_run_fails_with_its_name(victim, said):
+async def test_the_death_of_a_needed_role_fails_the_run_with_its_name(victim, said):
     async def train():
         async with cluster_of(config_of(epochs=10_000, waits=QUICK)) as cluster, asyncio.TaskGroup() as group:
             training = group.create_task(cluster.train(), name="train")
@@ -383,7 +383,7 @@ async def test_a_layer_that_only_the_caller_knows_is_refused_by_name():
         await run(cluster_of(config_of(), spec=OWN_SPEC))
 
 
-async def test_a_run_that_diverges_ends_well_and_says_so_once():
+async def test_a_diverging_run_that_keeps_going_warns_once():
     config = config_of(rate=1e30, images_per_group=10, in_flight=1, keep_going=True)
     async with cluster_of(config) as cluster:
         said = []
@@ -409,7 +409,7 @@ async def test_numbers_that_overflow_are_no_warnings_of_numpy(options):
 
 
 @pytest.mark.parametrize("network", EITHER)
-async def test_a_run_that_diverges_ends_with_what_to_try(network):
+async def test_the_error_of_a_diverging_run_names_remedies(network):
     said = r"not finite; try a lower rate \(--rate 1e\+11, it was 1e\+12\)"
     with pytest.raises(Diverged, match=said) as caught:
         async with cluster_of(config_of(rate=1e12, epochs=1000), NETWORKS[network]()) as cluster:
@@ -421,7 +421,7 @@ async def test_a_run_that_diverges_ends_with_what_to_try(network):
 
 
 @pytest.mark.parametrize("weights", ["aliased", "copy"])
-async def test_too_little_memory_is_named_with_what_was_asked_for(monkeypatch, weights):
+async def test_too_little_memory_is_an_error_with_the_needed_size(monkeypatch, weights):
     def full(*_, **__):
         raise MemoryError("no room")
 
@@ -439,7 +439,7 @@ async def test_too_little_memory_is_named_with_what_was_asked_for(monkeypatch, w
 
 
 @pytest.mark.parametrize("network", EITHER)
-async def test_a_paced_worker_computes_less_and_the_events_begin_with_who_is_slow(network):
+async def test_a_paced_worker_computes_less_and_the_first_event_names_it(network):
     slow = ("worker-1:0.05", "worker-0~ps-0:2ms")
     config = config_of(replicas=2, slow=slow, weights="copy")
     async with cluster_of(config, NETWORKS[network]()) as cluster:
@@ -475,7 +475,7 @@ async def test_over_a_slow_link_every_step_takes_the_way_there_and_back(network)
 
 
 @pytest.mark.parametrize("slow", ["worker-2:0.5", "worker-0~ps-1:1ms"])
-async def test_who_is_slow_has_to_be_there(slow):
+async def test_an_unknown_slow_node_is_refused(slow):
     with pytest.raises(
         ConfigError, match=r"slow: there is no (worker 'worker-2'|node 'ps-1') here; there are"
     ):
@@ -483,7 +483,7 @@ async def test_who_is_slow_has_to_be_there(slow):
 
 
 @pytest.mark.parametrize("network", EITHER)
-async def test_three_controllers_agree_on_what_one_would_say(network):
+async def test_three_controllers_have_the_result_of_one(network):
     async with cluster_of(config_of(controllers=3, replicas=2), NETWORKS[network]()) as cluster:
         result = await cluster.train()
         leading = cluster.controller

@@ -73,7 +73,7 @@ async def test_a_script_resumes_a_run_and_reads_its_weights_where_a_loop_runs(tm
         np.testing.assert_array_equal(found.weights[name], values)
 
 
-def test_what_cannot_be_resumed_is_said_on_entering(tmp_path: Path) -> None:
+def test_a_failed_resume_is_raised_on_entering(tmp_path: Path) -> None:
     with (
         pytest.raises(CheckpointError, match="train --checkpoint writes them"),
         sync.LocalCluster(SMALL, dataset=bars(), resume=tmp_path),
@@ -196,12 +196,12 @@ def test_leaving_the_block_by_an_error_closes_the_cluster() -> None:
         cluster.train()
 
 
-def test_training_before_the_block_says_so() -> None:
+def test_training_before_the_block_is_an_error() -> None:
     with pytest.raises(RunFailed, match="it was not entered"):
         sync.LocalCluster(SMALL, dataset=bars()).train()
 
 
-def test_what_keeps_it_from_starting_is_raised_as_it_is() -> None:
+def test_an_error_of_the_start_is_raised_unchanged() -> None:
     with (
         pytest.raises(DataError, match="does not exist"),
         sync.LocalCluster(Config(data="/no/such/folder")),

@@ -65,7 +65,7 @@ async def test_without_a_data_server_the_wait_is_named():
     assert str(error) == "waited 0.2 s for a data server to join"
 
 
-async def test_missing_roles_are_named_with_those_who_are_here():
+async def test_missing_roles_are_named_with_the_joined_ones():
     async with cluster_of(config_of()) as cluster:
         wanting = config_of(replicas=3, servers=2, waits=SHORT)
         driver = driver_of(cluster.network, cluster.controller.address, wanting)
@@ -112,7 +112,7 @@ def test_joined_roles_are_listed_with_their_readiness_and_lost_ones_left_out():
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_without_a_controller_the_driver_says_whom_it_could_not_reach(network):
+async def test_without_a_controller_the_error_names_its_address(network):
     address = {"local": "local://nobody", "tcp": "tcp://127.0.0.1:1"}[network]
     waits = msgspec.structs.replace(SHORT, prepare_s=30.0)
     error = await failure_of(driver_of(NETWORKS[network](), address, config_of(waits=waits)))
@@ -255,7 +255,7 @@ async def test_a_server_that_is_lost_before_training_is_replaced_by_another(netw
     assert said >= {"a-ghost died", "a-ghost was lost before training began: the run is placed anew"}
 
 
-async def test_a_server_that_is_lost_before_training_is_named_if_nobody_takes_its_place():
+async def test_a_server_lost_before_training_is_named_if_no_other_takes_its_place():
     waits = Waits(grace_s=0.05, prepare_s=2.0)
     async with cluster_of(config_of(weights="copy", waits=waits)) as cluster, asyncio.TaskGroup() as group:
         await cluster.servers[0].joined()
@@ -313,7 +313,7 @@ async def test_where_no_data_server_is_left_an_evaluation_names_it():
             await driver.evaluate(Model(digits()), {})
 
 
-async def test_a_worker_whose_address_is_none_does_not_end_the_run():
+async def test_a_worker_with_an_invalid_address_does_not_end_the_run():
     stray = Identity(role="worker", node="worker-9", incarnation=9)
     async with cluster_of(config_of(epochs=3)) as cluster, asyncio.TaskGroup() as group:
         member = Membership(

@@ -52,7 +52,7 @@ async def test_the_next_run_of_a_command_has_another_driver_which_is_no_event() 
     assert await noted(map_of(driver=driver(1)), map_of(driver=driver(2))) == []
 
 
-async def test_each_event_is_told_at_the_moment_when_it_is_noted() -> None:
+async def test_the_listener_gets_each_event_as_it_is_noted() -> None:
     told: list[str] = []
     events = RunEvents(told.append)
     events.note("one")
@@ -64,14 +64,14 @@ def kill(events: RunEvents) -> None:
     events.note(KILLED)
 
 
-async def test_a_death_whose_cause_was_noted_is_not_noted_again() -> None:
+async def test_a_death_with_a_noted_cause_is_not_noted_again() -> None:
     alive, dead, again = (map_of(worker_1=node) for node in (worker(), worker(live=False), worker(2)))
 
     assert await noted(alive, kill, dead, again) == [KILLED, BACK]
     assert await noted(alive, kill, again) == [KILLED, BACK], "the map of its death was missed"
 
 
-async def test_a_death_of_which_nobody_knows_the_cause_is_noted() -> None:
+async def test_a_death_without_a_known_cause_is_noted() -> None:
     alive, dead, again = (map_of(worker_1=node) for node in (worker(), worker(live=False), worker(2)))
 
     assert await noted(alive, dead, again) == ["worker-1 died", BACK]
@@ -108,7 +108,7 @@ async def test_the_cause_of_one_death_does_not_hide_that_of_another_node() -> No
     assert await noted(alive, kill, dead) == [KILLED, "worker-2 died"]
 
 
-async def test_who_left_is_told_from_who_died() -> None:
+async def test_a_node_that_left_is_not_a_death() -> None:
     assert await noted(map_of(worker_1=worker()), map_of(worker_1=worker(live=False, left=True))) == [
         "worker-1 left"
     ]
@@ -134,7 +134,7 @@ async def test_a_worker_that_comes_back_to_its_own_place_is_no_successor() -> No
     assert await noted(*(map_of(worker_1=node) for node in seen)) == ["worker-1 died", BACK]
 
 
-async def test_places_of_an_earlier_run_are_nobodys() -> None:
+async def test_a_new_run_forgets_the_places_of_an_earlier_one() -> None:
     first = map_of("first", worker_1=worker(place=(0, 0)), worker_2=worker(place=(0, 1)))
     second = map_of("second", worker_1=worker(place=(0, 1)), worker_2=worker(place=(0, 0)))
 

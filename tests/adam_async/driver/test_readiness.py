@@ -48,7 +48,7 @@ def readiness_of(cluster, **options) -> tuple[Readiness, Progress]:
         ({"data_servers": 3}, "2 of 3 data servers", "2 of 3 data servers"),
     ],
 )
-async def test_who_is_missing_is_shown_while_workers_are_waited_for(options, phase, missing) -> None:
+async def test_missing_roles_are_shown_during_the_wait_for_workers(options, phase, missing) -> None:
     async with cluster_of(Config(epochs=1, threads=1)) as cluster, asyncio.TaskGroup() as group:
         readiness, progress = readiness_of(cluster, **options)
         waiting = group.create_task(readiness.wait_for_workers(), name="waiting")
@@ -57,7 +57,7 @@ async def test_who_is_missing_is_shown_while_workers_are_waited_for(options, pha
         waiting.cancel()
 
 
-async def test_nobody_is_missing_any_more_when_the_wait_is_over() -> None:
+async def test_no_role_is_missing_after_the_wait() -> None:
     async with cluster_of(Config(epochs=1, threads=1)) as cluster:
         readiness, progress = readiness_of(cluster, replicas=2)
         await readiness.wait_for_data()
@@ -71,7 +71,7 @@ async def test_nobody_is_missing_any_more_when_the_wait_is_over() -> None:
 
 
 @pytest.mark.thorough
-async def test_kernels_that_take_too_long_are_named_with_what_gives_them_longer(
+async def test_the_error_of_slow_kernels_names_the_option_for_a_longer_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     over = threading.Event()

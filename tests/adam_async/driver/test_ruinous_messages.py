@@ -44,7 +44,7 @@ def ruinous(servers, shard):
     }
 
 
-async def test_what_once_ended_or_ruined_a_run_is_refused_and_the_servers_go_on():
+async def test_messages_that_once_ended_a_run_are_refused_and_the_servers_continue():
     network = LocalNetwork(rules=role_table(), config=LINKS)
     async with asyncio.timeout(30), servers_of(network) as servers:
         data = DataServer(

@@ -10,7 +10,7 @@ from tests.adam_async.runs import NETWORKS, SHARDED, servers_of
 
 @pytest.mark.parametrize("sharding", [{}, SHARDED], ids=["whole", "sharded"])
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_a_snapshot_holds_the_keyed_initial_values_then_what_was_pushed(network, sharding):
+async def test_a_snapshot_has_the_keyed_initial_values_then_the_pushed_ones(network, sharding):
     async with servers_of(NETWORKS[network](), seed=11, **sharding) as servers:
         client = servers.client()
         initial = servers.model.initial_weights(Dice(11))

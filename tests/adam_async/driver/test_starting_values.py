@@ -118,7 +118,7 @@ def test_programs_without_a_loop_begin_with_a_saved_model_too() -> None:
     same(result.weights["fc1.weight"], saved_model().weights["fc1.weight"])
 
 
-async def test_the_command_train_begins_with_a_saved_model_and_says_so(
+async def test_the_command_train_begins_with_a_saved_model_and_notes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = saved_model()

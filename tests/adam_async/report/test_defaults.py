@@ -11,7 +11,7 @@ def explained(asked: Config, **decided: object) -> dict[str, str]:
     return explain_defaults(asked, msgspec.structs.replace(config, **decided), kernels="numba")
 
 
-def test_only_what_was_left_open_is_explained() -> None:
+def test_only_open_options_are_explained() -> None:
     given = Config(
         epochs=2,
         rate=0.1,
@@ -38,7 +38,7 @@ def test_only_what_was_left_open_is_explained() -> None:
     }
 
 
-def test_a_rate_says_from_how_many_images_it_comes_and_why_it_was_raised_and_lowered() -> None:
+def test_the_reason_of_a_rate_has_its_images_and_its_factors() -> None:
     fresh, stale = Config(), Config().default_rate(groups_in_flight=4)
 
     assert "scaled to 16 and" in explained(fresh)["rate"]
@@ -52,7 +52,7 @@ def test_a_rate_says_from_how_many_images_it_comes_and_why_it_was_raised_and_low
     assert "lowered from 0.06 because" in explained(constant, rate=constant.default_rate(4))["rate"]
 
 
-def test_a_rate_for_large_bright_images_says_so() -> None:
+def test_the_reason_of_a_rate_names_large_bright_images() -> None:
     asked = Config()
     decided = asked.decided(0, squared_norm=1000.0)
 
@@ -62,7 +62,7 @@ def test_a_rate_for_large_bright_images_says_so() -> None:
     assert "stale" not in said
 
 
-def test_a_schedule_says_why_it_falls_and_why_not() -> None:
+def test_the_reason_of_a_schedule_names_its_fall() -> None:
     fresh, stale = explained(Config())["schedule"], explained(Config(), warm_up=1.0)["schedule"]
     assert fresh.startswith("cosine after a warm-up: steps that shrink to nothing")
     assert stale == f"{fresh}, and stale gradients upset the first ones"

@@ -163,7 +163,7 @@ def test_odd_counts_of_a_role_are_left_out_of_the_report(odd: dict[str, Any]) ->
     assert [each.node for each in report.servers] == ["ps-0"]
     assert report.totals.peak_rss_mb == 5.0
     (line,) = news
-    assert line.startswith("the report leaves out what odd-0 counted: ")
+    assert line.startswith("the report leaves out the counts of odd-0: ")
     assert len(line) <= 400
 
 
@@ -235,7 +235,7 @@ async def test_the_waits_are_those_that_each_worker_counted() -> None:
         assert (waits.blocked_fetches, waits.blocked_s) == (data.blocked_fetches, data.blocked_s)
 
 
-async def test_pushes_on_the_wire_carry_what_the_protocols_say() -> None:
+async def test_pushes_on_the_wire_have_the_sizes_of_their_protocols() -> None:
     config = Config(epochs=1, threads=1, servers=2, weights="copy")
 
     report = await trained(config)
@@ -296,7 +296,7 @@ def test_nodes_that_stood_by_are_reported_as_idle() -> None:
     assert report.protocols == []
 
 
-def test_controllers_say_who_leads() -> None:
+def test_the_report_has_the_leader_of_the_controllers() -> None:
     def controller(**said: object) -> dict[str, object]:
         return {"role": "controller", "traffic": [], "process": process(1, 10.0), "controllers": said}
 
@@ -315,7 +315,7 @@ def test_controllers_say_who_leads() -> None:
     ]
 
 
-def test_staleness_is_told_by_replica_and_by_tensor() -> None:
+def test_staleness_is_counted_by_replica_and_by_tensor() -> None:
     idle = {"role": "ps", "traffic": [], "process": process(1, 10.0)}
     one = {
         "staleness": {"0": 3},
@@ -532,7 +532,7 @@ def counted(cluster: LocalCluster) -> dict[tuple[str, str, str], tuple[int, int]
     }
 
 
-async def test_the_counts_equal_what_the_sockets_carried() -> None:
+async def test_the_counts_equal_the_traffic_of_the_sockets() -> None:
     config = Config(epochs=1, replicas=2, servers=2, threads=1, shard_bytes=4096)
     async with (
         TappedNetwork() as network,

@@ -56,7 +56,7 @@ def order_log(entries, *, shards=tuple(spec.id for spec in TABLE.shards), sessio
     return Log(node="ps-0", role="ps", data=log.packed())
 
 
-def test_what_was_noted_is_joined() -> None:
+def test_logs_are_joined() -> None:
     recording = make_recording(HEADER, [order_log([(1, 0), (2, JOINED)]), read_log()], NETWORK)
 
     reads = recording.reads[0]
@@ -106,6 +106,6 @@ def test_batches_and_versions_follow_from_the_flags(entries, bounds, versions, r
         ),
     ],
 )
-def test_what_is_missing_or_damaged_is_named(logs, claim) -> None:
+def test_missing_and_damaged_logs_are_named(logs, claim) -> None:
     with pytest.raises(RecordError, match=claim):
         make_recording(HEADER, logs, NETWORK)

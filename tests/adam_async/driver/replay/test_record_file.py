@@ -46,7 +46,7 @@ def test_the_same_record_is_the_same_bytes() -> None:
 
 @settings(max_examples=300)
 @given(at=st.integers(0, len(written()) - 1), bit=st.integers(0, 7))
-def test_no_bit_can_change_unnoticed_in_what_is_played(at: int, bit: int) -> None:
+def test_every_changed_bit_of_a_record_is_noticed(at: int, bit: int) -> None:
     data = bytearray(written())
     data[at] ^= 1 << bit
 
@@ -73,6 +73,6 @@ def test_no_bit_can_change_unnoticed_in_what_is_played(at: int, bit: int) -> Non
         (with_header(written(), b'"spec":{"name":"m"}', b'"spec":7'), "a header that this version does not"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(data: bytes, claim: str) -> None:
+def test_the_error_of_a_file_names_its_damage(data: bytes, claim: str) -> None:
     with pytest.raises(RecordError, match=claim):
         load_record(data, origin="run.record")

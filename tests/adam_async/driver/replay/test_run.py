@@ -140,7 +140,7 @@ def test_local_steps_go_into_the_copies_that_they_went_into(
     assert_same(replayed(recording), run.weights)
 
 
-def test_the_simulated_runs_have_what_makes_a_replay_hard() -> None:
+def test_the_simulated_runs_have_the_hard_cases_of_a_replay() -> None:
     joined = refused = moved = stale = 0
     for seed in range(8):
         options = {"replicas": 3, "protocol": "factors", "pull_every": 2}
@@ -233,7 +233,7 @@ async def test_a_worker_that_joins_is_in_the_record() -> None:
     replayed(recording, cluster.dataset).check()
 
 
-async def test_a_run_that_lost_a_worker_has_no_record_and_says_why() -> None:
+async def test_a_run_that_lost_a_worker_has_an_error_and_no_record() -> None:
     cluster = elastic(epochs=2, replicas=2, record=True)
     async with cluster, asyncio.TaskGroup() as group:
         training = group.create_task(cluster.train(), name="train")
@@ -273,7 +273,7 @@ def test_a_record_of_another_version_is_refused() -> None:
         Replay(Recording(header=header, reads=recording.reads, orders=recording.orders), DATA)
 
 
-def test_a_replay_that_comes_to_other_weights_says_so() -> None:
+def test_a_replay_with_other_weights_is_an_error() -> None:
     _, recording = simulated(1)
     header = msgspec.structs.replace(recording.header, config={**recording.header.config, "seed": 9})
     other = Recording(header=header, reads=recording.reads, orders=recording.orders)
