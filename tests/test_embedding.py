@@ -1,4 +1,4 @@
-"""What a host program is owed: a cluster in its loop leaves everything else as it was."""
+"""A cluster in the loop of a host program changes nothing else of the program."""
 
 import asyncio
 import logging

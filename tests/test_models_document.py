@@ -1,4 +1,4 @@
-"""The programs of docs/models.md run as they stand, and do what the page says."""
+"""The programs of docs/models.md run unchanged, with the results of the page."""
 
 import re
 from pathlib import Path

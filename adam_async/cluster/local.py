@@ -74,7 +74,7 @@ class LocalCluster:
         process_memory: Returns the process and its memory use.
         available_bytes: Returns the memory that this process could use.
 
-    `async with` starts the roles; the end of the block ends them, whatever they are doing, and waits for
+    `async with` starts the roles; the end of the block ends them at once, and waits for
     compute threads to finish their group. A role that fails cancels the block and raises its error there.
 
     Raises:

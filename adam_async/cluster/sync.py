@@ -185,7 +185,7 @@ class LocalCluster:
             while isinstance(news := received.get(), _Epoch):
                 answer = on_epoch(news.result) if on_epoch is not None else None
                 self._call(partial(news.settle, answer))
-        except BaseException:  # an interrupt, or what on_epoch raised
+        except BaseException:  # an interrupt, or an error of on_epoch
             if self._call(self._cancel):
                 self._wait_outcome("training to end", CLOSE_S)
             raise

@@ -34,7 +34,9 @@ def transforms_of(
         return ()
     if resumed is not None:
         steps = resumed_transforms(resumed, asked, functions)
-        functions_for(steps, functions)  # data servers import them: refuse here what they could not find
+        functions_for(
+            steps, functions
+        )  # data servers import them: refuse here a function that they cannot find
         return steps
     return steps_for(asked, image_shape, functions)
 

@@ -20,7 +20,7 @@ from transport import LinkConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PreparedRun:
-    """What is decided of a run before the cluster is asked for anything but its data.
+    """The decisions on a run that need nothing of the cluster but its data.
 
     Attributes:
         spec: The model.

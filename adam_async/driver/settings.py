@@ -1,4 +1,4 @@
-"""Values with which a driver is made: its access to the cluster, and what its runs train with."""
+"""Settings of a driver: its access to the cluster, and the inputs of its runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

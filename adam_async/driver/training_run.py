@@ -127,7 +127,7 @@ class TrainingRun:
         self.losses = LossChecks(config, prepared.model, parts.warn)
 
     async def train(self, cluster: ClusterMap, on_epoch: OnEpoch | None) -> RunResult:
-        """Train all epochs, and gather what the roles counted.
+        """Train all epochs, and gather the counts of the roles.
 
         Args:
             cluster: The map in which training begins.

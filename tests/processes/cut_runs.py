@@ -1,7 +1,7 @@
-"""Two replicas of two processes each, and a watcher who sees what becomes of them while workers are killed.
+"""Two replicas of two processes each, and a watcher that follows them while workers are killed.
 
-The watcher is a member of the cluster like any driver: it hears of every change of the map, and asks roles
-what they have counted. Nothing here waits for time to pass.
+The watcher is a member of the cluster like any driver: it receives every change of the map, and queries the
+counts of roles. No wait depends on time.
 """
 
 import asyncio
@@ -28,17 +28,18 @@ IMAGES = 1437
 """Of the digits."""
 
 PATIENCE_S = 90.0
-"""For what takes seconds on an idle machine."""
+"""Deadline in seconds of events that take seconds on an idle machine."""
 
 
 class CutRun:
-    """A cluster of processes that trains the digits, cut, and what a test may do to it.
+    """A cluster of processes that trains the partitioned digits, with the actions of a test.
 
     Args:
         cluster: The processes, all of them started.
-        said: What the cluster says of deaths.
-        network: How the watcher reaches the roles.
-        seat: The watcher's own.
+        said: Events of the cluster.
+        network: Links of the watcher to the roles.
+        identity: Identity of the watcher.
+        membership: Membership of the watcher.
     """
 
     def __init__(
@@ -62,11 +63,11 @@ class CutRun:
         return self._joined_membership.map
 
     async def see(self, predicate: Callable[[ClusterMap], bool], what: str) -> ClusterMap:
-        """Wait until the map is as it should be."""
+        """Wait until the map fulfils a predicate."""
         return await self._joined_membership.wait_for(predicate, what, PATIENCE_S)
 
     async def both_live(self) -> dict[int, int]:
-        """Wait until both replicas train; returns their lives."""
+        """Wait until both replicas train; returns their generations."""
         return (
             await self.see(lambda m: len(m.replica_generations()) == 2, "both replicas")
         ).replica_generations()
@@ -80,7 +81,7 @@ class CutRun:
         return (await self._asks.statistics(self.map.nodes[node].address, "")).values
 
     async def trained(self, replica: int) -> int | None:
-        """Groups that a replica has trained in its present life; None if it cannot be asked."""
+        """Return the number of groups that a replica generation has trained; None if it does not answer."""
         with suppress(TransportError, KeyError, IndexError):
             return int((await self.ask(self.map.members(replica)[0]))["engine"]["finished"])
         return None
@@ -90,7 +91,7 @@ class CutRun:
         return self.cluster.children[f"worker-{worker}"].pid or 0
 
     async def kill(self, worker: int) -> None:
-        """Kill the process of a worker, as soon as it has one that lives; fails if that does not die."""
+        """Kill the process of a worker as soon as it runs; fails if the process does not die."""
         node = f"worker-{worker}"
         await until(lambda: command_line(self.pid(worker)) != "" and not self._children[node].ended.is_set())
         child, pid = self._children[node], self.pid(worker)
@@ -114,7 +115,7 @@ class CutRun:
 
 @asynccontextmanager
 async def cut_run(**options: Any) -> AsyncIterator[CutRun]:
-    """Start the processes, and see that all of them have ended when the block has."""
+    """Start the processes, and check that all of them have ended with the block."""
     config = make_config(
         {"data": "digits", "replicas": 2, "partitions": 2, "processes": True, "threads": 1, **options}
     )
@@ -151,7 +152,7 @@ async def cut_run(**options: Any) -> AsyncIterator[CutRun]:
 
 @asynccontextmanager
 async def training(run: CutRun) -> AsyncIterator["asyncio.Task[Any]"]:
-    """Train while the block lasts; what is trained after it is given up."""
+    """Train during the block; the end of the block cancels the training."""
     async with asyncio.TaskGroup() as group:
         task = group.create_task(run.cluster.train(run.epochs.append), name="watched/train")
         yield task

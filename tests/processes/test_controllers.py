@@ -1,4 +1,4 @@
-"""Three controllers in processes of their own: any may be killed, and what they know is never lost."""
+"""Three controllers in processes of their own: any may be killed, and their state is never lost."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.processes
 
 
 async def free_addresses(count: int) -> list[str]:
-    """Addresses of this machine on which nobody listens."""
+    """Free addresses of this machine."""
     network = cluster_network(None, entropy=system_entropy, buffers=BufferPool())
     who = Identity(role="controller", node="test", incarnation=1)
 
@@ -63,7 +63,7 @@ def test_controllers_started_by_hand_bear_the_loss_of_any_one(tmp_path: Path) ->
         group = {number: controller(number) for number in (1, 2, 3)}
         for words in (("ps",), ("data", "--data", "digits"), ("worker", "--threads", "1")):
             stack.enter_context(Command(*words, "--controller", meet)).wait_for(" listens on ")
-        for number in (1, 2, 3):  # whoever leads is among them
+        for number in (1, 2, 3):  # the leader is among them
             group[number].signal(signal.SIGKILL)
             group[number].finish()
             code, output = run("train", "--epochs", "2", "--seed", str(number), "--controller", meet)
@@ -162,7 +162,7 @@ async def test_training_goes_on_whichever_controllers_are_killed(tmp_path: Path)
         f"{node} died: killed by signal 9; starting it again" for nodes in killed for node in nodes
     )
     assert set(died) <= set(said)
-    # Who was started again came back with its folder: nobody had to be taken in anew.
+    # A restarted controller has its folder: no controller had to join the group anew.
     assert {tuple(values["voters"]) for values in after.values()} == {tuple(before[leader]["voters"])}
     assert os.listdir(tmp_path) == []
 

@@ -1,4 +1,4 @@
-"""Data servers that stand alone and train from command lines, and data servers that are started again."""
+"""Standalone data servers and trainings from command lines, and data servers that are started again."""
 
 import os
 import re
@@ -16,7 +16,7 @@ TOKEN = "a token that nobody guesses"
 
 
 def host_of(stack: ExitStack, *words: str, environment: dict[str, str] | None = None) -> tuple[Command, str]:
-    """A data server that stands alone, and where."""
+    """A standalone data server, and its address."""
     host = stack.enter_context(Command("data", "--data", "digits", *words, environment=environment))
     line = host.wait_for(" listens on ")
     address = line.partition(" listens on ")[2].partition(";")[0]

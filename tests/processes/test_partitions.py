@@ -1,4 +1,4 @@
-"""Replicas that are cut over several processes: they train, lose workers at any moment, and nothing else."""
+"""Replicas partitioned over several processes train, and survive the loss of workers at any moment."""
 
 import asyncio
 import json
@@ -90,7 +90,7 @@ def test_a_spare_worker_that_joined_by_hand_takes_the_place_of_a_dead_one(tmp_pa
 
 
 async def is_refused(run: CutRun, node: str, greet: Greet) -> bool:
-    """Whether a worker hangs up on somebody who greets it so."""
+    """Return whether a worker closes a link after this greeting."""
     identity = Identity(role="worker", node="ghost", incarnation=1)
     async with run.network.connect(run.map.nodes[node].address, identity, timeout_s=20.0) as link:
         link.send_nowait(pack(greet))
@@ -102,7 +102,7 @@ async def is_refused(run: CutRun, node: str, greet: Greet) -> bool:
 
 
 async def report_of(run: CutRun, replica: int, life: int) -> None:
-    """Say to the data server, for a life of a replica, that some group is finished."""
+    """Report a finished group to the data server in the name of a replica generation."""
     assert run.map.run is not None
     identity = Identity(role="worker", node="ghost", incarnation=1)
     report = Finished(epoch=run.map.run.epoch, number=0, attempt=1, images=16, loss=0.0)
@@ -305,7 +305,7 @@ async def outage(run: CutRun, hit: int, other: int) -> int | None:
 
 
 async def kill_at_random(run: CutRun, dice: random.Random) -> list[int]:
-    """Kill workers at random moments of the first epochs; returns what the others trained in the outages."""
+    """Kill workers at random moments of the first epochs; returns the groups of the others in the outages."""
     moments = sorted(dice.uniform(1, 0.8 * EPOCHS) for _ in range(KILLS))
     watches = []
     async with asyncio.TaskGroup() as group:
@@ -343,7 +343,7 @@ async def test_workers_that_are_killed_at_random_moments_cost_no_image_and_stop_
     assert all_images(run)
     skipped = sum(epoch.skipped for epoch in result.epochs)
     again = sum(epoch.trained_again for epoch in result.epochs)
-    # What was leased was finished, or came back and was trained again.
+    # Every leased group was finished, or was returned and trained again.
     groups = EPOCHS * -(-IMAGES // 16)
     assert groups - skipped <= data["leased"] - data["trained_again"] <= groups
     assert 0 < again <= 16 * data["trained_again"]

@@ -1,4 +1,4 @@
-"""A cluster of child processes trains, survives a worker, and says what it cannot survive."""
+"""A cluster of child processes trains, survives the loss of a worker, and names a loss that ends the run."""
 
 import os
 import re

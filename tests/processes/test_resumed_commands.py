@@ -1,4 +1,4 @@
-"""Commands that are killed, and commands that go on where they were."""
+"""Killed commands, and commands that resume them."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Roles started by their own commands: they meet, serve run after run, and refuse strangers."""
+"""Roles started by their own commands: they serve run after run, and refuse foreign clients."""
 
 import json
 import re

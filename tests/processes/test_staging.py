@@ -33,7 +33,7 @@ def make_source(folder: Path) -> list[str]:
 
 @contextmanager
 def opened_in(folder: Path) -> Iterator[Callable[[], Counter[str]]]:
-    """Count how often each file of a folder is opened, by whatever process."""
+    """Count the opens of each file of a folder by any process."""
     libc = ctypes.CDLL(None, use_errno=True)
     handle = libc.inotify_init1(os.O_NONBLOCK)
     if handle < 0 or libc.inotify_add_watch(handle, bytes(folder), IN_OPEN) < 0:

@@ -1,10 +1,10 @@
-"""Memory of a data server while eight workers ask for groups and do not read what they are sent.
+"""Memory of a data server while eight workers request groups and do not read the answers.
 
-What is counted is the memory of the process itself, `RssAnon`: pages of files that are mapped belong to the
-system, which takes them back when it needs them. The images are nearly four times the budget, in a file with
-a hole in it, so that they take no disk: a server that held all of them would be far above, and so would one
-that held all that is asked for here, 50 answers of a megabyte for each of eight. The budget is large beside
-what a run costs anyway, and the lower bound says that what is counted is what it is used for.
+The test counts the private memory of the process, `RssAnon`: the system can take pages of mapped files back.
+The images are nearly four times the budget, in a sparse file that uses no disk. A server with all images in
+memory would be far above the bound, and so would one with all requested answers, 50 of a megabyte for each of
+eight. The budget is large beside the other memory of a run, and the lower bound shows that the answers use
+it.
 """
 
 import asyncio
@@ -57,14 +57,14 @@ class Cluster:
     """A run that has begun, with a data server in a process of its own."""
 
     pid: int
-    """Of the data server."""
+    """Process id of the data server."""
     rss_before: int
-    """Bytes of it, before the run."""
+    """Its memory before the run, in bytes."""
     data: str
     """Its address."""
     network: TcpNetwork
     lives: Mapping[int, int]
-    """Of each replica."""
+    """Generation of each replica."""
 
     @property
     def rss_growth(self) -> int:
@@ -72,7 +72,7 @@ class Cluster:
 
 
 def own_bytes(pid: int) -> int:
-    """Memory of a process that is no file's."""
+    """Return the private memory of a process in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) << 10
 
@@ -82,7 +82,7 @@ def who(role: str, number: int = 0) -> Identity:
 
 
 def small_buffers() -> TcpNetwork:
-    """A network of which the system itself takes little for who does not read."""
+    """Return a network with small socket buffers, for clients that do not read."""
     config = LinkConfig(socket_buffer_bytes=4096)
     return TcpNetwork(token=None, entropy=system_entropy, rules=role_table(), config=config)
 
@@ -96,7 +96,7 @@ def write_images(folder: Path) -> None:
 
 @asynccontextmanager
 async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
-    """Begin a run of so many workers over the images in a folder, all in one pool."""
+    """Begin a run of several workers over the images in a folder, all in one pool."""
     config = Config(
         images_per_group=GROUP, epochs=1, servers=1, replicas=workers, epoch_rule="images", epoch_fraction=1.0
     )
@@ -143,7 +143,7 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
 async def ask_and_stop_reading(
     network: TcpNetwork, cluster: Cluster, replica: int, *, questions: int, rows: tuple[int, int] | None
 ) -> TcpLink:
-    """Ask for the first groups of a replica, so often, on a link that is not read from."""
+    """Request the first groups of a replica several times on a link that is not read."""
     link = await network.dial(cluster.data, who("worker", replica))
     assert isinstance(link, TcpLink)
     link._transport.pause_reading()
@@ -155,7 +155,7 @@ async def ask_and_stop_reading(
 def first_groups(
     cluster: Cluster, replica: int, *, life: int = 0, rows: tuple[int, int] | None = None
 ) -> Message:
-    """The question for the first groups of a replica, in its life unless another is named."""
+    """Return the request for the first groups of a replica, by default of its current generation."""
     return pack(
         LeaseGroups(
             run=RUN,
@@ -171,7 +171,7 @@ def first_groups(
 
 
 def is_owed_an_answer(link: TcpLink) -> bool:
-    """Whether the connection stands, and the system holds bytes for us that we have not read."""
+    """Return whether the connection is open, and has unread bytes."""
     connection = link._transport.get_extra_info("socket")
     established = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == b"\x01"
     (unread,) = struct.unpack("i", ioctl(connection.fileno(), termios.FIONREAD, bytes(4)))
@@ -232,7 +232,7 @@ async def test_a_link_has_one_question_for_groups_open_and_no_link_waits_for_ano
         for replica in (0, 1):
             link = await cluster.network.dial(cluster.data, who("worker", replica))
             links.append(await stack.enter_async_context(link))
-        # A life that is none waits until its time is up.
+        # A request of an unknown generation waits until its deadline.
         waiting = links[0].call_nowait(first_groups(cluster, 0, life=1), timeout_s=10.0)
         with pytest.raises(RemoteError, match="one question for groups at a time") as refusal:
             await links[0].call(first_groups(cluster, 0), timeout_s=10.0)

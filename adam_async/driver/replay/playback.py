@@ -211,7 +211,7 @@ class Playback:
                 self.kept -= 1
 
     def _circle(self, stack: list[Demand]) -> str:
-        """List the demands on the stack, each with what it waits for."""
+        """List the demands on the stack, in words."""
         waiting = []
         for kind, number, _ in stack:
             if kind == SHARD:

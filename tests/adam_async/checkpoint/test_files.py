@@ -1,4 +1,4 @@
-"""Checkpoints on a real disk: whatever stops the writer, one that is whole is read."""
+"""Checkpoints on a real disk: after any stop of the writer, a whole one is read."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""What a checkpoint is made of, and what may be taken up from it."""
+"""Content of a checkpoint, and the options of a resumed run."""
 
 import json
 from math import isnan, nan
@@ -93,7 +93,7 @@ def test_any_changed_character_of_a_manifest_is_noticed():
             read_manifest(changed, "m")
         except CheckpointError:
             continue
-        # What means the same may pass: blanks between items, and keys that are left out or unknown.
+        # Changes without a meaning may pass: blanks between items, and missing or unknown keys.
         blank += 1
         assert msgspec.json.decode(changed, type=type(manifest_of())) == read_manifest(text, "m")
     assert blank < len(text) / 10

@@ -1,4 +1,4 @@
-"""Runs that stop and go on: with the same bits in lockstep, and with any number of roles in every mode."""
+"""Stopped and resumed runs: same bits in synchronous runs, and any number of roles in every mode."""
 
 import asyncio
 import errno
@@ -173,7 +173,7 @@ async def test_loaded_shards_equal_the_read_ones_with_rule_state_versions_and_cl
     async with cluster_of(config, NETWORKS[network](), resume=tmp_path) as cluster:
         async with asyncio.TaskGroup() as group:
             training = group.create_task(cluster.train(), name="train")
-            # At this very turn of the loop no worker can have heard that training begins.
+            # In this iteration of the loop no worker can know that training begins.
             await until(lambda: all(server.state is not None for server in cluster.servers))
             shards = {n: shard for server in cluster.servers for n, shard in server.state.shards.items()}
             for state in found.manifest.shards:
@@ -212,7 +212,7 @@ async def test_checkpoints_are_taken_while_replicas_come_and_go(mode, tmp_path):
     assert resumed.epochs[:2] == found.manifest.epoch_results[:2]
 
 
-# --- what goes wrong -------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------
 
 
 class PoorDisk(CheckpointFolder):

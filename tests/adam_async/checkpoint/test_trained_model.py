@@ -1,4 +1,4 @@
-"""A trained model names what images show, by the names of the data that it was trained on."""
+"""A trained model classifies images, with the class names of its training data."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Replicas join and leave a training that goes on, in every mode; no image is lost or trained twice."""
+"""Replicas join and leave a running training, in every mode; no image is lost or trained twice."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ IMAGES = 120
 
 
 def elastic(network="local", *, checkpoint=None, **options):
-    """A cluster of small groups over links so slow that others can come and go in the middle of an epoch."""
+    """A cluster with small groups and slow links, so that workers can join and leave within an epoch."""
     config = config_of(**{"weights": "copy", "waits": QUICK, "images_per_group": 2, **options})
     slow = None
     if config.weights == "copy":

@@ -1,4 +1,4 @@
-"""Data from elsewhere: whole runs with them, and what is said where there are none."""
+"""External data servers: whole runs with them, and the errors of their absence."""
 
 import asyncio
 import re
@@ -120,7 +120,7 @@ async def test_several_data_servers_of_one_cluster_have_one_data_set():
     assert [epoch.images for epoch in result.epochs] == [60, 60]
 
 
-# --- what goes wrong -------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------
 
 
 async def test_an_address_without_a_listener_is_an_error(network):
@@ -225,7 +225,7 @@ async def test_the_loss_of_the_only_host_ends_the_run_with_its_name(network):
 
 
 async def _end_of(cluster):
-    """What a training ends with."""
+    """Return the error of a training."""
     try:
         return await cluster.train()
     except AdamError as error:

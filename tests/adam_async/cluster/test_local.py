@@ -29,11 +29,11 @@ from transport.testing import Faults, FaultyNetwork
 QUICK = Waits(
     dial_s=30.0, call_s=30.0, patience_s=30.0, prepare_s=30.0, grace_s=0.05, replica_s=0.3, drain_s=30.0
 )
-"""Who is gone is soon missed; whoever is there, on however slow a machine, is waited for."""
+"""Deadlines: a lost role is soon missed; a live role is waited for on any slow machine."""
 
 
 EITHER = ["local", pytest.param("tcp", marks=pytest.mark.thorough)]
-"""Networks for what hardly depends on them."""
+"""Networks for tests that hardly depend on them."""
 
 
 def config_of(**options):
@@ -51,7 +51,7 @@ async def digits_dataset():
     ids=["serial", "asynchronous"],
 )
 async def test_a_cluster_learns_the_digits(flow, least):
-    # One group after the other learns the same every time; what several in flight learn varies.
+    # One group after the other has the same result every time; several in flight vary.
     async with cluster_of(Config(epochs=3, **flow), dataset=await digits_dataset()) as cluster:
         seen = []
         result = await cluster.train(seen.append)

@@ -1,4 +1,4 @@
-"""Roles are placed where others can find them, or the reason is said."""
+"""Roles listen at reachable addresses, or fail with the reason."""
 
 import re
 from contextlib import AsyncExitStack
@@ -34,7 +34,7 @@ async def test_roles_join_the_controller_they_are_given() -> None:
         parameter_server(place(LOOPBACK, meet=clock_targets.address)) as server,
     ):
         assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", server.address)
-        await clock_targets.joined()  # it has no seat to wait for
+        await clock_targets.joined()  # a controller is no member
         await server.joined()
         assert clock_targets.map.live("ps") == ["node"]
 

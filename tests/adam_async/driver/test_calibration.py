@@ -1,4 +1,4 @@
-"""Layers are timed by the clock that is handed over; together they take what a whole pass takes."""
+"""Layers are timed by the given clock; their times add up to the time of a whole pass."""
 
 from itertools import count
 
@@ -47,7 +47,7 @@ def test_a_slow_clock_still_sees_a_few_passes_and_a_fast_one_ends_in_time() -> N
 
 
 def test_a_layer_that_takes_longer_is_seen_to() -> None:
-    """The clock runs while the middle layer of three works, and stands still otherwise."""
+    """The clock runs only while the middle layer of three works."""
     network = Network(named_model("mlp"))
     now = 0.0
 

@@ -1,4 +1,4 @@
-"""When a loss says that a run diverges."""
+"""Losses that show a divergence."""
 
 from math import inf, log, nan
 

@@ -1,4 +1,4 @@
-"""What a driver says when a cluster is not what its run needs, and what it asks of it."""
+"""Errors of a driver in a cluster that does not fit its run, and its requests."""
 
 import asyncio
 import re
@@ -48,7 +48,7 @@ def driver_of(network, controller, config, identity=OWN):
 
 
 async def failure_of(driver, *, begin=lambda: True):
-    """Train with a driver of its own, from when it may begin, and return what went wrong."""
+    """Train with a driver of its own, and return the error."""
     with pytest.raises(Exception) as failure:
         async with driver:
             await until(begin)
@@ -71,7 +71,7 @@ async def test_missing_roles_are_named_with_the_joined_ones():
         driver = driver_of(cluster.network, cluster.controller.address, wanting)
         error = await failure_of(driver, begin=lambda: OWN.node in driver.map.nodes)
     assert isinstance(error, DeadlineExceeded)
-    # The data server alone needs nobody else to be ready; a slow machine may not get that far in time.
+    # The data server is ready without other roles; a slow machine may be late.
     assert re.fullmatch(
         r"waited 0\.2 s for 2 parameter server\(s\), a data server and 3 worker\(s\); joined so far: "
         r"data-0 \((not )?ready\), ps-0 \(not ready\), worker-0 \(not ready\)",
@@ -145,7 +145,7 @@ async def test_a_second_driver_trains_on_the_same_roles_after_the_first():
 
 @asynccontextmanager
 async def roles_of(network, address, waits):
-    """A data server, a parameter server and a worker that meet at an address."""
+    """A data server, a parameter server and a worker with one controller."""
     own_applied = address.partition("://")[0]
     common = {
         "network": network,
@@ -204,7 +204,7 @@ async def test_a_controller_that_is_started_again_ends_the_run_at_once_and_serve
 
 
 async def outcome_of(work):
-    """What a coroutine raised first, or else returned."""
+    """Return the first error of a coroutine, or its result."""
     try:
         return await work
     except Exception as error:
@@ -213,7 +213,7 @@ async def outcome_of(work):
 
 @asynccontextmanager
 async def ghost_of(cluster):
-    """The seat of a parameter server that never gets ready; it is the first in the order of names."""
+    """Membership of a parameter server that never gets ready; the first one by name."""
     identity = Identity(role="ps", node="a-ghost", incarnation=3)
     nowhere = {"local": "local://nobody", "tcp": "tcp://127.0.0.1:1"}
     address = nowhere[cluster.controller.address.partition("://")[0]]

@@ -1,4 +1,4 @@
-"""What is noted of a run: each death once, who came back, and who took the place of another."""
+"""Events of a run: each death once, returns, and successors of workers."""
 
 from collections.abc import AsyncIterator, Callable
 
@@ -31,7 +31,7 @@ def map_of(run: str = "run", *, partitions: int = 2, **nodes: NodeRecord) -> Clu
 
 
 async def noted(*seen: ClusterMap | Callable[[RunEvents], None]) -> list[str]:
-    """The events that come of maps, and of what others do between them."""
+    """Return the events of maps, and of functions called between them."""
     events = RunEvents()
 
     async def maps() -> AsyncIterator[ClusterMap]:
@@ -60,7 +60,7 @@ async def test_the_listener_gets_each_event_as_it_is_noted() -> None:
 
 
 def kill(events: RunEvents) -> None:
-    """What a parent of the worker's process says at once."""
+    """Note the death of the worker's process, like its parent."""
     events.note(KILLED)
 
 

@@ -1,4 +1,4 @@
-"""While roles are waited for it is said which are missing, or how far they are; then how the model is cut."""
+"""The progress during the wait for roles: missing roles, compiled kernels, then the plan of the model."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ WAITS = Waits(dial_s=20.0, call_s=20.0, patience_s=20.0, prepare_s=60.0, drain_s
 
 
 def readiness_of(cluster, **options) -> tuple[Readiness, Progress]:
-    """Who waits in this cluster, of one server, one data server and one worker, for the roles of a run."""
+    """Return the wait for the roles of a run in a cluster of one server, one data server and one worker."""
     progress = Progress()
     readiness = Readiness(
         config=Config(threads=1, waits=WAITS, **options),

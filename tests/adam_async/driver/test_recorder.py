@@ -1,4 +1,4 @@
-"""The record of a run is made of what all its servers and workers noted, or there is none and it says why."""
+"""The record of a run has the logs of all servers and workers; otherwise it is an error with the reason."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Messages that once ended or ruined a run: each is refused, and the servers go on."""
+"""Messages that once ended or spoilt a run: each is refused, and the servers continue."""
 
 import asyncio
 import math
@@ -26,11 +26,11 @@ from transport import LinkConfig, LocalNetwork, RemoteError
 FAR = 1 << 40
 LEASE = LeaseGroups(run="run", replica=0, replica_generation=1, partition=0, position=0, count=1, wait_s=0.0)
 LINKS = LinkConfig(max_message_bytes=60 << 10)
-"""Links whose messages hold fewer bytes than the model has."""
+"""Links with a message limit below the size of the model."""
 
 
 def ruinous(servers, shard):
-    """Bad messages, each with what its refusal says."""
+    """Return invalid messages by a fragment of their refusal."""
     run = {"run": "run", "generation": servers.map.generation}
     session = {"session": 1, "incarnation": 1, "replica": 0}
     everything = tuple(servers.shards())

@@ -1,4 +1,4 @@
-"""What was left open is explained, and nothing else."""
+"""Reasons of open options, and of no others."""
 
 import msgspec
 
@@ -45,7 +45,7 @@ def test_the_reason_of_a_rate_has_its_images_and_its_factors() -> None:
     assert explained(fresh)["rate"].endswith("times 2, for it falls to nothing")
     assert "lowered from 0.12 because" in explained(fresh, rate=stale)["rate"]
     assert "scaled to 64 and" in explained(Config(consistency="bsp", replicas=4))["rate"]
-    assert explained(Config(rule="adam"))["rate"].startswith("what rule adam begins with")
+    assert explained(Config(rule="adam"))["rate"].startswith("the default of rule adam")
 
     constant = Config(until_accuracy=0.99)
     assert explained(constant)["rate"].endswith("by 1 - momentum")

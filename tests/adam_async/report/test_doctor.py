@@ -1,4 +1,4 @@
-"""The doctor finds what is broken, and finds nothing where nothing is."""
+"""The doctor finds broken parts, and no others."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ MACHINE = describe_machine(loop="uvloop.loop")
 
 @pytest.fixture(autouse=True)
 def moments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is timed here need not be timed well."""
+    """Short measurements, because no test depends on their precision."""
     monkeypatch.setattr(doctor, "KERNELS_S", 0.04)
 
 

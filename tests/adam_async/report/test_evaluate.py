@@ -1,4 +1,4 @@
-"""An evaluation counts what the model names rightly, class by class, and refuses what does not fit."""
+"""An evaluation counts correctly classified images, class by class, and refuses data that do not fit."""
 
 from dataclasses import replace
 

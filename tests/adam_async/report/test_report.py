@@ -1,4 +1,4 @@
-"""The report says what the nodes counted, and what they counted is what happened."""
+"""The report has the counts of the nodes, and the counts are correct."""
 
 import asyncio
 import dataclasses
@@ -83,7 +83,7 @@ def process(pid: int, peak_rss_mb: float) -> dict[str, Any]:
     return {"host": "here", "pid": pid, "peak_rss_mb": peak_rss_mb}
 
 
-# --- what a run counted ----------------------------------------------------------------------
+# --- counts of a run -------------------------------------------------------------------------
 
 
 async def test_versions_are_pushes_applied_are_the_total_of_the_staleness_histogram() -> None:
@@ -250,7 +250,7 @@ async def test_pushes_on_the_wire_have_the_sizes_of_their_protocols() -> None:
     }
 
 
-# --- what is computed from the counts --------------------------------------------------------
+# --- sums of the counts ----------------------------------------------------------------------
 
 
 def test_a_rate_is_compared_with_the_baseline_and_with_matrix_products() -> None:
@@ -414,7 +414,7 @@ RECORD_BYTES = 256
 
 
 class Tap:
-    """Reads one direction of a connection as the wire format says, and counts its messages by type."""
+    """A reader of one direction of a connection that counts its messages by type."""
 
     def __init__(self) -> None:
         self.sender = ""
@@ -460,7 +460,7 @@ class Tap:
 
 
 class TappedNetwork(TcpNetwork):
-    """TCP links that all go through relays, which count what the sockets carry."""
+    """TCP links through relays, which count the bytes of the sockets."""
 
     def __init__(self) -> None:
         super().__init__(token=None, entropy=system_entropy, rules=role_table())
@@ -522,7 +522,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tap:
 
 
 def counted(cluster: LocalCluster) -> dict[tuple[str, str, str], tuple[int, int]]:
-    """What the nodes themselves say they have sent."""
+    """Return the counts of sent messages by the nodes themselves."""
     nodes = (cluster.controller, cluster.data, *cluster.servers, *cluster.workers)
     rows = [row for node in nodes for row in node.statistics()["traffic"]]
     rows += cluster.driver._traffic.rows()
@@ -539,7 +539,7 @@ async def test_the_counts_equal_the_traffic_of_the_sockets() -> None:
         LocalCluster(config, dataset=await few_digits(), network=network) as cluster,
     ):
         report = report_of(await cluster.train(), config)
-        # What was sent last may still be between two sockets.
+        # The last messages may still be between two sockets.
         try:
             async with asyncio.timeout(10.0):
                 while network.carried() != counted(cluster):  # noqa: ASYNC110 - sockets have no event

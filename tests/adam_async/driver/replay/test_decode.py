@@ -1,4 +1,4 @@
-"""What servers and workers noted becomes a recording, or an error that names who noted what."""
+"""Logs of servers and workers become a recording, or an error that names the log."""
 
 import msgspec
 import numpy as np

@@ -1,4 +1,4 @@
-"""A recorded run is repeated in an order in which everyone finds the versions that they once found."""
+"""A recorded run is repeated in an order in which every read finds its recorded version."""
 
 import random
 from collections.abc import Iterator
@@ -105,7 +105,7 @@ def order_of(
 
 
 class CheckingPlayer:
-    """Does no arithmetic, but sees that everyone could."""
+    """A player without arithmetic that checks each order."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -177,7 +177,7 @@ def test_everyone_finds_the_versions_that_they_read_and_nothing_is_kept_in_the_e
 
 
 def test_kept_versions_are_bounded_by_staleness_and_not_by_the_length_of_the_run() -> None:
-    # Two workers take turns, and each reads what was there five pushes before its own.
+    # Two workers alternate, and each reads the version five pushes before its own.
     steps, late = 80, 5
     reads = {
         replica: reads_of(

@@ -1,4 +1,4 @@
-"""The file of a record comes back as it was written, and says what is wrong with it otherwise."""
+"""The file of a record is read as it was written; a damaged one is refused with the damage."""
 
 import struct
 from zlib import crc32

@@ -1,4 +1,4 @@
-"""A replay comes to the weights of its run, to the last bit, whatever happened in which order."""
+"""A replay ends with the weights of its run, to the last bit, for any order of events."""
 
 import asyncio
 
@@ -255,7 +255,7 @@ async def test_a_frozen_layer_is_replayed_as_it_was() -> None:
     assert_same(replayed(read_recording(result.record, origin="it")), result.weights)
 
 
-# --- what a replay does not take -------------------------------------------------------------------
+# --- refused replays -------------------------------------------------------------------------------
 
 
 def test_other_data_than_those_of_the_run_are_refused() -> None:
