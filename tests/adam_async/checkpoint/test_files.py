@@ -98,7 +98,7 @@ async def test_a_whole_checkpoint_that_latest_does_not_name_yet_is_overwritten_i
 
 
 DAMAGES = {
-    "a bit": (lambda data: data[:150] + bytes([data[150] ^ 1]) + data[151:], "not those that were written"),
+    "a bit": (lambda data: data[:150] + bytes([data[150] ^ 1]) + data[151:], "its checksum is wrong"),
     "cut off": (lambda data: data[:-7], r"it has \d+ bytes of \d+"),
     "gone": (None, "is missing"),
 }
