@@ -193,7 +193,7 @@ class Role:
         """Answer a request, at once or later; a `ProtocolError` refuses it as malformed."""
         request.fail("unexpected", f"{self._identity.node} does not answer {request.message.type}")
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> Any:
         """Return the traffic of each link, and the process."""
         return {"traffic": self._traffic.rows(), "process": self.process_memory()}
 

@@ -36,7 +36,7 @@ class CutRun:
 
     Args:
         cluster: The processes, all of them started.
-        said: Events of the cluster.
+        lines: Events of the cluster.
         network: Links of the watcher to the roles.
         identity: Identity of the watcher.
         membership: Membership of the watcher.
@@ -45,12 +45,12 @@ class CutRun:
     def __init__(
         self,
         cluster: ProcessCluster,
-        said: list[str],
+        lines: list[str],
         network: Network,
         identity: Identity,
         membership: Membership,
     ) -> None:
-        self.cluster, self.said, self.network = cluster, said, network
+        self.cluster, self.lines, self.network = cluster, lines, network
         self.epochs: list[EpochResult] = []
         self.pids = {child.pid or 0 for child in cluster.children.values()}
         self._joined_membership = membership
@@ -99,7 +99,7 @@ class CutRun:
         os.kill(pid, signal.SIGKILL)
         await child.ended.wait()
         await until(lambda: self._children[node] is not child)
-        assert f"{node} died: killed by signal 9; starting it again" in self.said
+        assert f"{node} died: killed by signal 9; starting it again" in self.lines
 
     @property
     def _children(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class CutRun:
 
     def deaths(self) -> int:
         """Workers that died by a kill and were started again."""
-        return sum("died: killed by signal 9; starting it again" in line for line in self.said)
+        return sum("died: killed by signal 9; starting it again" in line for line in self.lines)
 
     def replica_of(self, worker: int) -> int:
         return self.map.nodes[f"worker-{worker}"].replica
@@ -119,14 +119,14 @@ async def cut_run(**options: Any) -> AsyncIterator[CutRun]:
     config = make_config(
         {"data": "digits", "replicas": 2, "partitions": 2, "processes": True, "threads": 1, **options}
     )
-    said: list[str] = []
+    lines: list[str] = []
     drawn: list[bytes] = []
 
     def entropy(count: int) -> bytes:
         drawn.append(os.urandom(count))
         return drawn[-1]
 
-    async with ProcessCluster(config, say=said.append, entropy=entropy) as cluster:
+    async with ProcessCluster(config, say=lines.append, entropy=entropy) as cluster:
         network = cluster_network(drawn[0].hex(), entropy=os.urandom, buffers=BufferPool())
         identity = Identity(role="driver", node="watcher", incarnation=1)
         controller = await cluster.children["controller"].address
@@ -139,8 +139,8 @@ async def cut_run(**options: Any) -> AsyncIterator[CutRun]:
             traffic=Traffic("watcher"),
         )
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(membership.run(), name="watcher/seat")
-            run = CutRun(cluster, said, network, identity, membership)
+            task = group.create_task(membership.run(), name="watcher/membership")
+            run = CutRun(cluster, lines, network, identity, membership)
             try:
                 await run.see(lambda m: len(m.live("worker")) == WORKERS, "all workers")
                 yield run

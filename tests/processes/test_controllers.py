@@ -28,16 +28,16 @@ pytestmark = pytest.mark.processes
 async def free_addresses(count: int) -> list[str]:
     """Free addresses of this machine."""
     network = cluster_network(None, entropy=system_entropy, buffers=BufferPool())
-    who = Identity(role="controller", node="test", incarnation=1)
+    identity = Identity(role="controller", node="test", incarnation=1)
 
-    async def nobody(link: Any) -> None:
+    async def refuse(link: Any) -> None:
         link.abort()
 
     async with asyncio.timeout(10):
         async with (
-            network.listen(LOOPBACK, who, nobody) as one,
-            network.listen(LOOPBACK, who, nobody) as two,
-            network.listen(LOOPBACK, who, nobody) as three,
+            network.listen(LOOPBACK, identity, refuse) as one,
+            network.listen(LOOPBACK, identity, refuse) as two,
+            network.listen(LOOPBACK, identity, refuse) as three,
         ):
             return [one.address, two.address, three.address][:count]
 
@@ -129,7 +129,7 @@ async def group_views(cluster: ProcessCluster) -> dict[str, dict[str, Any]]:
 
 
 async def test_training_goes_on_whichever_controllers_are_killed(tmp_path: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     epochs: asyncio.Queue[int] = asyncio.Queue()
     options = {"data": "digits", "epochs": 36, "threads": 1, "replicas": 2, "servers": 2}
     config = make_config({**options, "processes": True, "controllers": 3})
@@ -140,7 +140,7 @@ async def test_training_goes_on_whichever_controllers_are_killed(tmp_path: Path)
             pass
 
     async with (
-        ProcessCluster(config, say=said.append, environment=environment) as cluster,
+        ProcessCluster(config, say=lines.append, environment=environment) as cluster,
         asyncio.TaskGroup() as group,
     ):
         training = group.create_task(cluster.train(lambda epoch: epochs.put_nowait(epoch.epoch)))
@@ -161,7 +161,7 @@ async def test_training_goes_on_whichever_controllers_are_killed(tmp_path: Path)
     assert sorted(died) == sorted(
         f"{node} died: killed by signal 9; starting it again" for nodes in killed for node in nodes
     )
-    assert set(died) <= set(said)
+    assert set(died) <= set(lines)
     # A restarted controller has its folder: no controller had to join the group anew.
     assert {tuple(values["voters"]) for values in after.values()} == {tuple(before[leader]["voters"])}
     assert os.listdir(tmp_path) == []
@@ -187,9 +187,9 @@ MOMENTS: dict[str, Callable[[ChildProcess, Path], bool]] = {
 async def test_a_controller_that_is_killed_before_there_is_a_group_is_started_again(
     tmp_path: Path, node: str, moment: str
 ) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     config = make_config({"data": "digits", "epochs": 2, "threads": 1, "processes": True, "controllers": 3})
-    cluster = ProcessCluster(config, say=said.append, environment={**os.environ, "TMPDIR": str(tmp_path)})
+    cluster = ProcessCluster(config, say=lines.append, environment={**os.environ, "TMPDIR": str(tmp_path)})
 
     def has_come() -> bool:
         child, folder = cluster.children.get(node), next(tmp_path.glob("*"), tmp_path) / node
@@ -206,7 +206,7 @@ async def test_a_controller_that_is_killed_before_there_is_a_group_is_started_ag
             result = await cluster.train()
 
     assert [epoch.images for epoch in result.epochs] == [1437] * 2
-    assert said.count(f"{node} died: killed by signal 9; starting it again") == 1
+    assert lines.count(f"{node} died: killed by signal 9; starting it again") == 1
     assert os.listdir(tmp_path) == []
 
 
@@ -252,31 +252,31 @@ def test_a_command_trains_with_three_controllers_and_names_the_one_that_died() -
 
 
 async def test_ports_that_another_process_took_are_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     choose, chosen = processes._free_addresses, []
     config = make_config({"data": "digits", "epochs": 1, "processes": True, "controllers": 3})
 
-    async def nobody(link: Any) -> None:
+    async def refuse(link: Any) -> None:
         link.abort()
 
-    async def first_a_taken_one(network: Any, who: Identity, meet: str, *, count: int) -> list[str]:
-        chosen.append(await choose(network, who, meet, count=count))
+    async def first_a_taken_one(network: Any, driver: Identity, bind: str, *, count: int) -> list[str]:
+        chosen.append(await choose(network, driver, bind, count=count))
         if len(chosen) == 1:
             chosen[0][1] = taken.address
         return chosen[-1]
 
     monkeypatch.setattr(processes, "_free_addresses", first_a_taken_one)
     network = cluster_network(None, entropy=system_entropy, buffers=BufferPool())
-    who = Identity(role="data", node="somebody", incarnation=1)
+    identity = Identity(role="data", node="other", incarnation=1)
     async with (
-        network.listen(LOOPBACK, who, nobody) as taken,
-        ProcessCluster(config, say=said.append) as cluster,
+        network.listen(LOOPBACK, identity, refuse) as taken,
+        ProcessCluster(config, say=lines.append) as cluster,
     ):
         result = await cluster.train()
 
     assert [epoch.images for epoch in result.epochs] == [1437]
     assert len(chosen) == 2
-    assert "controller-2 died: ended with exit code 7" in said
+    assert "controller-2 died: ended with exit code 7" in lines
 
 
 @pytest.mark.parametrize(

@@ -102,28 +102,28 @@ def test_a_worker_that_keeps_dying_is_started_again_five_times() -> None:
 
 
 async def test_a_program_trains_with_child_processes_in_its_own_loop() -> None:
-    said: list[str] = []
+    lines: list[str] = []
     config = make_config({"data": "digits", "epochs": 2, "threads": 1})
 
-    async with ProcessCluster(config, say=said.append) as cluster:
+    async with ProcessCluster(config, say=lines.append) as cluster:
         children = [child.pid for child in cluster.children.values()]
         result = await cluster.train()
 
     assert [epoch.images for epoch in result.epochs] == [1437, 1437]
     assert len({node["process"]["pid"] for node in result.statistics.values()}) == 5
-    assert said == []
+    assert lines == []
     assert all(command_line(pid or 0) == "" for pid in children)
 
 
 async def test_a_program_hears_that_a_child_cannot_start() -> None:
-    said: list[str] = []
+    lines: list[str] = []
     config = make_config({"data": "/no/such/folder"})
 
     with pytest.raises(RoleDied, match="data-0 died: /no/such/folder does not exist"):
-        async with ProcessCluster(config, say=said.append):
+        async with ProcessCluster(config, say=lines.append):
             pass
 
-    assert said[-1] == "data-0 died: ended with exit code 3"
+    assert lines[-1] == "data-0 died: ended with exit code 3"
 
 
 async def test_the_error_of_a_slow_start_names_the_option_for_a_longer_wait() -> None:
@@ -174,7 +174,7 @@ async def test_each_child_gets_its_own_slow_options() -> None:
     options["size"] = "8x8"
     config = make_config({**options, "slow": slow})
     async with ProcessCluster(config) as cluster:
-        told = {
+        counts = {
             node: re.findall(r"--slow (\S+)", command_line(child.pid or 0))
             for node, child in cluster.children.items()
         }
@@ -189,7 +189,7 @@ async def test_each_child_gets_its_own_slow_options() -> None:
         result = await cluster.train()
     paced = [result.statistics[f"worker-{number}"]["pool"]["paced_s"] for number in range(2)]
 
-    assert told == {
+    assert counts == {
         "controller": [],
         "data-0": [],
         "data-1": [],

@@ -63,7 +63,7 @@ class Cluster:
     data: str
     """Its address."""
     network: TcpNetwork
-    lives: Mapping[int, int]
+    replica_generations: Mapping[int, int]
     """Generation of each replica."""
 
     @property
@@ -77,7 +77,7 @@ def own_bytes(pid: int) -> int:
     return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) << 10
 
 
-def who(role: str, number: int = 0) -> Identity:
+def identity_of(role: str, number: int = 0) -> Identity:
     return Identity(role=role, node=f"{role}-{number}", incarnation=3)
 
 
@@ -105,16 +105,19 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(asyncio.TaskGroup())
         controller = await stack.enter_async_context(
-            Controller(network=network, address=LOOPBACK, identity=who("controller"), waits=waits)
+            Controller(network=network, address=LOOPBACK, identity=identity_of("controller"), waits=waits)
         )
         reach: dict[str, Any] = {"network": network, "controller": controller.address, "waits": waits}
         await stack.enter_async_context(
-            ParameterServer(address=LOOPBACK, identity=who("ps"), buffers=buffers, **reach)
+            ParameterServer(address=LOOPBACK, identity=identity_of("ps"), buffers=buffers, **reach)
         )
         place = ("--controller", controller.address, "--id", "data-0")
         server = stack.enter_context(Command("data", *place, "--data", str(folder), "--cache", str(BUDGET)))
         memberships: list[Membership] = []
-        for identity in (who("driver"), *(who("worker", number) for number in range(workers))):
+        for identity in (
+            identity_of("driver"),
+            *(identity_of("worker", number) for number in range(workers)),
+        ):
             record = NodeRecord(
                 role=identity.role, address=f"local://{identity.node}", incarnation=identity.incarnation
             )
@@ -129,13 +132,15 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
         rss_before = own_bytes(server.pid)
         spec = choose_model("auto", data.info)
         built = msgspec.to_builtins(config.decided(workers))
-        run = RunRecord(id=RUN, driver=who("driver").node, config=built, spec=spec.to_dict())
+        run = RunRecord(id=RUN, driver=identity_of("driver").node, config=built, spec=spec.to_dict())
         await driver.submit_run(run)
         replicas = range(workers)
-        cluster = await driver.wait_for(lambda m: all(map(m.life, replicas)), "a place for everybody", 10)
+        cluster = await driver.wait_for(
+            lambda m: all(map(m.replica_generation, replicas)), "the places of all workers", 10
+        )
         for number, membership in enumerate(memberships[1:]):
-            life = cluster.replica_generation(cluster.nodes[who("worker", number).node].replica)
-            await membership.set_node(ready=ready_word(RUN, life))
+            generation = cluster.replica_generation(cluster.nodes[identity_of("worker", number).node].replica)
+            await membership.set_node(ready=ready_word(RUN, generation))
         cluster = await driver.wait_for(lambda m: m.epoch is not None, "the epoch", 20)
         yield Cluster(server.pid, rss_before, data.address, network, cluster.replica_generations())
 
@@ -144,7 +149,7 @@ async def ask_and_stop_reading(
     network: TcpNetwork, cluster: Cluster, replica: int, *, questions: int, rows: tuple[int, int] | None
 ) -> TcpLink:
     """Request the first groups of a replica several times on a link that is not read."""
-    link = await network.dial(cluster.data, who("worker", replica))
+    link = await network.dial(cluster.data, identity_of("worker", replica))
     assert isinstance(link, TcpLink)
     link._transport.pause_reading()
     for _ in range(questions):
@@ -153,14 +158,14 @@ async def ask_and_stop_reading(
 
 
 def first_groups(
-    cluster: Cluster, replica: int, *, life: int = 0, rows: tuple[int, int] | None = None
+    cluster: Cluster, replica: int, *, replica_generation: int = 0, rows: tuple[int, int] | None = None
 ) -> Message:
     """Return the request for the first groups of a replica, by default of its current generation."""
     return pack(
         LeaseGroups(
             run=RUN,
             replica=replica,
-            life=life or cluster.lives[replica],
+            replica_generation=replica_generation or cluster.replica_generations[replica],
             partition=0,
             position=0,
             count=64,
@@ -194,10 +199,10 @@ async def test_eight_stalled_clients_neither_fill_the_memory_nor_delay_a_ninth(
         client = DataClient(
             network=cluster.network,
             address=lambda _: cluster.data,
-            identity=who("worker", STALLED),
+            identity=identity_of("worker", STALLED),
             run=RUN,
             replica=STALLED,
-            life=cluster.lives[STALLED],
+            replica_generation=cluster.replica_generations[STALLED],
             partition=0,
             ahead=16,
             limits=GroupLimits(images=GROUP, pixels=prod(SHAPE), classes=1000, epochs=1, train_images=IMAGES),
@@ -230,10 +235,10 @@ async def test_a_link_has_one_question_for_groups_open_and_no_link_waits_for_ano
     async with cluster_of(tmp_path, workers=2) as cluster, AsyncExitStack() as stack:
         links = []
         for replica in (0, 1):
-            link = await cluster.network.dial(cluster.data, who("worker", replica))
+            link = await cluster.network.dial(cluster.data, identity_of("worker", replica))
             links.append(await stack.enter_async_context(link))
         # A request of an unknown generation waits until its deadline.
-        waiting = links[0].call_nowait(first_groups(cluster, 0, life=1), timeout_s=10.0)
+        waiting = links[0].call_nowait(first_groups(cluster, 0, replica_generation=1), timeout_s=10.0)
         with pytest.raises(RemoteError, match="one question for groups at a time") as refusal:
             await links[0].call(first_groups(cluster, 0), timeout_s=10.0)
         other = await links[1].call(first_groups(cluster, 1), timeout_s=10.0)

@@ -55,8 +55,8 @@ def in_the_middle(cluster, epoch=1):
     """Whether some groups of an epoch are trained."""
 
     def reached():
-        told = cluster.data.state.statistics()
-        return (told["epoch"], told["finished"]) >= (epoch, 10)
+        counts = cluster.data.state.statistics()
+        return (counts["epoch"], counts["finished"]) >= (epoch, 10)
 
     return reached
 

@@ -251,8 +251,8 @@ async def test_a_server_that_is_lost_before_training_is_replaced_by_another(netw
     assert result.epochs[0].images == result.epochs[1].images == 60
     for name, values in whole.weights.items():
         np.testing.assert_array_equal(result.weights[name], values)
-    said = {event["event"] for event in result.events}
-    assert said >= {"a-ghost died", "a-ghost was lost before training began: the run is placed anew"}
+    events = {event["event"] for event in result.events}
+    assert events >= {"a-ghost died", "a-ghost was lost before training began: the run is placed anew"}
 
 
 async def test_a_server_lost_before_training_is_named_if_no_other_takes_its_place():

@@ -53,10 +53,10 @@ async def test_the_next_run_of_a_command_has_another_driver_which_is_no_event() 
 
 
 async def test_the_listener_gets_each_event_as_it_is_noted() -> None:
-    told: list[str] = []
-    events = RunEvents(told.append)
+    received: list[str] = []
+    events = RunEvents(received.append)
     events.note("one")
-    assert told == ["one"]
+    assert received == ["one"]
 
 
 def kill(events: RunEvents) -> None:
@@ -115,17 +115,17 @@ async def test_a_node_that_left_is_not_a_death() -> None:
 
 
 @pytest.mark.parametrize(
-    ("partitions", "place", "said"),
+    ("partitions", "place", "event"),
     [(2, (0, 1), "worker-9 takes part 1 of replica 0"), (1, (3, 0), "worker-9 takes replica 3")],
 )
-async def test_a_worker_of_another_name_in_the_place_of_a_lost_one_is_noted(partitions, place, said) -> None:
+async def test_a_worker_of_another_name_in_the_place_of_a_lost_one_is_noted(partitions, place, event) -> None:
     alive = map_of(partitions=partitions, worker_1=worker(place=place))
     dead = worker(live=False)
     joined = map_of(partitions=partitions, worker_1=dead, worker_9=worker())
     placed = map_of(partitions=partitions, worker_1=dead, worker_9=worker(place=place))
 
-    assert await noted(alive, joined, placed, placed) == ["worker-1 died", said]
-    assert await noted(alive, placed) == ["worker-1 died", said], "the map between them was missed"
+    assert await noted(alive, joined, placed, placed) == ["worker-1 died", event]
+    assert await noted(alive, placed) == ["worker-1 died", event], "the map between them was missed"
 
 
 async def test_a_worker_that_comes_back_to_its_own_place_is_no_successor() -> None:

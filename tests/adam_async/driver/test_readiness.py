@@ -89,8 +89,8 @@ async def test_the_error_of_slow_kernels_names_the_option_for_a_longer_wait(
                 await cluster.train()
         finally:
             over.set()
-    said = "worker-0 (not ready); the run was preparing kernels 3/35; where roles only need longer, raise "
-    assert said + "prepare_s under [waits] in the file of --config" in str(caught.value)
+    message = "worker-0 (not ready); the run was preparing kernels 3/35; where roles only need longer, raise "
+    assert message + "prepare_s under [waits] in the file of --config" in str(caught.value)
 
 
 async def test_how_the_model_is_cut_is_known_when_training_begins() -> None:

@@ -65,8 +65,8 @@ async def test_messages_that_once_ended_a_run_are_refused_and_the_servers_contin
             await until(lambda: bool(servers.controller.map.ledger_leaders))
             push = push_of(servers, [bias.id])
             pushed = to_server.call_nowait(pack(push, [np.ones(bias.size, np.float32)]), timeout_s=20.0)
-            for said, message in ruinous(servers, bias).items():
-                with pytest.raises(RemoteError, match=said):
+            for refusal, message in ruinous(servers, bias).items():
+                with pytest.raises(RemoteError, match=refusal):
                     await to_server.call(message, timeout_s=20.0)
             with pytest.raises(RemoteError, match="wait_s"):
                 await to_data.call(pack(msgspec.structs.replace(LEASE, wait_s=math.nan)), timeout_s=20.0)

@@ -56,10 +56,10 @@ def test_the_reason_of_a_rate_names_large_bright_images() -> None:
     asked = Config()
     decided = asked.decided(0, squared_norm=1000.0)
 
-    said = explain_defaults(asked, decided, kernels="numba", squared_norm=1000.0)["rate"]
+    text = explain_defaults(asked, decided, kernels="numba", squared_norm=1000.0)["rate"]
 
-    assert "; times 0.1, because the images have more or brighter pixels than those of MNIST; times 2" in said
-    assert "stale" not in said
+    assert "; times 0.1, because the images have more or brighter pixels than those of MNIST; times 2" in text
+    assert "stale" not in text
 
 
 def test_the_reason_of_a_schedule_names_its_fall() -> None:
@@ -71,11 +71,11 @@ def test_the_reason_of_a_schedule_names_its_fall() -> None:
     )
 
 
-def test_the_way_of_training_names_its_reason() -> None:
+def test_the_training_mode_has_its_reason() -> None:
     assert explained(Config(), weights="aliased")["weights"].startswith("aliased: one process")
     assert explained(Config(processes=True))["weights"].endswith("a process of its own")
     assert "consistency ssp:4 decides" in explained(Config(consistency="ssp:4"))["weights"]
-    assert "cannot be done in place" in explained(Config(push_every=2))["weights"]
+    assert "excludes training in place" in explained(Config(push_every=2))["weights"]
 
 
 def test_momentum_of_other_rules_is_not_explained() -> None:

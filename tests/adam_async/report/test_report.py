@@ -297,18 +297,18 @@ def test_nodes_that_stood_by_are_reported_as_idle() -> None:
 
 
 def test_the_report_has_the_leader_of_the_controllers() -> None:
-    def controller(**said: object) -> dict[str, object]:
-        return {"role": "controller", "traffic": [], "process": process(1, 10.0), "controllers": said}
+    def controller(**group: object) -> dict[str, object]:
+        return {"role": "controller", "traffic": [], "process": process(1, 10.0), "controllers": group}
 
     one = controller(group="g", role="follower", term=3, leader="controller-2", voters=[])
     two = controller(group="g", role="leader", term=3, leader="controller-2", voters=[])
     lost = controller(group="", role="founding")
 
-    told = report_of(
+    rows = report_of(
         made_up({"controller-1": one, "controller-2": two, "controller-3": lost}), Config()
     ).controllers
 
-    assert [(each.node, each.role, each.leader, each.term) for each in told] == [
+    assert [(each.node, each.role, each.leader, each.term) for each in rows] == [
         ("controller-1", "follower", "controller-2", 3),
         ("controller-2", "leader", "controller-2", 3),
         ("controller-3", "founding", "", 0),

@@ -31,10 +31,10 @@ async def test_skipped_groups_are_trained_in_the_next_epoch_and_counted_in_both(
         result = await cluster.train()
         results = cluster.controller.map.results
         cluster.data.state.check_invariants()
-    for epoch, told in zip(result.epochs, results, strict=True):
+    for epoch, counts in zip(result.epochs, results, strict=True):
         assert epoch.images + epoch.skipped == IMAGES
-        assert epoch.skipped == sum(stop - start for start, stop in told["skipped_groups"]) * 2
-        assert told["behind"] == ([3] if rule == "replicas" and epoch.skipped else [])
+        assert epoch.skipped == sum(stop - start for start, stop in counts["skipped_groups"]) * 2
+        assert counts["behind"] == ([3] if rule == "replicas" and epoch.skipped else [])
     assert result.epochs[0].skipped > 0
     assert all(epoch.skipped <= IMAGES / 4 for epoch in result.epochs)
 
