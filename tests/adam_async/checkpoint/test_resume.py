@@ -4,6 +4,7 @@ import asyncio
 import errno
 import logging
 import threading
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -238,6 +239,13 @@ class PoorDisk(CheckpointFolder):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def spoil_disk(cluster, writes, **options):
+    """Give the driver of a cluster a disk with room for a number of checkpoints."""
+    inputs = cluster.driver._inputs
+    folder = PoorDisk(inputs.checkpoints, writes, **options)
+    cluster.driver._inputs = replace(inputs, checkpoints=folder)
+
+
 def events_of(result):
     return [event["event"] for event in result.events]
 
@@ -245,7 +253,7 @@ def events_of(result):
 async def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path):
     config = config_of()
     async with cluster_of(config, checkpoint=tmp_path) as cluster:
-        cluster.driver._folder = PoorDisk(cluster.driver._folder, 1)
+        spoil_disk(cluster, 1)
         result = await cluster.train()
     assert len(result.epochs) == 3
     assert [each.name for each in result.checkpoints] == ["checkpoint-0001-000015"]
@@ -265,7 +273,7 @@ async def test_checkpoints_that_fail_in_a_row_are_logged_and_end_the_run_by_name
     config = config_of(epochs=6, checkpoint_misses=2)
     with pytest.raises(RunFailed) as failure:
         async with cluster_of(config, checkpoint=tmp_path) as cluster:
-            cluster.driver._folder = PoorDisk(cluster.driver._folder, 1)
+            spoil_disk(cluster, 1)
             await cluster.train()
     why = "could not be written: No space left on device"
     assert str(failure.value) == (
@@ -282,7 +290,7 @@ async def test_checkpoints_that_fail_in_a_row_are_logged_and_end_the_run_by_name
 async def test_a_run_may_train_on_without_checkpoints(tmp_path):
     config = config_of(epochs=5, checkpoint_misses=0)
     async with cluster_of(config, checkpoint=tmp_path) as cluster:
-        cluster.driver._folder = PoorDisk(cluster.driver._folder, 1)
+        spoil_disk(cluster, 1)
         result = await cluster.train()
         assert cluster.driver.progress.checkpoint == "checkpoint-0001-000015"
     assert len(result.epochs) == 5
@@ -292,7 +300,7 @@ async def test_a_run_may_train_on_without_checkpoints(tmp_path):
 async def test_a_disk_that_does_not_answer_is_waited_for_by_name_and_then_given_up(tmp_path):
     config = config_of(epochs=2, waits=Waits(checkpoint_s=0.05))
     async with cluster_of(config, checkpoint=tmp_path) as cluster:
-        cluster.driver._folder = PoorDisk(cluster.driver._folder, 0, hangs=True)
+        spoil_disk(cluster, 0, hangs=True)
         result = await cluster.train()
     assert len(result.epochs) == 2
     write = "a checkpoint was not written within 0.05 s and is given up; training goes on without it"
@@ -304,7 +312,7 @@ async def test_a_disk_that_does_not_answer_at_the_beginning_is_named(tmp_path):
     config = config_of(waits=Waits(checkpoint_s=0.05))
     async with cluster_of(config, checkpoint=tmp_path) as cluster:
         answered = threading.Event()
-        disk = cluster.driver._folder._disk
+        disk = cluster.driver._inputs.checkpoints._disk
         async with asyncio.TaskGroup() as group:
             group.create_task(disk.run(answered.wait), name="hung disk")
             with pytest.raises(

@@ -291,10 +291,10 @@ def test_a_push_that_is_finite_here_and_was_refused_there_is_named() -> None:
         replayed(recording)
 
 
-def test_local_steps_that_cannot_have_been_are_named() -> None:
+def test_impossible_local_steps_are_named() -> None:
     _, recording = simulated(1, pull_every=3)
     reads = recording.reads[0]
     reads.steps[2, 0] += 7
 
-    with pytest.raises(RecordError, match=r"the record is damaged: group \d+ .* with [789] steps, where"):
+    with pytest.raises(RecordError, match=r"the record is damaged: group \d+ .* with [789] steps, but only"):
         replayed(recording)
