@@ -140,10 +140,7 @@ class LocalCluster:
         self.network = network or LocalNetwork(rules=role_table())
         self._address = address or ("local://" if one_process else LOOPBACK)
         if hosts and one_process:
-            if token:
-                root_token(token)  # each role started here needs its own keys
-            tcp = network_for(config, token, entropy=entropy, buffers=self.buffers)
-            self.network = SchemeNetworks(local=self.network, tcp=tcp)
+            self.network = self._with_tcp(self.network)
         self._make_pool = make_pool
         self._process_memory = process_memory
         self._available_bytes = available_bytes
@@ -154,6 +151,14 @@ class LocalCluster:
         self.data_servers: list[DataServer] = []
         self.servers: list[ParameterServer] = []
         self.workers: list[ModelWorker] = []
+
+    def _with_tcp(self, local: Network) -> Network:
+        """Add links to the standalone data servers."""
+        token, entropy = self._setup.token, self._setup.entropy
+        if token:
+            root_token(token)  # each role started here needs its own keys
+        tcp = network_for(self.config, token, entropy=entropy, buffers=self.buffers)
+        return SchemeNetworks(local=local, tcp=tcp)
 
     @property
     def controller(self) -> Controller:

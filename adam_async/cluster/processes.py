@@ -55,7 +55,7 @@ RESTARTS = 5
 SOUND_S = 10.0
 """Seconds of service after which a child is sound: its earlier restarts count no more."""
 
-KEPT = "adam-async-controllers-"
+FOLDER_PREFIX = "adam-async-controllers-"
 """Prefix of the folder with the state of a cluster's controllers."""
 
 LOCK = "lock"
@@ -64,7 +64,7 @@ LOCK = "lock"
 CHILDREN = ("controller", "data", "ps", "worker")
 """Roles of child processes."""
 
-CHOICES = 3
+PORT_CHOICES = 3
 """Maximum number of times that ports are chosen for controllers; another process may take one meanwhile."""
 
 
@@ -254,7 +254,7 @@ class ProcessCluster:
         its name after its lock, so the folder of a cluster that starts is never taken for one of these.
         """
         place = Path(self._environment.get("TMPDIR") or "/tmp")
-        folder = place / f"{KEPT}{self._setup.entropy(8).hex()}"
+        folder = place / f"{FOLDER_PREFIX}{self._setup.entropy(8).hex()}"
         made = folder.with_name(f".{folder.name}")
         async with Disk(name="controllers") as disk, AsyncExitStack() as stack:
             try:
@@ -274,7 +274,7 @@ class ProcessCluster:
             RoleDied: A controller could not start.
         """
         addresses: list[str] = []
-        for left in reversed(range(CHOICES)):
+        for left in reversed(range(PORT_CHOICES)):
             addresses = await _free_addresses(network, driver, bind, count=len(self._controllers))
             peers = ",".join(f"{number}={address}" for number, address in enumerate(addresses, 1))
             for node in self._controllers:
@@ -490,7 +490,7 @@ async def _remove_left_behind(disk: Disk, place: Path) -> None:
         names = await disk.names(place)
     for name in names:
         folder = place / name
-        if not name.removeprefix(".").startswith(KEPT) or not await disk.run(_is_own_folder, folder):
+        if not name.removeprefix(".").startswith(FOLDER_PREFIX) or not await disk.run(_is_own_folder, folder):
             continue
         with suppress(OSError):  # another process holds the lock, or removes the folder now
             if LOCK in await disk.names(folder):

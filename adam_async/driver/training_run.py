@@ -159,11 +159,13 @@ class TrainingRun:
             weights = await self._train_epochs(client, on_epoch)
             self.losses.check_end(self._progress.epochs, int(self._prepared.data["classes"]))
             statistics = await parts.counts.final(self._record.id)
+            own = parts.own_statistics()  # now: a record and a checkpoint are not traffic of the training
             record = await self._make_record(weights, statistics)
             if self._checkpointer is not None:
                 self._progress.phase = "waiting for the checkpoint to be written"
                 await self._checkpointer.settle()
-        return self._result(weights, statistics, record)
+        values = {node: each.values for node, each in statistics.items()}
+        return self._result(weights, {**values, self._node: own}, record)
 
     async def _train_epochs(
         self, client: ParameterClient, on_epoch: OnEpoch | None
@@ -178,6 +180,7 @@ class TrainingRun:
                 cluster = await self._wait_end_or_stop(epoch)
             if cluster is None:
                 return await self._stop_within(client, epoch, on_epoch)
+            # With the result of the map: the data servers may already be at the next epoch.
             await self._parts.read_progress(self._parts.results.of(epoch))
             with self._phase(f"evaluate {epoch}"):
                 result, weights = await self._end_epoch(cluster, client, epoch)
@@ -226,6 +229,7 @@ class TrainingRun:
             finally:
                 stop.cancel()
                 end.cancel()
+        # An epoch that ended at the same time counts as ended: its result is in the map.
         return None if end.cancelled() else end.result()
 
     async def _wait_epoch(self, epoch: int) -> ClusterMap:
@@ -254,7 +258,7 @@ class TrainingRun:
             try:
                 await self._membership.wait_for(
                     lambda m: m is not cluster,  # noqa: B023 - awaited in this turn
-                    "news of the run",
+                    "a change of the cluster map",
                     max(poll_at - loop.time(), 0.0),
                 )
             except DeadlineExceeded:
@@ -280,6 +284,7 @@ class TrainingRun:
                 reading = await taken.read(cluster, data.clock)
             except (TransportError, TimeoutError) as error:
                 taken.miss(f"no checkpoint was taken, the data server could not be asked: {error!r}")
+        # Also without a checkpoint: no group is leased until the pause ends.
         await self._membership.update_epoch(resume)
         self._progress.phase = "training"
         if taken is not None and data is not None and reading is not None:
@@ -308,6 +313,7 @@ class TrainingRun:
         self._progress.phase = "evaluating"
         weights: Mapping[str, NDArray[Any]]
         if reading is not None:
+            # The copy for the checkpoint is of the same moment, so no second one is pulled.
             weights = reading.tensors.weights
             versions = tuple(state.version for state in reading.states)
         else:
@@ -385,17 +391,16 @@ class TrainingRun:
     def _result(
         self,
         weights: Mapping[str, NDArray[Any]],
-        statistics: Mapping[str, RoleStatistics],
+        statistics: dict[str, dict[str, Any]],
         record: bytes | RecordError | None,
     ) -> RunResult:
-        values = {node: each.values for node, each in statistics.items()}
         return RunResult(
             epochs=tuple(self._progress.epochs),
             weights=self.choice.weights or weights,
             kept_epoch=self.choice.epoch,
             model=self._prepared.model,
             data=self._prepared.data,
-            statistics={**values, self._node: self._parts.own_statistics()},
+            statistics=statistics,
             events=self._parts.events.noted,
             series=tuple(self._progress.series),
             checkpoints=self.written,
