@@ -157,7 +157,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def epoch_results(self) -> tuple[EpochResult, ...]:
         """Results of the ended epochs."""
         return tuple(
-            EpochResult(**{**values, "train_loss": read_number(values["train_loss"])})
+            msgspec.convert({**values, "train_loss": read_number(values["train_loss"])}, EpochResult)
             for values in self.epochs
         )
 

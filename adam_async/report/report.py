@@ -307,7 +307,7 @@ def build_report(
         msgspec.ValidationError: The counts of a node are invalid; `without_invalid` leaves such nodes out.
     """
     totals = _totals(result)
-    model = result.model
+    model, counts = result.model, _count_reports(result.statistics)
     return Report(
         schema=SCHEMA,
         command=list(command),
@@ -330,8 +330,15 @@ def build_report(
         baseline=_baseline(baseline, totals.images_per_s, model) if baseline is not None else None,
         series=list(result.series),
         events=msgspec.convert(result.events, list[EventReport]),
-        checkpoints=[CheckpointReport(**asdict(each)) for each in result.checkpoints],
-        **_counted(result.statistics),
+        checkpoints=msgspec.convert(result.checkpoints, list[CheckpointReport], from_attributes=True),
+        traffic=counts.traffic,
+        protocols=counts.protocols,
+        staleness=counts.staleness,
+        waits=counts.waits,
+        controllers=counts.controllers,
+        servers=counts.servers,
+        caches=counts.caches,
+        workers=counts.workers,
     )
 
 
@@ -345,7 +352,7 @@ def without_invalid(result: RunResult) -> tuple[RunResult, list[str]]:
     left_out: list[str] = []
     for name, values in result.statistics.items():
         try:
-            msgspec.json.encode([_counted({name: values}), _memory_mb({name: values})])
+            msgspec.json.encode([_count_reports({name: values}), _memory_mb({name: values})])
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             left_out.append(f"the report leaves out the counts of {name}: {error!r}"[:MOST_LEFT_OUT])
         else:
@@ -353,32 +360,45 @@ def without_invalid(result: RunResult) -> tuple[RunResult, list[str]]:
     return replace(result, statistics=kept), left_out
 
 
-def _counted(statistics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the fields of a report with the counts of nodes."""
+class _CountReports(msgspec.Struct, frozen=True, kw_only=True):
+    """The records of a report with the counts of nodes."""
+
+    traffic: list[TrafficRow]
+    protocols: list[ProtocolRow]
+    staleness: StalenessReport
+    waits: list[WaitReport]
+    controllers: list[ControllerReport]
+    servers: list[ServerReport]
+    caches: list[CacheReport]
+    workers: list[WorkerReport]
+
+
+def _count_reports(statistics: Mapping[str, Mapping[str, Any]]) -> _CountReports:
+    """Read the counts of nodes, by node id. Raises many kinds of errors if they are invalid."""
     workers = _of_role(statistics, "worker")
-    return {
-        "traffic": [
+    return _CountReports(
+        traffic=[
             msgspec.convert(row, TrafficRow) for node in sorted(statistics) for row in _rows(statistics[node])
         ],
-        "protocols": msgspec.convert(_protocols(workers), list[ProtocolRow]),
-        "staleness": _staleness(statistics.values()),
-        "waits": [waits for name, values in workers.items() if (waits := waits_of(name, values)) is not None],
-        "controllers": [
+        protocols=msgspec.convert(_protocols(workers), list[ProtocolRow]),
+        staleness=_staleness(statistics.values()),
+        waits=[waits for name, values in workers.items() if (waits := waits_of(name, values)) is not None],
+        controllers=[
             msgspec.convert({**values["controllers"], "node": name}, ControllerReport)
             for name, values in _of_role(statistics, "controller").items()
             if "controllers" in values
         ],
-        "servers": [
+        servers=[
             msgspec.convert(_server(name, values), ServerReport)
             for name, values in _of_role(statistics, "ps").items()
         ],
-        "caches": [
+        caches=[
             msgspec.convert({"name": name, **values["cache"]}, CacheReport)
             for name, values in _of_role(statistics, "data").items()
             if values.get("cache")
         ],
-        "workers": [msgspec.convert(_worker(name, values), WorkerReport) for name, values in workers.items()],
-    }
+        workers=[msgspec.convert(_worker(name, values), WorkerReport) for name, values in workers.items()],
+    )
 
 
 def to_json(report: Report) -> bytes:
