@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 KEYS = tuple(f"nodes/key-{number}" for number in range(8))
 CLIENTS = 5
 SELDOM = 6
-VISITORS = 3
+RECONNECTING = 3
 RUN_S = 20.0
 LEAST_PER_S = 100
 """Minimum number of answers per second while controllers are killed; a slower run does not count."""
@@ -136,9 +136,9 @@ class Users:
                 await self._ask(clients[key], name, key, dice, known)
                 self.leader = clients[key].leader or self.leader
 
-    async def visit(self, number: int) -> None:
+    async def reconnect(self, number: int) -> None:
         """Do the same over new links: a client that connects while the leader is stopped finds the next."""
-        name, dice = f"visitor-{number}", random.Random(f"{self._seed}/visitor/{number}")
+        name, dice = f"reconnecting-{number}", random.Random(f"{self._seed}/visitor/{number}")
         known = dict.fromkeys(KEYS, 0)
         while True:
             await asyncio.sleep(dice.uniform(0.0, 0.3))
@@ -228,7 +228,7 @@ async def play(controllers: Controllers, users: Users, dice: random.Random) -> t
     loop = asyncio.get_running_loop()
     tasks = [asyncio.create_task(users.use(number)) for number in range(CLIENTS)]
     tasks += [asyncio.create_task(users.use(CLIENTS + number, pause_s=3.0)) for number in range(SELDOM)]
-    tasks += [asyncio.create_task(users.visit(number)) for number in range(VISITORS)]
+    tasks += [asyncio.create_task(users.reconnect(number)) for number in range(RECONNECTING)]
     tasks += [asyncio.create_task(users.watch(number)) for number in range(2)]
     await users.answers(CLIENTS)
     begun, before = loop.time(), users.answered.total()
