@@ -1,6 +1,6 @@
-"""Project Adam (OSDI 2014) for asyncio: networks learn on ordinary machines, through parameter servers.
+"""Project Adam (OSDI 2014) for asyncio: networks train on ordinary machines, through parameter servers.
 
-Importing this sets nothing up and loads nothing; each name below brings in its module when it is first used.
+The import of this package sets nothing up and loads nothing; the first use of a name below loads its module.
 
     async with Disk() as disk:
         digits = await load_dataset("digits", disk)
@@ -106,7 +106,7 @@ _NAME_AT_HOME = {"load_dataset": "load"}
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        # Here, and not above: it takes longer than everything else that importing this package does.
+        # Imported here, because it takes longer than the rest of the import of this package.
         from importlib.metadata import version
 
         return version("adam-async")

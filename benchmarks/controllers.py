@@ -40,7 +40,7 @@ from typing import Any
 
 import uvloop
 
-from adam_async.cluster.roles import cluster_network
+from adam_async.cluster.networks import cluster_network
 from adam_async.controller.map_client import MapClient
 from adam_async.messages import GetStatistics, pack, read_text_tensor
 from adam_async.run.config import Waits

@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 import uvloop
 
-from adam_async.cluster.roles import LOOPBACK, cluster_network
+from adam_async.cluster.networks import LOOPBACK, cluster_network
 from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.data_server.client import DataClient

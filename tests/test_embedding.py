@@ -1,4 +1,4 @@
-"""What a host program is owed: a cluster in its loop leaves everything else as it was."""
+"""A cluster in the loop of a host program changes nothing else of the program."""
 
 import asyncio
 import logging
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib import util
 from importlib.metadata import version
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -157,7 +158,7 @@ async def test_a_cancelled_training_leaves_no_task_and_no_thread() -> None:
     assert set(threading.enumerate()) == threads
 
 
-async def test_a_cluster_may_be_cancelled_at_any_turn_of_its_start() -> None:
+async def test_a_cluster_may_be_cancelled_at_any_step_of_its_start() -> None:
     for turns in range(0, 60, 3):
         async with asyncio.TaskGroup() as group:
             task = group.create_task(_train_once(), name="host")
@@ -173,7 +174,7 @@ async def _train_once() -> None:
         await cluster.train()
 
 
-async def test_what_the_hosts_callback_raises_comes_out_of_the_block_as_it_was() -> None:
+async def test_an_error_of_the_callback_leaves_the_block_unchanged() -> None:
     def fail(epoch: EpochResult) -> None:
         raise ZeroDivisionError
 
@@ -182,7 +183,7 @@ async def test_what_the_hosts_callback_raises_comes_out_of_the_block_as_it_was()
             await cluster.train(fail)
 
 
-async def test_what_the_host_raises_in_the_block_comes_out_as_it_was() -> None:
+async def test_an_error_in_the_block_leaves_it_unchanged() -> None:
     several = ExceptionGroup("of the host", [ZeroDivisionError(), KeyError()])
 
     with pytest.raises(ExceptionGroup) as caught:
@@ -351,10 +352,12 @@ def test_importing_loads_nothing_heavy_and_sets_nothing_up() -> None:
 def test_every_public_name_is_there() -> None:
     assert set(adam_async.__all__) <= set(dir(adam_async))
     for name in adam_async.__all__:
-        assert getattr(adam_async, name).__module__.startswith("adam_async"), name
+        value = getattr(adam_async, name)
+        home = value.__name__ if isinstance(value, ModuleType) else value.__module__
+        assert home.startswith("adam_async"), name
     with pytest.raises(AttributeError, match="no attribute 'Unknown'"):
         adam_async.Unknown
 
 
-def test_the_package_says_its_version() -> None:
+def test_the_package_has_its_version() -> None:
     assert adam_async.__version__ == version("adam-async")

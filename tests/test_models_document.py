@@ -1,4 +1,4 @@
-"""The programs of docs/models.md run as they stand, and do what the page says."""
+"""The programs of docs/models.md run unchanged, with the results of the page."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ def run(*programs: str) -> dict[str, Any]:
     return names
 
 
-def test_own_arrays_train_an_own_network_that_predicts(
+def test_arrays_of_the_user_train_a_network_of_the_user_that_predicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -34,7 +34,7 @@ def test_own_arrays_train_an_own_network_that_predicts(
     assert names["tensors"]["fc1.weight"].shape == (3, 140)
 
 
-def test_a_network_with_an_own_layer_is_trained_saved_and_loaded(
+def test_a_network_with_a_layer_of_the_user_is_trained_saved_and_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

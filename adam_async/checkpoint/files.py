@@ -1,10 +1,9 @@
 """Checkpoints on the disk: written aside and renamed, checked when they are read.
 
-A checkpoint is written into a hidden folder, every file is forced down, the folder takes its name, and only
-then ``latest`` is changed to it, which itself is a file written aside and renamed. So at any moment `latest`
-names a checkpoint that is whole; what a crash leaves is a hidden folder, removed at the next start, or a
-whole checkpoint that `latest` does not name yet. Two are kept: the newest and the one before, which is read
-where the newest has been damaged since.
+A checkpoint is written into a hidden folder, every file is synced, the folder gets its name, and only then
+``latest`` names it, which itself is a file written aside and renamed. So `latest` always names a whole
+checkpoint. A crash leaves a hidden folder, which the next start removes, or a whole checkpoint that `latest`
+does not name yet. The newest two checkpoints are kept; if the newest is damaged, the one before is read.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,28 +41,28 @@ from adam_async.checkpoint.manifest import (
 from adam_async.runtime.disk import Disk, Part
 
 ASIDE = ".aside"
-"""How the names of what is not whole end; `Disk.write_atomic` names its files alike."""
+"""Suffix of the names of unfinished files and folders; that of `Disk.write_atomic`, too."""
 
 
 class CheckpointFolder:
     """The folder of a run's checkpoints, for its one writer.
 
     Args:
-        path: Where; made if it is not there.
-        disk: Writes.
+        path: Path of the folder, made if it does not exist.
+        disk: Writes the files.
     """
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self.path = path
         self._disk = disk
         self.latest = ""
-        """Name of the newest checkpoint; empty before there is one."""
+        """Name of the newest checkpoint; empty without one."""
 
     async def take_up(self, resumed: Manifest | None) -> None:
-        """Make the folder ready for a run: nothing in it but the checkpoints that the run continues.
+        """Make the folder ready for a run: it may have the checkpoints that the run continues, and no others.
 
         Args:
-            resumed: Of the checkpoint that the run takes up, wherever that was read from.
+            resumed: Manifest of the resumed checkpoint, from this folder or another.
 
         Raises:
             CheckpointError: The folder has checkpoints of another run, or cannot be written to.
@@ -83,7 +82,7 @@ class CheckpointFolder:
             ) from None
 
     async def _continued(self, resumed: Manifest | None) -> str:
-        """The name of the checkpoint here that is resumed."""
+        """Return the name of the resumed checkpoint in this folder."""
         if resumed is not None:
             manifest = self.path / resumed.name / MANIFEST_FILE
             try:
@@ -98,16 +97,16 @@ class CheckpointFolder:
         )
 
     async def write(self, checkpoint: Checkpoint) -> int:
-        """Write a checkpoint, durable on return, and remove those that are older than the one before it.
+        """Write a checkpoint, durable on return, and remove all but the one before it.
 
         Args:
-            checkpoint: Its manifest without files and checksum; they are added here.
+            checkpoint: The checkpoint, with a manifest without files and checksum, which are added here.
 
         Returns:
             Its size in bytes.
 
         Raises:
-            OSError: It could not be written; what was there before is untouched.
+            OSError: It could not be written; the earlier checkpoints are unchanged.
         """
         name = checkpoint.manifest.name
         aside = self.path / f".{name}{ASIDE}"
@@ -124,7 +123,7 @@ class CheckpointFolder:
             await self._disk.remove_folder(aside)
             raise
         before, self.latest = self.latest, name
-        with suppress(OSError):  # it is written; what could not be removed is tried again the next time
+        with suppress(OSError):  # the checkpoint is written; the next write tries the removal again
             for old in await self._disk.names(self.path):
                 if is_folder_name(old) and old not in (name, before):
                     await self._put_away(old)
@@ -148,7 +147,7 @@ class CheckpointFolder:
         return FileRecord(name=path.name, bytes=size, sha256=await self._disk.run(_digest, parts))
 
     async def _put_away(self, name: str) -> None:
-        """Remove a checkpoint, which from its first moment on is none any more."""
+        """Remove a checkpoint; its first step, a rename, makes it invisible to readers."""
         gone = self.path / f".{name}.gone{ASIDE}"
         await self._disk.remove_folder(gone)
         await self._disk.rename(self.path / name, gone)
@@ -162,7 +161,7 @@ class CheckpointFolder:
             await self._disk.run(path.unlink)
 
     async def note_progress(self, note: ProgressNote) -> None:
-        """Note how far training went on after the newest checkpoint.
+        """Write the progress of training after the newest checkpoint.
 
         Raises:
             OSError: It could not be written.
@@ -176,12 +175,12 @@ class CheckpointFolder:
 async def open_checkpoints(
     stack: AsyncExitStack, checkpoint: Path | None, resume: Path | None
 ) -> tuple[CheckpointFolder | None, Checkpoint | None]:
-    """The folder into which a cluster writes checkpoints, and the checkpoint that it continues.
+    """Open the folder into which a cluster writes checkpoints, and read the checkpoint that it continues.
 
     Args:
-        stack: Closes the disk that the folder is written with.
-        checkpoint: The folder; without it that of `resume`.
-        resume: The folder of what is continued.
+        stack: Closes the disk of the folder.
+        checkpoint: The folder; None: that of `resume`.
+        resume: Folder of the checkpoint to continue.
 
     Raises:
         CheckpointError: There is nothing to resume, or it is damaged.
@@ -195,14 +194,14 @@ async def open_checkpoints(
 
 
 async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
-    """Read the newest checkpoint of a folder that is whole, with its weights and all that training needs.
+    """Read the newest whole checkpoint of a folder, with its tensors.
 
     Args:
-        folder: What ``train --checkpoint`` was given.
-        disk: Reads.
+        folder: Folder of ``train --checkpoint``.
+        disk: Reads the files.
 
     Raises:
-        CheckpointError: There is none, or none is whole; says what is wrong with each.
+        CheckpointError: There is no whole checkpoint; the error names the damage of each.
     """
     candidates, problems = await _candidates(folder, disk)
     for name in candidates:
@@ -222,10 +221,10 @@ async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
 
 
 async def newest_manifest(folder: Path, disk: Disk) -> Manifest:
-    """Read what the newest checkpoint of a folder says of its run, without its tensors.
+    """Read the manifest of the newest checkpoint of a folder, without tensors.
 
     Raises:
-        CheckpointError: There is none, or none can be read; says what is wrong with each.
+        CheckpointError: There is no readable manifest; the error names the damage of each.
     """
     candidates, problems = await _candidates(folder, disk)
     for name in candidates:
@@ -242,7 +241,7 @@ def _none_whole(folder: Path, problems: Sequence[str]) -> CheckpointError:
 
 
 async def _candidates(folder: Path, disk: Disk) -> tuple[list[str], list[str]]:
-    """The checkpoints of a folder, the one to be read first, and what is wrong with the folder itself."""
+    """Return the checkpoints of a folder in reading order, and the problems of the folder itself."""
     try:
         names = await disk.names(folder)
     except OSError as error:
@@ -268,7 +267,7 @@ async def _read_one(
         if len(data) != record.bytes:
             raise CheckpointError(f"{path} is damaged: it has {len(data)} bytes of {record.bytes}")
         if await disk.run(_digest, [data]) != record.sha256:
-            raise CheckpointError(f"{path} is damaged: its bytes are not those that were written")
+            raise CheckpointError(f"{path} is damaged: its checksum is wrong")
         if record.name == INDEX_FILE:
             continue
         try:
@@ -311,5 +310,5 @@ def _digest(parts: Iterable[Part]) -> str:
 
 
 def _is_stray(name: str) -> bool:
-    """Whether a name is of something that was being written or removed when a process ended."""
+    """Whether a name is that of an unfinished write or removal of an earlier process."""
     return name.endswith(ASIDE) and name.startswith((".checkpoint-", f"{LATEST_FILE}.", f"{PROGRESS_FILE}."))

@@ -1,20 +1,20 @@
-"""Pure: what a checkpoint of a run holds, what its files are called, and how a run is taken up from it.
+"""Pure: content and files of a checkpoint, and the options of a run that continues from it.
 
 Theory of operation
 -------------------
 A checkpoint is a folder ``checkpoint-EEEE-NNNNNN`` (epoch, groups of it that are trained):
 
     model-00001-of-00002.safetensors    parameters, whole tensors by their names
-    model.safetensors.index.json        which file has which parameter, as other libraries expect it
+    model.safetensors.index.json        the file of each parameter, as other libraries expect it
     state-00001-of-00001.safetensors    the rule's arrays, as ``momentum/NAME OF TENSOR``
     manifest.json                       everything else, and size and SHA-256 of every other file
 
-Servers keep shards and a checkpoint keeps whole tensors, so that any number of servers can take it up and
-any program can read the weights. A rule's counts, of which a shard has one, are vectors with one entry per
-shard of the tensor. Beside the folders lie ``latest``, the name of the newest one that is whole, and
-``progress.json``, how far training went on after it: what lies between the two is trained again.
+Servers keep shards and a checkpoint keeps whole tensors, so that any number of servers can load it and any
+program can read the weights. A rule's counts, one for each shard, are vectors with one entry per shard of the
+tensor. Beside the folders are ``latest``, the name of the newest whole checkpoint, and ``progress.json``, the
+progress of training after it: a resumed run trains the groups between the two again.
 
-The manifest carries a checksum of itself, so that no changed digit in it goes unnoticed.
+The manifest has a checksum of itself, so that a reader detects any change in it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -44,10 +44,10 @@ LATEST_FILE = "latest"
 PROGRESS_FILE = "progress.json"
 
 MODEL, STATE = "model", "state"
-"""How the names of the two kinds of tensor files begin."""
+"""Prefixes of the names of the two kinds of tensor files."""
 
 FILE_BYTES = 256 << 20
-"""Tensors of one file together, unless a single one is larger."""
+"""Maximum size of the tensors of one file in bytes, unless a single tensor is larger."""
 
 MAY_CHANGE = frozenset(
     {
@@ -84,15 +84,15 @@ MAY_CHANGE = frozenset(
         "waits",
     }
 )
-"""Options that a resumed run may have another value of. `data` says where; what is there is checked. The
-transforms of a checkpoint are in it."""
+"""Options that a resumed run may change. `data` is a place; its content is checked. The transforms themselves
+are in the checkpoint."""
 
 _DTYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64}
 _CODES = {np.dtype(dtype): code for code, dtype in _DTYPES.items()}
 
 
 class CheckpointError(ConfigError):
-    """A checkpoint cannot be written, read or taken up; says which, why and what to do."""
+    """A checkpoint cannot be written, read or resumed."""
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,43 +104,42 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgressNote(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a run went on after its newest checkpoint."""
+    """Progress of a run after its newest checkpoint."""
 
     epoch: int
     groups: int
-    """Groups of that epoch that are trained."""
+    """Number of trained groups of the epoch."""
     trained_again: int
-    """Groups that the run had trained a second time by then, because earlier ones had ended early."""
+    """Number of groups that the run had trained a second time by then, because of resumes."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a checkpoint but its tensors."""
+    """A checkpoint without its tensors."""
 
     format: str = FORMAT
     run: str
     config: dict[str, Any]
-    """The run's options. A rate of 0 was left to the run, and is left to one that continues it: it depends on
-    how many replicas there are."""
+    """The run's options. A rate of 0 leaves the rate to each run, as it depends on the number of replicas."""
     rate: float = 0.0
-    """The rate that was in force."""
+    """The rate in force."""
     spec: dict[str, Any]
     """The model, as `ModelSpec.to_dict` gives it."""
     plan: dict[str, Any] | None = None
-    """How it is cut over the workers of a replica, as `PartitionPlan.to_dict` gives it; None if it is not."""
+    """The partition plan, as `PartitionPlan.to_dict` returns it; None without partitions."""
     transforms: tuple[dict[str, Any], ...] = ()
-    """What data servers do to training images; see `RunRecord.transforms`."""
+    """Transforms of training images; see `RunRecord.transforms`."""
     data: dict[str, Any]
-    """What the data server says of its data."""
+    """Description of the data by the data server."""
     epoch: int
-    """The epoch in which it was taken, at its end or before."""
+    """Epoch of the checkpoint, taken at its end or before."""
     groups: int
-    """Groups of that epoch that were trained; at its end all, those that it skipped included."""
+    """Number of trained groups of that epoch; at its end all, with the skipped ones."""
     resume: ResumeRecord
-    """Where a run that continues this one takes up."""
+    """Starting point of a run that continues this one."""
     epochs: tuple[dict[str, Any], ...] = ()
-    """The epochs that have ended; `EpochResult` field by field."""
+    """The ended epochs, as the fields of `EpochResult`."""
     trained_again: int = 0
-    """Groups trained a second time because the run ended between two checkpoints and was resumed."""
+    """Number of groups trained a second time because the run ended between checkpoints and was resumed."""
     arrays: tuple[str, ...] = ()
     """Names of the rule's arrays."""
     shards: tuple[ShardState, ...] = ()
@@ -156,33 +155,33 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def epoch_results(self) -> tuple[EpochResult, ...]:
-        """The epochs that have ended."""
+        """Results of the ended epochs."""
         return tuple(
-            EpochResult(**{**values, "train_loss": read_number(values["train_loss"])})
+            msgspec.convert({**values, "train_loss": read_number(values["train_loss"])}, EpochResult)
             for values in self.epochs
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """A checkpoint in memory. `weights` are those that the model had at that moment."""
+    """A checkpoint in memory."""
 
     manifest: Manifest
     weights: Mapping[str, NDArray[Any]]
-    """Tensor name to its values, in its shape."""
+    """Values by tensor, each in its shape."""
     state: Mapping[str, NDArray[Any]]
-    """``ARRAY/TENSOR`` to the rule's array: in the tensor's shape, or one number per shard of it."""
+    """Rule arrays by ``ARRAY/TENSOR``, in the tensor's shape, or one number per shard of it."""
     problems: tuple[str, ...] = ()
-    """Why newer checkpoints in the same folder could not be read."""
+    """Problems of newer checkpoints in the same folder."""
     trained_again: int = 0
-    """Groups that a run which is resumed from here will have trained again, earlier resumes included."""
+    """Number of groups that a resumed run has trained again in the end, earlier resumes included."""
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.manifest.name} of run {self.manifest.run}>"
 
 
 def epoch_values(epochs: Iterable[EpochResult]) -> tuple[dict[str, Any], ...]:
-    """Results of epochs as a manifest holds them."""
+    """Return the results of epochs in the form of a manifest."""
     return tuple(
         {**asdict(epoch), "train_loss": epoch.train_loss if isfinite(epoch.train_loss) else None}
         for epoch in epochs
@@ -193,7 +192,7 @@ def epoch_values(epochs: Iterable[EpochResult]) -> tuple[dict[str, Any], ...]:
 
 
 def folder_name(epoch: int, groups: int) -> str:
-    """The name of a checkpoint's folder; names sort as the checkpoints were taken."""
+    """Return the name of a checkpoint's folder; names sort in the order of the checkpoints."""
     return f"checkpoint-{epoch:04}-{groups:06}"
 
 
@@ -212,10 +211,10 @@ def age_order(name: str) -> tuple[int, ...]:
 
 
 def split(stem: str, arrays: Mapping[str, NDArray[Any]], limit: int = FILE_BYTES) -> dict[str, list[str]]:
-    """Spread tensors over files, in their order.
+    """Distribute tensors over files, in order.
 
     Returns:
-        File name to the names of its tensors: at most `limit` bytes of them, or a single one.
+        Tensor names by file name: at most `limit` bytes of tensors, or a single one.
     """
     groups: list[list[str]] = []
     room = 0
@@ -232,10 +231,10 @@ def split(stem: str, arrays: Mapping[str, NDArray[Any]], limit: int = FILE_BYTES
 
 
 def tensor_file(arrays: Mapping[str, NDArray[Any]]) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file, part by part, without copying a tensor.
+    """Yield the bytes of a safetensors file, part by part, without copies of tensors.
 
     Args:
-        arrays: C-contiguous, of float32, float64 or int64.
+        arrays: C-contiguous arrays of float32, float64 or int64.
     """
     header: dict[str, Any] = {}
     at = 0
@@ -256,7 +255,7 @@ def tensor_file(arrays: Mapping[str, NDArray[Any]]) -> Iterator[bytes | memoryvi
 
 
 def index_file(files: Mapping[str, Sequence[str]], arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """The index of the parameters' files, in the form that other libraries read."""
+    """Return the index of the parameters' files, in the form that other libraries read."""
     weight_map = {name: file for file, names in files.items() for name in names}
     total = sum(array.nbytes for array in arrays.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
@@ -264,7 +263,7 @@ def index_file(files: Mapping[str, Sequence[str]], arrays: Mapping[str, NDArray[
 
 
 def manifest_file(manifest: Manifest) -> bytes:
-    """The text of a manifest, with its checksum set."""
+    """Return the text of a manifest, with its checksum."""
     sealed = msgspec.structs.replace(manifest, checksum=_checksum(manifest))
     return msgspec.json.format(msgspec.json.encode(sealed), indent=1) + b"\n"
 
@@ -274,10 +273,10 @@ def read_manifest(text: bytes, origin: str) -> Manifest:
 
     Args:
         text: The whole file.
-        origin: What to call it in an error.
+        origin: Name of the file in errors.
 
     Raises:
-        CheckpointError: It is damaged, or of another version.
+        CheckpointError: The manifest is damaged, or of another version.
     """
     try:
         version = msgspec.json.decode(text)["format"]
@@ -290,7 +289,7 @@ def read_manifest(text: bytes, origin: str) -> Manifest:
     except msgspec.DecodeError as error:
         raise CheckpointError(f"{origin} is damaged: {error}") from None
     if manifest.checksum != _checksum(manifest):
-        raise CheckpointError(f"{origin} is damaged: its checksum is not that of what it says")
+        raise CheckpointError(f"{origin} is damaged: its checksum is wrong")
     return manifest
 
 
@@ -298,14 +297,15 @@ def _checksum(manifest: Manifest) -> str:
     return sha256(msgspec.json.encode(msgspec.structs.replace(manifest, checksum=""))).hexdigest()
 
 
-# --- taking up -------------------------------------------------------------------------------
+# --- resumption ------------------------------------------------------------------------------
 
 
 def resumed_options(manifest: Manifest) -> dict[str, Any]:
-    """The options of a run, as the lowest layer of those of a run that continues it.
+    """Return the options of a checkpoint's run, as the defaults of a run that continues it.
 
-    Training in place was allowed there because of how the roles ran, and is decided anew; a record, and
-    stragglers, are asked for anew. The manifest has the transforms themselves; their file may have changed.
+    In-place training depends on the processes of the roles, so it is decided anew; the caller requests a
+    record and stragglers anew. The manifest has the transforms themselves, because their file may have
+    changed.
     """
     options = {**manifest.config, "record": False, "slow": (), "transforms": ""}
     if options.get("weights") == "aliased":
@@ -314,16 +314,16 @@ def resumed_options(manifest: Manifest) -> dict[str, Any]:
 
 
 def resumed_config(manifest: Manifest, wanted: Config) -> Config:
-    """The options of a run that continues another one.
+    """Return the options of a run that continues another one.
 
     Args:
-        manifest: Of the checkpoint.
-        wanted: Options that the caller asks for. A rate of 0 stands for the rate that the earlier run was
-            asked for; 0 epochs and schedule ``auto`` stand for the choice of that run, whose curve goes on.
+        manifest: Manifest of the checkpoint.
+        wanted: Options of the caller. A rate of 0 means the rate option of the earlier run; 0 epochs and
+            schedule ``auto`` mean the choice of that run, whose rate curve continues.
 
     Raises:
-        CheckpointError: An option differs that may not, all epochs asked for are trained, or a record is
-            wanted, which begins where a run does.
+        CheckpointError: An option differs that a resumed run has to keep, all epochs are trained, or a record
+            is requested, which has to begin with its run.
     """
     if wanted.record:
         raise CheckpointError("a resumed run cannot be recorded: a record begins where its run does")
@@ -354,14 +354,14 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
 
 
 def resumed_spec(manifest: Manifest, spec: ModelSpec | None) -> ModelSpec:
-    """The model of a checkpoint.
+    """Return the model of a checkpoint.
 
     Args:
-        manifest: Of the checkpoint.
-        spec: What the caller brings, if it brings one.
+        manifest: Manifest of the checkpoint.
+        spec: Model of the caller, or None.
 
     Raises:
-        CheckpointError: That is another model.
+        CheckpointError: The caller has another model.
     """
     there = ModelSpec.from_dict(manifest.spec)
     if spec is not None and spec.to_dict() != there.to_dict():
@@ -395,14 +395,14 @@ def resumed_transforms(
 
 
 DATA_IDENTITY = ("name", "shape", "classes", "train_images", "test_images")
-"""What two data sets have in common that are taken for the same one."""
+"""Properties by which two data sets count as the same."""
 
 
 def check_data(manifest: Manifest, data: Mapping[str, Any]) -> None:
     """Refuse other data than those that the checkpoint's run trained on.
 
     Raises:
-        CheckpointError: Naming what differs.
+        CheckpointError: The data differ; the error names the first difference.
     """
     for key in DATA_IDENTITY:
         here, there = data.get(key), manifest.data.get(key)
@@ -414,9 +414,10 @@ def check_data(manifest: Manifest, data: Mapping[str, Any]) -> None:
 
 
 def trained_again(manifest: Manifest, note: ProgressNote | None) -> int:
-    """Groups that a run resumed from a checkpoint will have trained again, those of earlier resumes included.
+    """Return the number of groups that a resumed run has trained again in the end, earlier resumes included.
 
-    A note is written about once a second, so the true number may be larger by what was trained in that time.
+    A progress note is written about once a second, so the true number may be larger by the groups of a
+    second.
     """
     if note is None:
         return manifest.trained_again

@@ -1,7 +1,7 @@
-"""A trained model as one file: the tensors by name; in the metadata the spec and the names of the classes.
+"""A trained model as one file: tensors by name, with the spec and the class names in the metadata.
 
-The file is in the safetensors format, which other libraries read as it is. Nothing in it depends on time
-or machine: equal weights and specs give equal bytes.
+The file has the safetensors format, which other libraries read as it is. It does not depend on time or
+machine: equal weights and specs give equal bytes.
 """
 
 import json
@@ -31,14 +31,14 @@ FORMAT = "adam-async/model/1"
 """Name and version of the format."""
 
 METADATA_KEY = "adam-async"
-"""Where the metadata hold our JSON: ``format_version``, ``spec`` and, of data with names, ``class_names``."""
+"""Key of our JSON in the metadata: ``format_version``, ``spec`` and, for data with names, ``class_names``."""
 
 MAX_HEADER_BYTES = 1 << 20
-"""Largest header accepted: names, shapes and metadata of some thousand tensors."""
+"""Maximum size of a header in bytes: names, shapes and metadata of some thousand tensors."""
 
 
 class SavedModelError(ConfigError):
-    """A file is not a model that can be used; says what is wrong with it and what to do."""
+    """A file is not a usable model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,7 +47,7 @@ class SavedModel:
 
     spec: ModelSpec
     weights: dict[str, NDArray[Any]]
-    """Tensor name to its values, in its shape."""
+    """Values by tensor, each in its shape."""
     class_names: tuple[str, ...]
     """Name of class 0, 1, ...; empty if the training data had numbers only."""
 
@@ -84,11 +84,11 @@ async def save_model(
 ) -> Path:
     """Write ``model.safetensors`` into a folder, all or nothing, and return its path.
 
-    Cancelling leaves the old file or the new one.
+    A cancellation leaves the old file or the new one.
 
     Raises:
-        SavedModelError: The weights are not those of the model.
-        OSError: It cannot be written.
+        SavedModelError: The model has other tensors.
+        OSError: The file cannot be written.
     """
     path = folder / FILE_NAME
     await disk.write_atomic(path, [dump_model(network, weights, class_names)])
@@ -102,12 +102,12 @@ def load_model(
 
     Args:
         data: The whole file.
-        origin: What to call it in an error, such as its path.
+        origin: Name of the file in errors, such as its path.
         layers: Kinds of layers that the model may use.
 
     Raises:
-        SavedModelError: It is truncated, not in the safetensors format, not written by us, or its tensors
-            are not those of its spec.
+        SavedModelError: The file is truncated, not in the safetensors format, not written by this package, or
+            its tensors are not those of its spec.
     """
     spec, class_names = _metadata(_header(data, origin), origin)
     try:
@@ -128,7 +128,7 @@ def load_model(
 
 
 def _header(data: bytes, origin: str) -> dict[str, Any]:
-    """Read the header, which the library's loader keeps to itself, and see that the file is whole."""
+    """Read the header, which the library's loader does not return, and check that the file is whole."""
     if len(data) < 8:
         raise SavedModelError(f"{origin} has {len(data)} bytes; a safetensors file has at least 10")
     size = int.from_bytes(data[:8], "little")

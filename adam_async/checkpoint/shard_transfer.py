@@ -1,10 +1,10 @@
-"""Copies of all shards, between a driver and the servers: read for a checkpoint, loaded to take one up.
+"""Copies of all shards between a driver and the servers: read for a checkpoint, loaded to resume one.
 
-All servers are asked at once, each for a few shards at a time, so that neither a message nor the wait of a
-heartbeat grows with the model. Whoever reads for a checkpoint has seen that every group that was leased is
-finished, so every push is acknowledged. With ssp and bsp that is not enough: ticks may still be on their
-way, and in bsp the last sum waits for them. So shards are read bound to the clock at which all replicas
-meet: those that are behind are waited for and read again.
+All servers are read at once, each a few shards at a time, so that neither a message nor the wait of a
+heartbeat grows with the model. A checkpoint is read after every leased group is finished, so every push is
+acknowledged. With ssp and bsp that is not enough: ticks may still be on their way, and in bsp the last sum
+waits for them. So a read names the sync clock of all replicas; shards behind it are read again after they
+have reached it.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from adam_async.runtime.traffic import Traffic
 from transport import Identity, Link, Message, Network, RemoteError, RemoteProtocolError, RetrySchedule
 
 MESSAGE_BYTES = 8 << 20
-"""Tensors of one message at most, or one shard."""
+"""Maximum size of the tensors of one message in bytes, unless a single shard is larger."""
 
 META_BYTES = 12 << 10
 """Maximum size of the descriptions of one message's tensors, in bytes; a frame's meta holds a little more."""
@@ -41,25 +41,23 @@ TENSOR_META_BYTES = 16
 """Maximum size of the description of one flat tensor in a frame's meta, in bytes."""
 
 PAUSES = RetrySchedule(first_s=0.005, longest_s=0.2)
-"""Between two questions to a server that has not taken up the run."""
-
+"""Pauses between two requests to a server that has not taken up the run."""
 
 NOT_YET = frozenset({"not-ready", "wrong-run"})
 """Codes with which a server refuses shards before it has taken up their run."""
 
-
 NOT_SETTLED = "not-settled"
-"""With which it refuses to show shards while it holds contributions to their sums for too long."""
+"""Code with which a server refuses shards whose sums have had pending contributions for too long."""
 
 
 class ShardCopies:
     """Reads and loads shards.
 
     Args:
-        network: How to reach the servers.
-        identity: Who we are; role ``driver``.
+        network: Links to the servers.
+        identity: The driver's identity.
         waits: Deadlines.
-        traffic: Where the links are counted.
+        traffic: Counts the links.
     """
 
     def __init__(self, *, network: Network, identity: Identity, waits: Waits, traffic: Traffic) -> None:
@@ -71,17 +69,17 @@ class ShardCopies:
     async def read(
         self, cluster: ClusterMap, table: ShardTable, tensors: RunTensors, *, clocks: Mapping[int, int]
     ) -> tuple[ShardState, ...]:
-        """Copy all shards into `tensors`. Returns what travels with them, in the order of their numbers.
+        """Copy all shards into `tensors`; returns their states, in the order of their numbers.
 
         Args:
-            cluster: Where they are.
+            cluster: The map with their placement.
             table: All shards.
-            tensors: Filled.
-            clocks: Shard to the clock that all its replicas must have reached; others are read as they are.
+            tensors: Filled with the values.
+            clocks: Clock by shard that all its replicas have to reach; other shards have no bound.
 
         Raises:
             DeadlineExceeded: The clocks were not reached, or sums not complete, within `clock_s` after the
-                first attempt; names who is behind.
+                first attempt; the error names the replicas behind.
             TransportError: A server did not answer.
         """
         found: dict[int, ShardState] = {}
@@ -90,14 +88,14 @@ class ShardCopies:
             left, ends_at = shards, 0.0
             while left:
                 behind: list[ShardSpec] = []
-                held = "replicas are behind"
+                reason = "replicas are behind"
                 for some in self._chunks(tensors, left):
                     try:
                         states = await self._read(link, cluster, some, tensors)
                     except RemoteError as error:
                         if error.code != NOT_SETTLED:
                             raise
-                        states, held = (), error.text
+                        states, reason = (), error.text
                     found.update((state.shard, state) for state in states)
                     behind += [s for s in some if _behind(found.get(s.id), clocks.get(s.id, 0))]
                 left = behind
@@ -105,7 +103,7 @@ class ShardCopies:
                 ends_at = ends_at or now + self._waits.clock_s  # the time of a first copy does not count
                 if left and now > ends_at:
                     raise DeadlineExceeded(
-                        f"{link.peer.node} to show its shards: {held}", self._waits.clock_s
+                        f"{link.peer.node} to send its shards: {reason}", self._waits.clock_s
                     )
                 for some in self._chunks(tensors, left):
                     clock = max(clocks.get(s.id, 0) for s in some)
@@ -132,7 +130,7 @@ class ShardCopies:
     async def _wait_clock(
         self, link: Link, cluster: ClusterMap, shards: Sequence[ShardSpec], clock: int, ends_at: float
     ) -> None:
-        """Wait until all pushes up to a clock are in these shards, or the loop's clock is at `ends_at`."""
+        """Wait until these shards contain all pushes up to a clock; `ends_at` is a time of the loop."""
         assert cluster.run is not None
         ask = Pull(
             run=cluster.run.id,
@@ -147,19 +145,19 @@ class ShardCopies:
             if answer.versions:
                 return
             if loop.time() > ends_at:
-                who = ", ".join(f"replica {replica}" for replica in answer.behind)
-                raise DeadlineExceeded(f"{who} to reach clock {clock}", self._waits.clock_s)
+                behind = ", ".join(f"replica {replica}" for replica in answer.behind)
+                raise DeadlineExceeded(f"{behind} to reach clock {clock}", self._waits.clock_s)
 
     async def load(
         self, cluster: ClusterMap, table: ShardTable, tensors: RunTensors, states: Sequence[ShardState]
     ) -> None:
-        """Set all shards of a run whose servers wait for them.
+        """Load all shards of a run into the servers, which wait for them.
 
         Args:
-            cluster: Where they are.
+            cluster: The map with their placement.
             table: All shards.
-            tensors: What they hold.
-            states: What travels with each, in the order of their numbers.
+            tensors: Their values.
+            states: Their states, in the order of their numbers.
 
         Raises:
             TransportError: A server refused them, or did not answer.
@@ -177,7 +175,7 @@ class ShardCopies:
         await self._with_servers(cluster, table, load_server)
 
     async def _load(self, link: Link, message: Message) -> None:
-        """Say it until the server has taken up the run; whoever waits for all servers has a deadline."""
+        """Send until the server has taken up the run; the caller's wait for all servers has a deadline."""
         for pause_s in PAUSES.waits():
             try:
                 unpack(await link.call(message, timeout_s=self._waits.call_s), Loaded)
@@ -194,7 +192,7 @@ class ShardCopies:
         table: ShardTable,
         work: Callable[[Link, Sequence[ShardSpec]], Awaitable[None]],
     ) -> None:
-        """Do something with each server that holds shards, all at once, over links of their own."""
+        """Call a function for each server with shards, all at once, each with a link of its own."""
 
         async def work_with(server: str) -> None:
             shards = [shard for shard in table.shards if cluster.buckets[shard.bucket] == server]
@@ -216,7 +214,7 @@ class ShardCopies:
 
     @staticmethod
     def _chunks(tensors: RunTensors, shards: Sequence[ShardSpec]) -> Iterator[list[ShardSpec]]:
-        """Cut shards into those of one message."""
+        """Split shards into those of one message each."""
         most = META_BYTES // (TENSOR_META_BYTES * (1 + len(tensors.arrays)))
         some: list[ShardSpec] = []
         room = MESSAGE_BYTES

@@ -1,4 +1,4 @@
-"""Pure: all tensors of a run with their rule state, put together from shards and cut into shards again."""
+"""Pure: all tensors of a run with their rule state, joined from shards and split into shards."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -16,12 +16,12 @@ from transport import RemoteProtocolError
 
 
 class RunTensors:
-    """Whole tensors, and which part of them each shard is.
+    """Whole tensors, and the part of each shard in them.
 
     Args:
-        network: Whose parameters they are.
-        table: How those are cut.
-        rule: Which arrays there are beside the values.
+        network: The network with the parameters.
+        table: Their shards.
+        rule: The update rule, with its arrays.
     """
 
     def __init__(self, network: Network, table: ShardTable, rule: Rule) -> None:
@@ -29,12 +29,12 @@ class RunTensors:
         self._rule = rule
         self._dtype = network.dtype
         self.arrays = (*rule.state_names, *rule.scalar_names)
-        """Names of the rule's arrays, as they travel."""
+        """Names of the rule's arrays, in the order of a message."""
         self.weights: dict[str, NDArray[Any]] = {
             parameter.name: np.empty(parameter.shape, network.dtype) for parameter in network.parameters
         }
         self.state: dict[str, NDArray[Any]] = {}
-        """Elementwise arrays in the shape of their tensor; counts with one entry per shard of it."""
+        """Elementwise arrays, in the shape of their tensor; counts, with one entry per shard of it."""
         for parameter in network.parameters:
             made = rule.new_state((1,), network.dtype)
             for name in rule.state_names:
@@ -48,15 +48,15 @@ class RunTensors:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of everything."""
+        """Size of all arrays in bytes."""
         return sum(array.nbytes for array in (*self.weights.values(), *self.state.values()))
 
     def bytes_of(self, shard: ShardSpec) -> int:
-        """Bytes of one shard with its rule state, about: counts are left out."""
+        """Return the size of one shard with its rule state in bytes, without counts."""
         return shard.size * self._dtype.itemsize * (1 + len(self._rule.state_names))
 
     def cut(self, number: int) -> list[NDArray[Any]]:
-        """One shard as it travels: its values, then the rule's arrays in their order; views, flat."""
+        """Return one shard in the form of a message: values, then the rule's arrays in order; flat views."""
         shard = self.table.shards[number]
         part = slice(shard.start, shard.stop)
         place = self._place[shard.id]
@@ -67,15 +67,15 @@ class RunTensors:
         ]
 
     def put(self, shards: Sequence[int], arrays: Sequence[str], tensors: Sequence[NDArray[Any]]) -> None:
-        """Take shards as they travelled.
+        """Take shards of a message.
 
         Args:
             shards: Their numbers.
-            arrays: The names of the rule's arrays that the sender has.
-            tensors: For each shard what `cut` gives.
+            arrays: Names of the sender's rule arrays.
+            tensors: For each shard the arrays of `cut`.
 
         Raises:
-            RemoteProtocolError: They are not what this run has.
+            RemoteProtocolError: This run has other shards or arrays.
         """
         if tuple(arrays) != self.arrays:
             raise RemoteProtocolError("shards", f"the rule has arrays {self.arrays}, not {tuple(arrays)}")
@@ -93,7 +93,7 @@ class RunTensors:
         """Take all tensors of a checkpoint.
 
         Raises:
-            CheckpointError: They are not those of this run.
+            CheckpointError: This run has other tensors.
         """
         for kind, ours, theirs in (
             ("parameter", self.weights, checkpoint.weights),

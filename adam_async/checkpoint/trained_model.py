@@ -1,4 +1,4 @@
-"""A trained model in a program: it names the classes of images.
+"""A trained model in a program, which classifies images.
 
     model = Model.load("out/model.safetensors")
     found = model.predict(images)
@@ -90,7 +90,7 @@ class Model:
             layers: Kinds of layers that the model may use; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
 
         Raises:
-            SavedModelError: The file is damaged, or is not a model; says what to do.
+            SavedModelError: The file is damaged, or is not a model.
             ConfigError: The file cannot be read.
         """
         path = Path(path)
@@ -141,7 +141,7 @@ class Model:
         return (*self.trained_names, *map(str, range(len(self.trained_names), outputs)))
 
     def predict(self, images: NDArray[Any], *, batch: int = PREDICT_BATCH) -> Predictions:
-        """Name the classes of images.
+        """Classify images.
 
         Compiled kernels compute the classes if they are ready on this machine, else NumPy.
 
@@ -189,7 +189,7 @@ class Model:
         """Evaluate the model on a data set's test images; classes are matched by name.
 
         Raises:
-            ConfigError: The model takes other images, or does not know the class of a test image.
+            ConfigError: The model takes other images, or lacks the class of a test image.
             DataError: There are no test images.
         """
         self.network.use_ready()
@@ -202,10 +202,10 @@ class Model:
 
 
 def check_init(init: object) -> None:
-    """Refuse what is neither a `Model` nor None, such as the path of a model.
+    """Refuse a value that is neither a `Model` nor None, such as the path of a model.
 
     Raises:
-        ConfigError: It is something else; says how to load a model.
+        ConfigError: The value has another type.
     """
     if init is not None and not isinstance(init, Model):
         example = f"Model.load({str(init)!r})" if isinstance(init, str | PurePath) else "Model.load(path)"

@@ -20,7 +20,7 @@ from adam_async.checkpoint.manifest import Checkpoint, Manifest, ProgressNote, e
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.tensors import RunTensors
 from adam_async.errors import DeadlineExceeded, RunFailed
-from adam_async.messages import ShardState, read_number
+from adam_async.messages import ShardState
 from adam_async.model.network import Network as Model
 from adam_async.model.rules import make_rule
 from adam_async.run.cluster_map import ClusterMap, ResumeRecord, RunRecord
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 NOT_FINITE = "no checkpoint was written: the loss is not finite, and the one before is worth more"
 
 Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
-"""Start a task of the owner's group under a name."""
+"""Function that starts a task of the owner's group under a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,20 +45,20 @@ class Reading:
     tensors: RunTensors
     states: tuple[ShardState, ...]
     read_s: float
-    """How long that took."""
+    """Duration of the reading in seconds."""
 
 
 class Checkpointer:
     """Checkpoints of one run.
 
     Args:
-        folder: Where they go, opened for this run.
+        folder: Folder of the checkpoints, opened for this run.
         copies: Reads the shards.
         config: The run's options.
         model: The network.
-        common: A manifest with what is the same in all of them.
-        spawn: Starts what goes on beside training.
-        note: Adds an incident to the run's events.
+        common: Manifest with the fields that all checkpoints share.
+        spawn: Starts tasks beside training.
+        note: Adds an event of the run.
         progress: Shows the newest checkpoint.
     """
 
@@ -97,15 +97,14 @@ class Checkpointer:
             progress.written(folder.latest, now=asyncio.get_running_loop().time())
 
     async def read(self, cluster: ClusterMap, clock: int) -> Reading | None:
-        """Copy all shards, once the checkpoint before is written.
+        """Copy all shards, after the checkpoint before is written.
 
         Args:
-            cluster: Where they are.
-            clock: With ssp and bsp, where all replicas meet: what all shards that are trained must have
-                reached.
+            cluster: The map with their placement.
+            clock: With ssp and bsp the sync clock, which all trained shards have to reach.
 
         Returns:
-            None if the servers could not be read, which is a miss.
+            The shards; None if the servers could not be read, which is a miss.
 
         Raises:
             RunFailed: See `miss`.
@@ -131,13 +130,13 @@ class Checkpointer:
         results: tuple[dict[str, Any], ...],
         epochs: Sequence[EpochResult],
     ) -> None:
-        """Begin to write what was read at the end of an epoch; training goes on meanwhile.
+        """Begin to write a reading of the end of an epoch; training goes on meanwhile.
 
         Args:
             reading: All shards.
             cluster: The map in which the epoch has ended.
-            results: Results of all epochs up to this one, as the map had them.
-            epochs: What the epochs came to, up to this one.
+            results: Results of all epochs up to this one, from the map.
+            epochs: Evaluated results of these epochs.
         """
         ended = cluster.epoch
         assert ended is not None
@@ -150,32 +149,22 @@ class Checkpointer:
     def write_within(
         self,
         reading: Reading,
-        results: tuple[dict[str, Any], ...],
-        data: Mapping[str, Any],
+        resume: ResumeRecord,
+        groups: int,
         epochs: Sequence[EpochResult],
         paused_s: float,
     ) -> None:
-        """Begin to write what was read at a pause within an epoch; training goes on meanwhile.
+        """Begin to write a reading of a pause within an epoch; training goes on meanwhile.
 
         Args:
             reading: All shards.
-            results: Results of all epochs before this one, as the map had them.
-            data: What the data server said during the pause.
-            epochs: What the epochs before this one came to.
-            paused_s: How long training stood still.
+            resume: Progress of the epoch at the pause.
+            groups: Number of its trained groups.
+            epochs: Results of the epochs before it.
+            paused_s: Length of the pause in seconds.
         """
-        epoch, groups = int(data["epoch"]), int(data["finished"])
-        resume = ResumeRecord(
-            epoch=epoch,
-            finished=tuple((int(start), int(stop)) for start, stop in data["trained_ranges"]),
-            clock=0,
-            results=results,
-            images=int(data["images"]),
-            loss=read_number(data["loss"]),
-            train_s=float(data["train_s"]),
-        )
         if isfinite(resume.loss):
-            self._begin(reading, (epoch, groups), resume, epochs, paused_s)
+            self._begin(reading, (resume.epoch, groups), resume, epochs, paused_s)
         else:
             self._note(NOT_FINITE)
 
@@ -198,7 +187,7 @@ class Checkpointer:
             shards=reading.states,
         )
         if manifest.name == self._folder.latest:
-            return  # resumed from it, and nothing was trained since
+            return  # the run is resumed from it, and has not trained since
         checkpoint = Checkpoint(
             manifest=manifest, weights=reading.tensors.weights, state=reading.tensors.state
         )
@@ -256,21 +245,21 @@ class Checkpointer:
             newest = self._folder.latest or "none was written"
             failed = "a checkpoint" if self._misses == 1 else f"{self._misses} checkpoints in a row"
             raise RunFailed(
-                f"{failed} failed, the last one thus: {what}; the newest: {newest}; with "
+                f"{failed} failed, the last one: {what}; the newest: {newest}; with "
                 "--checkpoint-misses 0 a run goes on without checkpoints"
             )
         if self._misses & (self._misses - 1):
-            return  # the first miss in a row is news, and then each doubling of their number
+            return  # only the first miss in a row is an event, and then each doubling of their number
         often = "" if self._misses == 1 else f", {self._misses} failed in a row"
         self._note(f"{what}; training goes on without it{often}")
 
-    def look(self, data: Mapping[str, Any]) -> None:
-        """Note how far training is, beside the checkpoints. Never waits.
+    def note_progress(self, epoch: int, groups: int) -> None:
+        """Write the progress of training down, beside the checkpoints. Never waits.
 
         Args:
-            data: What the data server counted.
+            epoch: Epoch in progress.
+            groups: Number of its trained groups.
         """
-        epoch, groups = int(data["epoch"]), int(data["finished"])
         self._seen = ProgressNote(epoch=epoch, groups=groups, trained_again=self._common.trained_again)
         if self._writing is None or self._writing.done():
             self._begin_note()
@@ -280,9 +269,9 @@ class Checkpointer:
             self._noting = self._spawn("progress", self._note_progress())
 
     async def _note_progress(self) -> None:
-        """Write down what was seen last, if it is news; after `checkpoint_s` give it up.
+        """Write the newest progress if it has changed; give up after `checkpoint_s`.
 
-        The events tell the first of several failures in a row: there is a note a second.
+        Only the first of several failures in a row becomes an event, because a note follows each second.
         """
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -296,7 +285,7 @@ class Checkpointer:
         except OSError as error:
             why = f"({error.strerror or error})"
         if not self._noting_failed:
-            self._note(f"how far training is could not be noted {why}; training goes on without it")
+            self._note(f"the progress note could not be written {why}; training goes on without it")
         self._noting_failed = True
 
     def __repr__(self) -> str:
@@ -304,12 +293,12 @@ class Checkpointer:
 
 
 def make_tensors(model: Model, config: Config, plan: dict[str, Any] | None) -> RunTensors:
-    """Memory for all tensors of a run with their rule state.
+    """Allocate all tensors of a run with their rule state.
 
     Args:
         model: The model.
         config: The run.
-        plan: How the model is cut, as the run's record says.
+        plan: The run's partition plan, or None.
     """
     table = table_of(model, shard_bytes=config.shard_bytes, plan=plan)
     rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
@@ -319,14 +308,14 @@ def make_tensors(model: Model, config: Config, plan: dict[str, Any] | None) -> R
 def common_manifest(
     run: RunRecord, asked: Config, data: Mapping[str, Any], *, trained_again: int
 ) -> Manifest:
-    """What the manifests of a run's checkpoints have in common.
+    """Make a manifest with the fields that all checkpoints of a run share.
 
     Args:
-        run: As it was submitted.
-        asked: The options before the run filled in what was left open. Epochs and schedule are kept as the
-            run decided them, so that its rate goes on along the same curve.
-        data: What the data server says of its data.
-        trained_again: Groups that the run has to train a second time.
+        run: The submitted run.
+        asked: The options before the run decided the open ones. Epochs and schedule are those that the run
+            decided, so that a resumed run continues the same rate curve.
+        data: Description of the data.
+        trained_again: Number of groups that the run trains a second time.
     """
     decided = {name: run.config[name] for name in ("epochs", "schedule", "warm_up")}
     return Manifest(

@@ -29,20 +29,16 @@ from adam_async.cli.options import (
     WorkerOptions,
 )
 from adam_async.cli.printable import printable
+from adam_async.cluster.networks import LOOPBACK, address_towards, cluster_network, memory_budget, slowed
 from adam_async.cluster.parent_pipe import Parent, die_with_parent
 from adam_async.cluster.roles import (
-    LOOPBACK,
     Place,
     Role,
-    address_towards,
-    cluster_network,
     controller,
     data_host,
     data_server,
-    memory_budget,
     model_worker,
     parameter_server,
-    slowed,
 )
 from adam_async.controller import map_news, status_log
 from adam_async.controller.log_file import LogFile

@@ -33,14 +33,15 @@ from adam_async.cli.signals import EARLY
 from adam_async.cli.terminal import Terminal
 from adam_async.cluster.external_data import addresses_in, hosts_of
 from adam_async.cluster.local import LocalCluster
+from adam_async.cluster.networks import network_for
 from adam_async.cluster.processes import ProcessCluster
-from adam_async.cluster.roles import network_for
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.transforms.recipe import read_steps
 from adam_async.driver.driver import Driver
+from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.errors import AdamError, ConfigError, RunFailed
 from adam_async.report.baseline import Baseline
-from adam_async.report.report import Report, build_report, without_odd, write
+from adam_async.report.report import Report, build_report, without_invalid, write
 from adam_async.run.addresses import check_addresses
 from adam_async.run.cache_size import cache_limits
 from adam_async.run.config import COMMAND_LINE, ENVIRONMENT, Config, from_environment, from_toml, make_config
@@ -237,7 +238,7 @@ def _report(
     baseline: Baseline | None,
     ended: str = "finished",
 ) -> Report:
-    result, news = without_odd(result)
+    result, news = without_invalid(result)
     for line in news:
         terminal.news(line)
     return build_report(
@@ -437,24 +438,23 @@ async def _join(
     options: TrainOptions, config: Config, contents: Contents, token: str | None
 ) -> AsyncIterator[Driver]:
     assert options.controller is not None
-    buffers = BufferPool()
     waits = config.waits if config.waits.meet_s else waits_at_start(options.wait, config.waits)
     config = msgspec.structs.replace(config, waits=waits)
     async with AsyncExitStack() as stack:
         folder, resume = await open_checkpoints(stack, options.checkpoint, options.resume)
-        driver = Driver(
-            network=network_for(config, token, entropy=system_entropy, buffers=buffers),
+        settings = DriverSettings(
+            network=network_for(config, token, entropy=system_entropy, buffers=BufferPool()),
             controller=check_addresses(options.controller, "--controller"),
             identity=Identity(
                 role="driver", node="driver", incarnation=int.from_bytes(system_entropy(7), "little")
             ),
-            config=config,
-            buffers=buffers,
             threads=usable_cores(),
+        )
+        inputs = RunInputs(
             model_text=contents.model_text,
             transforms=contents.transforms,
             checkpoints=folder,
             resume=resume,
             init=contents.init,
         )
-        yield await stack.enter_async_context(driver)
+        yield await stack.enter_async_context(Driver(config, settings, inputs))

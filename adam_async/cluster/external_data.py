@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from adam_async.cluster.roles import address_towards
+from adam_async.cluster.networks import address_towards
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleUnreachable, RunFailed
 from adam_async.messages import Serve, Serving, pack, read_text_tensor, unpack
 from adam_async.messages.bounds import MOST_INFO_BYTES

@@ -1,13 +1,13 @@
-"""A child process's tie to the process that started it: orders come in by stdin, and its end means ours.
+"""The pipe from a parent process to a child: orders arrive on stdin, and the child ends with the pipe.
 
-The parent writes one line, the `Orders`, and then keeps the pipe open and silent. End of file says both
-"you may go" and "I am gone": the system closes the pipe of a parent that was killed, too. The keys of the
-child's role travel this way because other users can read arguments and environments. Where the system has
-it (Linux), the kernel is also asked to kill the child when its parent dies, for a child that is too busy to
-read; `prctl` is asked by the child itself, so that nothing runs between fork and exec.
+The parent writes one line, the `Orders`, and then keeps the pipe open and silent. End of file tells the child
+to end, or that its parent is gone: the system closes the pipe of a killed parent, too. The keys of the
+child's role travel this way because other users can read arguments and environments. On Linux the kernel also
+kills the child when its parent dies, for a child that is too busy to read; the child itself calls `prctl`, so
+that no code runs between fork and exec.
 
 A child runs in a session of its own: the terminal's Ctrl-C reaches the parent alone, which then ends its
-children in their order.
+children in order.
 """
 
 import asyncio
@@ -21,26 +21,26 @@ from adam_async.errors import ConfigError
 from adam_async.run.config import Waits
 
 PR_SET_PDEATHSIG = 1
-"""linux/prctl.h."""
+"""Option of `prctl` from linux/prctl.h: the signal at the death of the parent."""
 
 ORDERS_S = 10.0
-"""For the first line to arrive; the parent writes it as soon as the process exists."""
+"""Deadline of the first line in seconds; the parent writes it as soon as the process exists."""
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
-    """What a child must know and its command line must not show."""
+    """Settings of a child that its command line must not show, or cannot hold."""
 
     token: str
     """Keys of the child's role, as `token_text` reads them; empty if the cluster has no token."""
     waits: Waits
     profile_events: int = 0
-    """Events of a profile to note at most; 0 for no profile."""
+    """Maximum number of events of a profile; 0: no profile."""
     layers: dict[str, str] = {}
     """Kinds of layers to import, as `import_layers` takes them."""
 
 
 def die_with_parent() -> None:
-    """Ask the kernel, where it can, to kill this process when its parent dies."""
+    """Have the kernel kill this process when its parent dies, on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -60,10 +60,10 @@ class Parent:
         self._pipe.close()
 
     async def orders(self) -> Orders | None:
-        """Read the first line; None if the parent let go of us before it.
+        """Read the first line; None if the parent closed the pipe before it.
 
         Raises:
-            ConfigError: It did not come in `ORDERS_S`, or is something else.
+            ConfigError: It did not arrive in `ORDERS_S`, or is invalid.
         """
         try:
             async with asyncio.timeout(ORDERS_S):
@@ -73,6 +73,6 @@ class Parent:
             raise ConfigError(f"--supervised is for child processes: no orders on stdin ({error})") from None
 
     async def gone(self) -> None:
-        """Wait for the end of the pipe: the parent wants us to end, or is no more."""
+        """Wait for the end of the pipe: the parent ends this process, or has ended."""
         while await self._reader.read(4096):
             pass

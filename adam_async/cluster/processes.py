@@ -1,12 +1,11 @@
 """Each role a child process over loopback TCP: `async with ProcessCluster(config) as cluster`.
 
-The children are started under the words that a user would start them with by hand, and find each other
-through the controller like any others. What is added here is care: a child that dies is named at once
-with how it ended, and to the controller too, so that nobody waits whether it comes back; a worker is
-started again, since all it loses are the groups in its hands, and so is a data server while there is another,
-and a controller of several, which goes on where it was with what is in its folder, even if that is nothing
-yet; the death of a role that holds the run's only copy of something ends the run. When this process goes, in
-whatever way, its children go too (see `cli_parent`).
+The children have the command lines of roles started by hand, and find each other through the controller. The
+cluster supervises them. It reports the death of a child at once, with its cause, to the caller and to the
+controller, so that no role waits for its return. It restarts a worker, which loses only its groups in flight;
+a data server if another one serves; and a controller of several, which continues from its folder, even an
+empty one. The death of a role with the run's only copy of some state ends the run. The children end with this
+process, however it ends (see `parent_pipe`).
 """
 
 import asyncio
@@ -21,26 +20,25 @@ from typing import Any, Self
 
 import msgspec
 
-from adam_async.checkpoint.files import open_checkpoints
 from adam_async.checkpoint.manifest import resumed_spec
 from adam_async.checkpoint.trained_model import Model as TrainedModel
-from adam_async.checkpoint.trained_model import check_init
 from adam_async.cluster.external_data import DataHosts, address_for, hosts_of
+from adam_async.cluster.networks import LOOPBACK, network_for, slowed
 from adam_async.cluster.parent_pipe import Orders
-from adam_async.cluster.roles import LOOPBACK, network_for, slowed
-from adam_async.data_server.dataset import Dataset, check_dataset
+from adam_async.cluster.setup import ClusterSetup
+from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
 from adam_async.driver.driver import OUTSIDE, Driver
 from adam_async.driver.readiness import LONGER
+from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.errors import LOST_SHARDS, BindFailed, DeadlineExceeded, RoleDied, RunFailed, first_cause
 from adam_async.model.spec import ModelSpec
 from adam_async.run.addresses import controller_names
 from adam_async.run.cache_size import one_of
 from adam_async.run.config import Config, Waits
-from adam_async.run.model_selection import image_size
 from adam_async.run.named_layers import import_layers
 from adam_async.run.result import OnEpoch, RunResult
-from adam_async.run.stragglers import check_names, texts_for
+from adam_async.run.stragglers import texts_for
 from adam_async.run.token_file import derived_text
 from adam_async.run.variables import for_children
 from adam_async.runtime.child_process import ChildProcess, how_it_ended
@@ -52,54 +50,53 @@ from transport import BufferPool, Identity, Link, Network
 logger = logging.getLogger(__name__)
 
 RESTARTS = 5
-"""How often in a row one worker is started again; then something is wrong that a restart does not cure."""
+"""Maximum number of restarts of one child in a row; more would not cure its error."""
 
 SOUND_S = 10.0
-"""A worker that lived this long after it had joined was well: restarts before it count no more."""
+"""Seconds of service after which a child is sound: its earlier restarts count no more."""
 
-
-KEPT = "adam-async-controllers-"
-"""How the folder begins in which the controllers of a cluster keep what they must not forget."""
+FOLDER_PREFIX = "adam-async-controllers-"
+"""Prefix of the folder with the state of a cluster's controllers."""
 
 LOCK = "lock"
-"""A file in it whose lock is held for as long as the cluster is there."""
+"""File in that folder; the cluster holds its lock until it ends."""
 
 CHILDREN = ("controller", "data", "ps", "worker")
 """Roles of child processes."""
 
-CHOICES = 3
-"""How often ports are chosen for controllers, should somebody take one before they listen."""
+PORT_CHOICES = 3
+"""Maximum number of times that ports are chosen for controllers; another process may take one meanwhile."""
 
 
 class ProcessCluster:
     """Controllers, data servers, parameter servers and workers, each in a process of its own.
 
     Args:
-        config: The run, and how many of each role.
-        dataset: The images, which data servers in this process then serve; without it those of `config.data`.
-        data: Addresses of data servers that stand alone, ``tcp://host:port``, which are asked to join; if
-            there are none, those of `config.data`, and if that names a data set, data servers are started.
-        token: Of the data servers that stand alone, if they have one; it is the whole cluster's then.
-        spec: The model; without it `config.model` says.
-        layers: Kinds of layers that it may use beside those of this package, by import path:
-            ``{"mine": "package.module:Mine"}``. The module is one that Python finds in `environment`.
-        model_text: What the TOML file that `config.model` names holds.
-        transforms: What becomes of training images where `config.augment` is set, as `Recipe.of` takes it;
-            None is what suits them.
-        environment: Of the children; without it that of this process.
-        say: Told of deaths, and of each line that a child writes to stderr; without it they are logged.
-        entropy: Dice for the cluster's token and the driver's incarnation.
-        timeline: Notes what the driver does; what the children noted is added when a training has ended.
-        checkpoint: Folder for checkpoints; without it that of `resume`, or none are taken.
+        config: The run, with the number of each role.
+        dataset: The images, served by data servers in this process; None: those of `config.data`.
+        data: Addresses of standalone data servers, ``tcp://host:port``, which are asked to join; empty: those
+            of `config.data`. If it names a data set instead, data servers are started.
+        token: Token of the standalone data servers, which then is the token of the whole cluster.
+        spec: The model; None: that of `config.model`.
+        layers: Further kinds of layers that it may use, by import path: ``{"mine": "package.module:Mine"}``.
+            Python has to find the module in `environment`.
+        model_text: Content of the TOML file that `config.model` names.
+        transforms: Transforms of training images with `config.augment`, as for `Recipe.of`; None: defaults
+            for the images.
+        environment: Environment of the children; None: that of this process.
+        say: Called with each event, and with each line of a child's stderr; by default they are logged.
+        entropy: Random bytes for the cluster's token and the driver's incarnation.
+        timeline: Records the work of the driver; after a training it has the profiles of the children too.
+        checkpoint: Folder for checkpoints; None: that of `resume`, or no checkpoints.
         resume: Folder of checkpoints whose run the first training continues.
         init: Saved model that each training begins with: tensors with the name and shape of one of the run's.
 
-    `async with` starts the children and waits for their addresses; leaving the block ends them in good
-    order, and kills what is still there after `drain_s`.
+    `async with` starts the children and waits for their addresses; the end of the block ends them in good
+    order, and kills the remaining ones after `drain_s`.
 
     Raises:
-        ConfigError: `config.slow` names a node that there is not, `data` what cannot be dialled, or `layers`
-            what cannot be imported.
+        ConfigError: `config.slow` names an unknown node, an address of `data` is invalid, or `layers` cannot
+            be imported.
     """
 
     def __init__(
@@ -121,34 +118,32 @@ class ProcessCluster:
         resume: Path | None = None,
         init: TrainedModel | None = None,
     ) -> None:
-        check_dataset(dataset)
-        self._hosts = hosts_of(config, data, starts_own=dataset is not None)
-        self._dataset = dataset
-        self._layer_names, self._layers = dict(layers), import_layers(layers)
-        check_names(
-            config.slow,
-            workers=config.workers,
-            servers=config.servers,
-            data_servers=0 if self._hosts else config.data_servers,
-            controllers=controller_names(config.controllers),
+        self._layer_names = dict(layers)
+        self._setup = ClusterSetup(
+            config=config,
+            inputs=RunInputs(
+                spec=spec,
+                model_text=model_text,
+                transforms=transforms,
+                layers=import_layers(layers),
+                init=init,
+            ),
+            hosts=hosts_of(config, data, starts_own=dataset is not None),
+            dataset=dataset,
+            token=token,
+            entropy=entropy,
+            timeline=timeline,
+            checkpoint=checkpoint,
+            resume=resume,
         )
         self.config = config
+        self.timeline = timeline
+        self._environment = for_children(os.environ if environment is None else environment)
+        self._say = say
         self._controllers = controller_names(config.controllers)
         self._given_up: set[ChildProcess] = set()
         self._orders: dict[str, bytes] = {}
-        self._token = token
         self.children: dict[str, ChildProcess] = {}
-        self._spec = spec
-        self._model_text = model_text
-        self._transforms = transforms
-        self._environment = for_children(os.environ if environment is None else environment)
-        self._say = say
-        self._entropy = entropy
-        self.timeline = timeline
-        self._checkpoint = checkpoint
-        self._resume = resume
-        check_init(init)
-        self._init = init
         self._stack = AsyncExitStack()
         self._stopping = asyncio.Event()
         self._death: asyncio.Future[None] | None = None
@@ -170,105 +165,96 @@ class ProcessCluster:
         return self
 
     async def _open(self) -> None:
-        config = self.config
+        config, setup = self.config, self._setup
         threads = config.threads_per_worker(usable_cores())
-        # Data servers that stand alone let in only who has their token, or none if they have none.
-        token = self._token if self._hosts else self._entropy(32).hex()
+        # Standalone data servers accept their own token only, or none if they have none.
+        token = setup.token if setup.hosts else setup.entropy(32).hex()
         room = self.timeline.limit_events if self.timeline is not None else 0
         self._orders = orders_for(token or "", config.waits, profile_events=room, layers=self._layer_names)
         self._death = asyncio.get_running_loop().create_future()
         async with AsyncExitStack() as stack:
-            folder, resume = await open_checkpoints(stack, self._checkpoint, self._resume)
-            kept = await stack.enter_async_context(self._folder()) if config.controllers > 1 else None
+            inputs = await setup.with_checkpoints(stack)
+            state = await stack.enter_async_context(self._folder()) if config.controllers > 1 else None
             self._group = await stack.enter_async_context(asyncio.TaskGroup())
             stack.push_async_callback(self._stop)
-            buffers = BufferPool()
             network = await stack.enter_async_context(
                 slowed(
-                    network_for(config, token, entropy=self._entropy, buffers=buffers),
+                    network_for(config, token, entropy=setup.entropy, buffers=BufferPool()),
                     texts_for(config.slow, "driver"),
                 )
             )
-            driver = Identity(
-                role="driver", node="driver", incarnation=int.from_bytes(self._entropy(7), "little")
-            )
-            meet = await address_for(self._hosts) if self._hosts else LOOPBACK
-            if kept is None:
-                controller = await self._address(self._start("controller", "controller", "--bind", meet))
+            driver = setup.identity("driver", "driver")
+            bind = await address_for(setup.hosts) if setup.hosts else LOOPBACK
+            if state is None:
+                controller = await self._address(self._start("controller", "controller", "--bind", bind))
             else:
-                controller = await self._open_controllers(network, driver, meet, kept)
-            common = ("--controller", controller, "--bind", LOOPBACK)
-            counts = ("--threads", str(threads), "--in-flight", str(config.in_flight))
-            if self._dataset is not None:
-                await self._open_data(stack, network, controller, self._dataset)
-            data_servers = 0 if self._hosts or self._dataset is not None else config.data_servers
-            cache = one_of(config.cache, data_servers)
-            images = ["--data", config.data, "--damaged", config.damaged, "--cache", cache]
-            images += ["--spill", config.spill] if config.spill else []
-            spec = resumed_spec(resume.manifest, self._spec) if resume is not None else self._spec
-            init = self._init.network.spec if self._init is not None else None
-            if size := image_size(config.size, config.model, text=self._model_text, spec=spec, init=init):
-                images += ["--size", f"{size[1]}x{size[0]}"]
-            children = [
-                *(self._start("data", f"data-{n}", *common, *images) for n in range(data_servers)),
-                *(self._start("ps", f"ps-{n}", *common) for n in range(config.servers)),
-                *(self._start("worker", f"worker-{n}", *common, *counts) for n in range(config.workers)),
-            ]
-            for child in children:
-                await self._address(child)
-            if self._hosts:
-                hosts = DataHosts(self._hosts, network=network, identity=driver, waits=config.waits)
+                controller = await self._open_controllers(network, driver, bind, state)
+            await self._open_data(stack, network, controller)
+            await self._start_members(controller, inputs, threads)
+            if setup.hosts:
+                hosts = DataHosts(setup.hosts, network=network, identity=driver, waits=config.waits)
                 await stack.enter_async_context(hosts)
                 await hosts.serve(controller)
-            self._driver = await stack.enter_async_context(
-                Driver(
-                    network=network,
-                    controller=controller,
-                    identity=driver,
-                    config=config,
-                    buffers=buffers,
-                    threads=min(threads * config.workers, usable_cores()),
-                    spec=self._spec,
-                    layers=self._layers,
-                    model_text=self._model_text,
-                    transforms=self._transforms,
-                    timeline=self.timeline,
-                    checkpoints=folder,
-                    resume=resume,
-                    init=self._init,
-                    available_bytes=available_bytes,
-                )
+            settings = DriverSettings(
+                network=network,
+                controller=controller,
+                identity=driver,
+                threads=min(threads * config.workers, usable_cores()),
+                timeline=self.timeline,
+                available_bytes=available_bytes,
             )
-            self._driver.listen(self._say)
+            opened = self._driver = await stack.enter_async_context(Driver(config, settings, inputs))
+            opened.listen(self._say)
             stack.callback(setattr, self, "_running", False)
             self._running = True
             self._stack = stack.pop_all()
 
-    async def _open_data(
-        self, stack: AsyncExitStack, network: Network, controller: str, dataset: Dataset
-    ) -> None:
-        """Serve a data set of the caller from this process, whose memory it is in."""
+    async def _start_members(self, controller: str, inputs: RunInputs, threads: int) -> None:
+        """Start data servers, parameter servers and workers, and wait until they listen."""
+        config, setup = self.config, self._setup
+        common = ("--controller", controller, "--bind", LOOPBACK)
+        counts = ("--threads", str(threads), "--in-flight", str(config.in_flight))
+        data_servers = 0 if setup.hosts or setup.dataset is not None else config.data_servers
+        cache = one_of(config.cache, data_servers)
+        images = ["--data", config.data, "--damaged", config.damaged, "--cache", cache]
+        images += ["--spill", config.spill] if config.spill else []
+        resume = inputs.resume
+        spec = resumed_spec(resume.manifest, inputs.spec) if resume is not None else inputs.spec
+        if size := setup.image_size(spec):
+            images += ["--size", f"{size[1]}x{size[0]}"]
+        children = [
+            *(self._start("data", f"data-{n}", *common, *images) for n in range(data_servers)),
+            *(self._start("ps", f"ps-{n}", *common) for n in range(config.servers)),
+            *(self._start("worker", f"worker-{n}", *common, *counts) for n in range(config.workers)),
+        ]
+        for child in children:
+            await self._address(child)
+
+    async def _open_data(self, stack: AsyncExitStack, network: Network, controller: str) -> None:
+        """Serve the caller's data set, if there is one, from this process, which has it in its memory."""
+        if self._setup.dataset is None:
+            return
         for number in range(self.config.data_servers):
-            incarnation = int.from_bytes(self._entropy(7), "little")
             server = DataServer(
                 network=network,
                 address=LOOPBACK,
                 controller=controller,
-                identity=Identity(role="data", node=f"data-{number}", incarnation=incarnation),
+                identity=self._setup.identity("data", f"data-{number}"),
                 waits=self.config.waits,
-                dataset=dataset,
+                dataset=self._setup.dataset,
             )
             await stack.enter_async_context(server)
 
     @asynccontextmanager
     async def _folder(self) -> AsyncIterator[Path]:
-        """A folder for what controllers keep from one life to the next; it ends with the cluster.
+        """The folder with the state of the controllers, for their restarts; removed with the cluster.
 
-        Those of clusters whose process was killed, and could not remove them, end here, too: nobody holds
-        their locks. As a folder has its name only when its lock is held, none is taken for one of these.
+        This also removes the folders of clusters whose process was killed: their locks are free. A folder
+            gets
+        its name after its lock, so the folder of a cluster that starts is never taken for one of these.
         """
         place = Path(self._environment.get("TMPDIR") or "/tmp")
-        folder = place / f"{KEPT}{self._entropy(8).hex()}"
+        folder = place / f"{FOLDER_PREFIX}{self._setup.entropy(8).hex()}"
         made = folder.with_name(f".{folder.name}")
         async with Disk(name="controllers") as disk, AsyncExitStack() as stack:
             try:
@@ -281,18 +267,18 @@ class ProcessCluster:
                 await disk.remove_folder(made)
                 await disk.remove_folder(folder)
 
-    async def _open_controllers(self, network: Network, who: Identity, meet: str, kept: Path) -> str:
-        """Start controllers that know each other's addresses from the beginning; returns these, joined.
+    async def _open_controllers(self, network: Network, driver: Identity, bind: str, state: Path) -> str:
+        """Start controllers that know each other's addresses from the start; returns the addresses, joined.
 
         Raises:
-            RoleDied: One could not start.
+            RoleDied: A controller could not start.
         """
         addresses: list[str] = []
-        for left in reversed(range(CHOICES)):
-            addresses = await _free_addresses(network, who, meet, count=len(self._controllers))
+        for left in reversed(range(PORT_CHOICES)):
+            addresses = await _free_addresses(network, driver, bind, count=len(self._controllers))
             peers = ",".join(f"{number}={address}" for number, address in enumerate(addresses, 1))
             for node in self._controllers:
-                self._start("controller", node, "--peers", peers, "--dir", str(kept / node))
+                self._start("controller", node, "--peers", peers, "--dir", str(state / node))
             try:
                 for node in self._controllers:
                     await self._controller_serves(node)
@@ -308,10 +294,10 @@ class ProcessCluster:
         return ",".join(addresses)
 
     async def _controller_serves(self, node: str) -> None:
-        """Wait until one of several listens, in its first life or, if that was cut short, in a later one.
+        """Wait until one of several controllers listens, if need be after restarts.
 
         Raises:
-            RoleDied: It could not start, or did not live to listen however often it was started.
+            RoleDied: It could not start, or no restart came to listen.
         """
         while True:
             child = self.children[node]
@@ -319,7 +305,7 @@ class ProcessCluster:
                 await self._address(child)
                 return
             except RoleDied:
-                if self.children[node] is child:  # `_keep` has put nobody in its place
+                if self.children[node] is child:  # `_supervise` has not restarted it
                     raise
 
     async def __aexit__(
@@ -331,7 +317,7 @@ class ProcessCluster:
         """Run all epochs of the configuration. See `Driver.train`.
 
         Raises:
-            RoleDied: A role ended that the run cannot go on without; names it and how it ended.
+            RoleDied: A role that the run needs has died; the error names it and the cause.
             RunFailed: The cluster's block was not entered, or has ended.
         """
         if self._death is None or not self._running:
@@ -344,13 +330,13 @@ class ProcessCluster:
                     await self.driver.gather_profile()
                 watch.cancel()
         except ExceptionGroup as errors:
-            # Whatever else went wrong followed from the death.
+            # Other errors are consequences of the death.
             cause = (self._death.exception() if self._death.done() else None) or first_cause(errors)
             raise cause from cause.__cause__
         return result
 
     def stop(self) -> None:
-        """End the training in progress after the groups at hand. See `Driver.stop`."""
+        """End the training in progress after the groups in flight. See `Driver.stop`."""
         if self._running:
             self.driver.stop()
 
@@ -361,7 +347,7 @@ class ProcessCluster:
         held = ("--memory-budget", self.config.memory_budget, "--checksum", self.config.checksum)
         words = (role, "--id", node, "--supervised", *held, *arguments, *slow)
         child = self._child(role, node, words)
-        self._group.create_task(self._keep(role, node, words, child), name=f"processes/{node}")
+        self._group.create_task(self._supervise(role, node, words, child), name=f"processes/{node}")
         return child
 
     def _child(self, role: str, node: str, words: tuple[str, ...]) -> ChildProcess:
@@ -370,8 +356,8 @@ class ProcessCluster:
         self.children[node] = child
         return child
 
-    async def _keep(self, role: str, node: str, words: tuple[str, ...], child: ChildProcess) -> None:
-        """Attend a child from life to life."""
+    async def _supervise(self, role: str, node: str, words: tuple[str, ...], child: ChildProcess) -> None:
+        """Wait for the end of a child, and restart it; repeat until it is not restarted."""
         assert self._death is not None
         left, served = RESTARTS, False
         while True:
@@ -382,13 +368,13 @@ class ProcessCluster:
             served = served or child.served_s > 0
             if child.served_s >= SOUND_S:
                 left = RESTARTS
-            # What ended by itself before it served cannot start: `_open` says so. A controller that was
-            # killed could have, and the others wait for it to found their group.
+            # A child that ended by itself before it served cannot start; `_open` reports it. A killed
+            # controller can start, and the other controllers need it to form their group.
             could_start = served or (code < 0 and role == "controller")
-            restart = could_start and left > 0 and self._goes_on_without(role, node)
-            self._incident(f"{node} died: {how}{'; starting it again' if restart else ''}")
+            restart = could_start and left > 0 and self._may_restart(role, node)
+            self._note(f"{node} died: {how}{'; starting it again' if restart else ''}")
             if served and left == 0 and self._others_suffice(node):
-                self._incident(f"{node} was started again {RESTARTS} times and is left: the others go on")
+                self._note(f"{node} was started again {RESTARTS} times and is left: the others go on")
                 return
             if not restart:
                 if left == 0:
@@ -397,7 +383,7 @@ class ProcessCluster:
                     how = f"{how}; {LOST_SHARDS}"
                 if served and not self._death.done():
                     self._death.set_exception(RoleDied(node, how))
-                    self._death.exception()  # seen; `train` raises it, and there may be none
+                    self._death.exception()  # marks it as retrieved: without a `train`, no wait retrieves it
                 return
             left -= 1
             if self._driver is not None:
@@ -406,22 +392,22 @@ class ProcessCluster:
                     return
             child = self._child(role, node, words)
 
-    def _goes_on_without(self, role: str, node: str) -> bool:
-        """Whether nothing is lost with a role, so that it can be started again."""
+    def _may_restart(self, role: str, node: str) -> bool:
+        """Whether no state of the run is lost with a role, so that it can be started again."""
         if role == "data":
             others = (c for name, c in self.children.items() if name.startswith("data-") and name != node)
             return any(other.serves for other in others)
-        # What a controller of several knows is in its folder, even if all of them die.
+        # The state of a controller of several is in its folder, even if all of them die.
         return role == "worker" or (role == "controller" and len(self._controllers) > 1)
 
     def _others_suffice(self, node: str) -> bool:
-        """Whether this is a controller, and a majority of all is there without it."""
+        """Whether this is a controller, and a majority of all serves without it."""
         serving = [name for name in self._controllers if name != node and self.children[name].serves]
         return node in self._controllers and 2 * len(serving) > len(self._controllers)
 
-    def _incident(self, what: str) -> None:
+    def _note(self, what: str) -> None:
         if self._driver is not None:
-            self._driver.note(what)  # which is told to `self._say`
+            self._driver.note(what)  # which calls `self._say`
         else:
             self._say(what)
 
@@ -431,7 +417,7 @@ class ProcessCluster:
             async with asyncio.timeout(timeout_s):
                 return await child.address
         except TimeoutError:
-            raise DeadlineExceeded(f"{child.node} to say where it listens{LONGER}", timeout_s) from None
+            raise DeadlineExceeded(f"{child.node} to report its address{LONGER}", timeout_s) from None
 
     async def _stop(self) -> None:
         """End all children in good order within `drain_s`, then with force."""
@@ -444,7 +430,7 @@ class ProcessCluster:
             async with asyncio.timeout(self.config.waits.drain_s):
                 for child in members:
                     await child.ended.wait()
-                # Last, so that nobody misses them.
+                # Controllers end last, so that no member loses them.
                 for child in controllers:
                     child.end()
                 for child in controllers:
@@ -476,19 +462,19 @@ def orders_for(
 
 
 async def _result_of(future: asyncio.Future[None]) -> None:
-    # Shielded: giving up this wait must not cancel what the next run waits for.
+    # Shielded: the cancellation of this wait must not cancel the future, which the next run awaits.
     await asyncio.shield(future)
 
 
-async def _free_addresses(network: Network, who: Identity, meet: str, *, count: int) -> list[str]:
-    """Where several can listen who have to know each other's addresses before they do."""
+async def _free_addresses(network: Network, driver: Identity, bind: str, *, count: int) -> list[str]:
+    """Return free addresses, for controllers that need each other's addresses before they listen."""
 
-    async def turn_away(link: Link) -> None:
+    async def refuse(link: Link) -> None:
         link.abort()
 
     async with AsyncExitStack() as stack:
         listeners = [
-            await stack.enter_async_context(network.listen(meet, who, turn_away)) for _ in range(count)
+            await stack.enter_async_context(network.listen(bind, driver, refuse)) for _ in range(count)
         ]
         return [listener.address for listener in listeners]
 
@@ -498,15 +484,15 @@ def _make_own_folder(folder: Path) -> None:
 
 
 async def _remove_left_behind(disk: Disk, place: Path) -> None:
-    """Remove the folders of clusters that are no more. What is not ours, or not to be had, is left."""
+    """Remove the folders of ended clusters; leave those of other users and those that cannot be read."""
     names: list[str] = []
-    with suppress(OSError):  # who may write there need not be one who may list it
+    with suppress(OSError):  # a user may write into a folder and not list it
         names = await disk.names(place)
     for name in names:
         folder = place / name
-        if not name.removeprefix(".").startswith(KEPT) or not await disk.run(_is_own_folder, folder):
+        if not name.removeprefix(".").startswith(FOLDER_PREFIX) or not await disk.run(_is_own_folder, folder):
             continue
-        with suppress(OSError):  # somebody holds it, or removes it at the same time
+        with suppress(OSError):  # another process holds the lock, or removes the folder now
             if LOCK in await disk.names(folder):
                 async with disk.hold(folder / LOCK):
                     await disk.remove_folder(folder)

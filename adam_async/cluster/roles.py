@@ -1,11 +1,10 @@
-"""One function per role: from where it stands in a cluster to the running role, as an `async with` block.
+"""One function per role, from its place in a cluster to the running role as an `async with` block.
 
-The command line, child processes and programs that start single roles all come through here. A role
-serves run after run until its block is left.
+The command line, child processes and programs that start single roles use these functions. A role serves run
+after run until its block ends.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -15,34 +14,24 @@ from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
 from adam_async.data_server.standalone import DataHost
-from adam_async.errors import BindFailed, ConfigError, first_cause
-from adam_async.messages import role_table
+from adam_async.errors import BindFailed, first_cause
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.run.cache_size import read_budget
-from adam_async.run.config import Config, Waits
-from adam_async.run.stragglers import slow_links
-from adam_async.run.token_file import read_token_text
+from adam_async.run.config import Waits
 from adam_async.runtime.timeline import Timeline
 from adam_async.worker.service import ModelWorker
 from dataflow import ComputePool
-from transport import Budget, BufferPool, Identity, LinkConfig, Network, TcpNetwork
-from transport.config import Checksum
-from transport.slow import SlowNetwork
-from transport.sockets import is_loopback, parse_tcp_address
-
-LOOPBACK = "tcp://127.0.0.1:0"
-"""Where a role listens that was told nothing else: any free port that only this machine can reach."""
+from transport import BufferPool, Identity, Network
 
 
 class Role(Protocol):
-    """What all running roles have in common."""
+    """A running role."""
 
     address: str
 
     async def joined(self) -> None:
-        """Wait until the controller has given it its seat."""
+        """Wait until the role is a member of the cluster."""
 
 
 _R = TypeVar("_R")
@@ -50,19 +39,18 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a role stands.
+    """The place of a role in a cluster and in its process.
 
     Attributes:
-        node: Its id, unique in the cluster.
-        bind: Where it listens, ``tcp://host:port``; port 0 is any free one.
-        controller: The controller's address, or those of several joined by commas; a controller does not
-            need it.
-        network: How it reaches the others.
-        buffers: Where it receives; the network's own pool.
+        node: Node id, unique in the cluster.
+        bind: Address to listen on, ``tcp://host:port``; port 0: any free port.
+        controller: Address of the controller, or those of several joined by commas; empty for a controller.
+        network: Links to the other roles.
+        buffers: Memory for received messages; the network's own pool.
         waits: Deadlines.
-        entropy: Dice for its incarnation and session ids.
-        timeline: Where it notes what it does.
-        layers: Kinds of layers that models may use, the same in all of a cluster.
+        entropy: Random bytes for the incarnation and session ids.
+        timeline: Records the work of the role.
+        layers: Kinds of layers that models may use, the same in all roles of a cluster.
     """
 
     node: str
@@ -76,114 +64,8 @@ class Place:
     layers: Mapping[str, type[Layer]] = field(default_factory=lambda: BUILTIN_LAYERS)
 
     def identity(self, role: str) -> Identity:
-        """A new life of this node."""
+        """Return the identity of a new incarnation of the node."""
         return Identity(role=role, node=self.node, incarnation=int.from_bytes(self.entropy(7), "little"))
-
-
-def memory_budget(text: str) -> Budget:
-    """Make the budget that the links of a process share, from a size such as ``512M``.
-
-    Raises:
-        ConfigError: See `read_budget`.
-    """
-    return Budget(read_budget("--memory-budget", text))
-
-
-def cluster_network(
-    token: str | None,
-    *,
-    entropy: Callable[[int], bytes],
-    buffers: BufferPool,
-    checksum: Checksum = "auto",
-    budget: Budget | None = None,
-    advertise: str = "",
-) -> TcpNetwork:
-    """Links over TCP for one process.
-
-    Args:
-        token: The text of a token file; see `token_text`.
-        entropy: Returns that many unpredictable bytes.
-        buffers: Where its links receive.
-        checksum: Whether sent payloads carry a CRC-32C; see `LinkConfig.checksum`.
-        budget: Bytes that its links together may hold for their peers; default 512 MiB.
-        advertise: Address that others are told instead of the one that is listened on; see `TcpNetwork`.
-
-    Raises:
-        ConfigError: The token is too short, or is a damaged line of keys.
-    """
-    secret = read_token_text(token) if token else None
-    try:
-        return TcpNetwork(
-            token=secret,
-            entropy=entropy,
-            rules=role_table(),
-            config=LinkConfig(checksum=checksum),
-            pool=buffers,
-            budget=budget,
-            advertise=advertise,
-        )
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-
-def network_for(
-    config: Config, token: str | None, *, entropy: Callable[[int], bytes], buffers: BufferPool
-) -> TcpNetwork:
-    """Links over TCP for the process of a driver, as its run is configured. See `cluster_network`."""
-    return cluster_network(
-        token,
-        entropy=entropy,
-        buffers=buffers,
-        checksum=config.checksum,
-        budget=memory_budget(config.memory_budget),
-    )
-
-
-@asynccontextmanager
-async def slowed(network: Network, slow: Sequence[str]) -> AsyncIterator[Network]:
-    """The network with the slow links that `Config.slow` speaks of; the network itself if there are none."""
-    async with AsyncExitStack() as stack:
-        for link in slow_links(slow):
-            network = await stack.enter_async_context(
-                SlowNetwork(
-                    network,
-                    delay_s=link.delay_s,
-                    jitter_s=link.jitter_s,
-                    dice=link.dice,
-                    between=link.nodes,
-                )
-            )
-        yield network
-
-
-async def address_towards(peers: str) -> str:
-    """Where a role listens by default: any port of the interface through which it reaches its peers.
-
-    Args:
-        peers: Addresses joined by commas: the controllers; for a controller, data hosts that are to join it.
-            One that is on another machine decides.
-
-    Raises:
-        ConfigError: There is no way to that host.
-    """
-    places = [(peer, *parse_tcp_address(peer)) for peer in peers.split(",")]
-    away = [place for place in places if not is_loopback(place[1])]
-    if not away:
-        return LOOPBACK
-    peer, host, port = away[0]
-    loop = asyncio.get_running_loop()
-    try:
-        # A datagram socket that sends nothing: connecting it only asks the routing table.
-        probe, _ = await loop.create_datagram_endpoint(
-            asyncio.DatagramProtocol, remote_addr=(host, port or 9)
-        )
-    except OSError as error:
-        raise ConfigError(f"no way to {peer}: {error.strerror or error}") from None
-    try:
-        own = str(probe.get_extra_info("sockname")[0])
-    finally:
-        probe.close()
-    return f"tcp://[{own}]:0" if ":" in own else f"tcp://{own}:0"
 
 
 @asynccontextmanager
@@ -206,15 +88,15 @@ def controller(
     """Run a controller.
 
     Args:
-        place: Where it stands.
-        peers: All controllers of its group, itself among them: node ids and addresses.
-        alone: Whether it is a group of its own, without `peers`; otherwise `Controller.group.meet` is told
-            them later, when all listen.
-        file: What it must not forget is kept there, and taken up from there.
+        place: Its place.
+        peers: Addresses of all controllers of its group by node id, its own among them.
+        alone: Whether it is a group of one; a larger group without `peers` gets them from
+            `Controller.group.meet` when all controllers listen.
+        file: Log file of its state, which a restarted controller reads.
 
     Raises:
-        BindFailed: It cannot listen there.
-        BindRefused: Others could reach that address, and there is no token.
+        BindFailed: The address is not available.
+        BindRefused: Other machines can reach the address, and there is no token.
     """
     role = Controller(
         network=place.network,
@@ -247,7 +129,7 @@ def parameter_server(place: Place) -> AbstractAsyncContextManager[ParameterServe
 
 
 def data_server(place: Place, dataset: Dataset) -> AbstractAsyncContextManager[DataServer]:
-    """Run a data server over a data set. Raises what `controller` raises."""
+    """Run a data server of a data set. Raises what `controller` raises."""
     role = DataServer(
         network=place.network,
         address=place.bind,
@@ -261,7 +143,7 @@ def data_server(place: Place, dataset: Dataset) -> AbstractAsyncContextManager[D
 
 
 def data_host(place: Place, dataset: Dataset) -> AbstractAsyncContextManager[DataHost]:
-    """Run a data server that stands alone, to be asked into clusters. Raises what `controller` raises."""
+    """Run a standalone data server, which clusters ask to join. Raises what `controller` raises."""
     role = DataHost(
         network=place.network,
         address=place.bind,
@@ -279,9 +161,9 @@ def model_worker(
     """Run a model worker. Raises what `controller` raises.
 
     Args:
-        place: Where it stands.
+        place: Its place.
         threads: Compute threads.
-        in_flight: Groups in flight; 0 is twice the threads of its replica.
+        in_flight: Groups in flight; 0: twice the threads of its replica.
         pace: Share of a core's time that each thread may use.
     """
     role = ModelWorker(

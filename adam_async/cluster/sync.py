@@ -1,13 +1,16 @@
-"""A synchronous face for scripts and notebooks: `with sync.LocalCluster(config) as cluster: cluster.train()`.
+"""A synchronous interface for scripts and notebooks.
 
-The cluster lives on a thread with an event loop of its own, so it works where a loop already runs, as in
-a notebook. The caller's thread only waits: everything it hears, each epoch and the outcome, comes through
-one queue, so `on_epoch` runs in the caller's thread and may plot, print or raise. The cluster's loop waits
-for the callback's answer, and awaits the coroutine of an async `on_epoch`.
+    with sync.LocalCluster(config) as cluster:
+        cluster.train()
 
-An interrupt (Ctrl-C) or an error of `on_epoch` cancels the training, waits until it has ended, and goes
-on its way; leaving the block then closes the cluster and ends the thread. A second interrupt while that
-is going on stops the waiting; the thread is a daemon and does not hold up the end of the program.
+The cluster runs on a thread with an event loop of its own, so it works beside a running loop, as in a
+notebook. The caller's thread only waits: one queue brings it each epoch and the outcome, so `on_epoch` runs
+in the caller's thread and may plot, print or raise. The cluster's loop waits for the callback's answer, and
+awaits the coroutine of an async `on_epoch`.
+
+An interrupt (Ctrl-C) or an error of `on_epoch` cancels the training, waits until it has ended, and is raised;
+the end of the block then closes the cluster and ends the thread. A second interrupt meanwhile ends the wait;
+the thread is a daemon, so the program can end before it.
 """
 
 import asyncio
@@ -40,12 +43,12 @@ from adam_async.runtime.callbacks import ending_on_errors
 from adam_async.runtime.disk import Disk
 
 CLOSE_S = 30.0
-"""How long leaving the block may take: compute threads finish the group they are in."""
+"""Deadline of the end of the block in seconds: compute threads finish their groups."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Outcome:
-    """How starting or a training ended; neither field is set for one that started or was cancelled."""
+    """Outcome of a start or a training; neither field is set after a start or a cancellation."""
 
     result: RunResult | None = None
     error: BaseException | None = None
@@ -59,28 +62,28 @@ class _Epoch:
     answer: asyncio.Future[object]
 
     def settle(self, answer: object) -> None:
-        """Pass on the answer, on the cluster's loop; a training that was cancelled needs none."""
+        """Pass on the answer, on the cluster's loop; a cancelled training needs none."""
         if not self.answer.done():
             self.answer.set_result(answer)
         elif inspect.iscoroutine(answer):
             answer.close()
 
 
-_Heard = queue.SimpleQueue[_Epoch | _Outcome]
+_News = queue.SimpleQueue[_Epoch | _Outcome]
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
-    """Read the newest checkpoint of a folder that is whole, with its weights.
+    """Read the newest whole checkpoint of a folder, with its weights.
 
     Raises:
-        CheckpointError: There is none, or none is whole; says what is wrong with each.
+        CheckpointError: There is no whole checkpoint; the error names the damage of each.
     """
 
     async def load() -> Checkpoint:
         async with Disk() as disk:
             return await files.load_checkpoint(folder, disk)
 
-    # A thread of its own: in this one a loop may be running.
+    # On a thread of its own: a loop may run in this one.
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adam-load") as executor:
         return executor.submit(lambda: asyncio.run(load())).result()
 
@@ -89,16 +92,16 @@ class LocalCluster:
     """All roles of a run, on a thread of their own.
 
     Args:
-        config: The run, and how many of each role.
-        dataset: The images; without them `config.data` is loaded, downloading nothing.
-        spec: The model; without it `config.model` says.
+        config: The run, with the number of each role.
+        dataset: The images; None: those of `config.data`, without a download.
+        spec: The model; None: that of `config.model`.
         layers: Kinds of layers that it may use; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
         loop_factory: Makes the thread's event loop.
-        checkpoint: Folder for checkpoints; without it that of `resume`, or none are taken.
+        checkpoint: Folder for checkpoints; None: that of `resume`, or no checkpoints.
         resume: Folder of checkpoints whose run the first training continues.
         init: Saved model that each training begins with: tensors with the name and shape of one of the run's.
 
-    Methods are for one thread at a time.
+    One thread at a time may call its methods.
     """
 
     def __init__(
@@ -116,14 +119,18 @@ class LocalCluster:
         check_dataset(dataset)
         check_init(init)
         self.config = config
-        self._dataset = dataset
-        self._spec = spec
-        self._layers = layers
+        self._make = partial(
+            local.LocalCluster,
+            config,
+            dataset=dataset,
+            spec=spec,
+            layers=layers,
+            checkpoint=checkpoint,
+            resume=resume,
+            init=init,
+        )
         self._loop_factory = loop_factory
-        self._checkpoint = checkpoint
-        self._resume = resume
-        self._init = init
-        self._heard = _Heard()
+        self._news = _News()
         self._thread = threading.Thread(target=self._run, name="adam-cluster", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._training: asyncio.Task[None] | None = None
@@ -137,9 +144,9 @@ class LocalCluster:
 
         Raises:
             DataError: `config.data` cannot be loaded.
-            CheckpointError: There is nothing to resume, or it is of another run.
-            ConfigError: More threads than make sense.
-            DeadlineExceeded: It took longer than `prepare_s`.
+            CheckpointError: There is nothing to resume, or the checkpoint is of another run.
+            ConfigError: The configuration has too many threads.
+            DeadlineExceeded: The start took longer than `prepare_s`.
         """
         self._thread.start()
         try:
@@ -169,17 +176,17 @@ class LocalCluster:
             RoleDied: A role that the run needs was lost.
             RunFailed: The run ended early for another reason, or the cluster is not running.
             DeadlineExceeded: The roles were not ready in time.
-            KeyboardInterrupt: Ctrl-C; the training has ended.
+            KeyboardInterrupt: Ctrl-C ended the training.
         """
-        heard = self._heard = _Heard()  # one per training: nothing of an older one can be taken for news
+        received = self._news = _News()  # one per training, so no item of an earlier one is left in it
         try:
-            if not self._tell(self._begin):
+            if not self._call(self._begin):
                 raise RunFailed(f"the cluster is not running: {self._why}")
-            while isinstance(news := heard.get(), _Epoch):
+            while isinstance(news := received.get(), _Epoch):
                 answer = on_epoch(news.result) if on_epoch is not None else None
-                self._tell(partial(news.settle, answer))
-        except BaseException:  # an interrupt, or what on_epoch raised
-            if self._tell(self._cancel):
+                self._call(partial(news.settle, answer))
+        except BaseException:  # an interrupt, or an error of on_epoch
+            if self._call(self._cancel):
                 self._wait_outcome("training to end", CLOSE_S)
             raise
         if news.error is not None:
@@ -188,19 +195,19 @@ class LocalCluster:
         return news.result
 
     def stop(self) -> None:
-        """End the training in progress after the groups at hand; from any thread. See `Driver.stop`."""
-        self._tell(lambda: self._cluster.stop())
+        """End the training in progress after the groups in flight, from any thread. See `Driver.stop`."""
+        self._call(lambda: self._cluster.stop())
 
     def _wait_outcome(self, what: str, timeout_s: float) -> _Outcome:
         while True:
             try:
-                heard = self._heard.get(timeout=timeout_s)
+                news = self._news.get(timeout=timeout_s)
             except queue.Empty:
                 raise DeadlineExceeded(what, timeout_s) from None
-            if isinstance(heard, _Outcome):
-                return heard
+            if isinstance(news, _Outcome):
+                return news
 
-    def _tell(self, function: Callable[[], None]) -> bool:
+    def _call(self, function: Callable[[], None]) -> bool:
         """Call a function on the cluster's loop. Returns False if that has ended."""
         if self._loop is None:
             return False
@@ -212,7 +219,7 @@ class LocalCluster:
 
     def _close(self) -> None:
         self._leaving = True
-        self._tell(self._leave)
+        self._call(self._leave)
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
             raise DeadlineExceeded("the cluster's thread to end", CLOSE_S)
@@ -220,17 +227,17 @@ class LocalCluster:
     # --- on the cluster's thread -------------------------------------------------------------
 
     def _run(self) -> None:
-        """Live until told to leave; whoever waits hears why it ended."""
+        """Run the cluster until `_leave`; the queue then gets the reason of the end."""
         error: BaseException = RunFailed("the cluster was closed")
         try:
             with asyncio.Runner(loop_factory=self._loop_factory) as runner:
                 runner.run(self._live())
-        except asyncio.CancelledError:  # told to leave
+        except asyncio.CancelledError:  # by `_leave`
             pass
         except BaseException as failure:
             error = first_cause(failure)
         self._why = str(error)
-        self._heard.put(_Outcome(error=error))
+        self._news.put(_Outcome(error=error))
 
     async def _live(self) -> None:
         self._main = asyncio.current_task()
@@ -240,22 +247,12 @@ class LocalCluster:
 
     async def _serve(self) -> None:
         assert self._loop is not None
-        if self._leaving:  # said before there was a loop to say it to
+        if self._leaving:  # set before there was a loop
             return
         async with AsyncExitStack() as stack:
-            self._cluster = await stack.enter_async_context(
-                local.LocalCluster(
-                    self.config,
-                    dataset=self._dataset,
-                    spec=self._spec,
-                    layers=self._layers,
-                    checkpoint=self._checkpoint,
-                    resume=self._resume,
-                    init=self._init,
-                )
-            )
+            self._cluster = await stack.enter_async_context(self._make())
             self._group = await stack.enter_async_context(asyncio.TaskGroup())
-            self._heard.put(_Outcome())
+            self._news.put(_Outcome())
             await self._loop.create_future()  # until `_leave`
 
     def _leave(self) -> None:
@@ -264,23 +261,23 @@ class LocalCluster:
 
     def _begin(self) -> None:
         self._cancelled = False
-        self._training = self._group.create_task(self._train(self._heard), name="adam-cluster/train")
+        self._training = self._group.create_task(self._train(self._news), name="adam-cluster/train")
 
     def _cancel(self) -> None:
         self._cancelled = True
         if self._training is None or not self._training.cancel():
-            self._heard.put(_Outcome())
+            self._news.put(_Outcome())
 
-    async def _train(self, heard: _Heard) -> None:
-        """Train and tell how it went.
+    async def _train(self, news: _News) -> None:
+        """Train and report the outcome.
 
-        If the cluster fails, that cancels this, and the cause is known only when the cluster has ended:
-        then `_run` tells it.
+        A failure of the cluster cancels this task; its cause is known only after the end of the cluster, so
+        `_run` reports it.
         """
 
         async def ask(result: EpochResult) -> object:
             epoch = _Epoch(result, asyncio.get_running_loop().create_future())
-            heard.put(epoch)
+            news.put(epoch)
             answer = await epoch.answer
             return await answer if inspect.iscoroutine(answer) else answer
 
@@ -294,7 +291,7 @@ class LocalCluster:
             outcome = _Outcome() if self._cancelled else _Outcome(error=RunFailed("on_epoch was cancelled"))
         except Exception as failure:
             outcome = _Outcome(error=first_cause(failure))
-        heard.put(outcome)
+        news.put(outcome)
 
     def __repr__(self) -> str:
         return f"<sync.LocalCluster {self._thread.name} {'alive' if self._thread.is_alive() else self._why}>"

@@ -1,19 +1,18 @@
-"""What every role is beside its work: a door that others knock at, a seat in the cluster, tasks, counts.
+"""The common part of all roles: a listener, the membership in the cluster, tasks and counts.
 
-Theory of operation
--------------------
-A role is a block. Entering it opens a task group, the door (a listener whose links are counted) and, for
-everybody but the controller, the seat (`Membership`), then starts the role's own tasks; leaving it cancels
-the tasks, closes the door and waits for what is left. An error in any task ends the block with it, and so
-does an error in a callback of the role (`callbacks.py`).
+Theory of operation ------------------- A role is a block. Its start opens a task group, a listener whose
+links are counted and, for every role but the controller, the membership, then starts the role's own tasks.
+Its end cancels the tasks, closes the listener and waits for the remaining links. An error in any task ends
+the block, and so does an error in a callback of the role (`callbacks.py`).
 
-A question is decoded here. What every role answers is answered here, everything else by the role itself;
-what cannot be decoded or is not for this role is refused, and the link lives on.
+This module decodes requests. It answers those that every role answers, and passes the others to the role. It
+refuses a request that cannot be decoded or is not for this role; the link stays open.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,50 +27,56 @@ from adam_async.runtime.traffic import Traffic
 from transport import Identity, Link, LocalProtocolError, Message, Network, ProtocolError, Request
 
 STATISTICS_BYTES = 1 << 20
-"""Bytes charged in advance for an answer with statistics."""
+"""Size of an answer with statistics that is charged in advance, in bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RoleSettings:
+    """The place of a role in a cluster and in its process.
+
+    Attributes:
+        network: Its listener, and its links to the other roles.
+        address: Address to listen on.
+        identity: Its role, node id and incarnation.
+        waits: Deadlines.
+        controller: Address of the controller; empty for a controller, which is no member.
+        timeline: Records the messages of its links.
+        process_memory: Returns its process and the memory use of that.
+    """
+
+    network: Network
+    address: str
+    identity: Identity
+    waits: Waits
+    controller: str = ""
+    timeline: Timeline | None = None
+    process_memory: Callable[[], ProcessMemory] = process_memory
 
 
 class Role:
     """One role of a cluster, from `async with` to its end.
 
-    Who inherits gives it tasks (`_tasks`), answers (`_answer`) and counts (`statistics`).
+    A subclass has tasks (`_tasks`), answers (`_answer`) and counts (`statistics`).
 
     Args:
-        network: Where it listens and how it reaches the others.
-        address: What it binds.
-        identity: Its role, node id and incarnation.
-        waits: Deadlines.
-        controller: The controller's address; empty for a controller, which has no seat.
-        info: What the cluster map shall say of it.
-        timeline: Where the messages of its links are noted.
-        process_memory: Says which process it is in, and what that has held.
+        settings: Its place in the cluster.
+        info: Its entry in the cluster map.
     """
 
-    def __init__(
-        self,
-        *,
-        network: Network,
-        address: str,
-        identity: Identity,
-        waits: Waits,
-        controller: str = "",
-        info: Mapping[str, Any] | None = None,
-        timeline: Timeline | None = None,
-        process_memory: Callable[[], ProcessMemory] = process_memory,
-    ) -> None:
-        self._network = network
-        self._bind = address
-        self._identity = identity
-        self._waits = waits
-        self._controller = controller
+    def __init__(self, settings: RoleSettings, *, info: Mapping[str, Any] | None = None) -> None:
+        self._network = settings.network
+        self._bind = settings.address
+        self._identity = settings.identity
+        self._waits = settings.waits
+        self._controller = settings.controller
         self._info = dict(info or {})
-        self._timeline = timeline
-        self.process_memory = process_memory
-        self._traffic = Traffic(identity.node, timeline=timeline)
-        self._callbacks = Callbacks(identity.node)
+        self._timeline = settings.timeline
+        self.process_memory = settings.process_memory
+        self._traffic = Traffic(self._identity.node, timeline=self._timeline)
+        self._callbacks = Callbacks(self._identity.node)
         self._stack = AsyncExitStack()
         self.address = ""
-        """Where it listens, once it does."""
+        """Address of its listener; empty before it listens."""
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -111,13 +116,13 @@ class Role:
         )
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
-        """What runs from the beginning to the end of the block, by name."""
+        """Return the tasks of the block by name."""
         return {}
 
     async def _goodbye(self) -> None:
-        """What is said before anything is ended, and soon: nobody need wait for us who needs us for nothing.
+        """Leave the cluster before the tasks end, so that no role waits for this one.
 
-        A run that is in progress does; that we are gone is then for others to find, for it may be ending too.
+        During a run the role does not leave: the controllers report its loss, unless the run is ending, too.
         """
         if self._controller:
             run = self._membership.map.run
@@ -129,29 +134,29 @@ class Role:
         return self._group.create_task(work, name=f"{self._identity.node}/{name}")
 
     async def joined(self) -> None:
-        """Wait until the controller has given us our seat; a controller has none to wait for.
+        """Wait until the role is a member of the cluster; a controller need not wait.
 
         Raises:
-            DeadlineExceeded: It did not within `start_s` and `call_s`.
+            DeadlineExceeded: The controller did not accept it within `start_s` and `call_s`.
         """
         if self._controller:
             membership, waits = self._membership, self._waits
-            what = f"the controller at {self._controller} to seat {self._identity.node}"
+            what = f"the controller at {self._controller} to accept {self._identity.node}"
             await membership.wait_for(lambda _: membership.joined, what, waits.start_s + waits.call_s)
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """What the cluster map says of it."""
+        """Its entry in the cluster map."""
         return self._info
 
     def changes(self) -> AsyncIterator[ClusterMap]:
-        """The cluster map now and after every change, always the newest; only where there is a seat."""
+        """The cluster map now and after every change, always the newest; for members only."""
         return self._membership.changes()
 
     async def listen_also(self, address: str) -> str:
-        """Open a second door until the end of the block, for those who cannot reach the first.
+        """Open a second listener until the end of the block, for peers that cannot reach the first.
 
-        Returns where it is. Raises what `Network.listen` raises.
+        Returns its address. Raises what `Network.listen` raises.
         """
         listener = await self._stack.enter_async_context(
             self._network.listen(address, self._identity, self._on_link)
@@ -181,20 +186,20 @@ class Role:
             request.fail("malformed", str(error))
 
     def _pack_statistics(self) -> Message:
-        told = Statistics(node=self._identity.node, role=self._identity.role)
-        return pack(told, [text_tensor(self.statistics())])
+        sender = Statistics(node=self._identity.node, role=self._identity.role)
+        return pack(sender, [text_tensor(self.statistics())])
 
     def _answer(self, request: Request, body: Body) -> None:
-        """Answer a question, at once or later; a `ProtocolError` refuses it as malformed."""
+        """Answer a request, at once or later; a `ProtocolError` refuses it as malformed."""
         request.fail("unexpected", f"{self._identity.node} does not answer {request.message.type}")
 
     def statistics(self) -> Any:
-        """The traffic of each link, and the process."""
+        """Return the traffic of each link, and the process."""
         return {"traffic": self._traffic.rows(), "process": self.process_memory()}
 
 
 def reply_when_room(request: Request, nbytes: int, make: Callable[[], Message]) -> None:
-    """Answer a request with about so many bytes, made and sent as soon as the budgets have room."""
+    """Answer a request with about `nbytes` bytes, made and sent as soon as the budgets have room."""
     request.charge(nbytes, lambda: reply_or_fail(request, make()))
 
 

@@ -38,7 +38,7 @@ from adam_async.controller.replicated_state import (
     Outcome,
     Set,
 )
-from adam_async.controller.role import Role, reply_when_room
+from adam_async.controller.role import Role, RoleSettings, reply_when_room
 from adam_async.messages import (
     NOT_LEADER,
     SESSION_OVER,
@@ -151,7 +151,7 @@ class Controller(Role):
         permits: Permits = verdict,
         observe: Observe | None = None,
     ) -> None:
-        super().__init__(network=network, address=address, identity=identity, waits=waits)
+        super().__init__(RoleSettings(network=network, address=address, identity=identity, waits=waits))
         self.machine = Machine(layers=layers, most_sessions=most_sessions)
         self.group = Group(
             identity=identity,

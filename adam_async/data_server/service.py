@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from adam_async.controller.client import GOODBYE_S
-from adam_async.controller.role import Role
+from adam_async.controller.role import Role, RoleSettings, reply_or_fail, reply_when_room
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.group_producer import GroupProducer
 from adam_async.data_server.ledger import Settled
@@ -97,14 +97,16 @@ class DataServer(Role):
         process_memory: Callable[[], ProcessMemory] = process_memory,
     ) -> None:
         super().__init__(
-            network=network,
-            address=address,
-            identity=identity,
-            waits=waits,
-            controller=controller,
+            RoleSettings(
+                network=network,
+                address=address,
+                identity=identity,
+                waits=waits,
+                controller=controller,
+                timeline=timeline,
+                process_memory=process_memory,
+            ),
             info=describe(dataset),
-            timeline=timeline,
-            process_memory=process_memory,
         )
         self._dataset = dataset
         self._run = ""

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from adam_async.controller.role import Role
+from adam_async.controller.role import Role, RoleSettings
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer, describe
 from adam_async.errors import first_cause
@@ -62,7 +62,13 @@ class DataHost(Role):
         process_memory: Callable[[], ProcessMemory] = process_memory,
     ) -> None:
         super().__init__(
-            network=network, address=address, identity=identity, waits=waits, process_memory=process_memory
+            RoleSettings(
+                network=network,
+                address=address,
+                identity=identity,
+                waits=waits,
+                process_memory=process_memory,
+            )
         )
         describe(dataset)  # refuses a description that the map of no cluster has room for
         self._dataset = dataset

@@ -1,4 +1,4 @@
-"""Pure: what becomes of the training images of a run."""
+"""Pure: the transforms of the training images of a run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -34,7 +34,9 @@ def transforms_of(
         return ()
     if resumed is not None:
         steps = resumed_transforms(resumed, asked, functions)
-        functions_for(steps, functions)  # data servers import them: refuse here what they could not find
+        functions_for(
+            steps, functions
+        )  # data servers import them: refuse here a function that they cannot find
         return steps
     return steps_for(asked, image_shape, functions)
 
@@ -47,13 +49,12 @@ def steps_for(
     """Settle the transforms of a run, and check that images can be so transformed.
 
     Args:
-        asked: By whom the run is started; None is what suits such images.
+        asked: Steps of the caller; None: defaults for such images.
         image_shape: (C, H, W) of every image.
         functions: Kinds of steps that are functions of the user; see `Recipe.of`.
 
     Raises:
-        ConfigError: A step is not one, or what comes out has another shape than the images of the test, which
-            stay as they are.
+        ConfigError: A step is invalid, or the steps change the shape of images, which test images keep.
     """
     channels, rows, columns = image_shape
     shape = (int(channels), int(rows), int(columns))

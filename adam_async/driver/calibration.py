@@ -1,12 +1,12 @@
-"""What the layers of a network really take on this machine, one thread alone.
+"""Measured times of the layers of a network on this machine, on one thread alone.
 
-A *pass* trains one group: forward, back, weight gradients and a plain step of the rule. Passes over the
-whole network alternate with passes layer by layer with a look at the clock after each, so that every layer
-finds the caches as training leaves them. Calling layers one by one costs extra, and for a group of one image
-more than the layers themselves; what they took is therefore scaled so that together they take what the whole
-pass did. Medians of all passes, so that a disturbance of some milliseconds does not show.
+A *pass* trains one group: forward, back, weight gradients and a plain step of the rule. Passes over the whole
+network alternate with passes layer by layer that read the clock after each layer, so that every layer finds
+the caches as training leaves them. Single calls of layers have an overhead, which for a group of one image
+exceeds the layers themselves. So the layer times are scaled until their sum is the time of a whole pass.
+Medians of all passes hide disturbances of some milliseconds.
 
-Nothing here looks at a clock by itself; whoever calls it hands one over, and a thread to run in.
+The module reads no clock by itself; the caller passes one, and provides the thread.
 """
 
 from collections.abc import Callable
@@ -24,25 +24,25 @@ from adam_async.model.rules import Rule, RuleState, Sgd
 from adam_async.model.step import StepBuffers
 
 SECONDS = 0.4
-"""How long the passes take, but for the least of them."""
+"""Duration of all passes in seconds, beyond the minimum number of them."""
 LEAST_PASSES, MOST_PASSES = 3, 300
-"""Of either kind."""
+"""Minimum and maximum number of passes of either kind."""
 RATE = 1e-4
-"""Of the steps: weights stay where they are, or nearly."""
+"""Learning rate of the steps, so small that the weights hardly change."""
 
 Clock = Callable[[], float]
 
 
 def calibrate(network: Network, images: int, *, clock: Clock) -> LayerTimes:
-    """Measure what one thread takes for each layer of a network, forward, back and update.
+    """Measure the time of one thread for each layer of a network, forward, back and update.
 
-    Takes about half a second, or as long as `LEAST_PASSES`. Run it in a thread with nothing beside it,
-    after `Network.warm_up`.
+    Takes about half a second, or as long as `LEAST_PASSES`. Run it on a thread while no other
+    thread computes, after `Network.warm_up`.
 
     Args:
         network: The whole network, with the kernels that will train it.
-        images: Of a group, at least 1.
-        clock: Seconds, with a resolution of microseconds.
+        images: Images per group, at least 1.
+        clock: Returns seconds, with a resolution of microseconds.
 
     Raises:
         ModelError: A group has no image.
@@ -67,7 +67,7 @@ def calibrate(network: Network, images: int, *, clock: Clock) -> LayerTimes:
 
 
 class _Passes:
-    """One group of images that were drawn, and everything that training on it needs."""
+    """One group of random images, with weights and memory for its training."""
 
     def __init__(self, network: Network, images: int, clock: Clock) -> None:
         self._network = network
@@ -118,6 +118,6 @@ class _Passes:
 
 
 def _labels(network: Network, images: int) -> Array:
-    """Labels that every loss takes: the first class, or where scores are no classes, targets of zero."""
+    """Return labels that every loss accepts: the first class, or zeros if scores are no classes."""
     shape = network.layers[-1].input_shapes[0]
     return np.zeros(images, np.int64) if len(shape) == 1 else np.zeros((images, *shape), network.dtype)

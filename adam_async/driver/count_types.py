@@ -1,58 +1,83 @@
-"""Pure: which types the counts of a role must have, as far as a driver calculates with them.
+"""Pure: the counts of roles, and of epochs, with the types that a driver needs to calculate with them.
 
-A role tells as JSON text what it counted, and the driver believes no role. Fields that are not named here may
-have any type; a report checks them when it is written.
+A role sends its counts as JSON text, and the driver trusts no role. Fields that are not named here may have
+any type; a report checks them when it is written.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 
+from adam_async.errors import RunFailed
 from adam_async.messages.bounds import Count, Epoch, Seconds
 from transport import RemoteProtocolError
 
 Histogram = dict[Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")], Count]
-"""Staleness, as text, to the number of pushes that had it."""
+"""Number of pushes by staleness; the staleness is text."""
 
 
-class _Pushing(msgspec.Struct):
+class PushWaits(msgspec.Struct, frozen=True):
+    """Waits of a worker for parameter servers."""
+
     admission_waits: Count
     admission_wait_s: Seconds
 
 
-class _Fetching(msgspec.Struct):
+class FetchWaits(msgspec.Struct, frozen=True):
+    """Waits of a worker for groups of images."""
+
     blocked_fetches: Count
     blocked_s: Seconds
 
 
-class _Ledger(msgspec.Struct):
+class LedgerState(msgspec.Struct, frozen=True):
+    """State of a data server's copy of the ledger."""
+
     leads: bool
 
 
-class _Row(msgspec.Struct):
+class LinkCounts(msgspec.Struct, frozen=True):
+    """Bytes sent over one kind of link."""
+
     payload_bytes: Count
     frame_bytes: Count
 
 
-class _Process(msgspec.Struct):
+class ProcessCounts(msgspec.Struct, frozen=True):
+    """The process of a role."""
+
     host: str
     pid: int
     peak_rss_mb: float
 
 
-class _Counted(msgspec.Struct, kw_only=True, rename={"ledger_record": "lending"}):
-    process: _Process
-    traffic: list[_Row]
+class KernelCounts(msgspec.Struct, frozen=True):
+    """Kernels of a worker's network."""
+
+    set: str
+    """Implementation of the layers."""
+    compiled: Count
+    of: Count
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger": "lending"}):
+    """Counts that a role of any kind may have."""
+
+    process: ProcessCounts
+    traffic: list[LinkCounts]
     staleness: Histogram = {}
     refused: Count = 0
     shards: Count = 0
     clock: Count = 0
     waiting_for: str | list[int] = ""
-    parameters: _Pushing | None = None
-    data: _Fetching | None = None
+    parameters: PushWaits | None = None
+    data: FetchWaits | None = None
     clock_waits: Count = 0
     clock_wait_s: Seconds = 0.0
-    ledger_record: _Ledger | msgspec.UnsetType = msgspec.UNSET
+    kernels: KernelCounts | None = None
+    ledger: LedgerState | msgspec.UnsetType = msgspec.UNSET
     epoch: Epoch = 0
     finished: Count = 0
     images: Count = 0
@@ -60,28 +85,80 @@ class _Counted(msgspec.Struct, kw_only=True, rename={"ledger_record": "lending"}
     loss: float | None = None
 
 
-class _LedgerLeader(_Counted, kw_only=True):
+class DataCounts(Counts, frozen=True, kw_only=True):
+    """Counts of a data server: its view of the epoch."""
+
     epoch: Epoch
     finished: Count
+    """Trained groups of the epoch."""
     images: Count
+    """Trained images of the epoch."""
     loss: float | None
+    """Mean over these images; None if it is not finite."""
+    train_s: Seconds = 0.0
+    trained_ranges: tuple[tuple[Count, Count], ...] = ()
+    """Ranges of the trained groups; none while a group is leased."""
 
 
-class _Server(_Counted, kw_only=True):
+class ServerCounts(Counts, frozen=True, kw_only=True):
+    """Counts of a parameter server that holds shards."""
+
     clock: Count
 
 
-def check_counted(values: dict[str, Any], role: str) -> None:
-    """Refuse counts with which a driver cannot calculate.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RoleStatistics:
+    """The counts of one role.
+
+    Attributes:
+        node: Node id of the role.
+        counts: The fields that a driver calculates with.
+        values: All fields as they were sent, and the role, for reports and the live table.
+    """
+
+    node: str
+    counts: Counts
+    values: dict[str, Any]
+
+
+class EpochCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of an epoch, as the data servers put it into the cluster map."""
+
+    images: Count
+    loss: float | None
+    train_s: Seconds
+    skipped: Count = 0
+    """Images left for the next epoch."""
+    trained_again: Count = 0
+    """Images of groups whose lease came back."""
+    clock: Count = 0
+    """Sync clock at the end of the epoch."""
+
+    @classmethod
+    def of(cls, result: Mapping[str, Any]) -> "EpochCounts":
+        """Read a result of the cluster map.
+
+        Raises:
+            RunFailed: A field is missing or has another type; the error names it.
+        """
+        try:
+            return msgspec.convert(result, cls)
+        except msgspec.ValidationError as error:
+            raise RunFailed(f"the data servers sent an invalid result of an epoch: {error}") from None
+
+
+def read_counts(values: dict[str, Any], role: str) -> Counts:
+    """Read the counts of a role.
 
     Raises:
-        RemoteProtocolError: A field lacks, or has another type; it is named.
+        RemoteProtocolError: A field is missing or has another type; the error names it.
     """
+    wanted: type[Counts] = Counts
     if "lending" in values:
-        wanted: type[_Counted] = _LedgerLeader
-    else:
-        wanted = _Server if role == "ps" and values.get("shards") else _Counted
+        wanted = DataCounts
+    elif role == "ps" and values.get("shards"):
+        wanted = ServerCounts
     try:
-        msgspec.convert(values, wanted)
+        return msgspec.convert(values, wanted)
     except msgspec.ValidationError as error:
         raise RemoteProtocolError("statistics", f"counts of a {role}: {error}") from None

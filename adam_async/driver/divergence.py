@@ -1,19 +1,21 @@
 """Pure: training losses that show that a run diverges or does not learn, and remedies."""
 
+from collections.abc import Callable, Sequence
 from math import inf, isfinite, log
 
+from adam_async.errors import Diverged
 from adam_async.model.network import Network as Model
+from adam_async.run.config import Config
+from adam_async.run.result import EpochResult
 
 TIMES_GUESSING = 10.0
 """Largest loss that is no divergence, in multiples of the loss of guessing; fresh models begin near 1."""
 
-
 LITTLE_BELOW = 0.99
 """Smallest loss of a model that guesses, in multiples of the loss of guessing among equal classes."""
 
-
 FEW_STEPS = 60
-"""Steps that a run needs before its loss says whether it learns."""
+"""Minimum number of steps of a run whose loss shows whether it learns."""
 
 CHANCES = 1.5
 """Test accuracy that is more than chance, in multiples of one over the number of classes."""
@@ -80,3 +82,53 @@ def guessing(
         f"the model has not learnt: its training loss {loss:.4g} is no better than guessing; try another "
         f"rate (--rate {rate / 10:.3g}, it was {rate:.3g}){other} or more epochs"
     )
+
+
+class LossChecks:
+    """Checks of the losses of one run.
+
+    Args:
+        config: The run's options.
+        model: The network.
+        warn: Adds an event that costs the run something.
+    """
+
+    def __init__(self, config: Config, model: Model, warn: Callable[[str], None]) -> None:
+        self._config = config
+        self._model = model
+        self._warn = warn
+        self._largest = largest_loss(model)
+        self._warned = False
+        self.failure = ""
+        """Reason of a divergence that ends the run; empty without one."""
+
+    def check(self, epoch: int, loss: float) -> None:
+        """Check the mean loss of an epoch so far; with `Config.keep_going`, warn once of a divergence.
+
+        Raises:
+            Diverged: The run diverges.
+        """
+        found = divergence(loss, largest=self._largest, epoch=epoch, rate=self._config.rate)
+        if found and not self._config.keep_going:
+            self.failure = found
+            raise Diverged(f"{found}; or train on in any case with --keep-going")
+        if found and not self._warned:
+            self._warned = True
+            self._warn(f"{found}; training goes on because of --keep-going")
+
+    def check_end(self, epochs: Sequence[EpochResult], classes: int) -> None:
+        """Warn of a run that ends with the loss and the accuracy of guessing."""
+        config = self._config
+        if not epochs:
+            return
+        found = guessing(
+            epochs[-1].train_loss,
+            epochs[-1].test_accuracy,
+            least=guessing_loss(self._model, classes),
+            classes=classes,
+            steps=sum(epoch.images for epoch in epochs) // config.images_per_update,
+            rule=config.rule,
+            rate=config.rate,
+        )
+        if found:
+            self._warn(found)

@@ -1,4 +1,4 @@
-"""Pure: which epoch's weights a run keeps, and whether another epoch follows.
+"""Pure: the epoch whose weights a run keeps, and the last epoch.
 
 Patience and `keep_best` look at validation images alone. `until_accuracy` looks at test images if there are
 no validation images.
@@ -13,7 +13,7 @@ from adam_async.run.result import EpochResult
 
 
 class EpochChoice:
-    """Which epoch's weights a run keeps, and whether another epoch follows.
+    """The epoch whose weights a run keeps, and the decision to end the run.
 
     Args:
         patience: Number of epochs in a row without a better validation accuracy after which the run ends; 0:

@@ -1,13 +1,22 @@
 """Pure: the results of a run's epochs, which its driver gathers from each version of the cluster map.
 
-The map holds the newest results only; checkpoints and reports list all.
+The map holds the newest results only; checkpoints and reports list all. A run that continues a checkpoint
+submits as few results as its roles need: the last one, and those that determine the images that the epoch
+before skipped, because the resumed epoch begins with them. These are the results since the last epoch without
+skipped groups; if there are many results, one bit for each image replaces them.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
+from adam_async.checkpoint.manifest import Manifest
+from adam_async.data_server.order import EpochOrders
 from adam_async.errors import RunFailed
-from adam_async.run.cluster_map import ClusterMap
+from adam_async.model.keyed_random import Dice
+from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap, ResumeRecord, skipped_groups
+from adam_async.run.config import Config
 
 
 class EpochResults:
@@ -22,7 +31,7 @@ class EpochResults:
         self._run = run
         self._results = list(before)
 
-    def look(self, cluster: ClusterMap) -> None:
+    def observe(self, cluster: ClusterMap) -> None:
         """Take the new results from a version of the map.
 
         Raises:
@@ -33,7 +42,7 @@ class EpochResults:
         lacking = cluster.ended - len(self._results)
         if lacking > len(cluster.results):
             raise RunFailed(
-                f"{lacking} epochs ended while the controllers could not be heard, and the cluster map holds "
+                f"{lacking} epochs ended while no controller was reachable, and the cluster map holds "
                 f"the results of the last {len(cluster.results)} only: resume from the newest checkpoint"
             )
         self._results.extend(cluster.results[-lacking:])
@@ -51,3 +60,34 @@ class EpochResults:
 
     def __repr__(self) -> str:
         return f"<EpochResults of run {self._run}: {len(self._results)} epochs>"
+
+
+def bounded_results(manifest: Manifest, config: Config) -> tuple[ResumeRecord, bytes]:
+    """Leave out results that no server needs. Takes as long as shuffling all epochs if each skipped groups.
+
+    Args:
+        manifest: Manifest of the resumed checkpoint.
+        config: Configuration of the run.
+
+    Returns:
+        The manifest's `ResumeRecord` with the last results only, and the value of `RunRecord.carried`.
+    """
+    resumed = manifest.resume
+    results = resumed.results
+    if not results:
+        return resumed, b""
+    skipped = skipped_groups(results)
+    first = len(results) - 1
+    while first > 0 and skipped[first - 1]:
+        first -= 1
+    tail, carried = results[first:], b""
+    if len(tail) > RESULTS_KEPT:
+        orders = EpochOrders(
+            Dice(config.seed),
+            num_images=int(manifest.data["train_images"]) - config.validation,
+            images_per_group=config.images_per_group,
+        )
+        last = orders.order(len(results), skipped)
+        if len(msgspec.json.encode(tail)) > len(msgspec.json.encode(last.carried_images)):
+            tail, carried = results[-1:], last.carried_images
+    return msgspec.structs.replace(resumed, results=tail), carried

@@ -1,4 +1,4 @@
-"""How well weights do on the test images of a data server."""
+"""Accuracy of weights on the test images of a data server."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -23,15 +23,15 @@ MESSAGE_SHARE = 2
 
 
 class Evaluator:
-    """Reads the test images once, and evaluates on threads of its own.
+    """Evaluates weights on test images that it reads once.
 
     Args:
-        network: How to reach the data server.
-        identity: Who we are.
+        network: Links to the data server.
+        identity: The driver's identity.
         waits: Deadlines.
-        traffic: Where the link is counted.
-        pool: Evaluates.
-        threads: Of the pool.
+        traffic: Counts the link.
+        pool: Runs the network.
+        threads: Number of its threads.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class Evaluator:
         self._pool = pool
         self._threads = threads
         self._sets: dict[bool, tuple[NDArray[Any], NDArray[Any]]] = {}
-        """Images and labels: those of the validation split under True, test images under False."""
+        """Images and labels; key True: those of the validation split, key False: test images."""
 
     async def accuracy(
         self, model: Model, weights: Mapping[str, NDArray[Any]], address: str, *, validation: bool = False
     ) -> float:
-        """Share of the test images that the weights name rightly; 0 where there is none.
+        """Return the share of the test images that the weights classify correctly; 0 without images.
 
         Args:
             model: The network.
             weights: Its tensors.
-            address: A data server, which is asked for the images at the first evaluation.
-            validation: Take the images that the run holds back instead, the same in all runs of one driver.
+            address: Address of a data server; the first evaluation reads the images from it.
+            validation: Use the images of the validation split, the same in all runs of one driver.
         """
         if validation not in self._sets:
             self._sets[validation] = await self._read(address, validation=validation)
@@ -81,7 +81,7 @@ class Evaluator:
     async def _read(self, address: str, *, validation: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
         pieces: list[tuple[NDArray[Any], NDArray[Any]]] = []
         have, total = 0, 1
-        count = 1  # the first image tells its size, and with it how many fit into one message
+        count = 1  # the size of the first image decides how many fit into one message
         async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
             self._traffic.watch(link)
             while have < total:

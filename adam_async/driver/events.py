@@ -1,47 +1,57 @@
-"""What happened in a run beside training: deaths, returns, successors, and whatever else somebody noted."""
+"""Events of a run: deaths, returns and successors of roles, and the notes of its driver.
+
+Notices carry events to the program around the driver; the controllers get those that cost the run something.
+"""
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterable, Callable
 from typing import Any
 
-from adam_async.driver.silence import HEARD, SILENT
-from adam_async.run.cluster_map import ClusterMap
+from adam_async.controller.client import Membership
+from adam_async.controller.map_news import NOTICE
+from adam_async.driver.progress_poll import HEARD, SILENT
+from adam_async.errors import AdamError
+from adam_async.run.cluster_map import MOST_REASON, ClusterMap
+from transport import TransportError
+
+logger = logging.getLogger(__name__)
 
 EVENTS_KEPT = 1 << 12
 """Maximum number of events kept of a run."""
 
 
-class Incidents:
+class RunEvents:
     """The events of a run, with the seconds since it began, for its report.
 
     Args:
-        said: Called with each event at the moment when it is noted.
+        on_event: Called with each event as it is noted.
     """
 
-    def __init__(self, said: Callable[[str], None] = lambda _: None) -> None:
-        self._said = said
+    def __init__(self, on_event: Callable[[str], None] = lambda _: None) -> None:
+        self._on_event = on_event
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
         self._dropped = 0
         self._begin = 0.0
         self._alive: dict[str, int] = {}
         self._ever: set[str] = set()
-        self._explained: set[str] = set()  # dead, and somebody has noted how
+        self._explained: set[str] = set()  # dead nodes whose cause of death is noted
         self._silent: set[str] = set()
         self._run = ""
         self._places: dict[tuple[int, int], str] = {}
 
     def begin(self, *, anew: bool) -> None:
-        """A run begins; with `anew` what was noted before it belongs to an earlier one."""
+        """Begin a run; with `anew`, drop the events of an earlier run."""
         if anew:
             self._events.clear()
             self._dropped = 0
         self._begin = asyncio.get_running_loop().time()
 
     def note(self, what: str) -> None:
-        """Add an incident, with the time.
+        """Add an event, with its time.
 
-        Who knows the cause of a death notes ``NODE died: CAUSE``; it is not noted again when the map has it.
+        ``NODE died: CAUSE`` notes a death with its cause; the same death in the map is then no event.
         """
         node, died, _ = what.partition(" died: ")
         if died:
@@ -53,17 +63,17 @@ class Incidents:
         at = asyncio.get_running_loop().time() - self._begin if self._begin else 0.0
         self._dropped += len(self._events) == EVENTS_KEPT
         self._events.append({"s": round(at, 3), "event": what})
-        self._said(what)
+        self._on_event(what)
 
     @property
     def noted(self) -> tuple[dict[str, Any], ...]:
-        """The newest events, in their order; the first one says how many earlier ones were dropped."""
+        """The newest events in order; if earlier ones were dropped, the first one has their number."""
         if not self._dropped:
             return tuple(self._events)
         return {"s": 0.0, "event": f"{self._dropped} earlier events were dropped"}, *self._events
 
     async def follow(self, maps: AsyncIterable[ClusterMap]) -> None:
-        """Note deaths, returns, and who takes the place of another worker, until cancelled."""
+        """Note deaths, returns and successors of workers until cancelled."""
         async for cluster in maps:
             for name in (self._ever | self._explained) - cluster.nodes.keys():
                 # The controllers forgot the node, so it is a new one if it comes back.
@@ -91,12 +101,12 @@ class Incidents:
             self._note_successors(cluster)
 
     def _note_loss(self, node: str) -> None:
-        """Note that the controllers count a node as dead. A silent one may be alive."""
+        """Note that the controllers count a node as dead. A silent node may be alive."""
         self.note(f"{node} counts as dead, after its silence" if node in self._silent else f"{node} died")
         self._silent.discard(node)
 
     def _note_successors(self, cluster: ClusterMap) -> None:
-        """Note workers that were given a place in the run that another one had."""
+        """Note workers that took over the place of another worker in the run."""
         run = cluster.run.id if cluster.run is not None else ""
         if run != self._run:
             self._run = run
@@ -111,4 +121,45 @@ class Incidents:
                 self._places[place] = name
 
     def __repr__(self) -> str:
-        return f"<Incidents {len(self._events)} noted>"
+        return f"<RunEvents {len(self._events)} noted>"
+
+
+class Notices:
+    """Notices of one driver.
+
+    Args:
+        membership: Sets the newest notice in the driver's record of the map, where controllers see it.
+
+    Attributes:
+        on_event: Called with each event of the run as it is noted.
+
+    The owner runs `run` as a task of its group.
+    """
+
+    def __init__(self, membership: Membership) -> None:
+        self.on_event: Callable[[str], None] | None = None
+        self._membership = membership
+        self._unsent: asyncio.Queue[str] = asyncio.Queue()
+
+    def event(self, what: str) -> None:
+        """Report an event to the listener."""
+        if self.on_event is not None:
+            self.on_event(what)
+
+    def warn(self, what: str) -> None:
+        """Report an event that costs the run something to the controllers; without a listener, log it."""
+        if self.on_event is None:
+            logger.warning("%s", what)
+        self._unsent.put_nowait(what)
+
+    async def run(self) -> None:
+        """Send notices until cancelled."""
+        while True:
+            notice = await self._unsent.get()
+            try:
+                await self._membership.set_node(info={NOTICE: notice[:MOST_REASON]})
+            except (AdamError, TransportError) as error:
+                logger.info("a notice did not reach the controllers: %s", error)
+
+    def __repr__(self) -> str:
+        return f"<Notices {self._unsent.qsize()} unsent>"

@@ -1,44 +1,44 @@
-"""How a driver gets its roles together: who must be there, who is ready, who is missing."""
+"""Readiness of the roles of a run: which must join, which are ready, which are missing."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Any
 
 from adam_async.controller.client import Membership
-from adam_async.driver.role_queries import Inquiries
+from adam_async.driver.role_queries import RoleQueries
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RoleFailed, RunFailed
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word
 from adam_async.run.config import Config, default_in_flight
 from adam_async.run.progress import Progress
 from transport import TransportError
 
-LOOK_S = 1.0
-"""How often the roles are asked how far they are."""
+POLL_S = 1.0
+"""Seconds between two polls of the roles' progress."""
 
 LONGER = "; where roles only need longer, raise prepare_s under [waits] in the file of --config"
-"""Ends what is said of roles that did not get ready within `prepare_s`."""
+"""End of the error message about roles that were not ready within `prepare_s`."""
 
 NO_RUN = "-"
-"""No node is ready for this."""
+"""Id of no run: no node is ready for it."""
 
 
 class Readiness:
     """Waits for the roles of one configuration, each wait at most `prepare_s`.
 
     Args:
-        config: How many of each role.
-        membership: Where they join.
-        inquiries: How they are asked.
-        progress: Says what is waited for.
+        config: The run, with the number of each role.
+        membership: Receives the cluster map.
+        queries: Asks the workers.
+        progress: Shows the missing roles and the phase.
     """
 
     def __init__(
-        self, *, config: Config, membership: Membership, inquiries: Inquiries, progress: Progress
+        self, *, config: Config, membership: Membership, queries: RoleQueries, progress: Progress
     ) -> None:
         self._config = config
         self._waits = config.waits
         self._membership = membership
-        self._inquiries = inquiries
+        self._queries = queries
         self._progress = progress
         self._workers = config.replicas * config.partitions
         cut = f" ({config.partitions} for each of {config.replicas} replica(s))"
@@ -49,10 +49,10 @@ class Readiness:
         )
 
     async def wait_for_data(self) -> dict[str, Any]:
-        """Wait for a data server, and return what it says of its data: name, source, shape, sizes.
+        """Wait for a data server; returns the description of its data: name, source, shape, sizes.
 
         Raises:
-            DeadlineExceeded: None joined within `prepare_s`.
+            DeadlineExceeded: No data server joined within `prepare_s`.
         """
         cluster = await self._wait_for(
             lambda m: bool(m.live("data")) and self._membership.joined, "a data server to join"
@@ -61,10 +61,10 @@ class Readiness:
         return cluster.nodes[cluster.live("data")[0]].info
 
     async def wait_for_workers(self) -> int:
-        """Wait until there are workers for all replicas; returns the groups in flight of these together.
+        """Wait until there are workers for all replicas; returns the sum of their groups in flight.
 
         Raises:
-            DeadlineExceeded: They were not there within `prepare_s`; names who is missing and who is here.
+            DeadlineExceeded: Too few joined within `prepare_s`; the error names missing and joined roles.
             ConfigError: The run is to be recorded, and a worker has several compute threads.
         """
         config = self._config
@@ -91,10 +91,10 @@ class Readiness:
         return max(given or default_in_flight(threads, self._config.partitions), self._config.push_every)
 
     async def wait_placed(self, run: str) -> ClusterMap:
-        """Wait until it is known which servers hold the shards of a run.
+        """Wait until the shards of a run are placed on servers.
 
         Raises:
-            DeadlineExceeded: Too few servers joined; names who is missing and who is here.
+            DeadlineExceeded: Too few servers joined; the error names missing and joined roles.
             RunFailed, RoleDied: The run is over.
         """
         try:
@@ -108,7 +108,7 @@ class Readiness:
         """Wait until all roles are ready and training begins.
 
         Raises:
-            DeadlineExceeded: They were not ready; names who is missing and who is here.
+            DeadlineExceeded: A role was not ready; the error names missing and joined roles.
             RunFailed, RoleDied: The run is over.
         """
         self._progress.phase = "preparing"
@@ -119,7 +119,7 @@ class Readiness:
                 cluster = await self._membership.wait_for(
                     lambda m: m.run is None or m.run.id != run or m.run.phase != "preparing",
                     self._wanted,
-                    min(left, LOOK_S),
+                    min(left, POLL_S),
                 )
             except DeadlineExceeded:
                 await self._read_preparation(run)
@@ -132,22 +132,22 @@ class Readiness:
         raise self._missing(run, f"; the run was {self._progress.phase}{LONGER}")
 
     async def _wait_for(self, there: Callable[[ClusterMap], bool], what: str) -> ClusterMap:
-        """Wait for a map, at most `prepare_s`, and show meanwhile which roles lack."""
+        """Wait for a map, at most `prepare_s`, and show the missing roles meanwhile."""
 
-        def look(cluster: ClusterMap) -> bool:
-            self._show_lacking(cluster)
+        def accept(cluster: ClusterMap) -> bool:
+            self._show_missing(cluster)
             return there(cluster)
 
         before = self._progress.phase
-        cluster = await self._membership.wait_for(look, what, self._waits.prepare_s)
+        cluster = await self._membership.wait_for(accept, what, self._waits.prepare_s)
         self._progress.missing, self._progress.phase = "", before
         return cluster
 
-    def _show_lacking(self, cluster: ClusterMap) -> bool:
-        """Show of which roles there are too few; returns whether there are any."""
-        if not self._membership.joined:  # nobody can be seen from outside
+    def _show_missing(self, cluster: ClusterMap) -> bool:
+        """Show the missing roles; returns whether any is missing."""
+        if not self._membership.joined:  # before it joins, the driver has an empty map
             return False
-        lacking = [
+        missing = [
             f"{wanted - here} of {wanted} {role}s" if wanted > 1 else f"a {role}"
             for role, here, wanted in (
                 ("data server", len(cluster.live("data")), self._config.data_servers),
@@ -157,25 +157,25 @@ class Readiness:
             if here < wanted
         ]
         cut = self._cut if len(cluster.live("worker")) < self._workers else ""
-        self._progress.missing = f"{', '.join(lacking)}{cut}"
-        if lacking:
-            self._progress.phase = f"waiting for {lacking[0]}"
-        return bool(lacking)
+        self._progress.missing = f"{', '.join(missing)}{cut}"
+        if missing:
+            self._progress.phase = f"waiting for {missing[0]}"
+        return bool(missing)
 
     async def _read_preparation(self, run: str) -> None:
-        """See who lacks; ask the workers how far their kernels are compiled, for the live table."""
+        """Show the missing roles; if none is missing, the worker with most kernels left to compile."""
         cluster = self._membership.map
-        if self._show_lacking(cluster):
+        if self._show_missing(cluster):
             return
         addresses = [cluster.nodes[worker].address for worker in cluster.live("worker")]
         try:
-            # Who is gone, and not missed yet, holds nobody up.
-            answers = [await self._inquiries.statistics(each, run, dial_s=LOOK_S) for each in addresses]
+            # A short deadline: a worker may be lost and still be live in the map.
+            answers = [await self._queries.statistics(each, run, dial_s=POLL_S) for each in addresses]
         except TransportError:
             return
-        kernels = [values["kernels"] for _, values in answers if "kernels" in values]
+        kernels = [answer.counts.kernels for answer in answers if answer.counts.kernels is not None]
         done, total = min(
-            ((each["compiled"], each["of"]) for each in kernels),
+            ((each.compiled, each.of) for each in kernels),
             key=lambda each: each[0] - each[1],
             default=(0, 0),
         )
@@ -183,17 +183,17 @@ class Readiness:
 
     def _missing(self, run: str, why: str = "") -> DeadlineExceeded:
         return DeadlineExceeded(
-            f"{self._wanted}; {who_is_here(self._membership.map, run)}{why}", self._waits.prepare_s
+            f"{self._wanted}; {joined_roles(self._membership.map, run)}{why}", self._waits.prepare_s
         )
 
 
 def check_failed(cluster: ClusterMap, run: str) -> None:
-    """Raise why a run is over, if it is.
+    """Raise an error if a run is over.
 
     Raises:
-        RoleDied: By the loss of a role; names it.
-        RoleFailed: A role cannot do its part; names it.
-        RunFailed: For another reason.
+        RoleDied: The run failed by the loss of a role, which the error names.
+        RoleFailed: The run failed by an error of a role, which the error names.
+        RunFailed: The run failed for another reason, or the map has another run or none.
     """
     if cluster.run is None:
         raise RunFailed(f"run {run} was replaced by none: the controller was started again; train once more")
@@ -208,18 +208,24 @@ def check_failed(cluster: ClusterMap, run: str) -> None:
         raise RunFailed(f"the run failed: {cluster.run.reason}")
 
 
+async def raise_failure(membership: Membership, run: str) -> None:
+    """Wait until the map has the failure of a run. Raises what `check_failed` raises."""
+    async for cluster in membership.changes():
+        check_failed(cluster, run)
+
+
 def _is_over(cluster: ClusterMap, run: str) -> bool:
     return cluster.run is None or cluster.run.id != run or cluster.run.phase == "failed"
 
 
-def who_is_here(cluster: ClusterMap, run: str) -> str:
-    """Say which roles joined, and which of them are ready for a run."""
+def joined_roles(cluster: ClusterMap, run: str) -> str:
+    """List the roles that joined, each with its readiness for a run, in words."""
     nodes = [
         f"{name} ({'ready' if _is_ready(cluster, node, run) else 'not ready'})"
         for name, node in sorted(cluster.nodes.items())
         if node.live and node.role != "driver"
     ]
-    return f"joined so far: {', '.join(nodes) or 'nobody'}"
+    return f"joined so far: {', '.join(nodes) or 'none'}"
 
 
 def _is_ready(cluster: ClusterMap, node: NodeRecord, run: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a driver keeps and gathers of a run that is recorded, for its replay."""
+"""The record of a run for its replay: notes of the driver, and logs of servers and workers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.driver.count_types import RoleStatistics
 from adam_async.driver.replay.decode import make_recording
 from adam_async.driver.replay.record_file import Log, dump_record
 from adam_async.driver.replay.recording import Header, RecordedEpoch
 from adam_async.driver.replay.run import digest
-from adam_async.driver.role_queries import Inquiries
+from adam_async.driver.role_queries import RoleQueries
 from adam_async.errors import ConfigError, RecordError
 from adam_async.model.network import Network
 from adam_async.run.cluster_map import ClusterMap, RunRecord
@@ -21,21 +22,21 @@ from dataflow import ComputePool
 from transport import TransportError
 
 NOTING = ("ps", "worker")
-"""Roles that note what a replay needs."""
+"""Roles with a log for replays."""
 
 
 class Recorder:
     """Makes the record of one run.
 
     Args:
-        run: As it was submitted.
+        run: The submitted run.
         model: Its network.
-        data: What the data server says of its data.
-        inquiries: Asks the roles.
-        pool: Looks through what they noted, beside the loop.
+        data: Description of the data.
+        queries: Reads the logs.
+        pool: Checks the logs, beside the loop.
 
     Raises:
-        ConfigError: The run continues another one.
+        ConfigError: The run continues another run.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Recorder:
         run: RunRecord,
         model: Network,
         data: Mapping[str, Any],
-        inquiries: Inquiries,
+        queries: RoleQueries,
         pool: ComputePool,
     ) -> None:
         if run.resumed is not None:
@@ -54,12 +55,18 @@ class Recorder:
         self._run = run
         self._model = model
         self._data = data
-        self._inquiries = inquiries
+        self._queries = queries
         self._pool = pool
         self._epochs: list[RecordedEpoch] = []
 
     def evaluated(self, result: EpochResult, versions: Sequence[int], skipped: Ranges) -> None:
-        """Note an epoch: the version of each shard of which its accuracy is, and the groups it skipped."""
+        """Add an epoch.
+
+        Args:
+            result: Its result.
+            versions: Version of each shard in the weights of the result's accuracy.
+            skipped: Ranges of its skipped groups.
+        """
         finite = np.isfinite(result.train_loss)
         self._epochs.append(
             RecordedEpoch(
@@ -76,23 +83,23 @@ class Recorder:
         self,
         cluster: ClusterMap,
         weights: Mapping[str, NDArray[Any]],
-        statistics: Mapping[str, Mapping[str, Any]],
+        statistics: Mapping[str, RoleStatistics],
     ) -> bytes | RecordError:
-        """Read what all servers and workers noted, and make a record's file of it; or say why there is none.
+        """Read the logs of all servers and workers; returns the record file, or the reason why there is none.
 
         Args:
-            cluster: Where they are.
+            cluster: The map with their addresses.
             weights: The final values.
-            statistics: What each node counted; workers say which kernels they ran.
+            statistics: Counts by node id; those of workers name their kernels.
         """
         logs: list[Log] = []
         try:
             for role in NOTING:
                 for node in cluster.live(role):
-                    data = await self._inquiries.record(cluster.nodes[node].address, self._run.id)
+                    data = await self._queries.record(cluster.nodes[node].address, self._run.id)
                     logs.append(Log(node=node, role=role, data=data))
         except TransportError as error:
-            return RecordError(f"the run was not recorded: {node} did not say what it noted: {error}")
+            return RecordError(f"the run was not recorded: {node} did not send its log: {error}")
         try:
             header = Header(
                 config=self._run.config,
@@ -111,12 +118,12 @@ class Recorder:
         return b"".join(dump_record(header, logs))
 
 
-def _kernels(statistics: Mapping[str, Mapping[str, Any]]) -> str:
-    """Which implementation of the layers all workers ran."""
-    try:
-        found = {str(node["kernels"]["set"]) for node in statistics.values() if "kernels" in node}
-    except (LookupError, TypeError) as error:
-        raise RecordError(f"a worker did not say which kernels it ran: {error!r}") from None
+def _kernels(statistics: Mapping[str, RoleStatistics]) -> str:
+    """Return the implementation of the layers that all workers ran."""
+    counts = (node.counts.kernels for node in statistics.values())
+    found = {kernels.set for kernels in counts if kernels is not None}
+    if not found:
+        raise RecordError("no worker reported its kernels")
     if len(found) != 1:
         raise RecordError(f"workers ran different kernels ({', '.join(sorted(found))}); name one by kernels")
     return found.pop()

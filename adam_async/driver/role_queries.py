@@ -1,4 +1,4 @@
-"""What a driver asks any role: how it is doing, and what it noted for the profile or for a replay."""
+"""Queries of a driver to a role: its counts, its profile, and its log for a replay."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from adam_async.driver.count_types import check_counted
+from adam_async.driver.count_types import RoleStatistics, read_counts
 from adam_async.messages import (
     GetProfile,
     GetRecord,
@@ -25,26 +25,26 @@ from adam_async.runtime.traffic import Traffic
 from transport import Identity, Network, RemoteProtocolError, TransportError
 
 PROFILE_CHUNK = 50_000
-"""Events of a profile read in one message: about 6 MB."""
+"""Number of profile events in one message: about 6 MB."""
 
 MOST_PROFILE_EVENTS = 1 << 20
-"""Maximum number of events of one role: three times what a timeline has room for."""
+"""Maximum number of profile events of one role: three times the room of a timeline."""
 
 RECORD_CHUNK = 4 << 20
-"""Bytes of a record read in one message."""
+"""Size of the part of a replay log in one message, in bytes."""
 
 MOST_RECORD_BYTES = 4 << 30
-"""Maximum size of what one role noted for a replay, in bytes."""
+"""Maximum size of the replay log of one role, in bytes."""
 
 
-class Inquiries:
-    """Asks over a link of its own each time; roles come and go.
+class RoleQueries:
+    """Queries, each over a link of its own, because roles come and go.
 
     Args:
-        network: How to reach the roles.
-        identity: Who we are; role ``driver``.
+        network: Links to the roles.
+        identity: The driver's identity.
         waits: Deadlines.
-        traffic: Where links that ask for statistics are counted.
+        traffic: Counts the links of statistics queries.
     """
 
     def __init__(self, *, network: Network, identity: Identity, waits: Waits, traffic: Traffic) -> None:
@@ -53,19 +53,17 @@ class Inquiries:
         self._waits = waits
         self._traffic = traffic
 
-    async def statistics(
-        self, address: str, run: str, *, dial_s: float | None = None
-    ) -> tuple[str, dict[str, Any]]:
-        """The id of the node at an address, and what it counted, with its role.
+    async def statistics(self, address: str, run: str, *, dial_s: float | None = None) -> RoleStatistics:
+        """Return the counts of the role at an address.
 
         Args:
-            address: Where it is.
-            run: Whose counts.
-            dial_s: How long it may take to reach it; without it as long as any peer.
+            address: Address of the role.
+            run: Id of the run.
+            dial_s: Deadline of the connection in seconds; None: that of any peer.
 
         Raises:
-            TransportError: It cannot be reached, or did not answer.
-            ValueError: The cluster map has no address of this network for it.
+            TransportError: The role was unreachable, did not answer, or sent invalid counts.
+            ValueError: The address is of no network that the driver has.
         """
         timeout_s = self._waits.dial_s if dial_s is None else dial_s
         async with self._network.connect(address, self._identity, timeout_s=timeout_s) as link:
@@ -74,12 +72,17 @@ class Inquiries:
                 reply = await link.call(pack(GetStatistics(run=run)), timeout_s=self._waits.call_s)
             finally:
                 self._traffic.gone(link)
-            told = unpack(reply, Statistics)
-            if (told.node, told.role) != (link.peer.node, link.peer.role):
-                raise RemoteProtocolError("statistics", f"{link.peer} gave those of {told.role} {told.node}")
+            sender = unpack(reply, Statistics)
+            if (sender.node, sender.role) != (link.peer.node, link.peer.role):
+                raise RemoteProtocolError(
+                    "statistics", f"{link.peer} sent those of {sender.role} {sender.node}"
+                )
             values = read_text_tensor(reply, dict[str, Any], MOST_STATISTICS_BYTES)
-            check_counted(values, told.role)
-            return told.node, {**values, "role": told.role}
+            return RoleStatistics(
+                node=sender.node,
+                counts=read_counts(values, sender.role),
+                values={**values, "role": sender.role},
+            )
 
     async def all_statistics(
         self,
@@ -88,37 +91,37 @@ class Inquiries:
         *,
         on_silence: Callable[[str], None],
         dial_s: float | None = None,
-    ) -> dict[str, dict[str, Any]]:
-        """What each node counted, by its id; `on_silence` is told of those that did not answer."""
-        found: dict[str, dict[str, Any]] = {}
+    ) -> dict[str, RoleStatistics]:
+        """Return the counts of roles by node id; call `on_silence` for each role that did not answer."""
+        found: dict[str, RoleStatistics] = {}
         for address in addresses:
             try:
-                node, values = await self.statistics(address, run, dial_s=dial_s)
-                found[node] = values
-            except (TransportError, ValueError) as error:  # one that others reach in a way that we cannot
-                on_silence(f"the role at {address} did not say what it counted: {error}")
+                statistics = await self.statistics(address, run, dial_s=dial_s)
+                found[statistics.node] = statistics
+            except (TransportError, ValueError) as error:  # other roles may reach it over another network
+                on_silence(f"the role at {address} did not report its counts: {error}")
         return found
 
     async def answers(
         self, addresses: Mapping[str, str], run: str, *, within_s: float
-    ) -> dict[str, dict[str, Any]]:
-        """What each node counted that says so in time; all are asked at once, so none delays another.
+    ) -> dict[str, RoleStatistics]:
+        """Return the counts of the roles that answer in time; all are asked at once, so none delays another.
 
         Args:
-            addresses: By node id.
-            run: Whose counts.
-            within_s: Seconds for each to be reached and to answer.
+            addresses: Addresses by node id.
+            run: Id of the run.
+            within_s: Seconds for each role to be reached and to answer.
         """
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, RoleStatistics] = {}
 
         async def ask(node: str, address: str) -> None:
             try:
                 async with asyncio.timeout(within_s):
-                    name, values = await self.statistics(address, run)
-            except (TransportError, TimeoutError, ValueError):  # a node may name an address that is none
+                    statistics = await self.statistics(address, run)
+            except (TransportError, TimeoutError, ValueError):  # a node may publish an invalid address
                 return
-            if name == node:
-                found[node] = values
+            if statistics.node == node:
+                found[node] = statistics
 
         async with asyncio.TaskGroup() as group:
             for node, address in addresses.items():
@@ -128,20 +131,20 @@ class Inquiries:
     async def all_profiles(
         self, addresses: Iterable[str], *, on_silence: Callable[[str], None]
     ) -> list[Part]:
-        """What roles in other processes noted; `on_silence` is told of those that did not answer."""
+        """Return the profiles of roles; call `on_silence` for each role that did not answer."""
         found: list[Part] = []
         for address in addresses:
             try:
                 found += await self.profile(address)
             except (TransportError, ValueError) as error:
-                on_silence(f"the role at {address} did not say what it noted: {error}")
+                on_silence(f"the role at {address} did not send its profile: {error}")
         return found
 
     async def profile(self, address: str) -> list[Part]:
-        """What the role at an address noted.
+        """Return the profile of the role at an address.
 
         Raises:
-            TransportError: It cannot be reached, did not answer, or sent other events than asked for.
+            TransportError: The role was unreachable, did not answer, or sent other events than requested.
         """
         parts: list[Part] = []
         have, total = 0, 1
@@ -155,14 +158,14 @@ class Inquiries:
                 if total > MOST_PROFILE_EVENTS or events != min(total - have, PROFILE_CHUNK):
                     raise RemoteProtocolError("profile", f"{events} events after {have} of {total}")
                 parts.append(part)
-                have += PROFILE_CHUNK  # not fewer: a role notes each answer as an event, too
+                have += PROFILE_CHUNK  # not `events`: each answer adds an event, so the end would move away
         return parts
 
     async def record(self, address: str, run: str) -> bytes:
-        """What the server or worker at an address noted for a replay of a run.
+        """Return the replay log that the server or worker at an address has of a run.
 
         Raises:
-            TransportError: It cannot be reached, did not answer, or keeps no record of this run.
+            TransportError: The role was unreachable, did not answer, or has no log of this run.
         """
         parts: list[bytes] = []
         have, total = 0, 1

@@ -7,12 +7,15 @@ from typing import Any
 from numpy.typing import NDArray
 
 from adam_async.model.network import Network
-from adam_async.parameter_server.client import ParameterClient
+from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.shard_table import ShardTable
+from adam_async.run.config import Waits
+from adam_async.run.shard_table import ShardTable, holders
+from adam_async.runtime.traffic import Traffic
 from adam_async.worker.puller import Landing, Puller
 from adam_async.worker.weights import WorkerWeights
-from transport import BufferPool
+from transport import BufferPool, Identity
+from transport import Network as Links
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -20,9 +23,39 @@ class ModelSnapshot:
     """A copy of all parameters."""
 
     weights: dict[str, NDArray[Any]]
-    """By tensor, in its shape."""
+    """Values by tensor, each in its shape."""
     versions: tuple[int, ...]
     """Version of each shard, in the order of the table."""
+
+
+def reading_client(
+    cluster: ClusterMap,
+    table: ShardTable,
+    *,
+    network: Links,
+    identity: Identity,
+    waits: Waits,
+    traffic: Traffic,
+) -> ParameterClient:
+    """Make a client of the servers that hold a run's shards, for a driver, which pushes nothing."""
+    run = cluster.run
+    assert run is not None, "a run has shards"
+    session = SessionIdentity(
+        run=run.id,
+        session=0,
+        incarnation=identity.incarnation,
+        replica=-1,
+        generation=cluster.generation,
+    )
+    servers = holders(table, cluster.buckets)
+    return ParameterClient(
+        network=network,
+        identity=identity,
+        session=session,
+        addresses={server: cluster.nodes[server].address for server in servers},
+        waits=waits,
+        traffic=traffic,
+    )
 
 
 async def pull_snapshot(
@@ -30,15 +63,14 @@ async def pull_snapshot(
 ) -> ModelSnapshot:
     """Pull every tensor once. Each shard is one version; different shards may be of different moments.
 
-    Cancelling it loses nothing.
+    Cancellation loses nothing.
 
     Args:
         network: The model.
         table: Its shards.
-        cluster: Where they are.
-        client: How to reach them.
-        clock: Wait for values in which all pushes of live replicas up to this clock are; those of frozen
-            tensors are as they are.
+        cluster: The map with their placement.
+        client: Client of their servers.
+        clock: Clock up to which the values contain all pushes of live replicas; frozen tensors have none.
 
     Raises:
         ShardUnavailable: A server did not answer in time.

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.controller.role import Role, reply_or_fail, reply_when_room
+from adam_async.controller.role import Role, RoleSettings, reply_or_fail, reply_when_room
 from adam_async.messages import (
     Body,
     GetRecord,
@@ -133,13 +133,15 @@ class ParameterServer(Role):
         process_memory: Callable[[], ProcessMemory] = process_memory,
     ) -> None:
         super().__init__(
-            network=network,
-            address=address,
-            identity=identity,
-            waits=waits,
-            controller=controller,
-            timeline=timeline,
-            process_memory=process_memory,
+            RoleSettings(
+                network=network,
+                address=address,
+                identity=identity,
+                waits=waits,
+                controller=controller,
+                timeline=timeline,
+                process_memory=process_memory,
+            )
         )
         self._buffers = buffers
         self._layers = layers

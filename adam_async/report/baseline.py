@@ -1,9 +1,9 @@
-"""The baseline: what the same kernels reach on the same threads with nothing queued, sent or shared.
+"""The baseline: the rate of the same kernels on the same threads with nothing queued, sent or shared.
 
-Each thread of a compute pool trains weights of its own (or, as in a run that trains in place, all threads the
-same) on groups of real training images, in slices of about 50 ms so that it can be cancelled. The rate is
+Each thread of a compute pool trains weights of its own (as in a run that trains in place: all threads the
+same) on groups of real training images, in slices of about 50 ms that a cancellation can end. The rate is
 images per second of compute time, times the threads: two slices per thread are always queued, so the threads
-never wait, and what little lies between two slices is not the kernels'.
+never wait, and the short time between two slices does not count.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from adam_async.model.step import StepBuffers, StepInput
 from dataflow import ComputePool
 
 SLICE_S = 0.05
-"""How long one job shall take."""
+"""Intended duration of one job in seconds."""
 
 SECONDS = 3.0
 WARM_UP_S = 0.3
 
 IMAGES = 4096
-"""Most images that a thread goes round in: far more than its caches hold, as in training."""
+"""Maximum number of images of a thread's cycle: as in training, far more than its caches hold."""
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainedWeights:
-    """Values and rule state of every tensor, and how many steps were applied to them."""
+    """Values and rule state of every tensor, and the number of applied steps."""
 
     values: Mapping[str, NDArray[Any]]
     state: Mapping[str, RuleState]
@@ -58,7 +58,7 @@ class TrainedWeights:
 
     @classmethod
     def of(cls, network: Network, rule: Rule) -> Self:
-        """Draw and allocate them."""
+        """Draw the values and allocate the state."""
         return cls(
             values=network.initial_weights(Dice(1)),
             state=new_rule_state(network, rule),
@@ -76,7 +76,7 @@ class BareLoop:
         images: Training images, uint8 (N, C, H, W), N at least one.
         labels: Their classes, (N,).
         group_images: Images per step.
-        weights: Weights and rule state that several threads share; without them, its own.
+        weights: Weights and rule state that several threads share; None: its own.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class BareLoop:
         self._at = 0
 
     def train(self, groups: int) -> int:
-        """Train this many groups, as a compute thread trains those of a job; returns their images."""
+        """Train a number of groups like the job of a compute thread; returns their images."""
         trained = self._trained
         inputs = [self._next() for _ in range(groups)]
         self._step.train_groups(
@@ -141,21 +141,21 @@ async def measure(
     seconds: float = SECONDS,
     warm_up_s: float = WARM_UP_S,
 ) -> float:
-    """Run the bare kernel loop on its own threads and return images per second of all of them.
+    """Run the bare kernel loop on its own threads; returns images per second of all of them.
 
     Args:
         network: The model of the run, with its kernels.
         rule: The run's update rule.
         rate: Its learning rate.
-        images: Training images, uint8 (N, C, H, W); the threads start at different ones.
+        images: Training images, uint8 (N, C, H, W); each thread starts at another one.
         labels: Their classes, (N,).
         group_images: Images per group.
-        threads: As many as the run has compute threads, over all workers.
-        shared: Whether they train the same weights.
-        seconds: How long to measure.
-        warm_up_s: How long to train before that; finds how many groups fill a slice.
+        threads: Number of compute threads of the run, over all workers.
+        shared: Whether all threads train the same weights.
+        seconds: Duration of the measurement.
+        warm_up_s: Duration of the training before it, which finds the number of groups in a slice.
 
-    Cancelling it ends it after the slices that the threads are in.
+    A cancellation ends it after the current slices of the threads.
 
     Raises:
         ValueError: There are no images.
@@ -186,7 +186,7 @@ async def measure(
 
 
 async def _slice_groups(pool: ComputePool, at_most_s: float) -> int:
-    """Double the groups of a job until it takes as long as a slice, or the time is over."""
+    """Double the groups of a job until it lasts as long as a slice, or the time is over."""
     groups, spent_s = 1, 0.0
     while True:
         before = pool.statistics().busy_s
@@ -199,7 +199,7 @@ async def _slice_groups(pool: ComputePool, at_most_s: float) -> int:
 
 
 async def _run_for(pool: ComputePool, groups: int, seconds: float) -> int:
-    """Keep every thread busy for this long; returns the images trained."""
+    """Keep every thread busy for a number of seconds; returns the trained images."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
 

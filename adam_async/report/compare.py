@@ -6,11 +6,11 @@ from adam_async.report.report import Report
 
 
 def compare(reports: Sequence[Report]) -> list[tuple[str, ...]]:
-    """One row for each quantity: its name, then its value in each report.
+    """Return one row for each quantity: its name, then its value in each report.
 
-    Rows in which no report has anything to say are left out.
+    Rows without a value in any report are left out.
     """
-    rows = [(name, *(say(report) for report in reports)) for name, say in _ROWS]
+    rows = [(name, *(text_of(report) for report in reports)) for name, text_of in _ROWS]
     return [row for row in rows if any(row[1:])]
 
 
@@ -21,7 +21,7 @@ def _mode(report: Report) -> str:
 
 def _plan(report: Report) -> str:
     config = report.config
-    if config.get("partitions", 1) == 1:  # also of a report from before models were cut
+    if config.get("partitions", 1) == 1:  # older reports have no such option
         return ""
     halo = f", halo {config['halo']}" if config["halo"] != "auto" else ""
     return f"{config['plan']}{halo}"

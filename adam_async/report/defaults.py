@@ -1,4 +1,4 @@
-"""Pure: why a run has the values that its user left open; in words, for the report."""
+"""Pure: reasons for the options that the user left open, in words, for the report."""
 
 from adam_async.run.config import FALLING_MOST, RISE_EPOCHS, Config, norm_scale
 
@@ -6,12 +6,12 @@ from adam_async.run.config import FALLING_MOST, RISE_EPOCHS, Config, norm_scale
 def explain_defaults(
     asked: Config, decided: Config, *, kernels: str, squared_norm: float = 0.0
 ) -> dict[str, str]:
-    """Say why each option that was left open has the value it has.
+    """Return the reason for the value of each option that the user left open.
 
     Args:
-        asked: The options as they were given.
-        decided: The options in force, with the rate and the way of training.
-        kernels: What computes the layers.
+        asked: The options of the user.
+        decided: The options in force, with the rate and the training mode.
+        kernels: Implementation of the layers.
         squared_norm: See `Dataset.squared_norm`; 0 if it is unknown.
     """
     found = {}
@@ -38,7 +38,7 @@ def explain_defaults(
 
 def _why_rate(decided: Config, squared_norm: float) -> str:
     if decided.rule != "sgd":
-        return f"what rule {decided.rule} begins with, whatever the number of images"
+        return f"the default of rule {decided.rule}, for any number of images"
     images = decided.images_per_update
     why = f"0.06 for 16 images per update, scaled to {images} and by 1 - momentum"
     usual = Config(
@@ -71,9 +71,9 @@ def _why_schedule(asked: Config, decided: Config) -> str:
 
 def _why_weights(decided: Config) -> str:
     if decided.weights == "aliased":
-        return "aliased: one process, every step pushed and pulled, and nothing asked for that needs a copy"
+        return "aliased: one process, every step pushed and pulled, and no option that needs a copy"
     if decided.processes:
         return "copy: each role has a process of its own"
     if decided.consistency != "asp":
         return f"copy: consistency {decided.consistency} decides when pushes of others become visible"
-    return "copy: what was asked for cannot be done in place, on the servers' own memory"
+    return "copy: an option excludes training in place, on the servers' own memory"

@@ -1,7 +1,7 @@
-"""What is here, what is slower without something, and what is broken.
+"""The doctor: checks of everything that a run needs on this machine.
 
-Every line is one finding: ``ok``, ``slow`` (works, and says what would make it faster) or ``broken`` (a run
-would fail, and says what to do). The checks are real: matrix products run at once in several threads, a
+Every line is one finding: ``ok``, ``slow`` (it works, and the line names a faster way) or ``broken`` (a run
+would fail, and the line names a remedy). The checks are real: several threads multiply matrices at once, a
 link is opened and used, the data are loaded, the kernels train.
 """
 
@@ -34,7 +34,7 @@ State = Literal["ok", "slow", "broken"]
 
 LEAST_PYTHON = (3, 11)
 LEAST_NUMPY = (2, 3, 5)
-"""The BLAS of earlier wheels could give wrong products with a transposed operand from several threads."""
+"""Oldest usable numpy: earlier wheels have a BLAS with wrong transposed products from several threads."""
 
 ROUND_TRIPS = 500
 LINK_S = 10.0
@@ -44,11 +44,11 @@ PRODUCTS = 32
 """Matrix products per thread in the check of concurrent products."""
 
 KERNELS_S = 0.3
-"""How long each set of kernels trains, after a warm-up."""
+"""Seconds for which each set of kernels trains, after a warm-up."""
 
 DRAWN_IMAGES = 256
 RATE = 1e-4
-"""Of the steps that measure kernels: their weights stay where they are, or nearly."""
+"""Learning rate of the measured steps, so small that the weights hardly change."""
 
 EXTRAS = (
     ("numba", "fast", "without it numpy computes the layers"),
@@ -57,7 +57,7 @@ EXTRAS = (
     ("cyclopts", "cli", "the command line needs it"),
     ("rich", "cli", "the command line needs it, and the live table"),
 )
-"""Package, the extra that brings it, and what it is for."""
+"""Package, its extra, and its purpose."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,18 +81,18 @@ async def examine(
     spec: ModelSpec | None = None,
     images_per_group: int = 16,
 ) -> list[Finding]:
-    """Look at everything that a run needs. Takes a few seconds; nothing is downloaded or written.
+    """Check everything that a run needs. It takes a few seconds, and neither downloads nor writes.
 
     Args:
         disk: Reads the data.
-        entropy: For the handshake of the loopback link.
-        data_dir: What ``ADAM_DATA_DIR`` says.
-        cache_dir: Where downloaded data are kept.
-        network: How to open the loopback link; without it plain TCP.
-        spec: Model whose kernels and working sets are looked at; by default `mnist-adam`.
-        images_per_group: Of its groups; at least 1.
+        entropy: Random bytes for the handshake of the loopback link.
+        data_dir: Value of ``ADAM_DATA_DIR``.
+        cache_dir: Folder of downloaded data.
+        network: Network of the loopback link; None: plain TCP.
+        spec: Model of the checks of kernels and working sets; None: `mnist-adam`.
+        images_per_group: Images per group, at least 1.
 
-    Cancelling it leaves nothing behind.
+    A cancellation leaves nothing behind.
     """
     machine = describe_machine(loop=type(asyncio.get_running_loop()).__module__)
     spec = spec or named_model("mnist-adam")
@@ -114,12 +114,12 @@ async def examine(
 
 
 def exit_code(findings: list[Finding]) -> int:
-    """0 if runs work here, 1 if something is broken."""
+    """Return 0 if runs work here, 1 if a finding is broken."""
     return int(any(finding.state == "broken" for finding in findings))
 
 
 def check_software(machine: Machine) -> list[Finding]:
-    """Python, numpy, its BLAS and the event loop."""
+    """Check Python, numpy, its BLAS and the event loop."""
     return [
         _at_least("python", machine.python, LEAST_PYTHON),
         _at_least("numpy", machine.numpy, LEAST_NUMPY),
@@ -153,7 +153,7 @@ def _loop(machine: Machine) -> Finding:
 
 
 def check_extra(package: str, extra: str, purpose: str) -> Finding:
-    """Whether an optional package is installed."""
+    """Check an optional package."""
     version = installed_version(package)
     if version is not None:
         return Finding(state="ok", what=package, detail=f"{version} (extra {extra})")
@@ -163,7 +163,7 @@ def check_extra(package: str, extra: str, purpose: str) -> Finding:
 
 
 def check_hardware(machine: Machine) -> list[Finding]:
-    """Cores, caches and memory."""
+    """Check cores, caches and memory."""
     cores = f"{machine.cores} cores for this process, {machine.processor}"
     return [
         Finding(state="ok", what="cores", detail=cores)
@@ -198,14 +198,14 @@ def _kib(size: int | None) -> str:
 
 
 async def check_kernels(spec: ModelSpec, images_per_group: int, *, installed: bool) -> Finding:
-    """Say what computes the layers, and how fast: each set of kernels trains for a moment, on one thread.
+    """Measure the kernels: each set trains for a moment, on one thread.
 
-    Kernels that are not compiled yet are not tried, because compiling takes too long here.
+    Kernels that are not compiled are not measured, because the compilation takes too long here.
 
     Args:
-        spec: The model that is trained for that.
-        images_per_group: Of its groups.
-        installed: Whether numba is.
+        spec: The trained model.
+        images_per_group: Images per group.
+        installed: Whether numba is installed.
     """
     what = "kernels"
     plain = await _images_per_s(spec, images_per_group, "numpy")
@@ -249,7 +249,7 @@ async def _images_per_s(spec: ModelSpec, images_per_group: int, kernels: str) ->
     count = max(DRAWN_IMAGES, images_per_group)
     drawn = Dice(1).bits("images", count=count * prod(spec.input_shape))
     images = (drawn >> np.uint64(56)).astype(np.uint8).reshape(count, *spec.input_shape)
-    # Any numbers that are classes: all are where the loss tells at least one apart.
+    # Zeros are valid labels for every loss, because it has at least one class.
     labels = np.zeros(count, np.int64)
     async with ComputePool(threads=1, name="doctor") as pool:
         await pool.run(network.warm_up)
@@ -267,7 +267,7 @@ async def _images_per_s(spec: ModelSpec, images_per_group: int, kernels: str) ->
 
 
 def check_working_sets(machine: Machine, spec: ModelSpec, images_per_group: int) -> list[Finding]:
-    """What memory a group walks through, part by part, and which cache holds it."""
+    """Report the memory that a group uses, part by part, and the cache that holds it."""
     network = Network(spec, kernels="auto")
     found = []
     for each in working_sets(network, images_per_group):
@@ -278,9 +278,9 @@ def check_working_sets(machine: Machine, spec: ModelSpec, images_per_group: int)
 
 
 async def check_products(threads: int) -> Finding:
-    """Run A @ B.T in several threads at once; each result must equal that of one thread alone.
+    """Run A @ B.T in several threads at once; each result has to equal that of one thread alone.
 
-    A BLAS that is not safe with threads gives wrong numbers here, and would ruin training in silence.
+    A BLAS that is not safe with threads gives wrong numbers here, and would ruin training without an error.
     """
     threads = max(threads, 2)
     dice = Dice(1)
@@ -310,13 +310,13 @@ async def check_products(threads: int) -> Finding:
 
 
 def _worst_error(a: NDArray[np.floating], b: NDArray[np.floating], wanted: NDArray[np.floating]) -> float:
-    """Largest error of repeated products, relative to the largest value; an error of NaN counts as huge."""
+    """Return the largest error of repeated products, relative to the largest value; infinite for a NaN."""
     errors = [float(np.abs(a @ b.T - wanted).max()) for _ in range(PRODUCTS)]
     return max(error if np.isfinite(error) else np.inf for error in errors) / float(np.abs(wanted).max())
 
 
 async def check_link(network: Links, address: str = "tcp://127.0.0.1:0") -> Finding:
-    """Bind an address, connect to it, and time questions of one small message each."""
+    """Bind an address, connect to it, and time requests of one small message each."""
     server = Identity(role="controller", node="doctor-controller", incarnation=1)
     client = Identity(role="driver", node="doctor", incarnation=1)
 
@@ -342,7 +342,7 @@ async def check_link(network: Links, address: str = "tcp://127.0.0.1:0") -> Find
     return Finding(
         state="ok",
         what="link",
-        detail=f"{listener.address} can be bound; a question and its answer take "
+        detail=f"{listener.address} can be bound; a request and its answer take "
         f"{took_s / ROUND_TRIPS * 1e6:.0f} us",
     )
 
@@ -352,7 +352,7 @@ def _answer(request: Request) -> None:
 
 
 async def check_data(disk: Disk, data_dir: Path | None, cache_dir: Path | None) -> Finding:
-    """Load what ``--data auto`` would take without a network."""
+    """Load the data of ``--data auto`` without a network."""
     try:
         dataset = await load("auto", disk, data_dir=data_dir, cache_dir=cache_dir)
     except DataError as error:

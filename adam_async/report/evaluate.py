@@ -1,6 +1,6 @@
-"""How well a model does on the test images of a data set, class by class.
+"""Accuracy and loss of a model on the test images of a data set, class by class.
 
-A class of the data is the class of the model that has its name. Letters: N images, K classes of the model.
+Classes of data and model are matched by name. Letters: N images, K classes of the model.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ MOST_NAMED = 5
 """Maximum number of classes that an error lists."""
 
 UNKNOWN = -1
-"""Number of a class of the data that the model does not know."""
+"""Number of a class of the data that the model lacks."""
 
 
 class ClassResult(msgspec.Struct, frozen=True, kw_only=True):
     """Results for the test images of one class."""
 
     label: int
-    """Number of the class at the model."""
+    """Number of the class in the model."""
     name: str
     images: int
     right: int
 
     @property
     def accuracy(self) -> float:
-        """Share named rightly; 0 where there is no image."""
+        """Share of correctly classified images; 0 without images."""
         return self.right / self.images if self.images else 0.0
 
 
@@ -48,31 +48,31 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     images: int
     right: int
     loss: float
-    """Mean over the images of what the model's loss layer gives."""
+    """Mean loss over the images."""
     classes: tuple[ClassResult, ...]
-    """Those that the data have, in the order of the model's."""
+    """Classes of the data, in the order of the model's."""
 
     @property
     def accuracy(self) -> float:
-        """Share of the images named rightly."""
+        """Share of correctly classified images."""
         return self.right / self.images if self.images else 0.0
 
 
 Marked = tuple[NDArray[np.int64], float]
-"""Classes of the images of a batch that were named rightly, and the sum of the losses of all."""
+"""Classes of the correctly classified images of a batch, and the sum of the losses of all its images."""
 
 
 class Exam:
-    """Pure: the test images of a data set, cut into batches, and what a model makes of them.
+    """Pure: a test of a model on the test images of a data set, in batches.
 
     Args:
-        network: The model. Batches may be marked on several threads at once, each with a context of its own.
-        weights: Tensor name to its values.
-        dataset: Its test images are used.
+        network: The model. Several threads may mark batches at once, each with a context of its own.
+        weights: Values by tensor.
+        dataset: The data set with the test images.
         class_names: Name of the model's class 0, 1, ...; empty if it has numbers only.
 
     Raises:
-        ConfigError: The model takes other images, or does not know the class of a test image.
+        ConfigError: The model takes other images, or lacks the class of a test image.
         DataError: There are no test images.
     """
 
@@ -141,7 +141,7 @@ async def evaluate(
 ) -> Evaluation:
     """Evaluate a model on a data set's test images, on `threads` compute threads. See `Exam`.
 
-    Cancelling it ends it after the batches that the threads are in.
+    A cancellation ends it after the current batches of the threads.
     """
     exam = Exam(network, weights, dataset, class_names)
     contexts = [exam.context() for _ in range(threads)]
@@ -172,16 +172,16 @@ def _check_images(network: Network, dataset: Dataset) -> None:
 
 
 def model_numbers(network: Network, class_names: Sequence[str], dataset: Dataset) -> NDArray[np.int64]:
-    """Find the class of a model that each class of the data is.
+    """Match each class of the data with a class of a model.
 
-    Names decide if both have some. A name that is a number is the class of that number, if one side has
-    numbers only. Otherwise classes are the same by their order, if there are equally many.
+    Names decide if both have names. A name that is a number matches the class of that number if one side has
+    numbers only. Otherwise the order decides, if both have equally many classes.
 
     Returns:
         Shape (classes of the data,): numbers of the model's classes, or `UNKNOWN`.
 
     Raises:
-        ConfigError: A test image is of a class that the model does not know.
+        ConfigError: The model lacks the class of a test image.
     """
     model, outputs = network.spec.name, network.layers[-1].input_shapes[0][0]
     theirs, count = dataset.class_names, dataset.num_classes
@@ -195,9 +195,7 @@ def model_numbers(network: Network, class_names: Sequence[str], dataset: Dataset
     by_name = class_names and (theirs or all(map(is_number, class_names)))
     if not by_name:
         if count > outputs:
-            raise ConfigError(
-                f"model {model!r} tells {outputs} classes apart, but {dataset.name} has {count}"
-            )
+            raise ConfigError(f"model {model!r} has {outputs} classes, but {dataset.name} has {count}")
         return np.arange(count, dtype=np.int64)
     names = theirs or tuple(map(str, range(count)))
     number_of = {name: number for number, name in enumerate(class_names)}
@@ -218,7 +216,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def table(evaluation: Evaluation) -> list[str]:
-    """The evaluation as lines of text."""
+    """Return the evaluation as lines of text."""
     head = (
         f"{evaluation.model} on {evaluation.data}: accuracy {evaluation.accuracy:.2%} "
         f"({evaluation.right} of {evaluation.images} test images), loss {evaluation.loss:.4f}"

@@ -1,6 +1,6 @@
-"""Runs drawn over time from their reports: six panels, a line per run in each.
+"""Plots of runs over time from their reports: six panels with a line per run.
 
-Needs matplotlib, of the extra ``plot``; draws into memory, without a screen.
+It needs matplotlib, of the extra ``plot``, and draws into memory, without a screen.
 """
 
 import io
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Line = tuple[list[float], list[float]]
-"""Seconds of training, and what there was at each."""
+"""Seconds of training, and a value at each."""
 
 NOTHING = float("nan")
-"""Drawn as a gap."""
+"""Value that is drawn as a gap."""
 
 INCHES, DOTS_PER_INCH = (12.0, 7.0), 110
 
 
 def panels(report: Report) -> dict[str, Line]:
-    """The lines of one run, by the title of their panel."""
+    """Return the lines of one run, by the title of their panel."""
     series = report.series
     times = [sample.s for sample in series]
     stale = [(sample.s, sample.staleness_mean) for sample in series if sample.staleness_mean is not None]
@@ -42,10 +42,10 @@ def panels(report: Report) -> dict[str, Line]:
 
 
 def draw(runs: Sequence[tuple[str, Report]]) -> "Figure":
-    """Draw runs over one another.
+    """Draw runs into the same panels.
 
     Args:
-        runs: A name and a report each.
+        runs: Name and report of each run.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -71,7 +71,7 @@ def draw(runs: Sequence[tuple[str, Report]]) -> "Figure":
 
 
 def png(figure: "Figure") -> bytes:
-    """The picture as a PNG file."""
+    """Return the picture as a PNG file."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png")
     return stream.getvalue()

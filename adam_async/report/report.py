@@ -1,7 +1,7 @@
-"""What a run came to, as one JSON document; docs/report.md says field by field what it means.
+"""The report of a run, one JSON document; docs/report.md explains its fields.
 
-The records below are the schema. They are filled from what every node counted itself (`RunResult`), so
-the same report comes from one process and from many.
+The structs below are the schema. Their source is `RunResult`, with the counts of every node, so one process
+and many processes give the same report.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -26,14 +26,14 @@ from adam_async.runtime.machine import Machine
 from dataflow import EngineStatistics, PoolStatistics
 
 SCHEMA = "adam-async/report/1"
-"""Name and version of the schema. The version grows when a field changes its meaning or goes."""
+"""Name and version of the schema; the version grows when a field changes its meaning or is removed."""
 
-MOST_NEWS = 400
+MOST_LEFT_OUT = 400
 """Maximum length of a line about a node that is left out, in characters."""
 
 
 class WorkingSetReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What memory some layers walk through, in bytes."""
+    """The memory that some layers use, in bytes."""
 
     layers: tuple[str, ...]
     weights: int
@@ -131,7 +131,7 @@ class ProtocolRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One incident."""
+    """One event of the run."""
 
     s: float
     event: str
@@ -148,7 +148,7 @@ class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one parameter server counted."""
+    """Counts of one parameter server."""
 
     node: str
     shards: int
@@ -163,7 +163,7 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ControllerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one controller stood in its group at the end."""
+    """State of one controller in its group at the end."""
 
     node: str
     role: str
@@ -211,7 +211,7 @@ class BufferReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PushReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker's client of the parameter servers counted."""
+    """Counts of a worker's client of the parameter servers."""
 
     acknowledged: int
     duplicates: int
@@ -223,7 +223,7 @@ class PushReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FetchReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker's client of the data server counted."""
+    """Counts of a worker's client of the data server."""
 
     groups: int
     blocked_fetches: int
@@ -234,13 +234,13 @@ class KernelReport(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels that trained a worker's groups."""
 
     set: str
-    """``"numpy"`` or ``"numba"``, at the end."""
+    """Kernels at the end, ``"numpy"`` or ``"numba"``."""
     numpy_groups: int
-    """Groups that NumPy's kernels trained while the compiled ones were made."""
+    """Number of groups that NumPy's kernels trained while numba compiled."""
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one model worker counted."""
+    """Counts of one model worker."""
 
     node: str
     parameters: PushReport | None
@@ -292,23 +292,22 @@ def build_report(
     asked: Config | None = None,
     ended: str = "finished",
 ) -> Report:
-    """Put together what a run came to.
+    """Build the report of a run.
 
     Args:
-        result: What the driver brought back.
-        config: The run's options; the report holds them with the rate in force.
-        command: The command line, or what stands for it.
-        machine: Where the driver ran.
+        result: Result of the driver.
+        config: The run's options; the report has them with the rate in force.
+        command: The command line, or a substitute for it.
+        machine: Machine of the driver.
         baseline: The bare kernel loop; None if it was not measured.
-        asked: The options as they were given, to say why those left open are as they are; None says nothing.
-        ended: How the run ended, in words.
+        asked: The options before the run decided the open ones, for `Report.defaults`; None: no explanations.
+        ended: The end of the run, in words.
 
     Raises:
-        msgspec.ValidationError: A node of another version said something else than it should; `without_odd`
-            leaves such nodes out.
+        msgspec.ValidationError: The counts of a node are invalid; `without_invalid` leaves such nodes out.
     """
     totals = _totals(result)
-    model = result.model
+    model, counts = result.model, _count_reports(result.statistics)
     return Report(
         schema=SCHEMA,
         command=list(command),
@@ -331,67 +330,87 @@ def build_report(
         baseline=_baseline(baseline, totals.images_per_s, model) if baseline is not None else None,
         series=list(result.series),
         events=msgspec.convert(result.events, list[EventReport]),
-        checkpoints=[CheckpointReport(**asdict(each)) for each in result.checkpoints],
-        **_counted(result.statistics),
+        checkpoints=msgspec.convert(result.checkpoints, list[CheckpointReport], from_attributes=True),
+        traffic=counts.traffic,
+        protocols=counts.protocols,
+        staleness=counts.staleness,
+        waits=counts.waits,
+        controllers=counts.controllers,
+        servers=counts.servers,
+        caches=counts.caches,
+        workers=counts.workers,
     )
 
 
-def without_odd(result: RunResult) -> tuple[RunResult, list[str]]:
-    """Leave out what a report cannot say of roles that counted something odd.
+def without_invalid(result: RunResult) -> tuple[RunResult, list[str]]:
+    """Leave out the nodes whose counts are invalid.
 
     Returns:
         The result with the statistics of all other nodes, and a line for each node that is left out.
     """
     kept: dict[str, dict[str, Any]] = {}
-    news: list[str] = []
+    left_out: list[str] = []
     for name, values in result.statistics.items():
         try:
-            msgspec.json.encode([_counted({name: values}), _memory_mb({name: values})])
+            msgspec.json.encode([_count_reports({name: values}), _memory_mb({name: values})])
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            news.append(f"the report leaves out what {name} counted: {error!r}"[:MOST_NEWS])
+            left_out.append(f"the report leaves out the counts of {name}: {error!r}"[:MOST_LEFT_OUT])
         else:
             kept[name] = values
-    return replace(result, statistics=kept), news
+    return replace(result, statistics=kept), left_out
 
 
-def _counted(statistics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the fields of a report that say what nodes counted."""
+class _CountReports(msgspec.Struct, frozen=True, kw_only=True):
+    """The records of a report with the counts of nodes."""
+
+    traffic: list[TrafficRow]
+    protocols: list[ProtocolRow]
+    staleness: StalenessReport
+    waits: list[WaitReport]
+    controllers: list[ControllerReport]
+    servers: list[ServerReport]
+    caches: list[CacheReport]
+    workers: list[WorkerReport]
+
+
+def _count_reports(statistics: Mapping[str, Mapping[str, Any]]) -> _CountReports:
+    """Read the counts of nodes, by node id. Raises many kinds of errors if they are invalid."""
     workers = _of_role(statistics, "worker")
-    return {
-        "traffic": [
+    return _CountReports(
+        traffic=[
             msgspec.convert(row, TrafficRow) for node in sorted(statistics) for row in _rows(statistics[node])
         ],
-        "protocols": msgspec.convert(_protocols(workers), list[ProtocolRow]),
-        "staleness": _staleness(statistics.values()),
-        "waits": [waits for name, values in workers.items() if (waits := waits_of(name, values)) is not None],
-        "controllers": [
+        protocols=msgspec.convert(_protocols(workers), list[ProtocolRow]),
+        staleness=_staleness(statistics.values()),
+        waits=[waits for name, values in workers.items() if (waits := waits_of(name, values)) is not None],
+        controllers=[
             msgspec.convert({**values["controllers"], "node": name}, ControllerReport)
             for name, values in _of_role(statistics, "controller").items()
             if "controllers" in values
         ],
-        "servers": [
+        servers=[
             msgspec.convert(_server(name, values), ServerReport)
             for name, values in _of_role(statistics, "ps").items()
         ],
-        "caches": [
+        caches=[
             msgspec.convert({"name": name, **values["cache"]}, CacheReport)
             for name, values in _of_role(statistics, "data").items()
             if values.get("cache")
         ],
-        "workers": [msgspec.convert(_worker(name, values), WorkerReport) for name, values in workers.items()],
-    }
+        workers=[msgspec.convert(_worker(name, values), WorkerReport) for name, values in workers.items()],
+    )
 
 
 def to_json(report: Report) -> bytes:
-    """The report as indented JSON with a newline at its end."""
+    """Return the report as indented JSON with a newline at its end."""
     return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
 
 
 async def write(report: Report, path: Path, disk: Disk) -> None:
-    """Write the report as JSON, all or nothing. Cancelling leaves the old file or the new one.
+    """Write the report as JSON, atomically. A cancellation leaves the old file or the new one.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     await disk.write_atomic(path, [to_json(report)])
 
@@ -448,14 +467,14 @@ def _totals(result: RunResult) -> Totals:
 
 
 def _checkpoint_age(result: RunResult) -> int | None:
-    """Epochs that ended after the newest checkpoint was taken; None if none was written."""
+    """Return the number of epochs after the newest checkpoint; None without a checkpoint."""
     if not result.checkpoints or not result.epochs:
         return None
     return max(result.epochs[-1].epoch - result.checkpoints[-1].epoch, 0)
 
 
 def _memory_mb(statistics: Mapping[str, Mapping[str, Any]]) -> float:
-    """Sum over processes; the roles that share one say the same of it, or less if asked earlier."""
+    """Return the sum over processes; roles of one process report it once each, the last the largest."""
     peaks: dict[tuple[str, int], float] = {}
     for values in statistics.values():
         process = values["process"]
@@ -486,12 +505,12 @@ def _rows(values: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _protocols(workers: Mapping[str, Mapping[str, Any]]) -> Sequence[Any]:
-    """All workers plan alike; the first that trained says how."""
+    """Return the plan of the first worker that trained; all workers have the same."""
     return next((values["protocols"] for values in workers.values() if "protocols" in values), ())
 
 
 def _server(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """A server that stood by has counted nothing."""
+    """Return the counts of a server; those of a server without shards are zero."""
     idle = {
         "shards": 0,
         "versions": {},

@@ -1,8 +1,8 @@
-"""The machine's own measure: how many operations a second its BLAS reaches in single-precision products.
+"""The rate of single-precision matrix products by the machine's BLAS, in operations per second.
 
-A training rate alone says as much of the machine as of the program. Divided by the rate of matrix products
-(sgemm) on as many threads at the same time it says how much of the machine is used. Products of 512 by 512
-fit into the caches, and are large enough for a BLAS to be near its best.
+A training rate alone depends on the machine as much as on the program. Divided by the rate of matrix products
+(sgemm) on as many threads at the same time, it is the used share of the machine. Products of 512 by 512 fit
+into the caches, and are large enough for a BLAS to be near its best rate.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ class Factors:
         self.multiply()
 
     def multiply(self) -> None:
-        """Do one product."""
+        """Compute one product."""
         np.matmul(self._a, self._b, out=self._product)
 
 
 async def measure_sgemm(threads: int, seconds: float = SECONDS) -> float:
     """Multiply on all threads at once; returns operations per second of all of them together.
 
-    A BLAS with threads of its own measures something else: the command line gives it one.
+    The BLAS has to use one thread, as under the command line; more threads would change the measure.
 
     Args:
-        threads: How many threads multiply, each matrices of its own.
-        seconds: How long; at least one product is done.
+        threads: Number of threads, each with matrices of its own.
+        seconds: Duration; at least one product is computed.
     """
     loop, contexts = asyncio.get_running_loop(), [Factors() for _ in range(threads)]
     async with ComputePool(threads=threads, name="sgemm", contexts=contexts) as pool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from adam_async.controller.role import Role, reply_when_room
+from adam_async.controller.role import Role, RoleSettings, reply_when_room
 from adam_async.errors import RunFailed
 from adam_async.messages import Body, GetRecord, Greet, RecordPart, pack, part_refusal, unpack
 from adam_async.model.layer import Layer
@@ -75,14 +75,16 @@ class ModelWorker(Role):
         process_memory: Callable[[], ProcessMemory] = process_memory,
     ) -> None:
         super().__init__(
-            network=network,
-            address=address,
-            identity=identity,
-            waits=waits,
-            controller=controller,
+            RoleSettings(
+                network=network,
+                address=address,
+                identity=identity,
+                waits=waits,
+                controller=controller,
+                timeline=timeline,
+                process_memory=process_memory,
+            ),
             info={"threads": threads, "in_flight": in_flight},
-            timeline=timeline,
-            process_memory=process_memory,
         )
         self._buffers = buffers
         self._layers = layers

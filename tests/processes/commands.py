@@ -1,7 +1,7 @@
-"""Real commands for the tests: start one, wait for what it says, look at its children, send it signals.
+"""Real commands for the tests: start one, wait for its output, read its children, send it signals.
 
-Waits end by what they wait for: a line, the end of a process. Where the system tells of nothing (a process
-that is still starting), `until` looks again and again.
+A wait ends with its event: a line, or the end of a process. If the system reports no event, as for a process
+that starts, `until` polls.
 """
 
 import os
@@ -19,7 +19,7 @@ PATIENCE_S = 20.0
 
 
 def until(predicate: Callable[[], object], what: str, *, seconds: float = PATIENCE_S) -> None:
-    """Look until it is so."""
+    """Poll until a condition is true."""
     deadline = time.monotonic() + seconds
     while not predicate():
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
@@ -36,7 +36,7 @@ def children_of(pid: int) -> dict[int, str]:
 
 
 def command_line(pid: int) -> str:
-    """What a process was started with; nothing when it is gone or still to become what it shall be."""
+    """Return the command line of a process; empty if it has ended, or has not yet called exec."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:
@@ -53,7 +53,7 @@ def answers_signals(pid: int) -> bool:
 
 @contextmanager
 def watched(pids: Iterator[int] | list[int]) -> Iterator[Callable[[float], None]]:
-    """Watch processes that need not be ours; the function given fails unless all end within the seconds."""
+    """Watch processes, also foreign ones; the yielded function fails unless all end within the seconds."""
     handles = {os.pidfd_open(pid): pid for pid in pids}
 
     def all_end(seconds: float) -> None:

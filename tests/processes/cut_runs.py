@@ -1,7 +1,7 @@
-"""Two replicas of two processes each, and a watcher who sees what becomes of them while workers are killed.
+"""Two replicas of two processes each, and a watcher that follows them while workers are killed.
 
-The watcher is a member of the cluster like any driver: it hears of every change of the map, and asks roles
-what they have counted. Nothing here waits for time to pass.
+The watcher is a member of the cluster like any driver: it receives every change of the map, and queries the
+counts of roles. No wait depends on time.
 """
 
 import asyncio
@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+from adam_async.cluster.networks import cluster_network
 from adam_async.cluster.processes import ProcessCluster
-from adam_async.cluster.roles import cluster_network
 from adam_async.controller.client import Membership
-from adam_async.driver.role_queries import Inquiries
+from adam_async.driver.role_queries import RoleQueries
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import make_config
 from adam_async.run.result import EpochResult
@@ -28,32 +28,33 @@ IMAGES = 1437
 """Of the digits."""
 
 PATIENCE_S = 90.0
-"""For what takes seconds on an idle machine."""
+"""Deadline in seconds of events that take seconds on an idle machine."""
 
 
 class CutRun:
-    """A cluster of processes that trains the digits, cut, and what a test may do to it.
+    """A cluster of processes that trains the partitioned digits, with the actions of a test.
 
     Args:
         cluster: The processes, all of them started.
-        said: What the cluster says of deaths.
-        network: How the watcher reaches the roles.
-        seat: The watcher's own.
+        lines: Events of the cluster.
+        network: Links of the watcher to the roles.
+        identity: Identity of the watcher.
+        membership: Membership of the watcher.
     """
 
     def __init__(
         self,
         cluster: ProcessCluster,
-        said: list[str],
+        lines: list[str],
         network: Network,
         identity: Identity,
         membership: Membership,
     ) -> None:
-        self.cluster, self.said, self.network = cluster, said, network
+        self.cluster, self.lines, self.network = cluster, lines, network
         self.epochs: list[EpochResult] = []
         self.pids = {child.pid or 0 for child in cluster.children.values()}
         self._joined_membership = membership
-        self._asks = Inquiries(
+        self._asks = RoleQueries(
             network=network, identity=identity, waits=cluster.config.waits, traffic=Traffic("watcher")
         )
 
@@ -62,11 +63,11 @@ class CutRun:
         return self._joined_membership.map
 
     async def see(self, predicate: Callable[[ClusterMap], bool], what: str) -> ClusterMap:
-        """Wait until the map is as it should be."""
+        """Wait until the map fulfils a predicate."""
         return await self._joined_membership.wait_for(predicate, what, PATIENCE_S)
 
     async def both_live(self) -> dict[int, int]:
-        """Wait until both replicas train; returns their lives."""
+        """Wait until both replicas train; returns their generations."""
         return (
             await self.see(lambda m: len(m.replica_generations()) == 2, "both replicas")
         ).replica_generations()
@@ -76,11 +77,11 @@ class CutRun:
         await self.see(lambda m: m.epoch is not None and m.epoch.number >= epoch, f"epoch {epoch}")
 
     async def ask(self, node: str) -> dict[str, Any]:
-        """What a node counts."""
-        return (await self._asks.statistics(self.map.nodes[node].address, ""))[1]
+        """The counts of a node."""
+        return (await self._asks.statistics(self.map.nodes[node].address, "")).values
 
     async def trained(self, replica: int) -> int | None:
-        """Groups that a replica has trained in its present life; None if it cannot be asked."""
+        """Return the number of groups that a replica generation has trained; None if it does not answer."""
         with suppress(TransportError, KeyError, IndexError):
             return int((await self.ask(self.map.members(replica)[0]))["engine"]["finished"])
         return None
@@ -90,7 +91,7 @@ class CutRun:
         return self.cluster.children[f"worker-{worker}"].pid or 0
 
     async def kill(self, worker: int) -> None:
-        """Kill the process of a worker, as soon as it has one that lives; fails if that does not die."""
+        """Kill the process of a worker as soon as it runs; fails if the process does not die."""
         node = f"worker-{worker}"
         await until(lambda: command_line(self.pid(worker)) != "" and not self._children[node].ended.is_set())
         child, pid = self._children[node], self.pid(worker)
@@ -98,7 +99,7 @@ class CutRun:
         os.kill(pid, signal.SIGKILL)
         await child.ended.wait()
         await until(lambda: self._children[node] is not child)
-        assert f"{node} died: killed by signal 9; starting it again" in self.said
+        assert f"{node} died: killed by signal 9; starting it again" in self.lines
 
     @property
     def _children(self) -> dict[str, Any]:
@@ -106,7 +107,7 @@ class CutRun:
 
     def deaths(self) -> int:
         """Workers that died by a kill and were started again."""
-        return sum("died: killed by signal 9; starting it again" in line for line in self.said)
+        return sum("died: killed by signal 9; starting it again" in line for line in self.lines)
 
     def replica_of(self, worker: int) -> int:
         return self.map.nodes[f"worker-{worker}"].replica
@@ -114,18 +115,18 @@ class CutRun:
 
 @asynccontextmanager
 async def cut_run(**options: Any) -> AsyncIterator[CutRun]:
-    """Start the processes, and see that all of them have ended when the block has."""
+    """Start the processes, and check that all of them have ended with the block."""
     config = make_config(
         {"data": "digits", "replicas": 2, "partitions": 2, "processes": True, "threads": 1, **options}
     )
-    said: list[str] = []
+    lines: list[str] = []
     drawn: list[bytes] = []
 
     def entropy(count: int) -> bytes:
         drawn.append(os.urandom(count))
         return drawn[-1]
 
-    async with ProcessCluster(config, say=said.append, entropy=entropy) as cluster:
+    async with ProcessCluster(config, say=lines.append, entropy=entropy) as cluster:
         network = cluster_network(drawn[0].hex(), entropy=os.urandom, buffers=BufferPool())
         identity = Identity(role="driver", node="watcher", incarnation=1)
         controller = await cluster.children["controller"].address
@@ -138,8 +139,8 @@ async def cut_run(**options: Any) -> AsyncIterator[CutRun]:
             traffic=Traffic("watcher"),
         )
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(membership.run(), name="watcher/seat")
-            run = CutRun(cluster, said, network, identity, membership)
+            task = group.create_task(membership.run(), name="watcher/membership")
+            run = CutRun(cluster, lines, network, identity, membership)
             try:
                 await run.see(lambda m: len(m.live("worker")) == WORKERS, "all workers")
                 yield run
@@ -151,7 +152,7 @@ async def cut_run(**options: Any) -> AsyncIterator[CutRun]:
 
 @asynccontextmanager
 async def training(run: CutRun) -> AsyncIterator["asyncio.Task[Any]"]:
-    """Train while the block lasts; what is trained after it is given up."""
+    """Train during the block; the end of the block cancels the training."""
     async with asyncio.TaskGroup() as group:
         task = group.create_task(run.cluster.train(run.epochs.append), name="watched/train")
         yield task

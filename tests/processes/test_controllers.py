@@ -1,4 +1,4 @@
-"""Three controllers in processes of their own: any may be killed, and what they know is never lost."""
+"""Three controllers in processes of their own: any may be killed, and their state is never lost."""
 
 import asyncio
 import os
@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from adam_async.cluster import processes
+from adam_async.cluster.networks import LOOPBACK, cluster_network
 from adam_async.cluster.processes import ProcessCluster
-from adam_async.cluster.roles import LOOPBACK, cluster_network
 from adam_async.run.config import make_config
 from adam_async.runtime.child_process import ChildProcess
 from adam_async.runtime.disk import system_entropy
@@ -26,18 +26,18 @@ pytestmark = pytest.mark.processes
 
 
 async def free_addresses(count: int) -> list[str]:
-    """Addresses of this machine on which nobody listens."""
+    """Free addresses of this machine."""
     network = cluster_network(None, entropy=system_entropy, buffers=BufferPool())
-    who = Identity(role="controller", node="test", incarnation=1)
+    identity = Identity(role="controller", node="test", incarnation=1)
 
-    async def nobody(link: Any) -> None:
+    async def refuse(link: Any) -> None:
         link.abort()
 
     async with asyncio.timeout(10):
         async with (
-            network.listen(LOOPBACK, who, nobody) as one,
-            network.listen(LOOPBACK, who, nobody) as two,
-            network.listen(LOOPBACK, who, nobody) as three,
+            network.listen(LOOPBACK, identity, refuse) as one,
+            network.listen(LOOPBACK, identity, refuse) as two,
+            network.listen(LOOPBACK, identity, refuse) as three,
         ):
             return [one.address, two.address, three.address][:count]
 
@@ -63,7 +63,7 @@ def test_controllers_started_by_hand_bear_the_loss_of_any_one(tmp_path: Path) ->
         group = {number: controller(number) for number in (1, 2, 3)}
         for words in (("ps",), ("data", "--data", "digits"), ("worker", "--threads", "1")):
             stack.enter_context(Command(*words, "--controller", meet)).wait_for(" listens on ")
-        for number in (1, 2, 3):  # whoever leads is among them
+        for number in (1, 2, 3):  # the leader is among them
             group[number].signal(signal.SIGKILL)
             group[number].finish()
             code, output = run("train", "--epochs", "2", "--seed", str(number), "--controller", meet)
@@ -76,7 +76,7 @@ def test_controllers_started_by_hand_bear_the_loss_of_any_one(tmp_path: Path) ->
             assert "Traceback" not in group[number].output
 
 
-def test_three_started_by_hand_say_what_becomes_of_their_group(tmp_path: Path) -> None:
+def test_three_controllers_started_by_hand_log_the_changes_of_their_group(tmp_path: Path) -> None:
     addresses = asyncio.run(free_addresses(3))
     peers = ",".join(f"{number}={address}" for number, address in enumerate(addresses, 1))
 
@@ -116,20 +116,20 @@ def test_three_started_by_hand_say_what_becomes_of_their_group(tmp_path: Path) -
             assert "Traceback" not in command.output
 
 
-async def told(cluster: ProcessCluster) -> dict[str, dict[str, Any]]:
-    """What the controllers that answer say of their group, by node id."""
+async def group_views(cluster: ProcessCluster) -> dict[str, dict[str, Any]]:
+    """The views of their group that the reachable controllers have, by node id."""
     answers = {}
     for address in cluster.driver.controllers:
         try:
-            node, said = await cluster.driver._inquiries.statistics(address, "", dial_s=1.0)
+            statistics = await cluster.driver._queries.statistics(address, "", dial_s=1.0)
         except TransportError:
             continue
-        answers[node] = said["controllers"]
+        answers[statistics.node] = statistics.values["controllers"]
     return answers
 
 
 async def test_training_goes_on_whichever_controllers_are_killed(tmp_path: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     epochs: asyncio.Queue[int] = asyncio.Queue()
     options = {"data": "digits", "epochs": 36, "threads": 1, "replicas": 2, "servers": 2}
     config = make_config({**options, "processes": True, "controllers": 3})
@@ -140,12 +140,12 @@ async def test_training_goes_on_whichever_controllers_are_killed(tmp_path: Path)
             pass
 
     async with (
-        ProcessCluster(config, say=said.append, environment=environment) as cluster,
+        ProcessCluster(config, say=lines.append, environment=environment) as cluster,
         asyncio.TaskGroup() as group,
     ):
         training = group.create_task(cluster.train(lambda epoch: epochs.put_nowait(epoch.epoch)))
         await passed(2)
-        before = await told(cluster)
+        before = await group_views(cluster)
         leader = next(node for node, values in before.items() if values["role"] == "leader")
         followers = sorted(set(before) - {leader})
         killed = [(leader,), (followers[0],), (followers[1],), (leader, followers[0])]
@@ -154,15 +154,15 @@ async def test_training_goes_on_whichever_controllers_are_killed(tmp_path: Path)
                 os.kill(cluster.children[node].pid or 0, signal.SIGKILL)
             await passed(10 + 8 * number)
         result = await training
-        after = await told(cluster)
+        after = await group_views(cluster)
 
     assert [epoch.images for epoch in result.epochs] == [1437] * 36
     died = [event["event"] for event in result.events if "died" in event["event"]]
     assert sorted(died) == sorted(
         f"{node} died: killed by signal 9; starting it again" for nodes in killed for node in nodes
     )
-    assert set(died) <= set(said)
-    # Who was started again came back with its folder: nobody had to be taken in anew.
+    assert set(died) <= set(lines)
+    # A restarted controller has its folder: no controller had to join the group anew.
     assert {tuple(values["voters"]) for values in after.values()} == {tuple(before[leader]["voters"])}
     assert os.listdir(tmp_path) == []
 
@@ -187,9 +187,9 @@ MOMENTS: dict[str, Callable[[ChildProcess, Path], bool]] = {
 async def test_a_controller_that_is_killed_before_there_is_a_group_is_started_again(
     tmp_path: Path, node: str, moment: str
 ) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     config = make_config({"data": "digits", "epochs": 2, "threads": 1, "processes": True, "controllers": 3})
-    cluster = ProcessCluster(config, say=said.append, environment={**os.environ, "TMPDIR": str(tmp_path)})
+    cluster = ProcessCluster(config, say=lines.append, environment={**os.environ, "TMPDIR": str(tmp_path)})
 
     def has_come() -> bool:
         child, folder = cluster.children.get(node), next(tmp_path.glob("*"), tmp_path) / node
@@ -206,11 +206,11 @@ async def test_a_controller_that_is_killed_before_there_is_a_group_is_started_ag
             result = await cluster.train()
 
     assert [epoch.images for epoch in result.epochs] == [1437] * 2
-    assert said.count(f"{node} died: killed by signal 9; starting it again") == 1
+    assert lines.count(f"{node} died: killed by signal 9; starting it again") == 1
     assert os.listdir(tmp_path) == []
 
 
-def test_what_a_killed_command_left_is_removed_by_the_next_and_that_of_a_running_one_is_not(
+def test_the_next_command_removes_the_folder_of_a_killed_one_and_not_that_of_a_running_one(
     tmp_path: Path,
 ) -> None:
     words = ("train", "--data", "digits", "--processes", "--controllers", "3", "--epochs")
@@ -251,32 +251,32 @@ def test_a_command_trains_with_three_controllers_and_names_the_one_that_died() -
     assert "Traceback" not in command.output
 
 
-async def test_ports_that_somebody_took_are_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+async def test_ports_that_another_process_took_are_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
     choose, chosen = processes._free_addresses, []
     config = make_config({"data": "digits", "epochs": 1, "processes": True, "controllers": 3})
 
-    async def nobody(link: Any) -> None:
+    async def refuse(link: Any) -> None:
         link.abort()
 
-    async def first_a_taken_one(network: Any, who: Identity, meet: str, *, count: int) -> list[str]:
-        chosen.append(await choose(network, who, meet, count=count))
+    async def first_a_taken_one(network: Any, driver: Identity, bind: str, *, count: int) -> list[str]:
+        chosen.append(await choose(network, driver, bind, count=count))
         if len(chosen) == 1:
             chosen[0][1] = taken.address
         return chosen[-1]
 
     monkeypatch.setattr(processes, "_free_addresses", first_a_taken_one)
     network = cluster_network(None, entropy=system_entropy, buffers=BufferPool())
-    who = Identity(role="data", node="somebody", incarnation=1)
+    identity = Identity(role="data", node="other", incarnation=1)
     async with (
-        network.listen(LOOPBACK, who, nobody) as taken,
-        ProcessCluster(config, say=said.append) as cluster,
+        network.listen(LOOPBACK, identity, refuse) as taken,
+        ProcessCluster(config, say=lines.append) as cluster,
     ):
         result = await cluster.train()
 
     assert [epoch.images for epoch in result.epochs] == [1437]
     assert len(chosen) == 2
-    assert "controller-2 died: ended with exit code 7" in said
+    assert "controller-2 died: ended with exit code 7" in lines
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ async def test_ports_that_somebody_took_are_chosen_anew(monkeypatch: pytest.Monk
         (("train", "--controllers", "4"), "controllers must be 1, 3 or 5"),
     ],
 )
-def test_controllers_that_could_not_meet_end_with_code_2(words: tuple[str, ...], claim: str) -> None:
+def test_controllers_that_cannot_form_a_group_end_with_code_2(words: tuple[str, ...], claim: str) -> None:
     code, output = run(*words)
 
     assert code == 2, output
@@ -333,7 +333,7 @@ def test_a_log_of_random_bytes_is_refused_with_code_3_and_left_as_it_is(tmp_path
     assert log.read_bytes() == random.Random(1).randbytes(3000)
 
 
-def test_a_kill_in_a_snapshot_leaves_nothing_that_the_next_life_does_not_remove(tmp_path: Path) -> None:
+def test_a_restarted_controller_removes_the_leftovers_of_a_kill_within_a_snapshot(tmp_path: Path) -> None:
     kept = ("controller", "--bind", LOOPBACK, "--dir", str(tmp_path))
     (tmp_path / "controller.log.4711.aside").write_bytes(b"half of a snapshot")
     with Command(*kept) as command:

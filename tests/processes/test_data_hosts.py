@@ -1,4 +1,4 @@
-"""Data servers that stand alone and train from command lines, and data servers that are started again."""
+"""Standalone data servers and trainings from command lines, and data servers that are started again."""
 
 import os
 import re
@@ -16,7 +16,7 @@ TOKEN = "a token that nobody guesses"
 
 
 def host_of(stack: ExitStack, *words: str, environment: dict[str, str] | None = None) -> tuple[Command, str]:
-    """A data server that stands alone, and where."""
+    """A standalone data server, and its address."""
     host = stack.enter_context(Command("data", "--data", "digits", *words, environment=environment))
     line = host.wait_for(" listens on ")
     address = line.partition(" listens on ")[2].partition(";")[0]
@@ -80,7 +80,7 @@ def test_processes_train_with_the_token_of_two_hosts(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("processes", [(), ("--processes",)], ids=["local", "processes"])
-def test_what_is_wrong_with_data_from_elsewhere_is_said_in_one_line(
+def test_an_error_of_external_data_is_one_line(
     words: tuple[str, ...], code: int, claim: str, processes: tuple[str, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "adam.toml").write_text("[waits]\ndial_s = 0.1\n")

@@ -71,7 +71,7 @@ def test_a_run_of_processes_ends_by_ctrl_c_without_orphans(moment: Callable[[Com
 
 
 @pytest.mark.parametrize("options", [(), ("--processes",)])
-def test_an_interrupted_run_says_what_it_has_done_and_keeps_its_weights(
+def test_an_interrupted_run_prints_its_results_and_keeps_its_weights(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     out, checkpoints = tmp_path / "out", tmp_path / "checkpoints"
@@ -91,7 +91,7 @@ def test_an_interrupted_run_says_what_it_has_done_and_keeps_its_weights(
 
 
 @pytest.mark.slow  # the kernels alone are measured first
-def test_an_interrupted_run_leaves_a_report_of_what_it_came_to(tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_a_report_of_its_results(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     with Command(*LOCAL, "--report", str(path)) as command:
         training(command)
@@ -107,7 +107,7 @@ def test_an_interrupted_run_leaves_a_report_of_what_it_came_to(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_run_that_failed_leaves_a_report_that_says_why(tmp_path: Path) -> None:
+def test_a_failed_run_leaves_a_report_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     with Command(*PROCESSES, "--report", str(path)) as command:
         training(command)

@@ -1,5 +1,7 @@
-"""Three controllers as processes that are killed, stopped and started again, under clients: all answers agree
-with one order of all that was done, and who watches sees each version once."""
+"""Three controllers as processes that are killed, stopped and restarted under clients.
+
+All answers agree with one order of all operations, and a watcher receives each version once.
+"""
 
 import asyncio
 import hashlib
@@ -13,7 +15,7 @@ import msgspec
 import pytest
 import uvloop
 
-from adam_async.cluster.roles import cluster_network
+from adam_async.cluster.networks import cluster_network
 from adam_async.controller.map_client import MapClient
 from adam_async.controller.map_history import changed
 from adam_async.errors import DeadlineExceeded, RoleUnreachable
@@ -40,10 +42,10 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 KEYS = tuple(f"nodes/key-{number}" for number in range(8))
 CLIENTS = 5
 SELDOM = 6
-VISITORS = 3
+RECONNECTING = 3
 RUN_S = 20.0
 LEAST_PER_S = 100
-"""Answered operations a second while controllers are killed and stopped; with less a run does not count."""
+"""Minimum number of answers per second while controllers are killed; a slower run does not count."""
 ATTEMPTS = 3
 WAITS = Waits(dial_s=30.0, call_s=30.0)
 
@@ -74,7 +76,7 @@ class Controllers:
         self.commands[number] = self._stack.enter_context(Command("controller", *words))
 
     def number(self, address: str) -> int:
-        """Which controller is at an address."""
+        """Return the controller at an address."""
         return self.addresses.split(",").index(address) + 1
 
     def check_all_run(self) -> None:
@@ -85,7 +87,7 @@ class Controllers:
 
 
 class Users:
-    """Clients, each with a link and a session of its own, and what they did."""
+    """Clients, each with a link and a session of its own, and their operations."""
 
     def __init__(self, controllers: str, seed: int) -> None:
         self._controllers = controllers
@@ -99,7 +101,7 @@ class Users:
         self._enough = asyncio.Event()
 
     async def answers(self, count: int) -> None:
-        """Wait until so many more were given."""
+        """Wait for a number of further answers."""
         self._wanted = self.answered.total() + count
         self._enough.clear()
         await self._enough.wait()
@@ -110,7 +112,7 @@ class Users:
             self._enough.set()
 
     def _client(self, name: str, key: str = "nodes/watcher") -> MapClient:
-        """A client that may set a key: its link is that of the node whose record this is."""
+        """Return a client that may set a key: its link has the identity of the record's node."""
         return MapClient(
             network=cluster_network(None, entropy=system_entropy, buffers=BufferPool()),
             controllers=self._controllers,
@@ -120,9 +122,9 @@ class Users:
         )
 
     async def use(self, number: int, *, pause_s: float = 0.0) -> None:
-        """Get and set keys at random until cancelled, with pauses of up to so long.
+        """Get and set keys at random until cancelled, with pauses of up to `pause_s`.
 
-        Who pauses may ask a leader that is stopped after its successor has answered others.
+        After a pause the client may query a stopped leader whose successor has answered other clients.
         """
         name, dice = f"client-{number}", random.Random(f"{self._seed}/{number}")
         known = dict.fromkeys(KEYS, 0)
@@ -134,9 +136,9 @@ class Users:
                 await self._ask(clients[key], name, key, dice, known)
                 self.leader = clients[key].leader or self.leader
 
-    async def visit(self, number: int) -> None:
-        """The same over a new link again and again: who comes while a leader is stopped finds the next."""
-        name, dice = f"visitor-{number}", random.Random(f"{self._seed}/visitor/{number}")
+    async def reconnect(self, number: int) -> None:
+        """Do the same over new links: a client that connects while the leader is stopped finds the next."""
+        name, dice = f"reconnecting-{number}", random.Random(f"{self._seed}/visitor/{number}")
         known = dict.fromkeys(KEYS, 0)
         while True:
             await asyncio.sleep(dice.uniform(0.0, 0.3))
@@ -165,7 +167,7 @@ class Users:
         self._count("get")
 
     async def _set(self, client, name, key, expected, value, known):
-        # Nobody that lives: the controllers change nothing of it by themselves.
+        # No live node: the controllers never change its record by themselves.
         record = {"role": "worker", "address": "x", "incarnation": 1, "live": False, "info": {"value": value}}
         handle = self.history.begin(name, key, CompareAndSet(expected, value))
         try:
@@ -221,19 +223,19 @@ async def disturb(controllers: Controllers, users: Users, dice: random.Random, d
 
 
 async def play(controllers: Controllers, users: Users, dice: random.Random) -> tuple[Counter[str], float]:
-    """Returns what was done to the controllers, and operations answered a second meanwhile."""
+    """Kill and stop controllers under clients; returns these actions, and the answers per second."""
     done: Counter[str] = Counter()
     loop = asyncio.get_running_loop()
     tasks = [asyncio.create_task(users.use(number)) for number in range(CLIENTS)]
     tasks += [asyncio.create_task(users.use(CLIENTS + number, pause_s=3.0)) for number in range(SELDOM)]
-    tasks += [asyncio.create_task(users.visit(number)) for number in range(VISITORS)]
+    tasks += [asyncio.create_task(users.reconnect(number)) for number in range(RECONNECTING)]
     tasks += [asyncio.create_task(users.watch(number)) for number in range(2)]
     await users.answers(CLIENTS)
     begun, before = loop.time(), users.answered.total()
     try:
         await disturb(controllers, users, dice, done)
         rate = (users.answered.total() - before) / (loop.time() - begun)
-        # All run again: there is an answer to everybody, and the watchers come to the end of it.
+        # All run again: every client gets an answer, and the watchers reach the last version.
         await users.answers(10 * CLIENTS)
     finally:
         for task in tasks:
@@ -244,7 +246,7 @@ async def play(controllers: Controllers, users: Users, dice: random.Random) -> t
 
 
 @pytest.mark.timeout(240)
-def test_what_controllers_answer_while_they_are_killed_and_stopped_is_linearizable(
+def test_answers_of_killed_and_stopped_controllers_are_linearizable(
     tmp_path: Path, unused_tcp_port_factory
 ) -> None:
     rates = []

@@ -82,7 +82,7 @@ EXACT = {
 
 
 @pytest.mark.parametrize("way", EXACT)
-def test_a_killed_run_whose_order_is_known_ends_with_the_model_of_one_that_was_not(
+def test_a_killed_and_resumed_run_in_a_known_order_ends_with_the_model_of_a_whole_one(
     way: str, tmp_path: Path
 ) -> None:
     # At a constant rate, because any other depends on the number of epochs.

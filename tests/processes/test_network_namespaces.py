@@ -1,6 +1,6 @@
 """Every role by its own command on a host of its own: network namespaces joined by a bridge, with a token.
 
-Needs root and iproute2's namespaces; without them the test is skipped and says what is missing.
+Needs root and iproute2's namespaces; without them the test is skipped with the missing one.
 `ADAM_TEST_DATA` and `ADAM_TEST_EPOCHS` make it the real thing (a folder with MNIST, 3 epochs).
 """
 
@@ -106,4 +106,4 @@ def test_roles_on_seven_hosts_train_with_a_token(tmp_path: Path) -> None:
         training = start("user", "train", *words, *join)
         assert training.finish(seconds=280) == 0, training.output
         assert f"after {epochs} epochs" in training.output
-        print(training.output)  # noqa: T201 - the curve, for whoever runs it with -s
+        print(training.output)  # noqa: T201 - the curve, shown with -s

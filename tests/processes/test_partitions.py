@@ -1,4 +1,4 @@
-"""Replicas that are cut over several processes: they train, lose workers at any moment, and nothing else."""
+"""Replicas partitioned over several processes train, and survive the loss of workers at any moment."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ def all_images(run: CutRun) -> bool:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_cut_model_trains_and_the_report_says_who_sent_what_to_whom(plan: str, tmp_path: Path) -> None:
+def test_a_partitioned_model_trains_and_the_report_has_its_traffic(plan: str, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     cut = ("--replicas", "2", "--partitions", "2", "--processes", "--plan", plan)
     with Command("train", "--data", "digits", "--epochs", "8", *cut, "--report", str(path)) as command:
@@ -90,7 +90,7 @@ def test_a_spare_worker_that_joined_by_hand_takes_the_place_of_a_dead_one(tmp_pa
 
 
 async def is_refused(run: CutRun, node: str, greet: Greet) -> bool:
-    """Whether a worker hangs up on somebody who greets it so."""
+    """Return whether a worker closes a link after this greeting."""
     identity = Identity(role="worker", node="ghost", incarnation=1)
     async with run.network.connect(run.map.nodes[node].address, identity, timeout_s=20.0) as link:
         link.send_nowait(pack(greet))
@@ -101,12 +101,14 @@ async def is_refused(run: CutRun, node: str, greet: Greet) -> bool:
     return False
 
 
-async def report_of(run: CutRun, replica: int, life: int) -> None:
-    """Say to the data server, for a life of a replica, that some group is finished."""
+async def report_of(run: CutRun, replica: int, generation: int) -> None:
+    """Report a finished group to the data server in the name of a replica generation."""
     assert run.map.run is not None
     identity = Identity(role="worker", node="ghost", incarnation=1)
     report = Finished(epoch=run.map.run.epoch, number=0, attempt=1, images=16, loss=0.0)
-    body = ReportGroups(run=run.map.run.id, replica=replica, life=life, partition=0, finished=(report,))
+    body = ReportGroups(
+        run=run.map.run.id, replica=replica, replica_generation=generation, partition=0, finished=(report,)
+    )
     async with run.network.connect(run.map.nodes["data-0"].address, identity, timeout_s=20.0) as link:
         unpack(await link.call(pack(body), timeout_s=20.0), Reported)
 
@@ -128,7 +130,7 @@ async def test_a_replica_that_lost_a_worker_begins_anew_as_a_unit_and_the_other_
         assert after[hit] != before[hit]
         assert after[other] == before[other]
         assert run.map.members(hit) == ("worker-0", "worker-1")
-        assert run.pid(0) == survivor, "the survivor lives on"
+        assert run.pid(0) == survivor, "the survivor is the same process"
         assert at_first is not None
         assert at_last is not None
         assert at_last > at_first
@@ -136,14 +138,18 @@ async def test_a_replica_that_lost_a_worker_begins_anew_as_a_unit_and_the_other_
         assert all_images(run)
 
 
-async def test_messages_of_a_life_that_is_over_are_refused_or_change_nothing() -> None:
+async def test_messages_of_an_ended_replica_generation_are_refused_or_change_nothing() -> None:
     async with cut_run(epochs=ENDLESS) as run, training(run):
         before = await run.both_live()
         hit = run.replica_of(1)
         await run.kill(1)
-        await run.see(lambda m: m.replica_generations().get(hit, before[hit]) != before[hit], "another life")
+        await run.see(
+            lambda m: m.replica_generations().get(hit, before[hit]) != before[hit], "another generation"
+        )
         assert run.map.run is not None
-        old = Greet(run=run.map.run.id, replica=hit, life=before[hit], partition=1, received=0, begun=0)
+        old = Greet(
+            run=run.map.run.id, replica=hit, replica_generation=before[hit], partition=1, received=0, begun=0
+        )
         late = (await run.ask("data-0"))["late_reports"]
         refused = (await run.ask("worker-0"))["refused_greets"]
 
@@ -202,7 +208,7 @@ async def test_a_worker_that_is_stopped_counts_as_dead_and_takes_a_place_again_w
         assert after[hit] != before[hit]
         assert after[other] == before[other]
         assert run.pid(1) == stopped
-        assert not any("died" in line for line in run.said), run.said
+        assert not any("died" in line for line in run.lines), run.lines
         await run.begun(len(run.epochs) + 3)
         assert all_images(run)
 
@@ -226,8 +232,8 @@ async def test_workers_may_die_before_the_first_group() -> None:
 
 async def test_a_worker_may_die_while_other_roles_are_still_starting() -> None:
     config = make_config({"data": "digits", "epochs": 2, "partitions": 2, "processes": True, "threads": 1})
-    said: list[str] = []
-    cluster = ProcessCluster(config, say=said.append)
+    lines: list[str] = []
+    cluster = ProcessCluster(config, say=lines.append)
 
     async def kill() -> None:
         await until(lambda: "worker-0" in cluster.children)
@@ -243,8 +249,8 @@ async def test_a_worker_may_die_while_other_roles_are_still_starting() -> None:
             await killer
             result = await cluster.train()
 
-    assert said[0] == "worker-0 died: killed by signal 9; starting it again"
-    assert set(said[1:]) <= {"worker-0 came back as a new incarnation"}, "if it had a seat before it died"
+    assert lines[0] == "worker-0 died: killed by signal 9; starting it again"
+    assert set(lines[1:]) <= {"worker-0 came back as a new incarnation"}, "if it was a member before it died"
     assert [epoch.images for epoch in result.epochs] == [IMAGES] * 2
 
 
@@ -284,28 +290,28 @@ EPOCHS, KILLS = 120, 9
 
 async def outage(run: CutRun, hit: int, other: int) -> int | None:
     """Groups that the other replica trains while one is out; None if it was out itself meanwhile."""
-    lives = run.map.replica_generations()
-    first = await run.trained(other) if other in lives else None
+    generations = run.map.replica_generations()
+    first = await run.trained(other) if other in generations else None
     if first is None:
         return None
 
     def over(cluster: ClusterMap) -> bool:
         now = cluster.replica_generations()
-        back = now.get(hit) not in (None, lives.get(hit))
+        back = now.get(hit) not in (None, generations.get(hit))
         ended = cluster.run is None or cluster.run.phase == "finished"
-        return back or ended or now.get(other) != lives[other]
+        return back or ended or now.get(other) != generations[other]
 
     await run.see(over, "the end of an outage")
     last = await run.trained(other)
     return (
         last - first
-        if last is not None and run.map.replica_generations().get(other) == lives[other]
+        if last is not None and run.map.replica_generations().get(other) == generations[other]
         else None
     )
 
 
 async def kill_at_random(run: CutRun, dice: random.Random) -> list[int]:
-    """Kill workers at random moments of the first epochs; returns what the others trained in the outages."""
+    """Kill workers at random moments of the first epochs; returns the groups of the others in the outages."""
     moments = sorted(dice.uniform(1, 0.8 * EPOCHS) for _ in range(KILLS))
     watches = []
     async with asyncio.TaskGroup() as group:
@@ -337,13 +343,13 @@ async def test_workers_that_are_killed_at_random_moments_cost_no_image_and_stop_
             result: RunResult = await task
         data = result.statistics["data-0"]
 
-    assert run.deaths() == KILLS == sum(" died: " in line for line in run.said), run.said
+    assert run.deaths() == KILLS == sum(" died: " in line for line in run.lines), run.lines
     assert outages, "no replica was ever alone"
     assert min(outages) > 0, outages
     assert all_images(run)
     skipped = sum(epoch.skipped for epoch in result.epochs)
     again = sum(epoch.trained_again for epoch in result.epochs)
-    # What was leased was finished, or came back and was trained again.
+    # Every leased group was finished, or was returned and trained again.
     groups = EPOCHS * -(-IMAGES // 16)
     assert groups - skipped <= data["leased"] - data["trained_again"] <= groups
     assert 0 < again <= 16 * data["trained_again"]

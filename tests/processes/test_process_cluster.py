@@ -1,4 +1,4 @@
-"""A cluster of child processes trains, survives a worker, and says what it cannot survive."""
+"""A cluster of child processes trains, survives the loss of a worker, and names a loss that ends the run."""
 
 import os
 import re
@@ -56,7 +56,7 @@ def test_a_killed_worker_is_named_and_replaced_and_no_image_is_lost() -> None:
     assert "Traceback" not in command.output
 
 
-def test_a_stopped_server_is_said_while_it_is_silent_and_is_an_event_of_the_run() -> None:
+def test_a_stopped_server_is_shown_while_it_is_silent_and_is_an_event_of_the_run() -> None:
     with Command(*TRAIN, "--epochs", "30") as command:
         command.wait_for("epoch 1/30")
         server = command.child("ps-1")
@@ -102,31 +102,31 @@ def test_a_worker_that_keeps_dying_is_started_again_five_times() -> None:
 
 
 async def test_a_program_trains_with_child_processes_in_its_own_loop() -> None:
-    said: list[str] = []
+    lines: list[str] = []
     config = make_config({"data": "digits", "epochs": 2, "threads": 1})
 
-    async with ProcessCluster(config, say=said.append) as cluster:
+    async with ProcessCluster(config, say=lines.append) as cluster:
         children = [child.pid for child in cluster.children.values()]
         result = await cluster.train()
 
     assert [epoch.images for epoch in result.epochs] == [1437, 1437]
     assert len({node["process"]["pid"] for node in result.statistics.values()}) == 5
-    assert said == []
+    assert lines == []
     assert all(command_line(pid or 0) == "" for pid in children)
 
 
 async def test_a_program_hears_that_a_child_cannot_start() -> None:
-    said: list[str] = []
+    lines: list[str] = []
     config = make_config({"data": "/no/such/folder"})
 
     with pytest.raises(RoleDied, match="data-0 died: /no/such/folder does not exist"):
-        async with ProcessCluster(config, say=said.append):
+        async with ProcessCluster(config, say=lines.append):
             pass
 
-    assert said[-1] == "data-0 died: ended with exit code 3"
+    assert lines[-1] == "data-0 died: ended with exit code 3"
 
 
-async def test_a_start_that_takes_too_long_says_what_gives_it_longer() -> None:
+async def test_the_error_of_a_slow_start_names_the_option_for_a_longer_wait() -> None:
     waits = Waits(prepare_s=0.01)
     with pytest.raises(DeadlineExceeded, match=r"where it listens; .* raise prepare_s under \[waits\]"):
         async with ProcessCluster(make_config({"data": "digits", "waits": waits})):
@@ -151,14 +151,14 @@ def test_a_role_that_cannot_start_ends_the_command_with_its_own_code() -> None:
     assert "Traceback" not in output
 
 
-def test_what_only_training_finds_wrong_leaves_no_children() -> None:
+def test_an_error_that_only_training_finds_leaves_no_children() -> None:
     code, output = run(*TRAIN, "--model", "mnist-adam")
 
     assert code == 2, output
     assert "adam-async: model 'mnist-adam' takes images of (1, 28, 28)" in output
 
 
-def test_stragglers_made_on_purpose_are_told_and_train() -> None:
+def test_children_slowed_on_purpose_train() -> None:
     code, output = run(*TRAIN, "--epochs", "1", "--slow", "worker-1:0.2", "--slow", "worker-0~ps-0:5ms+1ms")
 
     assert code == 0, output
@@ -168,13 +168,13 @@ def test_stragglers_made_on_purpose_are_told_and_train() -> None:
     assert "|" not in output, "no child had anything to complain about"
 
 
-async def test_each_child_is_told_what_concerns_it() -> None:
+async def test_each_child_gets_its_own_slow_options() -> None:
     slow = ("worker-1:0.2", "worker-0~ps-0:5ms")
     options = {"data": "digits", "data_servers": 2, "epochs": 1, "replicas": 2, "processes": True}
     options["size"] = "8x8"
     config = make_config({**options, "slow": slow})
     async with ProcessCluster(config) as cluster:
-        told = {
+        counts = {
             node: re.findall(r"--slow (\S+)", command_line(child.pid or 0))
             for node, child in cluster.children.items()
         }
@@ -189,7 +189,7 @@ async def test_each_child_is_told_what_concerns_it() -> None:
         result = await cluster.train()
     paced = [result.statistics[f"worker-{number}"]["pool"]["paced_s"] for number in range(2)]
 
-    assert told == {
+    assert counts == {
         "controller": [],
         "data-0": [],
         "data-1": [],

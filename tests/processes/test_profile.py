@@ -1,4 +1,4 @@
-"""The profile of a run of processes holds what each of them noted, on one clock."""
+"""The profile of a run of processes has the events of each on one clock."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_a_profile_of_processes_follows_groups_from_process_to_process(tmp_path:
             journeys.setdefault(event["id"], []).append(names[event["pid"]])
     assert len(journeys) == 90
     for journey in journeys.values():
-        # On a clock that is not one for all, what follows would not come after.
+        # With clocks of their own, effects could precede their causes.
         assert journey[0] == "data-0"
         assert journey[1] == journey[-1]
         assert journey[1].startswith("worker-")

@@ -26,7 +26,7 @@ def test_a_run_of_processes_is_replayed_to_the_same_file(tmp_path: Path, push_ev
     assert Path(first, "model.safetensors").read_bytes() == Path(again, "model.safetensors").read_bytes()
 
 
-def test_what_the_record_says_cannot_be_said_again() -> None:
+def test_options_of_the_record_cannot_be_given_again() -> None:
     code, output = run("train", "--replay", "run.record", "--epochs", "3")
 
     assert code == 2

@@ -1,4 +1,4 @@
-"""Roles started by their own commands: they meet, serve run after run, and refuse strangers."""
+"""Roles started by their own commands: they serve run after run, and refuse foreign clients."""
 
 import json
 import re
@@ -99,8 +99,8 @@ def test_roles_start_in_any_order_on_every_interface(tmp_path: Path) -> None:
         worker = start("worker", "--threads", "1", "--join", meet, *everywhere)
         start("data", "--data", "digits", "--controller", meet, *everywhere)
         server = start("ps", "--id", "ps-7", "--log-json", "--controller", meet)
-        said = json.loads(server.wait_for("waits for the controller"))
-        assert (said["node"], said["level"]) == ("ps-7", "warning")
+        line = json.loads(server.wait_for("waits for the controller"))
+        assert (line["node"], line["level"]) == ("ps-7", "warning")
         assert re.fullmatch(
             r"\S+Z WARNING worker-\S+ worker-\S+ waits for the controller, for \d+ s more; .*",
             worker.wait_for("waits for the controller"),
@@ -154,7 +154,7 @@ def test_a_token_shorter_than_16_bytes_is_refused() -> None:
         (("train", "--bogus"), 2, "Unknown option"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(words: tuple[str, ...], code: int, claim: str) -> None:
+def test_an_error_is_one_line(words: tuple[str, ...], code: int, claim: str) -> None:
     ended, output = run(*words)
 
     assert ended == code
@@ -201,9 +201,9 @@ def test_a_worker_joins_a_training_and_another_leaves_it(
         assert leaver.finish() == 130
         assert training.finish(seconds=90) == 0, training.output
 
-    said = json.loads(report.read_text())
-    assert [epoch["images"] for epoch in said["epochs"]] == [1437] * epochs
-    assert [event["event"] for event in said["events"]] == ["leaver left"]
-    groups = {worker["node"]: worker["data"]["groups"] for worker in said["workers"]}
+    report_json = json.loads(report.read_text())
+    assert [epoch["images"] for epoch in report_json["epochs"]] == [1437] * epochs
+    assert [event["event"] for event in report_json["events"]] == ["leaver left"]
+    groups = {worker["node"]: worker["data"]["groups"] for worker in report_json["workers"]}
     assert groups.keys() == {"stayer", "joiner"}
     assert groups["joiner"] > 0

@@ -1,4 +1,4 @@
-"""The command `simulate` as a process: a soak that is killed goes on, and its children go with it."""
+"""The command `simulate` as a process: a killed soak can be continued, and its children end with it."""
 
 import signal
 from pathlib import Path

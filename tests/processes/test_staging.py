@@ -33,7 +33,7 @@ def make_source(folder: Path) -> list[str]:
 
 @contextmanager
 def opened_in(folder: Path) -> Iterator[Callable[[], Counter[str]]]:
-    """Count how often each file of a folder is opened, by whatever process."""
+    """Count the opens of each file of a folder by any process."""
     libc = ctypes.CDLL(None, use_errno=True)
     handle = libc.inotify_init1(os.O_NONBLOCK)
     if handle < 0 or libc.inotify_add_watch(handle, bytes(folder), IN_OPEN) < 0:
@@ -129,7 +129,7 @@ def test_servers_complete_when_one_is_killed_and_it_is_served_when_it_comes_agai
 
 def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     folder = str(tmp_path / "copy")
-    for words, said in (
+    for words, expected in (
         (("--stage-peers", "tcp://127.0.0.1:7000"), "add --stage FOLDER"),
         (("--stage", folder), "name it with --data"),
         (("--stage", folder, "--data", "x", "--stage-wait", "0"), "must be a positive number of seconds"),
@@ -141,7 +141,7 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     ):
         with Command("data", *words) as command:
             assert command.finish() == 2
-            assert said in command.output
+            assert expected in command.output
     with Command("data", "--stage", folder, "--data", str(tmp_path / "absent")) as command:
         assert command.finish() == 3
         assert "absent cannot be read" in command.output

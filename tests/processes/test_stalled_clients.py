@@ -1,10 +1,10 @@
-"""Memory of a data server while eight workers ask for groups and do not read what they are sent.
+"""Memory of a data server while eight workers request groups and do not read the answers.
 
-What is counted is the memory of the process itself, `RssAnon`: pages of files that are mapped belong to the
-system, which takes them back when it needs them. The images are nearly four times the budget, in a file with
-a hole in it, so that they take no disk: a server that held all of them would be far above, and so would one
-that held all that is asked for here, 50 answers of a megabyte for each of eight. The budget is large beside
-what a run costs anyway, and the lower bound says that what is counted is what it is used for.
+The test counts the private memory of the process, `RssAnon`: the system can take pages of mapped files back.
+The images are nearly four times the budget, in a sparse file that uses no disk. A server with all images in
+memory would be far above the bound, and so would one with all requested answers, 50 of a megabyte for each of
+eight. The budget is large beside the other memory of a run, and the lower bound shows that the answers use
+it.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.cluster.roles import LOOPBACK
+from adam_async.cluster.networks import LOOPBACK
 from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.data_server.client import DataClient
@@ -57,14 +57,14 @@ class Cluster:
     """A run that has begun, with a data server in a process of its own."""
 
     pid: int
-    """Of the data server."""
+    """Process id of the data server."""
     rss_before: int
-    """Bytes of it, before the run."""
+    """Its memory before the run, in bytes."""
     data: str
     """Its address."""
     network: TcpNetwork
-    lives: Mapping[int, int]
-    """Of each replica."""
+    replica_generations: Mapping[int, int]
+    """Generation of each replica."""
 
     @property
     def rss_growth(self) -> int:
@@ -72,17 +72,17 @@ class Cluster:
 
 
 def own_bytes(pid: int) -> int:
-    """Memory of a process that is no file's."""
+    """Return the private memory of a process in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) << 10
 
 
-def who(role: str, number: int = 0) -> Identity:
+def identity_of(role: str, number: int = 0) -> Identity:
     return Identity(role=role, node=f"{role}-{number}", incarnation=3)
 
 
 def small_buffers() -> TcpNetwork:
-    """A network of which the system itself takes little for who does not read."""
+    """Return a network with small socket buffers, for clients that do not read."""
     config = LinkConfig(socket_buffer_bytes=4096)
     return TcpNetwork(token=None, entropy=system_entropy, rules=role_table(), config=config)
 
@@ -96,7 +96,7 @@ def write_images(folder: Path) -> None:
 
 @asynccontextmanager
 async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
-    """Begin a run of so many workers over the images in a folder, all in one pool."""
+    """Begin a run of several workers over the images in a folder, all in one pool."""
     config = Config(
         images_per_group=GROUP, epochs=1, servers=1, replicas=workers, epoch_rule="images", epoch_fraction=1.0
     )
@@ -105,16 +105,19 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(asyncio.TaskGroup())
         controller = await stack.enter_async_context(
-            Controller(network=network, address=LOOPBACK, identity=who("controller"), waits=waits)
+            Controller(network=network, address=LOOPBACK, identity=identity_of("controller"), waits=waits)
         )
         reach: dict[str, Any] = {"network": network, "controller": controller.address, "waits": waits}
         await stack.enter_async_context(
-            ParameterServer(address=LOOPBACK, identity=who("ps"), buffers=buffers, **reach)
+            ParameterServer(address=LOOPBACK, identity=identity_of("ps"), buffers=buffers, **reach)
         )
         place = ("--controller", controller.address, "--id", "data-0")
         server = stack.enter_context(Command("data", *place, "--data", str(folder), "--cache", str(BUDGET)))
         memberships: list[Membership] = []
-        for identity in (who("driver"), *(who("worker", number) for number in range(workers))):
+        for identity in (
+            identity_of("driver"),
+            *(identity_of("worker", number) for number in range(workers)),
+        ):
             record = NodeRecord(
                 role=identity.role, address=f"local://{identity.node}", incarnation=identity.incarnation
             )
@@ -129,13 +132,15 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
         rss_before = own_bytes(server.pid)
         spec = choose_model("auto", data.info)
         built = msgspec.to_builtins(config.decided(workers))
-        run = RunRecord(id=RUN, driver=who("driver").node, config=built, spec=spec.to_dict())
+        run = RunRecord(id=RUN, driver=identity_of("driver").node, config=built, spec=spec.to_dict())
         await driver.submit_run(run)
         replicas = range(workers)
-        cluster = await driver.wait_for(lambda m: all(map(m.life, replicas)), "a place for everybody", 10)
+        cluster = await driver.wait_for(
+            lambda m: all(map(m.replica_generation, replicas)), "the places of all workers", 10
+        )
         for number, membership in enumerate(memberships[1:]):
-            life = cluster.replica_generation(cluster.nodes[who("worker", number).node].replica)
-            await membership.set_node(ready=ready_word(RUN, life))
+            generation = cluster.replica_generation(cluster.nodes[identity_of("worker", number).node].replica)
+            await membership.set_node(ready=ready_word(RUN, generation))
         cluster = await driver.wait_for(lambda m: m.epoch is not None, "the epoch", 20)
         yield Cluster(server.pid, rss_before, data.address, network, cluster.replica_generations())
 
@@ -143,8 +148,8 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
 async def ask_and_stop_reading(
     network: TcpNetwork, cluster: Cluster, replica: int, *, questions: int, rows: tuple[int, int] | None
 ) -> TcpLink:
-    """Ask for the first groups of a replica, so often, on a link that is not read from."""
-    link = await network.dial(cluster.data, who("worker", replica))
+    """Request the first groups of a replica several times on a link that is not read."""
+    link = await network.dial(cluster.data, identity_of("worker", replica))
     assert isinstance(link, TcpLink)
     link._transport.pause_reading()
     for _ in range(questions):
@@ -153,14 +158,14 @@ async def ask_and_stop_reading(
 
 
 def first_groups(
-    cluster: Cluster, replica: int, *, life: int = 0, rows: tuple[int, int] | None = None
+    cluster: Cluster, replica: int, *, replica_generation: int = 0, rows: tuple[int, int] | None = None
 ) -> Message:
-    """The question for the first groups of a replica, in its life unless another is named."""
+    """Return the request for the first groups of a replica, by default of its current generation."""
     return pack(
         LeaseGroups(
             run=RUN,
             replica=replica,
-            life=life or cluster.lives[replica],
+            replica_generation=replica_generation or cluster.replica_generations[replica],
             partition=0,
             position=0,
             count=64,
@@ -171,7 +176,7 @@ def first_groups(
 
 
 def is_owed_an_answer(link: TcpLink) -> bool:
-    """Whether the connection stands, and the system holds bytes for us that we have not read."""
+    """Return whether the connection is open, and has unread bytes."""
     connection = link._transport.get_extra_info("socket")
     established = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == b"\x01"
     (unread,) = struct.unpack("i", ioctl(connection.fileno(), termios.FIONREAD, bytes(4)))
@@ -179,7 +184,7 @@ def is_owed_an_answer(link: TcpLink) -> bool:
 
 
 @pytest.mark.parametrize(("questions", "rows"), [(1, None), (50, None), (50, (8, 56))])
-async def test_eight_who_do_not_read_neither_fill_the_memory_nor_delay_a_ninth(
+async def test_eight_stalled_clients_neither_fill_the_memory_nor_delay_a_ninth(
     questions: int, rows: tuple[int, int] | None, tmp_path: Path
 ) -> None:
     write_images(tmp_path)
@@ -194,10 +199,10 @@ async def test_eight_who_do_not_read_neither_fill_the_memory_nor_delay_a_ninth(
         client = DataClient(
             network=cluster.network,
             address=lambda _: cluster.data,
-            identity=who("worker", STALLED),
+            identity=identity_of("worker", STALLED),
             run=RUN,
             replica=STALLED,
-            life=cluster.lives[STALLED],
+            replica_generation=cluster.replica_generations[STALLED],
             partition=0,
             ahead=16,
             limits=GroupLimits(images=GROUP, pixels=prod(SHAPE), classes=1000, epochs=1, train_images=IMAGES),
@@ -230,10 +235,10 @@ async def test_a_link_has_one_question_for_groups_open_and_no_link_waits_for_ano
     async with cluster_of(tmp_path, workers=2) as cluster, AsyncExitStack() as stack:
         links = []
         for replica in (0, 1):
-            link = await cluster.network.dial(cluster.data, who("worker", replica))
+            link = await cluster.network.dial(cluster.data, identity_of("worker", replica))
             links.append(await stack.enter_async_context(link))
-        # A life that is none waits until its time is up.
-        waiting = links[0].call_nowait(first_groups(cluster, 0, life=1), timeout_s=10.0)
+        # A request of an unknown generation waits until its deadline.
+        waiting = links[0].call_nowait(first_groups(cluster, 0, replica_generation=1), timeout_s=10.0)
         with pytest.raises(RemoteError, match="one question for groups at a time") as refusal:
             await links[0].call(first_groups(cluster, 0), timeout_s=10.0)
         other = await links[1].call(first_groups(cluster, 1), timeout_s=10.0)

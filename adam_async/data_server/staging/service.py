@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from adam_async.controller.role import Role, reply_when_room
+from adam_async.controller.role import Role, RoleSettings, reply_when_room
 from adam_async.data_server.staging.files import PIECE_BYTES, Copy, Found, Source, WrongBytes, find
 from adam_async.data_server.staging.peer import (
     FILE_TEXT_BYTES,
@@ -94,7 +94,9 @@ class Stager(Role):
         open_disk: OpenDisk,
         patience: Patience,
     ) -> None:
-        super().__init__(network=network, address=peers[server], identity=identity, waits=Waits())
+        super().__init__(
+            RoleSettings(network=network, address=peers[server], identity=identity, waits=Waits())
+        )
         self.plan = Staging(found.files, server=server, servers=len(peers), tries=patience.tries)
         for file, checksum in held.items():
             self.plan.hold(file, checksum)

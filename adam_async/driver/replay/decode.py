@@ -1,4 +1,4 @@
-"""Pure: from what servers and workers noted to a recording that can be played."""
+"""Pure: decodes the logs of servers and workers into a recording that a replay can use."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,11 +32,11 @@ def read_recording(
 
     Args:
         data: The whole file.
-        origin: What to call it in an error, such as its path.
+        origin: Name of the file in errors, such as its path.
         layers: Kinds of layers that the model may use.
 
     Raises:
-        RecordError: It is no record, of another version, damaged, or lacks the notes of somebody.
+        RecordError: The file is no record, of another version or damaged, or lacks the log of a node.
     """
     header, logs = load_record(data, origin=origin)
     network = Network(ModelSpec.from_dict(header.spec), header.options().dtype, layers=layers)
@@ -44,15 +44,15 @@ def read_recording(
 
 
 def make_recording(header: Header, logs: Sequence[Log], network: Network) -> Recording:
-    """Join the notes of all nodes of a run.
+    """Join the logs of all nodes of a run.
 
     Args:
-        header: What was run.
-        logs: Of every server and every worker.
+        header: The run, and its results.
+        logs: Logs of all servers and workers.
         network: The model of the run.
 
     Raises:
-        RecordError: A log cannot be read, or one is missing: a worker that was lost took its own with it.
+        RecordError: A log cannot be read or is missing, such as that of a lost worker.
     """
     config = header.options()
     table = shard_table(network.parameters, shard_bytes=config.shard_bytes, item_bytes=network.dtype.itemsize)
@@ -67,7 +67,7 @@ def make_recording(header: Header, logs: Sequence[Log], network: Network) -> Rec
             orders.update(_read_orders(log, readers))
     missing = [spec.id for spec in table.shards if spec.id not in orders]
     if missing:
-        raise RecordError(f"the record has no order of shards {missing[:8]}; a server's notes are missing")
+        raise RecordError(f"the record has no order of shards {missing[:8]}; a server's log is missing")
     return Recording(
         header=header,
         reads={reads.replica: reads for reads in readers.values()},
@@ -81,7 +81,7 @@ def _read_reads(log: Log, network: Network, table: ShardTable, config: Config) -
         reader, found = read_read_log(log.data, frozen=network.frozen, local=config.local_steps)
         groups = list(found)
     except ValueError as error:
-        raise RecordError(f"what {log.node} noted is damaged: {error}") from None
+        raise RecordError(f"the log of {log.node} is damaged: {error}") from None
     shards = len(table.shards)
     for group in groups[:1]:
         _check_tensors(group, table, log.node)
@@ -101,18 +101,18 @@ def _read_reads(log: Log, network: Network, table: ShardTable, config: Config) -
 
 
 def _check_tensors(first: GroupRead, table: ShardTable, node: str) -> None:
-    """See that a worker noted the tensors of this model; all of them, with its first group."""
-    noted = {name: len(versions) for name, versions in first.versions.items()}
+    """Check that the first group in a worker's log has all tensors of this model."""
+    logged = {name: len(versions) for name, versions in first.versions.items()}
     wanted = {name: len(shards) for name, shards in table.by_tensor.items()}
-    if noted != wanted:
-        raise RecordError(f"{node} noted other tensors than the model has: {noted}, not {wanted}")
+    if logged != wanted:
+        raise RecordError(f"{node} logged other tensors than the model has: {logged}, not {wanted}")
 
 
 def _read_orders(log: Log, readers: Mapping[Reader, Reads]) -> dict[int, Order]:
     try:
         replica_generations, entries = read_order_log(log.data)
     except ValueError as error:
-        raise RecordError(f"what {log.node} noted is damaged: {error}") from None
+        raise RecordError(f"the log of {log.node} is damaged: {error}") from None
     for replica_generation in replica_generations:
         if (
             Reader(replica_generation.replica, replica_generation.session, replica_generation.incarnation)
@@ -129,11 +129,11 @@ def _order(
     shard: int, replica_generations: Sequence[ReplicaGeneration], entries: NDArray[Any], node: str
 ) -> Order:
     if entries.size and int(entries["life"].max()) >= len(replica_generations):
-        raise RecordError(f"what {node} noted is damaged: shard {shard} names a worker that it does not list")
+        raise RecordError(f"the log of {node} is damaged: shard {shard} names a worker that it does not list")
     flags = entries["flags"]
     begins = np.flatnonzero((flags & JOINED) == 0)
     if entries.size and (not begins.size or begins[0] != 0):
-        raise RecordError(f"what {node} noted is damaged: shard {shard} begins in the middle of a batch")
+        raise RecordError(f"the log of {node} is damaged: shard {shard} begins in the middle of a batch")
     applied = (flags & NOT_APPLIED) == 0
     summed = (flags & SUMMED) != 0
     return Order(
@@ -150,7 +150,7 @@ def _order(
 
 
 def _versions(begins: Numbers, applied: NDArray[np.bool_], summed: NDArray[np.bool_]) -> Numbers:
-    """Version after each batch: one more for each push that was applied, and for each sum that had one."""
+    """Return the version after each batch: +1 for each applied push, or for each sum that has one."""
     if not begins.size:
         return np.zeros(0, np.int64)
     counts = np.add.reduceat(applied.astype(np.int64), begins)

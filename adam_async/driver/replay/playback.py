@@ -1,18 +1,16 @@
-"""Pure: in which order a recorded run is repeated, so that everyone finds what they once found.
+"""Pure: the order in which a recorded run is repeated, so that every read finds its recorded version.
 
-Theory of operation
--------------------
-Each worker trained its groups one after the other, and each shard had its batches of pushes applied one
-after the other. A group needs the versions of all shards that it read, so it comes after the batches that
-made them; a batch needs the pushes in it, so it comes after the groups whose gradients those carried. In
-the run time itself saw to that. Here nothing is done before somebody asks for it: a shard is asked for its
-next batch, it asks the workers for the pushes in it, those ask the shards for the versions read, and so on.
-Whoever asks stands on a stack; a question that leads back to one who stands on it could never be
-answered, and the record is refused with the names of all in that circle.
+Theory of operation ------------------- Each worker trained its groups one after the other, and each shard
+applied its batches of pushes one after the other. A group depends on the batches that made the versions of
+its shards; a batch depends on the groups whose gradients are in its pushes. In the run, time ordered them.
+The playback works on demand: it requests the next batch of a shard; the batch requests the workers' groups
+with its pushes; the groups request the versions that they read, and so on. The open requests form a stack. A
+request of a node that is already on the stack can never be served, so the record is refused with the names of
+the whole circle.
 
-Asking, instead of doing whatever can be done, keeps memory small: a worker trains no further ahead of its
-servers than it did in the run. A version of a shard is kept, when the next batch is to change it, only as
-long as there is a group left that read it.
+Work on demand, instead of all possible work, keeps memory small: a worker trains no further ahead of its
+servers than in the run. Before a batch changes a shard, the playback copies the version only if a group still
+has to read it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,41 +23,41 @@ from adam_async.errors import RecordError
 
 
 class Player(Protocol):
-    """Does the arithmetic that `Playback` puts in order."""
+    """The arithmetic that `Playback` orders."""
 
     def train(self, replica: int, group: int) -> None:
         """Compute the gradient of a worker's next group from the versions that it read."""
         ...
 
     def apply(self, shard: int, batch: int) -> None:
-        """Apply a shard's next batch of pushes; all of them are computed."""
+        """Apply a shard's next batch of pushes, which are all computed."""
         ...
 
     def keep(self, shard: int, version: int) -> None:
-        """Copy a shard as it is now: its next batch follows, and this version is still to be read."""
+        """Copy the current version of a shard before its next batch, for later reads."""
         ...
 
     def drop(self, shard: int, version: int) -> None:
-        """The version has no reader left; whether it was ever copied or not."""
+        """Forget a version without further readers, whether it was copied or not."""
         ...
 
 
 SHARD, REPLICA = "shard", "replica"
 
-Asked = tuple[str, int, int]
-"""Who is asked, and how many batches, or groups, there shall be."""
+Demand = tuple[str, int, int]
+"""A kind of node, its number, and the number of its batches or groups that have to be done."""
 
 
 class Playback:
     """Repeats a recording step by step.
 
     Args:
-        recording: What was recorded.
+        recording: The recording.
         player: Does the arithmetic.
-        tensors: Shape (shards,): which tensor each shard is of; numbered from 0.
+        tensors: Shape (shards,): number of each shard's tensor, from 0.
 
     Raises:
-        RecordError: A push or a version that the record speaks of is not in it.
+        RecordError: The record names a push or a version that it does not have.
     """
 
     def __init__(self, recording: Recording, player: Player, tensors: Numbers) -> None:
@@ -67,9 +65,9 @@ class Playback:
         self._orders = recording.orders
         self._player = player
         self._applied = np.zeros(len(self._orders), np.int64)
-        """Batches applied, by shard."""
+        """Number of applied batches, by shard."""
         self._trained = dict.fromkeys(self._reads, 0)
-        """Groups trained, by replica."""
+        """Number of trained groups, by replica."""
         self._pushed = [_groups_behind(order, self._reads) for order in self._orders]
         self._needs = {
             replica: self._batches_behind(reads, tensors) for replica, reads in self._reads.items()
@@ -81,18 +79,18 @@ class Playback:
             for shard in range(len(self._orders))
         ]
         self.kept = 0
-        """Versions of shards that are copied now."""
+        """Number of copied versions of shards."""
         self.most_kept = 0
-        """The most there were at once."""
+        """Largest number of copies at once."""
         self._copied: set[tuple[int, int]] = set()
 
-    # --- what needs what ---------------------------------------------------------------------
+    # --- dependencies ------------------------------------------------------------------------
 
     def _batches_behind(self, reads: Reads, tensors: Numbers) -> Numbers:
-        """Shape (groups, shards): batches that must be applied before each group can be trained.
+        """Return the batches that each group depends on, shape (groups, shards).
 
-        With local steps a group's own step goes into the copy that is current when its gradient is done. If
-        the next group found that step in a newer copy than this group read, that one must be there too.
+        A local step changes the copy that is current after the gradient. If the next group read that step in
+        a newer copy than this group read, this group depends on the newer copy, too.
         """
         columns = [
             self._batches_of(reads, shard, reads.versions[:, shard]) for shard in range(len(self._orders))
@@ -103,7 +101,7 @@ class Playback:
         return behind
 
     def _batches_of(self, reads: Reads, shard: int, versions: Numbers) -> Numbers:
-        """Batches of a shard that lead to each of these versions."""
+        """Return the number of batches of a shard that lead to each of these versions."""
         made = np.concatenate([[0], self._orders[shard].versions])
         batches = np.searchsorted(made, versions)
         wrong = np.flatnonzero(made[np.minimum(batches, len(made) - 1)] != versions)
@@ -111,25 +109,23 @@ class Playback:
             group = int(wrong[0])
             raise RecordError(
                 f"the record is damaged: {_group(reads, group)} read version {versions[group]} of shard "
-                f"{shard}, which that shard never showed"
+                f"{shard}, which that shard never had"
             )
         return batches
 
-    # --- doing it ----------------------------------------------------------------------------
+    # --- playing -----------------------------------------------------------------------------
 
     def advance(self, versions: Numbers | None = None) -> Iterator[None]:
-        """Go on until each shard has come to a version, or with None to the end of the record.
+        """Play until each shard has reached a version, or with None to the end of the record.
 
-        A shard may come further, where another asked for that. Versions that the record says were evaluated
-        are kept until they are released.
-
-        Whoever iterates sets the pace: between two batches of a shard the iterator rests.
+        A shard may get further if another node depends on it. Evaluated versions are kept until `release`.
+        The iterator yields after each batch of a shard, so its caller sets the pace.
 
         Args:
-            versions: Shape (shards,).
+            versions: Version of each shard, shape (shards,).
 
         Raises:
-            RecordError: The record leads nowhere: it asks in a circle, or for a version that never was.
+            RecordError: The record depends on itself, or on a version that no shard had.
         """
         goals = np.array([len(order.versions) for order in self._orders], np.int64)
         if versions is not None:
@@ -139,47 +135,49 @@ class Playback:
                 if goals[shard] == len(made) or made[goals[shard]] != versions[shard]:
                     raise RecordError(
                         f"the record is damaged: version {versions[shard]} of shard {shard} was evaluated, "
-                        f"which that shard never showed"
+                        f"which that shard never had"
                     )
         while (behind := np.flatnonzero(self._applied < goals)).size:
             for shard in behind.tolist():
-                self._ask((SHARD, shard, min(int(self._applied[shard]) + 1, int(goals[shard]))))
+                self._serve((SHARD, shard, min(int(self._applied[shard]) + 1, int(goals[shard]))))
                 yield
 
-    def _ask(self, asked: Asked) -> None:
-        """Do what is asked for, and before it all that it needs."""
-        stack = [asked]
+    def _serve(self, demand: Demand) -> None:
+        """Serve a demand after all demands that it depends on."""
+        stack = [demand]
         while stack:
-            kind, who, wanted = stack[-1]
-            done = int(self._applied[who]) if kind == SHARD else self._trained[who]
+            kind, number, wanted = stack[-1]
+            done = int(self._applied[number]) if kind == SHARD else self._trained[number]
             if done >= wanted:
                 stack.pop()
                 continue
-            needed = self._missing_push(who, done) if kind == SHARD else self._missing_version(who, done)
+            needed = (
+                self._missing_push(number, done) if kind == SHARD else self._missing_version(number, done)
+            )
             if needed is None and kind == SHARD:
-                self._apply(who, done)
+                self._apply(number, done)
             elif needed is None:
-                self._train(who, done)
+                self._train(number, done)
             else:
                 if any(other[:2] == needed[:2] for other in stack):
                     raise RecordError(f"the record is damaged: it goes in a circle: {self._circle(stack)}")
                 stack.append(needed)
 
-    def _missing_push(self, shard: int, batch: int) -> Asked | None:
+    def _missing_push(self, shard: int, batch: int) -> Demand | None:
         entry = self._open_push(shard, batch)
         if entry is None:
             return None
         return REPLICA, int(self._orders[shard].replicas[entry]), int(self._pushed[shard][entry])
 
     def _open_push(self, shard: int, batch: int) -> int | None:
-        """The first push of a batch that is still to be computed."""
+        """Return the first push of a batch that is not computed."""
         order = self._orders[shard]
         for entry in range(int(order.bounds[batch]), int(order.bounds[batch + 1])):
             if self._trained[int(order.replicas[entry])] < self._pushed[shard][entry]:
                 return entry
         return None
 
-    def _missing_version(self, replica: int, group: int) -> Asked | None:
+    def _missing_version(self, replica: int, group: int) -> Demand | None:
         needs = self._needs[replica][group]
         missing = np.flatnonzero(needs > self._applied)
         return (SHARD, int(missing[0]), int(needs[missing[0]])) if missing.size else None
@@ -200,7 +198,7 @@ class Playback:
         self.release(self._reads[replica].versions[group])
 
     def release(self, versions: Numbers) -> None:
-        """One who read these versions, one of each shard, has done so."""
+        """Count a read of these versions, one of each shard; drop versions without further readers."""
         for shard, version in enumerate(versions.tolist()):
             readers = self._readers[shard]
             readers[version] -= 1
@@ -212,24 +210,24 @@ class Playback:
                 self._copied.remove((shard, version))
                 self.kept -= 1
 
-    def _circle(self, stack: list[Asked]) -> str:
-        """Name those on the stack, each with what it cannot go on without."""
-        said = []
-        for kind, who, _ in stack:
+    def _circle(self, stack: list[Demand]) -> str:
+        """List the demands on the stack, in words."""
+        waiting = []
+        for kind, number, _ in stack:
             if kind == SHARD:
-                order = self._orders[who]
-                entry = self._open_push(who, int(self._applied[who]))
-                said.append(
-                    f"shard {who} at push {entry} (clock {order.clocks[entry]} of replica "
+                order = self._orders[number]
+                entry = self._open_push(number, int(self._applied[number]))
+                waiting.append(
+                    f"shard {number} at push {entry} (clock {order.clocks[entry]} of replica "
                     f"{order.replicas[entry]})"
                 )
             else:
-                said.append(_group(self._reads[who], self._trained[who]))
-        return ", which waits for ".join([*said, "what already waits"])
+                waiting.append(_group(self._reads[number], self._trained[number]))
+        return ", which waits for ".join([*waiting, "the first of them"])
 
 
 def _groups_behind(order: Order, reads: Mapping[int, Reads]) -> Numbers:
-    """Shape (pushes,): groups that the pushing worker must have trained, for each push of a shard."""
+    """Return the number of groups of its worker that each push of a shard depends on, shape (pushes,)."""
     behind = np.zeros(len(order.clocks), np.int64)
     for replica in np.unique(order.replicas).tolist():
         mine = np.flatnonzero(order.replicas == replica)
@@ -252,7 +250,7 @@ def _groups_behind(order: Order, reads: Mapping[int, Reads]) -> Numbers:
 
 
 def _count_readers(read: Sequence[Numbers]) -> dict[int, int]:
-    """How often each version of a shard is read."""
+    """Return the number of readers of each version of a shard."""
     versions, counts = np.unique(np.concatenate(read), return_counts=True)
     return dict(zip(versions.tolist(), counts.tolist(), strict=True))
 

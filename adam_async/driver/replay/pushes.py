@@ -1,4 +1,4 @@
-"""Pure: pushes that are computed and wait until every shard that they are for has applied them."""
+"""Pure: computed pushes, until every shard of each has applied it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from adam_async.run.shard_table import ShardSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShardPush:
-    """What one push holds for one shard."""
+    """The part of one push for one shard."""
 
     gradients: PushGradients
-    """Those of the shard, and of no other."""
+    """Gradients of the shard alone."""
     images: int
     rate: float
     version: int
     """Oldest version of the shard that the step's groups read."""
     own_applied: int
-    """Own pushes since then that local steps had put into the copy read."""
+    """Number of the worker's own later pushes that were in that copy by local steps."""
 
 
 class Pushes:
@@ -32,7 +32,7 @@ class Pushes:
 
     Args:
         table: Every shard of the model.
-        dtype: Of gradients.
+        dtype: Type of the gradients.
     """
 
     def __init__(self, table: Sequence[ShardSpec], dtype: np.dtype[Any]) -> None:
@@ -42,7 +42,7 @@ class Pushes:
         self._applied: dict[tuple[int, int, int], Callable[[], None]] = {}
 
     def put(self, replica: int, step: StepPush, on_free: Callable[[], None]) -> None:
-        """Take one message of a step; `on_free` is called when the last of its shards has applied it."""
+        """Take one message of a step; call `on_free` when the last of its shards has applied it."""
         left = len(step.shards)
 
         def applied() -> None:
@@ -65,11 +65,11 @@ class Pushes:
             self._applied[key] = applied
 
     def get(self, shard: int, replica: int, clock: int) -> ShardPush:
-        """What a push holds for a shard."""
+        """Return the part of a push for a shard."""
         return self._waiting[shard, replica, clock]
 
     def settle(self, shard: int, replica: int, clock: int) -> None:
-        """The shard has applied it."""
+        """Drop the part of a push that its shard has applied."""
         key = (shard, replica, clock)
         del self._waiting[key]
         self._applied.pop(key)()
@@ -79,7 +79,7 @@ class Pushes:
 
 
 def _as_received(replica: int, step: StepPush) -> Push:
-    """The message as a server would see it."""
+    """Return the message as a server would receive it."""
     return Push(
         run="",
         session=0,

@@ -1,14 +1,14 @@
-"""Pure: a recorded run as one file: a header in JSON, then what each server and each worker noted.
+"""Pure: a recorded run as one file: a header in JSON, then the log of each server and each worker.
 
 Layout, integers little-endian:
 
     magic      20 bytes, `MAGIC`: name and version of the format
     size, crc  4 bytes each, of the header
     header     JSON: `Header` of the run, and a `Section` for each node
-    sections   the bytes of each, one after the other, as `parameter_server/order_log.py` and
-               `model_worker/read_log.py` lay them out
+    sections   the bytes of each, one after the other, in the formats of `parameter_server/replay_log.py` and
+               `worker/replay_log.py`
 
-Everything is checked before any of it is believed: sizes, then the checksum of each part.
+The reader checks the sizes, and the checksum of each part, before it uses any of it.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _FRONT = Struct("<II")
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node noted."""
+    """The log of one node in the file."""
 
     node: str
     role: str
@@ -40,7 +40,7 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Log(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node noted, as it noted it."""
+    """The log of one node."""
 
     node: str
     role: str
@@ -64,10 +64,10 @@ def load_record(data: bytes, *, origin: str) -> tuple[Header, list[Log]]:
 
     Args:
         data: The whole file.
-        origin: What to call it in an error, such as its path.
+        origin: Name of the file in errors, such as its path.
 
     Raises:
-        RecordError: It is no record, of another version, truncated or damaged; says which.
+        RecordError: The file is no record, of another version, truncated or damaged.
     """
     family = MAGIC.rpartition(b"/")[0]
     if not data.startswith(family):
@@ -92,12 +92,12 @@ def load_record(data: bytes, *, origin: str) -> tuple[Header, list[Log]]:
 def _logs(data: bytes, at: int, sections: Sequence[Section], origin: str) -> list[Log]:
     expected = at + sum(section.size for section in sections)
     if len(data) != expected:
-        raise RecordError(f"{origin} has {len(data)} bytes, but its header speaks of {expected}")
+        raise RecordError(f"{origin} has {len(data)} bytes, but its header lists {expected}")
     logs = []
     for section in sections:
         part = data[at : at + section.size]
         at += section.size
         if crc32(part) != section.crc:
-            raise RecordError(f"{origin} is damaged in what {section.node} noted: its checksum is wrong")
+            raise RecordError(f"{origin} is damaged in the log of {section.node}: its checksum is wrong")
         logs.append(Log(node=section.node, role=section.role, data=part))
     return logs

@@ -1,7 +1,7 @@
-"""Pure: what a replay needs of a run, in memory: what each worker read, and in which order servers applied.
+"""Pure: a recorded run in memory: the reads of each worker, and the order of pushes at each shard.
 
-Letters: G groups that one worker trained, in the order in which its one thread did; S shards of the model;
-T tensors; E pushes that reached one shard, in the order in which they were applied; B batches of them.
+Letters: G groups of one worker, in the order of its one thread; S shards of the model; T tensors; E pushes at
+one shard, in the order of their application; B batches of these.
 """
 
 from collections.abc import Mapping
@@ -19,44 +19,44 @@ Numbers = NDArray[np.int64]
 
 
 class RecordedEpoch(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one epoch, and which values were evaluated."""
+    """The result of one epoch, and the versions of the evaluated weights."""
 
     epoch: int
     images: int
     train_loss: float | None
-    """None where it was not finite."""
+    """Mean loss; None if it was not finite."""
     test_accuracy: float
     versions: tuple[int, ...]
-    """Version of each shard in the snapshot that was evaluated."""
+    """Version of each shard in the evaluated snapshot."""
     skipped_groups: tuple[tuple[int, int], ...] = ()
-    """Ranges of groups that were not trained; the order of the next epoch depends on them."""
+    """Ranges of skipped groups; the order of the next epoch depends on them."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What was run, on what, and what came of it."""
+    """A run: options, model, data, machine and results."""
 
     config: dict[str, Any]
     spec: dict[str, Any]
     """The model, as `ModelSpec.to_dict` gives it."""
     transforms: tuple[dict[str, Any], ...] = ()
-    """What data servers made of training images, as `Recipe.of` takes it."""
+    """Transforms of training images, as for `Recipe.of`."""
     data: dict[str, Any]
-    """Name, shape and sizes of the data, as the data server said them."""
+    """Name, shape and sizes of the data, from the data server."""
     buckets: tuple[str, ...]
-    """Primary of each bucket: it decides which shards travel in one message."""
+    """Primary of each bucket; it decides which shards one message carries."""
     kernels: str
-    """Which implementation of the layers the workers ran."""
+    """Implementation of the layers that the workers ran."""
     machine: dict[str, str]
-    """What else decides last bits: versions of libraries, the BLAS and its threads, the processor."""
+    """Further causes of last bits: versions of libraries, the BLAS and its threads, the processor."""
     epochs: tuple[RecordedEpoch, ...]
     weights: str
     """Digest of the final values, as `run.digest` makes it."""
 
     def options(self) -> Config:
-        """The run's options.
+        """Return the run's options.
 
         Raises:
-            RecordError: They are not those of this version.
+            RecordError: This version has other options.
         """
         try:
             return make_config(self.config)
@@ -69,36 +69,36 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reads:
-    """What one worker did: for each group what it read, and in which step its gradient left."""
+    """The groups of one worker: the versions that each read, and the step of its gradient."""
 
     replica: int
     epochs: Numbers
     """(G,) epoch of each group."""
     numbers: Numbers
-    """(G,) its number in the epoch."""
+    """(G,) number of each group in its epoch."""
     clocks: Numbers
-    """(G,) clock of the push that carried its gradient; never falls."""
+    """(G,) clock of the push with its gradient; never falls."""
     progress: NDArray[np.float64]
-    """(G,) `Lease.progress`, by which schedules go."""
+    """(G,) `Lease.progress`, which schedules depend on."""
     versions: Numbers
-    """(G, S) version of each shard that it read."""
+    """(G, S) version of each shard in its read."""
     steps: Numbers
-    """(G, T) local steps that were in the copy of each tensor when it was read."""
+    """(G, T) number of local steps in the copy of each tensor at its read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Order:
-    """What one shard went through: pushes in batches, as they were applied together."""
+    """The pushes at one shard, in batches that were applied together."""
 
     shard: int
     replicas: Numbers
-    """(E,) whose push it was."""
+    """(E,) replica of each push."""
     clocks: Numbers
-    """(E,) and which of them."""
+    """(E,) clock of each push."""
     refused: NDArray[np.bool_]
-    """(E,) whether it was not finite and left the shard as it was."""
+    """(E,) whether a push was not finite, so that it did not change the shard."""
     bounds: Numbers
-    """(B + 1,) where batches begin: batch b holds the pushes `bounds[b]` to `bounds[b + 1]`."""
+    """(B + 1,) bounds of the batches: batch b has the pushes `bounds[b]` to `bounds[b + 1]`."""
     versions: Numbers
     """(B,) version of the shard after each batch."""
     summed: bool = False
@@ -107,10 +107,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recording:
-    """One run, as far as its replay needs it."""
+    """A recorded run."""
 
     header: Header
     reads: Mapping[int, Reads]
-    """By replica."""
+    """Reads by replica."""
     orders: tuple[Order, ...]
-    """By shard."""
+    """Orders by shard."""

@@ -7,8 +7,8 @@
     for _ in replay.steps(): ...
     replay.check()
 
-Nothing here decides anything: images, values, gradients and steps are made by the code of the roles, in the
-order of `playback.py`, and whatever a server refused must be refused again.
+The replay decides nothing: the code of the roles makes images, values, gradients and steps, in the order of
+`playback.py`, and a push that a server refused has to be refused again.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -40,11 +40,11 @@ from adam_async.worker.push_plan import plan_pushes
 
 
 class ReplayDiffers(RunFailed):
-    """The replay came to other numbers than the run: another data set, library or processor, or a fault."""
+    """The replay has other numbers than the run: another data set, library or processor, or a fault."""
 
 
 def digest(network: Network, weights: Mapping[str, NDArray[Any]]) -> str:
-    """A digest of all values, to the last bit."""
+    """Return a digest of all values, to the last bit."""
     hashed = blake2b(digest_size=16)
     for parameter in network.parameters:
         values = np.ascontiguousarray(weights[parameter.name])
@@ -57,14 +57,14 @@ class Replay:
     """Repeats one recorded run.
 
     Args:
-        recording: What was recorded.
-        dataset: The images that the run was trained on.
+        recording: The recorded run.
+        dataset: The images of the run.
         layers: Kinds of layers that the model may use.
         functions: Transforms of the record, as ``package.module:function``, that may be imported.
 
     Raises:
         ConfigError: The record names another function to import.
-        RecordError: The record is damaged, or the data are not those of the run.
+        RecordError: The record is damaged, or the run has other data.
         SpecError: The kernels of the run are not installed here.
     """
 
@@ -128,29 +128,29 @@ class Replay:
         tensors = np.array([numbers[spec.tensor] for spec in table.shards], np.int64)
         self._playback = Playback(recording, self, tensors)
         self.groups = 0
-        """Groups trained so far."""
+        """Number of trained groups."""
 
     @property
     def most_kept(self) -> int:
-        """The most versions of shards that were kept at once, beside the current ones."""
+        """Largest number of old versions of shards that were kept at once."""
         return self._playback.most_kept
 
     def steps(self, epoch: RecordedEpoch | None = None) -> Iterator[None]:
-        """Go on to the values that were evaluated after an epoch; without one, to the end of the run.
+        """Play up to the evaluated values of an epoch; without an epoch, to the end of the run.
 
         Raises:
             RecordError: The record is damaged.
-            ReplayDiffers: A gradient was refused here and not in the run, or the other way round.
+            ReplayDiffers: A gradient was refused here and not in the run, or in the run and not here.
         """
         return self._playback.advance(None if epoch is None else np.array(epoch.versions, np.int64))
 
     def weights(self) -> dict[str, NDArray[Any]]:
-        """All values as they are now, copied."""
+        """Return a copy of all current values."""
         return {name: array.copy() for name, array in self._shards.weights().items()}
 
     @np.errstate(over="ignore", invalid="ignore")
     def accuracy(self, epoch: RecordedEpoch) -> float:
-        """Share of the test images that the values after an epoch name rightly; once, after its steps."""
+        """Return the test accuracy of the values after an epoch; call it once, after the epoch's steps."""
         versions = np.array(epoch.versions, np.int64)
         weights = {
             name: self._shards.tensor(name, versions[[spec.id for spec in shards]].tolist())
@@ -162,18 +162,18 @@ class Replay:
         return int(np.count_nonzero(named == labels)) / max(len(labels), 1)
 
     def check(self) -> None:
-        """See that the final values are those of the run.
+        """Check that the final values are those of the run.
 
         Raises:
-            ReplayDiffers: They are not.
+            ReplayDiffers: They differ.
         """
         if digest(self.network, self._shards.weights()) != self.header.weights:
             raise ReplayDiffers(
-                "the replay came to other weights than the run: other training images than those of the run, "
-                "or another processor or library; the record names the machine it was made on"
+                "the replay ended with other weights than the run: other training images than those of the "
+                "run, or another processor or library; the record names its machine"
             )
 
-    # --- what the playback asks for ------------------------------------------------------------
+    # --- the player ------------------------------------------------------------------------------
 
     def train(self, replica: int, group: int) -> None:
         """See `Player.train`."""
@@ -225,6 +225,4 @@ def _check_data(recorded: Mapping[str, Any], dataset: Dataset) -> None:
         if recorded.get(name) != here[name]
     ]
     if other:
-        raise RecordError(
-            f"the run was on other data than these: {'; '.join(other)}; name its data by --data"
-        )
+        raise RecordError(f"the run had other data than these: {'; '.join(other)}; name its data by --data")

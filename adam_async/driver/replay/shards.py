@@ -1,4 +1,4 @@
-"""Pure: the shards of all servers of a recorded run, in one memory, and the versions that are still read."""
+"""Pure: the shards of all servers of a recorded run, with the old versions that have further readers."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -20,7 +20,7 @@ from adam_async.run.shard_table import ShardTable
 
 
 class ReplayedShards:
-    """What the servers held, from its initial values on.
+    """The shards of a run, from their initial values on.
 
     Args:
         network: The model.
@@ -45,7 +45,7 @@ class ReplayedShards:
             self.shards.append(Shard(spec=spec, values=values, rule_state=self._storage.rule_state(spec)))
 
     def apply(self, shard: int, batch: Sequence[ShardPush]) -> list[bool]:
-        """Apply a batch of pushes to a shard. Returns, for each, whether it was finite and applied."""
+        """Apply a batch of pushes to a shard; returns for each whether it was finite and applied."""
         changed = self.shards[shard]
         rates = None
         if self._scale_by_staleness:
@@ -56,31 +56,31 @@ class ReplayedShards:
         return list(finite)
 
     def apply_sum(self, shard: int, contributions: Sequence[ShardPush]) -> list[bool]:
-        """Apply the sum of contributions, if each is finite and their sum is too. Returns that, for each.
+        """Apply the sum of contributions if each is finite and the sum is, too; returns that for each.
 
-        A contribution that is not finite was refused when it came, and is here alone.
+        A contribution that is not finite was refused on arrival, so it is alone in its batch.
         """
         changed = self.shards[shard]
         gradients = [each.gradients for each in contributions]
-        looked = [ok for each in gradients for ok in self._applier.check_finite([changed.spec], each)]
-        if not all(looked):
-            return looked
+        finite_each = [ok for each in gradients for ok in self._applier.check_finite([changed.spec], each)]
+        if not all(finite_each):
+            return finite_each
         scale = self._group_images / sum(each.images for each in contributions)
         (finite,) = self._applier.apply_sum([changed], gradients, scale=scale, rate=contributions[0].rate)
         changed.version = Version(changed.version + finite)
         return [finite] * len(contributions)
 
     def keep(self, shard: int) -> None:
-        """Copy a shard as it is now."""
+        """Copy the current version of a shard."""
         now = self.shards[shard]
         self._kept[shard, now.version] = now.values.copy()
 
     def drop(self, shard: int, version: int) -> None:
-        """Forget the copy of a version, if there is one."""
+        """Drop the copy of a version if there is one."""
         self._kept.pop((shard, version), None)
 
     def tensor(self, name: str, versions: Sequence[int]) -> NDArray[Any]:
-        """A copy of a tensor, each of its shards in the version asked for: the current one, or one kept."""
+        """Return a copy of a tensor, each shard in a given version: the current one, or a kept one."""
         flat = np.empty(prod(self._shapes[name]), self._storage.dtype)
         for spec, version in zip(self._table.by_tensor[name], versions, strict=True):
             now = self.shards[spec.id]
@@ -90,5 +90,5 @@ class ReplayedShards:
         return flat.reshape(self._shapes[name])
 
     def weights(self) -> Mapping[str, NDArray[Any]]:
-        """All tensors as they are now: views that change with the next batch."""
+        """Return all current tensors, as views that change with the next batch."""
         return self._storage.weights

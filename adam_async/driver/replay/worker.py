@@ -1,7 +1,7 @@
-"""Pure: one worker of a recorded run, at its groups again.
+"""Pure: one worker of a recorded run, which trains its groups again.
 
-What computes a group, adds up a step and lays it out for the servers is the worker's own code
-(`adam_async/worker/`); here it is told what to read and when its copy changed.
+The worker's own code (`adam_async/worker/`) computes a group, adds up a step and splits it for the servers.
+This module gives it the recorded reads, and changes its copy at the recorded points.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,17 +29,17 @@ from adam_async.worker.weights import Snapshot, TensorCopy, WorkerWeights
 from transport import BufferPool
 
 NEVER = 1 << 62
-"""Steps between two pulls: what is read is told, not asked for."""
+"""Steps between two pulls: none, because the record gives the values."""
 
 Images = Callable[[int, int], tuple[NDArray[Any], NDArray[Any]]]
 """Images and labels of a group, by epoch and number."""
 
 
 class RecordedWeights(WorkerWeights):
-    """A worker's copy that changes where it changed in the run.
+    """A worker's copy that changes at the recorded points.
 
-    Values that came while a group was computed are installed right after its snapshot, so that its local
-    step, if it makes one, goes where it went.
+    Values that arrived while a group was computed are installed right after its snapshot, so that a local
+    step of the group changes the same copy as in the run.
     """
 
     def __init__(self) -> None:
@@ -47,15 +47,15 @@ class RecordedWeights(WorkerWeights):
         self._meanwhile: Iterable[tuple[str, NDArray[Any], tuple[int, ...]]] = ()
 
     def install(self, tensor: str, array: NDArray[Any], versions: Sequence[int], clock: int = 0) -> None:
-        """Replace a tensor: the run did so too, by clocks that are not in its record."""
+        """Replace a tensor without a look at clocks, which are not in the record."""
         self._current[tensor] = TensorCopy(array, tuple(versions), clock)
 
     def install_after_snapshot(self, copies: Iterable[tuple[str, NDArray[Any], tuple[int, ...]]]) -> None:
-        """Install tensors, with the versions of their shards, as soon as the next snapshot is taken."""
+        """Install tensors, with the versions of their shards, right after the next snapshot."""
         self._meanwhile = copies
 
     def versions(self, tensor: str) -> tuple[int, ...]:
-        """Versions of a tensor's shards as the copy has them; empty before it has any."""
+        """Return the versions of a tensor's shards in the copy; empty before the first one."""
         copy = self._current.get(tensor)
         return () if copy is None else copy.versions
 
@@ -70,21 +70,21 @@ class RecordedWeights(WorkerWeights):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bench:
-    """What a compute thread has for a group: the part of a firing that training uses."""
+    """The part of a firing that training uses."""
 
     context: Context
     scratch: ThreadScratch
 
 
 class _Outbox:
-    """Stands where the client of the servers stands, and keeps what it is told to push."""
+    """A stand-in for the client of the servers that keeps the pushes."""
 
     def __init__(self, replica: int, pushes: Pushes) -> None:
         self._replica = replica
         self._pushes = pushes
 
     def push(self, server: str, step: StepPush, *, on_free: Callable[[], None], **_: None) -> None:
-        """See `ParameterClient.push`; nothing comes back."""
+        """See `ParameterClient.push`; no answer follows."""
         self._pushes.put(self._replica, step, on_free)
 
 
@@ -92,15 +92,15 @@ class ReplayedWorker:
     """Trains one worker's groups again, in their order.
 
     Args:
-        reads: What the worker did.
+        reads: The worker's recorded groups.
         config: The run.
         network: The model.
         table: Its shards.
         buckets: Primary of each bucket.
-        plan: How gradients travel.
-        shards: Where values are read.
-        pushes: Where steps leave.
-        images: The images of a group.
+        plan: Form of the gradients on the wire.
+        shards: Source of values.
+        pushes: Takes the steps.
+        images: Returns the images of a group.
     """
 
     def __init__(
@@ -147,10 +147,10 @@ class ReplayedWorker:
         )
 
     def train(self, group: int) -> float:
-        """Train the next group; with the last one of a step its pushes leave. Returns its mean loss.
+        """Train the next group, and after the last one of a step push it; returns the group's mean loss.
 
         Raises:
-            RecordError: The record says of local steps what cannot be.
+            RecordError: The record has impossible local steps.
         """
         reads = self._reads
         epoch, number, clock = (int(of[group]) for of in (reads.epochs, reads.numbers, reads.clocks))
@@ -171,7 +171,10 @@ class ReplayedWorker:
     def _changes(
         self, group: int, *, stepped: bool | None
     ) -> Iterable[tuple[str, NDArray[Any], tuple[int, ...]]]:
-        """Tensors that a group reads in another version than the copy has; some, only those with a step."""
+        """Return the tensors that a group reads in another version than the copy's.
+
+        With `stepped` only those with a local step.
+        """
         changes = []
         for place, name in enumerate(self._names):
             versions = tuple(self._reads.versions[group, self._places[name]].tolist())
@@ -190,13 +193,13 @@ class ReplayedWorker:
                 raise RecordError(
                     f"the record is damaged: group {self._reads.numbers[group]} of epoch "
                     f"{self._reads.epochs[group]} read {name}, versions {versions}, with {steps} steps, "
-                    f"where only versions {read.copies[name].versions} with {read.local[name]} can have been"
+                    f"but only versions {read.copies[name].versions} with {read.local[name]} are possible"
                 )
 
 
 def _reported(_: Finished) -> None:
-    """A group's pushes are applied: nobody waits to hear of it."""
+    """Do nothing: no lease waits for the report of an applied group."""
 
 
 def _landed() -> None:
-    """A group has left: nobody waits for values."""
+    """Do nothing: no pull waits for the end of a group."""

@@ -24,6 +24,7 @@ from adam_async.data_server.service import DataServer
 from adam_async.data_server.sources.datasets import DIGITS_FILE
 from adam_async.data_server.sources.npz import parse_npz
 from adam_async.driver.driver import Driver
+from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.errors import AdamError, first_cause
 from adam_async.messages import role_table
 from adam_async.parameter_server.service import ParameterServer
@@ -257,14 +258,9 @@ class TrainingCluster:
         resume: Checkpoint | None = None,
     ) -> RunResult:
         driver = Driver(
-            config=config,
-            buffers=BufferPool(),
-            threads=1,
-            spec=self.setup.spec,
-            checkpoints=checkpoints,
-            resume=resume,
-            make_pool=SimulatedPool,
-            **self._place("driver", node),
+            config,
+            DriverSettings(threads=1, make_pool=SimulatedPool, **self._place("driver", node)),
+            RunInputs(spec=self.setup.spec, checkpoints=checkpoints, resume=resume),
         )
         async with driver:
             result = await driver.train(self._on_epoch)

@@ -1,4 +1,4 @@
-"""What tests of checkpoints share: small ones whose every number is known."""
+"""Small checkpoints with known numbers, for tests."""
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ DATA = {
 
 
 def manifest_of(groups=3, *, epoch=2, run="run-1", **fields):
-    """A manifest taken in the middle of an epoch of 15 groups."""
+    """Return a manifest of a checkpoint within an epoch of 15 groups."""
     config = {"epochs": 3, "images_per_group": 4, "rate": 0.05, "momentum": 0.9, "servers": 2}
     resume = ResumeRecord(
         epoch=epoch, finished=((0, groups),), clock=20, results=({"images": 60, "loss": 2.0},) * (epoch - 1)
@@ -57,5 +57,5 @@ def checkpoint_of(groups=3, *, rows=100, **fields):
 
 
 def result_of(epoch, *, loss=0.5):
-    """What an epoch came to."""
+    """Return the result of an epoch."""
     return EpochResult(epoch=epoch, images=60, skipped=0, train_loss=loss, test_accuracy=0.75, train_s=1.5)

@@ -1,4 +1,4 @@
-"""Checkpoints on a real disk: whatever stops the writer, one that is whole is read."""
+"""Checkpoints on a real disk: after any stop of the writer, a whole one is read."""
 
 import asyncio
 import errno
@@ -73,7 +73,7 @@ async def test_a_folder_of_another_run_is_refused_and_one_that_is_continued_is_n
         assert (await load_checkpoint(tmp_path, disk)).manifest.groups == 2
 
 
-async def test_what_a_killed_writer_left_is_removed_at_the_next_start(tmp_path):
+async def test_the_next_start_removes_the_leftovers_of_a_killed_writer(tmp_path):
     async with Disk() as disk:
         folder = await written(disk, tmp_path, 1)
         for name in (".checkpoint-0002-000002.aside", ".checkpoint-0002-000000.gone.aside"):
@@ -98,7 +98,7 @@ async def test_a_whole_checkpoint_that_latest_does_not_name_yet_is_overwritten_i
 
 
 DAMAGES = {
-    "a bit": (lambda data: data[:150] + bytes([data[150] ^ 1]) + data[151:], "not those that were written"),
+    "a bit": (lambda data: data[:150] + bytes([data[150] ^ 1]) + data[151:], "its checksum is wrong"),
     "cut off": (lambda data: data[:-7], r"it has \d+ bytes of \d+"),
     "gone": (None, "is missing"),
 }
@@ -124,7 +124,7 @@ async def test_a_damaged_file_is_named_and_the_checkpoint_before_is_read(tmp_pat
         assert re.search(words, problem)
 
 
-async def test_a_folder_without_any_whole_checkpoint_says_why_of_each(tmp_path):
+async def test_the_error_of_a_folder_without_whole_checkpoints_names_each_damage(tmp_path):
     async with Disk() as disk:
         with pytest.raises(CheckpointError, match="No such file"):
             await load_checkpoint(tmp_path / "absent", disk)
@@ -140,7 +140,7 @@ async def test_a_folder_without_any_whole_checkpoint_says_why_of_each(tmp_path):
 
 
 @pytest.mark.parametrize("text", [b"checkpoint-0009-000009", b"../../etc", b"\xff"])
-async def test_a_latest_that_names_nothing_is_told_and_the_newest_is_read(tmp_path, text):
+async def test_a_latest_without_its_checkpoint_is_a_problem_and_the_newest_is_read(tmp_path, text):
     async with Disk() as disk:
         await written(disk, tmp_path, 1, 2)
         (tmp_path / "latest").write_bytes(text)
@@ -149,7 +149,7 @@ async def test_a_latest_that_names_nothing_is_told_and_the_newest_is_read(tmp_pa
     assert "which is not there" in found.problems[0]
 
 
-async def test_a_note_of_progress_says_how_much_is_trained_again(tmp_path):
+async def test_a_progress_note_decides_the_number_of_groups_trained_again(tmp_path):
     async with Disk() as disk:
         folder = await written(disk, tmp_path, 3)
         await folder.note_progress(ProgressNote(epoch=2, groups=10, trained_again=1))
@@ -180,7 +180,7 @@ class FullDisk(Disk):
 
 
 @pytest.mark.parametrize("writes", range(5))
-async def test_a_full_disk_leaves_what_was_there_and_nothing_else(tmp_path, writes):
+async def test_a_full_disk_leaves_the_earlier_checkpoints_and_no_others(tmp_path, writes):
     async with FullDisk() as disk:
         folder = await written(disk, tmp_path, 1)
         disk.left = writes

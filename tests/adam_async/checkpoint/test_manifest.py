@@ -1,4 +1,4 @@
-"""What a checkpoint is made of, and what may be taken up from it."""
+"""Content of a checkpoint, and the options of a resumed run."""
 
 import json
 from math import isnan, nan
@@ -40,7 +40,7 @@ def test_names_sort_as_checkpoints_were_taken_however_many_there_are():
 @pytest.mark.parametrize(
     "name", ["latest", ".checkpoint-0001-000000.aside", "checkpoint-1", "checkpoint-a-b", "checkpoint-1-2-3"]
 )
-def test_what_is_not_the_name_of_a_checkpoint_is_told_from_one(name):
+def test_names_of_checkpoints_are_recognised(name):
     assert not is_folder_name(name)
 
 
@@ -69,7 +69,7 @@ def test_tensors_are_spread_over_files_in_order_and_a_large_one_has_its_own():
     assert split("state", {}) == {}
 
 
-def test_the_index_says_which_file_has_which_parameter():
+def test_the_index_has_the_file_of_each_parameter():
     arrays = {"a": np.zeros(3, np.float32), "b": np.zeros(1, np.float32)}
     index = json.loads(index_file({"one": ["a"], "two": ["b"]}, arrays))
     assert index == {"metadata": {"total_size": 16}, "weight_map": {"a": "one", "b": "two"}}
@@ -93,13 +93,13 @@ def test_any_changed_character_of_a_manifest_is_noticed():
             read_manifest(changed, "m")
         except CheckpointError:
             continue
-        # What means the same may pass: blanks between items, and keys that are left out or unknown.
+        # Changes without a meaning may pass: blanks between items, and missing or unknown keys.
         blank += 1
         assert msgspec.json.decode(changed, type=type(manifest_of())) == read_manifest(text, "m")
     assert blank < len(text) / 10
 
 
-def test_a_manifest_of_another_version_says_so():
+def test_a_manifest_of_another_version_is_refused_by_version():
     text = manifest_file(manifest_of(format="adam-async/checkpoint/9"))
     with pytest.raises(CheckpointError, match="format 'adam-async/checkpoint/9'; this version reads"):
         read_manifest(text, "m")
@@ -163,7 +163,7 @@ def test_options_that_a_resumed_run_cannot_change_are_named_with_both_values():
     assert "images_per_group=8 (there 4), momentum=0.5 (there 0.9); leave them out" in str(refused.value)
 
 
-def test_a_run_that_is_over_says_how_to_train_on():
+def test_the_error_of_a_finished_run_names_the_option_to_train_on():
     resume = msgspec.structs.replace(manifest_of().resume, epoch=4, finished=())
     manifest = manifest_of(15, epoch=3, resume=resume)
     with pytest.raises(CheckpointError, match=r"all of epochs=3 behind it; .* give --epochs 4 or more"):
@@ -177,7 +177,7 @@ def test_a_run_that_trained_in_place_decides_anew_how_it_trains():
     assert resumed_options(manifest_of(config={**options, "weights": "copy"}))["weights"] == "copy"
 
 
-def test_other_data_are_refused_by_what_differs():
+def test_other_data_are_refused_with_the_difference():
     check_data(manifest_of(), {**DATA, "source": "elsewhere"})
     with pytest.raises(CheckpointError, match="data whose train_images is 60, but here it is 61"):
         check_data(manifest_of(), {**DATA, "train_images": 61})

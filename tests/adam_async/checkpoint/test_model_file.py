@@ -69,7 +69,7 @@ def test_names_that_the_model_cannot_have_are_refused(names: list, reason: str) 
         load_model(with_header(name))
 
 
-def test_equal_weights_give_equal_bytes_whatever_their_order() -> None:
+def test_equal_weights_give_equal_bytes_in_any_order() -> None:
     other_order = {name: WEIGHTS[name].copy() for name in reversed(WEIGHTS)}
 
     assert dump_model(NETWORK, other_order) == DATA
@@ -111,7 +111,7 @@ def test_a_truncated_file_is_refused(length: int) -> None:
         (DATA + b"more", "is damaged"),
     ],
 )
-def test_what_is_no_model_is_refused_with_the_reason(data: bytes, reason: str) -> None:
+def test_an_invalid_model_file_is_refused_with_the_reason(data: bytes, reason: str) -> None:
     with pytest.raises(SavedModelError, match=f"the model file .*{reason}"):
         load_model(data)
 

@@ -1,9 +1,10 @@
-"""Runs that stop and go on: with the same bits in lockstep, and with any number of roles in every mode."""
+"""Stopped and resumed runs: same bits in synchronous runs, and any number of roles in every mode."""
 
 import asyncio
 import errno
 import logging
 import threading
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -167,13 +168,13 @@ async def test_a_run_is_resumed_by_other_numbers_of_roles(change, consistency, t
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_what_is_loaded_is_what_was_read_with_rule_state_versions_and_clocks(network, tmp_path):
+async def test_loaded_shards_equal_the_read_ones_with_rule_state_versions_and_clocks(network, tmp_path):
     config = config_of(rule="adam", rate=0.001, weights="copy", replicas=2, **SHARDED)
     found = await stopped_from(config, tmp_path, (1, 15))
     async with cluster_of(config, NETWORKS[network](), resume=tmp_path) as cluster:
         async with asyncio.TaskGroup() as group:
             training = group.create_task(cluster.train(), name="train")
-            # At this very turn of the loop no worker can have heard that training begins.
+            # In this iteration of the loop no worker can know that training begins.
             await until(lambda: all(server.state is not None for server in cluster.servers))
             shards = {n: shard for server in cluster.servers for n, shard in server.state.shards.items()}
             for state in found.manifest.shards:
@@ -212,7 +213,7 @@ async def test_checkpoints_are_taken_while_replicas_come_and_go(mode, tmp_path):
     assert resumed.epochs[:2] == found.manifest.epoch_results[:2]
 
 
-# --- what goes wrong -------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------
 
 
 class PoorDisk(CheckpointFolder):
@@ -238,6 +239,13 @@ class PoorDisk(CheckpointFolder):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def spoil_disk(cluster, writes, **options):
+    """Give the driver of a cluster a disk with room for a number of checkpoints."""
+    inputs = cluster.driver._inputs
+    folder = PoorDisk(inputs.checkpoints, writes, **options)
+    cluster.driver._inputs = replace(inputs, checkpoints=folder)
+
+
 def events_of(result):
     return [event["event"] for event in result.events]
 
@@ -245,7 +253,7 @@ def events_of(result):
 async def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path):
     config = config_of()
     async with cluster_of(config, checkpoint=tmp_path) as cluster:
-        cluster.driver._folder = PoorDisk(cluster.driver._folder, 1)
+        spoil_disk(cluster, 1)
         result = await cluster.train()
     assert len(result.epochs) == 3
     assert [each.name for each in result.checkpoints] == ["checkpoint-0001-000015"]
@@ -256,7 +264,7 @@ async def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path):
             f"training goes on without it{often}"
             for epoch, often in ((2, ""), (3, ", 2 failed in a row"))
         ),
-        f"how far training is could not be noted {full}",
+        f"the progress note could not be written {full}",
     ]
     assert (await newest(tmp_path)).manifest.epoch == 1
 
@@ -265,24 +273,24 @@ async def test_checkpoints_that_fail_in_a_row_are_logged_and_end_the_run_by_name
     config = config_of(epochs=6, checkpoint_misses=2)
     with pytest.raises(RunFailed) as failure:
         async with cluster_of(config, checkpoint=tmp_path) as cluster:
-            cluster.driver._folder = PoorDisk(cluster.driver._folder, 1)
+            spoil_disk(cluster, 1)
             await cluster.train()
     why = "could not be written: No space left on device"
     assert str(failure.value) == (
-        f"2 checkpoints in a row failed, the last one thus: checkpoint-0003-000015 {why}; "
+        f"2 checkpoints in a row failed, the last one: checkpoint-0003-000015 {why}; "
         "the newest: checkpoint-0001-000015; with --checkpoint-misses 0 a run goes on without checkpoints"
     )
     news = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert sorted(news) == [
         f"checkpoint-0002-000015 {why}; training goes on without it",
-        "how far training is could not be noted (No space left on device); training goes on without it",
+        "the progress note could not be written (No space left on device); training goes on without it",
     ]
 
 
 async def test_a_run_may_train_on_without_checkpoints(tmp_path):
     config = config_of(epochs=5, checkpoint_misses=0)
     async with cluster_of(config, checkpoint=tmp_path) as cluster:
-        cluster.driver._folder = PoorDisk(cluster.driver._folder, 1)
+        spoil_disk(cluster, 1)
         result = await cluster.train()
         assert cluster.driver.progress.checkpoint == "checkpoint-0001-000015"
     assert len(result.epochs) == 5
@@ -292,11 +300,11 @@ async def test_a_run_may_train_on_without_checkpoints(tmp_path):
 async def test_a_disk_that_does_not_answer_is_waited_for_by_name_and_then_given_up(tmp_path):
     config = config_of(epochs=2, waits=Waits(checkpoint_s=0.05))
     async with cluster_of(config, checkpoint=tmp_path) as cluster:
-        cluster.driver._folder = PoorDisk(cluster.driver._folder, 0, hangs=True)
+        spoil_disk(cluster, 0, hangs=True)
         result = await cluster.train()
     assert len(result.epochs) == 2
     write = "a checkpoint was not written within 0.05 s and is given up; training goes on without it"
-    note = "how far training is could not be noted within 0.05 s; training goes on without it"
+    note = "the progress note could not be written within 0.05 s; training goes on without it"
     assert sorted(events_of(result)) == [write, f"{write}, 2 failed in a row", note]
 
 
@@ -304,7 +312,7 @@ async def test_a_disk_that_does_not_answer_at_the_beginning_is_named(tmp_path):
     config = config_of(waits=Waits(checkpoint_s=0.05))
     async with cluster_of(config, checkpoint=tmp_path) as cluster:
         answered = threading.Event()
-        disk = cluster.driver._folder._disk
+        disk = cluster.driver._inputs.checkpoints._disk
         async with asyncio.TaskGroup() as group:
             group.create_task(disk.run(answered.wait), name="hung disk")
             with pytest.raises(
@@ -314,7 +322,7 @@ async def test_a_disk_that_does_not_answer_at_the_beginning_is_named(tmp_path):
             answered.set()
 
 
-async def test_a_damaged_checkpoint_is_told_and_the_one_before_is_resumed(tmp_path):
+async def test_a_damaged_checkpoint_is_noted_and_the_one_before_is_resumed(tmp_path):
     config = config_of()
     await stopped_from(config, tmp_path, (2, 15))
     damaged = tmp_path / "checkpoint-0002-000015" / "model-00001-of-00001.safetensors"
@@ -397,7 +405,7 @@ async def test_groups_trained_after_the_checkpoint_are_counted_as_trained_again(
     assert (await newest(tmp_path)).manifest.trained_again == 7
 
 
-async def test_how_far_training_is_is_noted_at_every_look(tmp_path):
+async def test_progress_is_written_at_every_poll(tmp_path):
     async with cluster_of(config_of(epochs=1), checkpoint=tmp_path) as cluster:
         await cluster.train()
     async with Disk() as disk:
@@ -405,7 +413,7 @@ async def test_how_far_training_is_is_noted_at_every_look(tmp_path):
     assert note == {"epoch": 1, "groups": 15, "trained_again": 0}
 
 
-async def test_a_cluster_that_cannot_resume_says_so_before_it_starts(tmp_path):
+async def test_a_cluster_that_cannot_resume_fails_before_it_starts(tmp_path):
     with pytest.raises(CheckpointError, match=f"no checkpoint in {tmp_path} can be read: train --checkpoint"):
         async with cluster_of(config_of(), resume=tmp_path):
             raise AssertionError("entered")

@@ -39,7 +39,7 @@ def all_live(servers, *clients):
 
 @pytest.mark.parametrize("size", [1, 20_000, 8 << 20])
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_a_copy_is_what_the_servers_have_whatever_the_size_of_a_message(network, size, monkeypatch):
+async def test_a_copy_equals_the_shards_for_any_size_of_message(network, size, monkeypatch):
     monkeypatch.setattr(shard_transfer, "MESSAGE_BYTES", size)
     options = {"rule": "adam", "waits": PATIENT, **SHARDED}
     async with servers_of(NETWORKS[network](), **options) as servers:
@@ -78,7 +78,7 @@ async def test_a_copy_bound_to_a_clock_waits_for_the_last_replica(network, consi
             np.testing.assert_allclose(moved, 2.0 if consistency == "bsp" else 4.0, rtol=1e-5)
 
 
-async def test_a_clock_that_does_not_come_is_given_up_with_the_name_of_who_is_behind():
+async def test_the_error_of_an_unreached_clock_names_the_replica_behind():
     waits = Waits(clock_s=0.05, answer_s=0.04)
     async with servers_of(NETWORKS["local"](), consistency="ssp:1", waits=waits) as servers:
         one, other = servers.client(0), servers.client(1)
@@ -96,6 +96,6 @@ async def test_sums_that_are_never_complete_are_given_up_with_the_names_of_serve
         one.push(1.0)
         await until(lambda: any(server.state.statistics()["held"] for server in servers.servers))
         with pytest.raises(
-            DeadlineExceeded, match=r"waited 0.05 s for ps-\d to show its shards: .* behind: 1"
+            DeadlineExceeded, match=r"waited 0.05 s for ps-\d to send its shards: .* behind: 1"
         ):
             await read(servers, waits=waits)

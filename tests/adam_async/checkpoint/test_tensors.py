@@ -33,7 +33,7 @@ def filled(rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_shards_put_together_in_any_order_are_the_whole(rule):
+def test_shards_joined_in_any_order_are_the_whole(rule):
     whole, copy = filled(rule), RunTensors(MODEL, TABLE, RULES[rule])
     numbers = [shard.id for shard in TABLE.shards][::-1]
     for start in range(0, len(numbers), 3):
@@ -62,7 +62,7 @@ def test_sizes_are_those_of_everything_that_is_kept():
     assert sum(filled("adagrad").bytes_of(shard) for shard in TABLE.shards) == 2 * values
 
 
-def test_shards_of_another_kind_are_refused_by_what_differs():
+def test_shards_of_another_kind_are_refused_with_the_difference():
     tensors = filled("momentum")
     cut = tensors.cut(0)
     for arrays, given, words in (

@@ -1,4 +1,4 @@
-"""A trained model names what images show, by the names of the data that it was trained on."""
+"""A trained model classifies images, with the class names of its training data."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def write_model(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 1000])
-def test_images_are_named_whatever_their_number(tmp_path: Path, count: int) -> None:
+def test_any_number_of_images_is_classified(tmp_path: Path, count: int) -> None:
     shown = [number % 3 for number in range(count)]
 
     found = Model.load(write_model(tmp_path)).predict(pictures(shown))
@@ -138,7 +138,7 @@ def test_a_model_is_written_whole_or_refused_by_name(tmp_path: Path) -> None:
         (pictures([0]).astype(np.float32), "must lie between 0 and 1, not between 0 and 255"),
     ],
 )
-def test_what_are_no_images_is_refused_with_what_to_do(images: object, claim: str) -> None:
+def test_invalid_images_are_refused_with_a_remedy(images: object, claim: str) -> None:
     with pytest.raises(ModelError, match=claim):
         Model(Network(SPEC), WEIGHTS).predict(images)
 

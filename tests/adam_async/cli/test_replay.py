@@ -53,7 +53,7 @@ async def test_a_replay_that_differs_writes_no_model(tmp_path: Path) -> None:
     other = msgspec.structs.replace(header, config={**header.config, "rate": 0.01})
     file.write_bytes(b"".join(dump_record(other, logs)))
 
-    with pytest.raises(ReplayDiffers, match="came to other weights"):
+    with pytest.raises(ReplayDiffers, match="ended with other weights"):
         await run_replay(TrainOptions(replay=file, out=tmp_path / "again"), {}, Terminal(quiet=True))
     assert not (tmp_path / "again" / "model.safetensors").exists()
 

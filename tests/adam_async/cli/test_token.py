@@ -11,7 +11,7 @@ from adam_async.cli.options import TrainOptions
 from adam_async.cli.results import Kept
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.train import run_training
-from adam_async.cluster.roles import cluster_network
+from adam_async.cluster.networks import cluster_network
 from adam_async.run.token_file import read_token_text
 from transport import BufferPool, HandshakeRejected, Identity, RoleKeys
 

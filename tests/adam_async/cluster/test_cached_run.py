@@ -16,7 +16,7 @@ THOROUGH = pytest.mark.thorough
 @pytest.mark.parametrize("network", [local_network, pytest.param(tcp_network, marks=THOROUGH)])
 @pytest.mark.parametrize("augment", [pytest.param(False, marks=THOROUGH), True])
 @pytest.mark.parametrize("cache", ["64", "1K", pytest.param("1G", marks=THOROUGH)])
-async def test_a_lockstep_run_ends_with_the_same_values_whatever_fits(
+async def test_a_synchronous_run_has_the_same_values_with_any_cache(
     network, augment: bool, cache: str, tmp_path
 ) -> None:
     config = Config(

@@ -1,4 +1,4 @@
-"""Replicas join and leave a training that goes on, in every mode; no image is lost or trained twice."""
+"""Replicas join and leave a running training, in every mode; no image is lost or trained twice."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ IMAGES = 120
 
 
 def elastic(network="local", *, checkpoint=None, **options):
-    """A cluster of small groups over links so slow that others can come and go in the middle of an epoch."""
+    """A cluster with small groups and slow links, so that workers can join and leave within an epoch."""
     config = config_of(**{"weights": "copy", "waits": QUICK, "images_per_group": 2, **options})
     slow = None
     if config.weights == "copy":
@@ -48,7 +48,7 @@ def joiner(cluster, name):
         threads=1,
         in_flight=0,
         entropy=entropy,
-        buffer_pool=cluster._buffer_pool,
+        storage_pool=cluster._storage_pool,
     )
 
 
@@ -56,8 +56,8 @@ def in_the_middle(cluster, epoch=1):
     """Whether some groups of an epoch are trained."""
 
     def reached():
-        told = cluster.data.state.statistics()
-        return (told["epoch"], told["finished"]) >= (epoch, 10)
+        counts = cluster.data.state.statistics()
+        return (counts["epoch"], counts["finished"]) >= (epoch, 10)
 
     return reached
 
@@ -91,7 +91,9 @@ def trained(worker):
 @pytest.mark.parametrize("goodbye", [True, False], ids=["leaves", "dies"])
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("mode", ["asp", "ssp", "bsp", "bsp-lag"])
-async def test_the_others_train_what_a_worker_that_goes_had_before_it(mode, network, goodbye, monkeypatch):
+async def test_the_other_workers_train_the_groups_of_a_worker_that_leaves(
+    mode, network, goodbye, monkeypatch
+):
     if not goodbye:
         monkeypatch.setattr(ModelWorker, "_goodbye", Role._goodbye)
     cluster = elastic(network, replicas=2, read_ahead=4, **MODES[mode])

@@ -29,11 +29,11 @@ from transport.testing import Faults, FaultyNetwork
 QUICK = Waits(
     dial_s=30.0, call_s=30.0, patience_s=30.0, prepare_s=30.0, grace_s=0.05, replica_s=0.3, drain_s=30.0
 )
-"""Who is gone is soon missed; whoever is there, on however slow a machine, is waited for."""
+"""Deadlines: a lost role is soon missed; a live role is waited for on any slow machine."""
 
 
 EITHER = ["local", pytest.param("tcp", marks=pytest.mark.thorough)]
-"""Networks for what hardly depends on them."""
+"""Networks for tests that hardly depend on them."""
 
 
 def config_of(**options):
@@ -51,7 +51,7 @@ async def digits_dataset():
     ids=["serial", "asynchronous"],
 )
 async def test_a_cluster_learns_the_digits(flow, least):
-    # One group after the other learns the same every time; what several in flight learn varies.
+    # One group after the other has the same result every time; several in flight vary.
     async with cluster_of(Config(epochs=3, **flow), dataset=await digits_dataset()) as cluster:
         seen = []
         result = await cluster.train(seen.append)
@@ -201,14 +201,14 @@ async def test_a_role_that_fails_ends_the_block_with_its_error():
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         (mlp(), r"model 'mlp' takes images of \(1, 28, 28\)"),
         (mlp((64, 4), input_shape=(1, 8, 8)), "tells 4 classes apart, but tiny has 10"),
     ],
 )
-async def test_a_model_that_does_not_fit_the_data_is_refused_before_anything_is_trained(spec, said):
-    with pytest.raises(ConfigError, match=said):
+async def test_a_model_that_does_not_fit_the_data_is_refused_before_anything_is_trained(spec, message):
+    with pytest.raises(ConfigError, match=message):
         await run(cluster_of(config_of(), spec=spec))
 
 
@@ -233,19 +233,19 @@ async def test_a_run_that_diverges_ends_with_a_loss_that_is_no_number():
         result = await cluster.train()
     assert np.isnan(result.epochs[-1].train_loss)
     assert all(np.isfinite(values).all() for values in result.weights.values())
-    assert sum(told.get("refused", 0) for told in result.statistics.values()) > 0
+    assert sum(counts.get("refused", 0) for counts in result.statistics.values()) > 0
 
 
 @pytest.mark.parametrize("network", EITHER)
-async def test_when_a_worker_leaves_the_other_trains_what_it_held(network):
+async def test_the_other_worker_trains_the_groups_of_one_that_leaves(network):
     config = config_of(epochs=4, replicas=2, waits=QUICK, read_ahead=4, images_per_group=1)
     slow = FaultyNetwork(NETWORKS[network](), FixedDice(), Faults(delay=1.0, delay_s=0.002))
     async with cluster_of(config, slow) as cluster, asyncio.TaskGroup() as group:
         training = group.create_task(cluster.train(), name="train")
 
         def in_the_middle():
-            told = cluster.data.state.statistics()
-            return told["epoch"] == 2 and told["finished"] >= 10
+            counts = cluster.data.state.statistics()
+            return counts["epoch"] == 2 and counts["finished"] >= 10
 
         await until(in_the_middle)
         await cluster.workers[0].__aexit__(None, None, None)
@@ -262,25 +262,25 @@ class FixedDice:
         return 0.5
 
 
-async def fails(train, said, kind=RunFailed):
+async def fails(train, message, kind=RunFailed):
     """Expect that the run fails, and well before anybody's patience is over."""
     begin = asyncio.get_running_loop().time()
     with pytest.raises(ExceptionGroup) as failure:
         await train
     cause = first_cause(failure.value)
     assert isinstance(cause, kind)
-    assert re.search(said, str(cause))
+    assert re.search(message, str(cause))
     assert asyncio.get_running_loop().time() - begin < QUICK.patience_s - 1
 
 
 @pytest.mark.parametrize(
-    ("victim", "said"),
+    ("victim", "message"),
     [
         ("servers", "ps-0 died: with it went the only copy of its shards"),
         ("data", "the data server died: no other has joined"),
     ],
 )
-async def test_when_what_a_run_cannot_do_without_dies_the_run_fails_with_its_name(victim, said):
+async def test_the_death_of_a_needed_role_fails_the_run_with_its_name(victim, message):
     async def train():
         async with cluster_of(config_of(epochs=10_000, waits=QUICK)) as cluster, asyncio.TaskGroup() as group:
             training = group.create_task(cluster.train(), name="train")
@@ -289,7 +289,7 @@ async def test_when_what_a_run_cannot_do_without_dies_the_run_fails_with_its_nam
             await role.__aexit__(None, None, None)
             await training
 
-    await fails(train(), said, RoleDied)
+    await fails(train(), message, RoleDied)
 
 
 @pytest.mark.slow  # the driver looks again once a second
@@ -352,12 +352,12 @@ class Broken(Layer):
 @pytest.mark.parametrize("options", [{}, {"weights": "copy"}], ids=["in-place", "copy"])
 async def test_an_error_in_a_layer_of_the_caller_keeps_its_cause_and_its_traceback(options):
     layers = {**BUILTIN_LAYERS, "doubled": Broken}
-    said = r"layer 'twice' \(doubled\) failed in forward: ValueError: no scale"
-    with pytest.raises(NodeFailed, match=said) as failure:
+    message = r"layer 'twice' \(doubled\) failed in forward: ValueError: no scale"
+    with pytest.raises(NodeFailed, match=message) as failure:
         await run(cluster_of(config_of(**options), spec=OWN_SPEC, layers=layers))
-    said = "".join(traceback.format_exception(failure.value))
-    assert "in forward" in said
-    assert "KeyError: 'scale'" in said
+    trace = "".join(traceback.format_exception(failure.value))
+    assert "in forward" in trace
+    assert "KeyError: 'scale'" in trace
     assert isinstance(failure.value.__cause__.__cause__, ValueError)
     assert isinstance(failure.value.__cause__.__cause__.__cause__, KeyError)
 
@@ -373,9 +373,9 @@ async def test_an_error_in_a_transform_of_the_caller_keeps_its_cause_and_its_tra
         await run(
             cluster_of(config_of(augment=True), transforms=[{"kind": "spoil"}], functions={"spoil": spoil})
         )
-    said = "".join(traceback.format_exception(failure.value))
-    assert "in spoil" in said
-    assert "IndexError" in said
+    trace = "".join(traceback.format_exception(failure.value))
+    assert "in spoil" in trace
+    assert "IndexError" in trace
 
 
 async def test_a_layer_that_only_the_caller_knows_is_refused_by_name():
@@ -383,16 +383,16 @@ async def test_a_layer_that_only_the_caller_knows_is_refused_by_name():
         await run(cluster_of(config_of(), spec=OWN_SPEC))
 
 
-async def test_a_run_that_diverges_ends_well_and_says_so_once():
+async def test_a_diverging_run_that_keeps_going_warns_once():
     config = config_of(rate=1e30, images_per_group=10, in_flight=1, keep_going=True)
     async with cluster_of(config) as cluster:
-        said = []
-        cluster.driver.listen(said.append)
-        result = await cluster.train(lambda epoch: said.append(epoch.epoch))
+        seen = []
+        cluster.driver.listen(seen.append)
+        result = await cluster.train(lambda epoch: seen.append(epoch.epoch))
     assert not np.isfinite(result.epochs[-1].train_loss)
     (event,) = result.events
     assert event["event"].startswith("training diverges: the loss of epoch 1 is not finite; try a lower rate")
-    assert said == [event["event"], 1, 2]
+    assert seen == [event["event"], 1, 2]
 
 
 @pytest.mark.parametrize("options", [{}, {"weights": "copy"}, {"consistency": "bsp"}])
@@ -409,9 +409,9 @@ async def test_numbers_that_overflow_are_no_warnings_of_numpy(options):
 
 
 @pytest.mark.parametrize("network", EITHER)
-async def test_a_run_that_diverges_ends_with_what_to_try(network):
-    said = r"not finite; try a lower rate \(--rate 1e\+11, it was 1e\+12\)"
-    with pytest.raises(Diverged, match=said) as caught:
+async def test_the_error_of_a_diverging_run_names_remedies(network):
+    message = r"not finite; try a lower rate \(--rate 1e\+11, it was 1e\+12\)"
+    with pytest.raises(Diverged, match=message) as caught:
         async with cluster_of(config_of(rate=1e12, epochs=1000), NETWORKS[network]()) as cluster:
             await cluster.train()
     assert caught.value.exit_code == 9
@@ -421,13 +421,13 @@ async def test_a_run_that_diverges_ends_with_what_to_try(network):
 
 
 @pytest.mark.parametrize("weights", ["aliased", "copy"])
-async def test_too_little_memory_is_named_with_what_was_asked_for(monkeypatch, weights):
+async def test_too_little_memory_is_an_error_with_the_needed_size(monkeypatch, weights):
     def full(*_, **__):
         raise MemoryError("no room")
 
     way = InPlaceMode if weights == "aliased" else CopyMode
     monkeypatch.setattr(way, "new_scratch" if weights == "aliased" else "new_context", full)
-    said = (
+    message = (
         "not enough memory for 3 groups in flight of 4 images each, with 1 threads .no room.; lower in_flight"
     )
     with pytest.raises(Exception) as failure:
@@ -435,11 +435,11 @@ async def test_too_little_memory_is_named_with_what_was_asked_for(monkeypatch, w
             await cluster.train()
     cause = first_cause(failure.value)
     assert isinstance(cause, ConfigError)
-    assert re.search(said, str(cause))
+    assert re.search(message, str(cause))
 
 
 @pytest.mark.parametrize("network", EITHER)
-async def test_a_paced_worker_computes_less_and_the_events_begin_with_who_is_slow(network):
+async def test_a_paced_worker_computes_less_and_the_first_event_names_it(network):
     slow = ("worker-1:0.05", "worker-0~ps-0:2ms")
     config = config_of(replicas=2, slow=slow, weights="copy")
     async with cluster_of(config, NETWORKS[network]()) as cluster:
@@ -448,11 +448,11 @@ async def test_a_paced_worker_computes_less_and_the_events_begin_with_who_is_slo
     paced = [result.statistics[f"worker-{number}"]["pool"]["paced_s"] for number in range(2)]
     assert paced[0] == 0.0 < paced[1]
     assert [epoch.images for epoch in result.epochs] == [60, 60]
-    said = (
+    message = (
         "slowed on purpose: worker-1 computes 0.05 of the time, worker-0 and ps-0 hear each other 2 ms late"
     )
     for events in (result.events, again.events):
-        assert [event["event"] for event in events] == [said]
+        assert [event["event"] for event in events] == [message]
 
 
 async def test_one_worker_of_a_replica_may_be_slow_and_so_may_the_way_between_two():
@@ -475,7 +475,7 @@ async def test_over_a_slow_link_every_step_takes_the_way_there_and_back(network)
 
 
 @pytest.mark.parametrize("slow", ["worker-2:0.5", "worker-0~ps-1:1ms"])
-async def test_who_is_slow_has_to_be_there(slow):
+async def test_an_unknown_slow_node_is_refused(slow):
     with pytest.raises(
         ConfigError, match=r"slow: there is no (worker 'worker-2'|node 'ps-1') here; there are"
     ):
@@ -483,17 +483,17 @@ async def test_who_is_slow_has_to_be_there(slow):
 
 
 @pytest.mark.parametrize("network", EITHER)
-async def test_three_controllers_agree_on_what_one_would_say(network):
+async def test_three_controllers_have_the_result_of_one(network):
     async with cluster_of(config_of(controllers=3, replicas=2), NETWORKS[network]()) as cluster:
         result = await cluster.train()
         leading = cluster.controller
         assert [each for each in cluster.controllers if each.group.leads] == [leading]
         assert leading.map.run.phase == "finished"
     assert [epoch.images for epoch in result.epochs] == [60] * 2
-    told = {name: node["controllers"] for name, node in result.statistics.items() if "controllers" in node}
-    assert sorted(told) == ["controller-1", "controller-2", "controller-3"]
-    assert sorted(each["role"] for each in told.values()) == ["follower", "follower", "leader"]
-    assert {each["group"] for each in told.values()} == {leading.machine.group}
+    counts = {name: node["controllers"] for name, node in result.statistics.items() if "controllers" in node}
+    assert sorted(counts) == ["controller-1", "controller-2", "controller-3"]
+    assert sorted(each["role"] for each in counts.values()) == ["follower", "follower", "leader"]
+    assert {each["group"] for each in counts.values()} == {leading.machine.group}
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -503,6 +503,6 @@ async def test_two_data_servers_feed_a_cluster_together(network):
         result = await cluster.train()
         assert sorted(cluster.controller.map.ledger_leaders) == ["data-0", "data-1"]
     assert [epoch.images for epoch in result.epochs] == [60] * 2
-    told = [result.statistics[f"data-{number}"]["lending"] for number in range(2)]
-    assert sorted(each["leads"] for each in told) == [False, True]
-    assert {(each["term"], each["keepers"]) for each in told} == {(1, 2)}
+    counts = [result.statistics[f"data-{number}"]["lending"] for number in range(2)]
+    assert sorted(each["leads"] for each in counts) == [False, True]
+    assert {(each["term"], each["keepers"]) for each in counts} == {(1, 2)}

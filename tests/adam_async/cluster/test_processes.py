@@ -13,7 +13,7 @@ from transport import RoleKeys
 TOKEN = "a token that nobody guesses"
 
 
-def test_a_child_is_given_the_keys_of_its_own_role_alone() -> None:
+def test_a_child_gets_the_keys_of_its_own_role_only() -> None:
     lines = orders_for(TOKEN, Waits(), profile_events=3)
     assert set(lines) == set(CHILDREN)
     for role, line in lines.items():

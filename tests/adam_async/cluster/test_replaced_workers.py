@@ -14,7 +14,7 @@ REPLACED = 6
 
 @pytest.mark.slow
 async def test_each_epoch_is_checkpointed_however_often_the_worker_was_replaced(tmp_path):
-    """Of 138 shards, each with the push numbers of seven lives, if servers sent those."""
+    """Size of 138 shards with the push numbers of seven generations each, in bytes."""
     config = config_of(epochs=REPLACED + 2, replicas=1, weights="copy", shard_bytes=512, waits=QUICK)
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(cluster_of(config, checkpoint=tmp_path))

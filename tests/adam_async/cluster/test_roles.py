@@ -1,4 +1,4 @@
-"""Roles are placed where others can find them, or the reason is said."""
+"""Roles listen at reachable addresses, or fail with the reason."""
 
 import re
 from contextlib import AsyncExitStack
@@ -6,16 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.cluster.roles import (
-    LOOPBACK,
-    Place,
-    address_towards,
-    cluster_network,
-    controller,
-    memory_budget,
-    network_for,
-    parameter_server,
-)
+from adam_async.cluster.networks import LOOPBACK, address_towards, cluster_network, memory_budget, network_for
+from adam_async.cluster.roles import Place, controller, parameter_server
 from adam_async.controller.log_file import LogFile
 from adam_async.errors import BindFailed, ConfigError
 from adam_async.run.config import Config, Waits
@@ -42,7 +34,7 @@ async def test_roles_join_the_controller_they_are_given() -> None:
         parameter_server(place(LOOPBACK, meet=clock_targets.address)) as server,
     ):
         assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", server.address)
-        await clock_targets.joined()  # it has no seat to wait for
+        await clock_targets.joined()  # a controller is no member
         await server.joined()
         assert clock_targets.map.live("ps") == ["node"]
 
@@ -86,7 +78,7 @@ async def test_a_controller_on_another_machine_decides_where_a_role_listens() ->
 
 
 @pytest.mark.thorough
-async def test_three_controllers_are_one_meeting_place(tmp_path: Path) -> None:
+async def test_three_controllers_form_one_group(tmp_path: Path) -> None:
     names = ["controller-1", "controller-2", "controller-3"]
     async with AsyncExitStack() as stack:
         disk = await stack.enter_async_context(Disk())
@@ -121,13 +113,13 @@ async def test_a_controller_with_a_file_goes_on_where_it_was(tmp_path: Path) -> 
     assert versions[1] > versions[0]
 
 
-def test_the_links_of_a_role_have_checksums_as_it_is_told() -> None:
+def test_the_links_of_a_role_have_checksums_by_option() -> None:
     for checksum in ("auto", "on", "off"):
         network = cluster_network(None, entropy=system_entropy, buffers=BufferPool(), checksum=checksum)
         assert network.config.checksum == checksum
 
 
-def test_a_run_says_the_checksums_and_the_budget_of_its_links() -> None:
+def test_a_run_sets_the_checksums_and_the_budget_of_its_links() -> None:
     config = Config(memory_budget="2M", checksum="on")
     network = network_for(config, None, entropy=system_entropy, buffers=BufferPool())
     assert (network.config.checksum, network.budget.limit_bytes) == ("on", 2 << 20)
@@ -135,7 +127,7 @@ def test_a_run_says_the_checksums_and_the_budget_of_its_links() -> None:
         Config(memory_budget="1K")
 
 
-def test_the_links_of_a_role_share_the_budget_that_it_is_told() -> None:
+def test_the_links_of_a_role_share_its_budget() -> None:
     for budget, limit in ((None, 512 << 20), (memory_budget("1G"), 1 << 30)):
         network = cluster_network(None, entropy=system_entropy, buffers=BufferPool(), budget=budget)
         assert network.budget.limit_bytes == limit

@@ -17,7 +17,7 @@ from adam_async.cluster import local as cluster_module
 from adam_async.cluster import sync
 from adam_async.cluster.processes import ProcessCluster
 from adam_async.data_server.dataset import Dataset, make_dataset
-from adam_async.driver import driver
+from adam_async.driver import training_run
 from adam_async.errors import ConfigError, DataError, DeadlineExceeded, RunFailed
 from adam_async.run.config import Config, Waits
 from adam_async.run.result import EpochResult, OnEpoch
@@ -73,7 +73,7 @@ async def test_a_script_resumes_a_run_and_reads_its_weights_where_a_loop_runs(tm
         np.testing.assert_array_equal(found.weights[name], values)
 
 
-def test_what_cannot_be_resumed_is_said_on_entering(tmp_path: Path) -> None:
+def test_a_failed_resume_is_raised_on_entering(tmp_path: Path) -> None:
     with (
         pytest.raises(CheckpointError, match="train --checkpoint writes them"),
         sync.LocalCluster(SMALL, dataset=bars(), resume=tmp_path),
@@ -96,7 +96,7 @@ def test_two_clusters_train_side_by_side() -> None:
         assert len(one.train().epochs) == len(other.train().epochs) == 2
 
 
-def test_epochs_are_told_in_the_callers_thread() -> None:
+def test_the_callback_runs_in_the_callers_thread() -> None:
     threads: set[str] = set()
 
     with sync.LocalCluster(SMALL, dataset=bars()) as cluster:
@@ -107,13 +107,13 @@ def test_epochs_are_told_in_the_callers_thread() -> None:
 
 def test_the_next_epoch_waits_for_the_callbacks_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[bool] = []
-    ask = driver._ask
+    ask = training_run._ask
 
     async def noted(on_epoch: OnEpoch | None, result: EpochResult) -> bool:
         answers.append(await ask(on_epoch, result))
         return answers[-1]
 
-    monkeypatch.setattr(driver, "_ask", noted)
+    monkeypatch.setattr(training_run, "_ask", noted)
     seen: list[int] = []
 
     def until_two(epoch: EpochResult) -> bool:
@@ -196,12 +196,12 @@ def test_leaving_the_block_by_an_error_closes_the_cluster() -> None:
         cluster.train()
 
 
-def test_training_before_the_block_says_so() -> None:
+def test_training_before_the_block_is_an_error() -> None:
     with pytest.raises(RunFailed, match="it was not entered"):
         sync.LocalCluster(SMALL, dataset=bars()).train()
 
 
-def test_what_keeps_it_from_starting_is_raised_as_it_is() -> None:
+def test_an_error_of_the_start_is_raised_unchanged() -> None:
     with (
         pytest.raises(DataError, match="does not exist"),
         sync.LocalCluster(Config(data="/no/such/folder")),

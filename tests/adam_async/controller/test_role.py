@@ -1,10 +1,10 @@
-"""What every role is beside its work: heard and refused alike, and over when its block is."""
+"""The common part of all roles: requests, tasks, and the end of the block."""
 
 import asyncio
 
 import pytest
 
-from adam_async.controller.role import Role
+from adam_async.controller.role import Role, RoleSettings
 from adam_async.errors import first_cause
 from adam_async.messages import (
     GetProfile,
@@ -21,11 +21,13 @@ from transport import Identity, Message, RemoteError
 
 
 class Bare(Role):
-    """A role without work, or with what a test gives it."""
+    """A role without work, or with the tasks of a test."""
 
     def __init__(self, network, *works):
         identity = Identity(role="worker", node="worker-0", incarnation=1)
-        super().__init__(network=network, address=address_of(network), identity=identity, waits=PATIENT)
+        super().__init__(
+            RoleSettings(network=network, address=address_of(network), identity=identity, waits=PATIENT)
+        )
         self._works = works
 
     def _tasks(self):
@@ -43,11 +45,11 @@ def link_to(role):
     )
 
 
-async def test_every_role_says_what_it_counted(network):
+async def test_every_role_sends_its_counts(network):
     async with Bare(network) as role, link_to(role) as link:
         reply = await link.call(pack(GetStatistics(run="")), timeout_s=50.0)
-        told = unpack(reply, Statistics)
-        assert (told.node, told.role) == ("worker-0", "worker")
+        sender = unpack(reply, Statistics)
+        assert (sender.node, sender.role) == ("worker-0", "worker")
         assert read_text_tensor(reply, dict, 1 << 20).keys() == {"traffic", "process"}
         await until(lambda: bool(role.statistics()["traffic"]))
         (row,) = role.statistics()["traffic"]
@@ -59,19 +61,19 @@ async def test_every_role_says_what_it_counted(network):
         )
 
 
-async def test_what_is_not_for_a_role_or_malformed_is_refused_and_the_link_lives_on(network):
+async def test_a_malformed_or_foreign_request_is_refused_and_the_link_stays_open(network):
     async with Bare(network) as role, link_to(role) as link:
-        for message, code, said in (
+        for message, code, text in (
             (Message(type="GetStatistics", meta={"run": 7}), "malformed", "malformed GetStatistics"),
             (pack(GetProfile(start=0, stop=1)), "no-profile", "was not told to note a profile"),
         ):
-            with pytest.raises(RemoteError, match=said) as failure:
+            with pytest.raises(RemoteError, match=text) as failure:
                 await link.call(message, timeout_s=50.0)
             assert failure.value.code == code
         unpack(await link.call(pack(GetStatistics(run="")), timeout_s=50.0), Statistics)
 
 
-async def test_a_question_that_a_role_has_no_answer_to_is_refused_by_name():
+async def test_a_request_without_an_answer_is_refused_by_name():
     refused = []
 
     class Asked:
@@ -116,7 +118,7 @@ async def test_an_error_of_a_task_ends_the_block():
 
 
 @pytest.mark.parametrize("trained", [False, True], ids=["before a run", "after one"])
-async def test_who_is_needed_for_no_run_says_goodbye_and_is_waited_for_by_nobody(trained):
+async def test_a_role_outside_a_run_leaves_the_map_at_once(trained):
     async with cluster_of(Config(epochs=1, threads=1, data_servers=2, waits=PATIENT)) as cluster:
         if trained:
             await cluster.train()
@@ -128,7 +130,7 @@ async def test_who_is_needed_for_no_run_says_goodbye_and_is_waited_for_by_nobody
         assert {name for name, node in nodes.items() if node.live} == {"worker-0", "driver"}
 
 
-async def test_links_that_are_gone_keep_their_counts(network):
+async def test_closed_links_keep_their_counts(network):
     async with Bare(network) as role:
         for _ in range(2):
             async with link_to(role) as link:

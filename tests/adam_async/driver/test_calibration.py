@@ -1,4 +1,4 @@
-"""Layers are timed by the clock that is handed over; together they take what a whole pass takes."""
+"""Layers are timed by the given clock; their times add up to the time of a whole pass."""
 
 from itertools import count
 
@@ -25,7 +25,7 @@ class Clock:
         return self.looks * self.step
 
 
-def test_layers_together_take_what_a_whole_pass_takes() -> None:
+def test_layer_times_add_up_to_the_time_of_a_whole_pass() -> None:
     network = Network(named_model("digits"))
     times = calibrate(network, 4, clock=Clock(1e-3))
 
@@ -47,7 +47,7 @@ def test_a_slow_clock_still_sees_a_few_passes_and_a_fast_one_ends_in_time() -> N
 
 
 def test_a_layer_that_takes_longer_is_seen_to() -> None:
-    """The clock runs while the middle layer of three works, and stands still otherwise."""
+    """The clock runs only while the middle layer of three works."""
     network = Network(named_model("mlp"))
     now = 0.0
 
@@ -93,7 +93,7 @@ def test_a_network_that_makes_images_can_be_timed() -> None:
     assert list(calibrate(network, 3, clock=Clock(1e-3)).seconds) == ["conv1", "loss"]
 
 
-def test_a_plan_is_made_by_what_was_measured() -> None:
+def test_a_plan_depends_on_measured_times() -> None:
     network = Network(named_model("mlp"))
     plan = layers_plan(network, 2, times=calibrate(network, 2, clock=Clock(1e-3)))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from adam_async.driver.count_types import check_counted
+from adam_async.driver.count_types import read_counts
 from transport import RemoteProtocolError
 
 PROCESS = {"host": "h", "pid": 1, "peak_rss_mb": 2.0}
@@ -21,6 +21,9 @@ COUNTED = {"process": PROCESS, "traffic": [{"payload_bytes": 1, "frame_bytes": 2
         ("worker", {"data": {"blocked_fetches": 1, "blocked_s": None}}),
         ("worker", {"clock_wait_s": "1"}),
         ("worker", {"refused": 1.5}),
+        ("worker", {"kernels": "numpy"}),
+        ("worker", {"kernels": {}}),
+        ("worker", {"kernels": {"set": "numpy", "compiled": "3", "of": 3}}),
         ("worker", {"lending": None}),
         ("worker", {"lending": {"leads": True}}),
         ("data", {"lending": {"leads": True}, "epoch": 1, "finished": 0, "images": "1", "loss": 0.5}),
@@ -29,7 +32,7 @@ COUNTED = {"process": PROCESS, "traffic": [{"payload_bytes": 1, "frame_bytes": 2
 )
 def test_counts_with_which_a_driver_cannot_calculate_are_refused(role, values):
     with pytest.raises(RemoteProtocolError, match=f"counts of a {role}"):
-        check_counted({**COUNTED, **values}, role)
+        read_counts({**COUNTED, **values}, role)
 
 
 @pytest.mark.parametrize(
@@ -41,4 +44,4 @@ def test_counts_with_which_a_driver_cannot_calculate_are_refused(role, values):
     ],
 )
 def test_counts_of_every_role_are_taken(role, values):
-    check_counted({**COUNTED, **values}, role)
+    read_counts({**COUNTED, **values}, role)

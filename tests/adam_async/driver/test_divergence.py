@@ -1,4 +1,4 @@
-"""When a loss says that a run diverges."""
+"""Losses that show a divergence."""
 
 from math import inf, log, nan
 
@@ -20,10 +20,10 @@ def model_with(loss, **options):
 
 
 @pytest.mark.parametrize("loss", [nan, inf, 23.1])
-def test_a_loss_far_beyond_guessing_diverges_and_says_what_to_try(loss):
-    said = divergence(loss, largest=10 * log(10), epoch=3, rate=0.5)
-    assert "the loss of epoch 3" in said
-    assert "--rate 0.05" in said
+def test_a_loss_far_beyond_guessing_diverges_with_remedies(loss):
+    message = divergence(loss, largest=10 * log(10), epoch=3, rate=0.5)
+    assert "the loss of epoch 3" in message
+    assert "--rate 0.05" in message
 
 
 def test_an_ordinary_loss_does_not_diverge():
@@ -47,10 +47,10 @@ def guess(loss, accuracy=0.3, *, least=LEAST, steps=60, rule="sgd"):
     return guessing(loss, accuracy, least=least, classes=4, steps=steps, rule=rule, rate=0.5)
 
 
-def test_the_loss_of_guessing_after_many_steps_says_what_to_try():
-    said = guess(log(4))
-    assert said.startswith("the model has not learnt: its training loss 1.386 is no better than guessing")
-    assert "--rate 0.05, it was 0.5), --rule adam or" in said
+def test_the_loss_of_guessing_after_many_steps_is_reported_with_remedies():
+    message = guess(log(4))
+    assert message.startswith("the model has not learnt: its training loss 1.386 is no better than guessing")
+    assert "--rate 0.05, it was 0.5), --rule adam or" in message
     assert "--rule" not in guess(log(4), rule="adam")
 
 

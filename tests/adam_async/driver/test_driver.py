@@ -1,4 +1,4 @@
-"""What a driver says when a cluster is not what its run needs, and what it asks of it."""
+"""Errors of a driver in a cluster that does not fit its run, and its requests."""
 
 import asyncio
 import re
@@ -13,7 +13,8 @@ from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.data_server.service import DataServer
 from adam_async.driver.driver import Driver
-from adam_async.driver.readiness import who_is_here
+from adam_async.driver.readiness import joined_roles
+from adam_async.driver.settings import DriverSettings
 from adam_async.errors import LOST_SHARDS, DeadlineExceeded, RoleDied, RunFailed, first_cause
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
@@ -42,18 +43,12 @@ def config_of(**options):
 
 
 def driver_of(network, controller, config, identity=OWN):
-    return Driver(
-        network=network,
-        controller=controller,
-        identity=identity,
-        config=config,
-        buffers=BufferPool(),
-        threads=1,
-    )
+    settings = DriverSettings(network=network, controller=controller, identity=identity, threads=1)
+    return Driver(config, settings)
 
 
 async def failure_of(driver, *, begin=lambda: True):
-    """Train with a driver of its own, from when it may begin, and return what went wrong."""
+    """Train with a driver of its own, and return the error."""
     with pytest.raises(Exception) as failure:
         async with driver:
             await until(begin)
@@ -70,13 +65,13 @@ async def test_without_a_data_server_the_wait_is_named():
     assert str(error) == "waited 0.2 s for a data server to join"
 
 
-async def test_missing_roles_are_named_with_those_who_are_here():
+async def test_missing_roles_are_named_with_the_joined_ones():
     async with cluster_of(config_of()) as cluster:
         wanting = config_of(replicas=3, servers=2, waits=SHORT)
         driver = driver_of(cluster.network, cluster.controller.address, wanting)
         error = await failure_of(driver, begin=lambda: OWN.node in driver.map.nodes)
     assert isinstance(error, DeadlineExceeded)
-    # The data server alone needs nobody else to be ready; a slow machine may not get that far in time.
+    # The data server is ready without other roles; a slow machine may be late.
     assert re.fullmatch(
         r"waited 0\.2 s for 2 parameter server\(s\), a data server and 3 worker\(s\); joined so far: "
         r"data-0 \((not )?ready\), ps-0 \(not ready\), worker-0 \(not ready\)",
@@ -93,7 +88,7 @@ async def test_a_run_of_cut_replicas_waits_for_all_their_workers():
     assert "a data server and 6 worker(s) (3 for each of 2 replica(s)); joined so far" in str(error)
 
 
-def test_who_is_here_is_told_from_who_is_gone_and_who_is_ready_from_who_is_not():
+def test_joined_roles_are_listed_with_their_readiness_and_lost_ones_left_out():
     def node(role, *, ready="", live=True, replica=-1):
         return NodeRecord(
             role=role, address="local://x", incarnation=1, ready=ready, live=live, replica=replica
@@ -110,14 +105,14 @@ def test_who_is_here_is_told_from_who_is_gone_and_who_is_ready_from_who_is_not()
             "driver": node("driver"),
         }
     )
-    assert who_is_here(here, "run") == (
+    assert joined_roles(here, "run") == (
         "joined so far: data-0 (ready), worker-0 (not ready), worker-1 (ready)"
     )
-    assert who_is_here(ClusterMap(), "run") == "joined so far: nobody"
+    assert joined_roles(ClusterMap(), "run") == "joined so far: none"
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_without_a_controller_the_driver_says_whom_it_could_not_reach(network):
+async def test_without_a_controller_the_error_names_its_address(network):
     address = {"local": "local://nobody", "tcp": "tcp://127.0.0.1:1"}[network]
     waits = msgspec.structs.replace(SHORT, prepare_s=30.0)
     error = await failure_of(driver_of(NETWORKS[network](), address, config_of(waits=waits)))
@@ -150,7 +145,7 @@ async def test_a_second_driver_trains_on_the_same_roles_after_the_first():
 
 @asynccontextmanager
 async def roles_of(network, address, waits):
-    """A data server, a parameter server and a worker that meet at an address."""
+    """A data server, a parameter server and a worker with one controller."""
     own_applied = address.partition("://")[0]
     common = {
         "network": network,
@@ -209,7 +204,7 @@ async def test_a_controller_that_is_started_again_ends_the_run_at_once_and_serve
 
 
 async def outcome_of(work):
-    """What a coroutine raised first, or else returned."""
+    """Return the first error of a coroutine, or its result."""
     try:
         return await work
     except Exception as error:
@@ -218,7 +213,7 @@ async def outcome_of(work):
 
 @asynccontextmanager
 async def ghost_of(cluster):
-    """The seat of a parameter server that never gets ready; it is the first in the order of names."""
+    """Membership of a parameter server that never gets ready; the first one by name."""
     identity = Identity(role="ps", node="a-ghost", incarnation=3)
     nowhere = {"local": "local://nobody", "tcp": "tcp://127.0.0.1:1"}
     address = nowhere[cluster.controller.address.partition("://")[0]]
@@ -256,11 +251,11 @@ async def test_a_server_that_is_lost_before_training_is_replaced_by_another(netw
     assert result.epochs[0].images == result.epochs[1].images == 60
     for name, values in whole.weights.items():
         np.testing.assert_array_equal(result.weights[name], values)
-    said = {event["event"] for event in result.events}
-    assert said >= {"a-ghost died", "a-ghost was lost before training began: the run is placed anew"}
+    events = {event["event"] for event in result.events}
+    assert events >= {"a-ghost died", "a-ghost was lost before training began: the run is placed anew"}
 
 
-async def test_a_server_that_is_lost_before_training_is_named_if_nobody_takes_its_place():
+async def test_a_server_lost_before_training_is_named_if_no_other_takes_its_place():
     waits = Waits(grace_s=0.05, prepare_s=2.0)
     async with cluster_of(config_of(weights="copy", waits=waits)) as cluster, asyncio.TaskGroup() as group:
         await cluster.servers[0].joined()
@@ -271,7 +266,8 @@ async def test_a_server_that_is_lost_before_training_is_named_if_nobody_takes_it
         error = await training
     assert isinstance(error, RoleDied)
     assert str(error).startswith(
-        "a-ghost died: and nobody took its place: waited 2 s for 1 parameter server(s), a data server and "
+        "a-ghost died: and no other server took its place: waited 2 s for 1 parameter server(s), a data "
+        "server and "
     )
 
 
@@ -296,7 +292,7 @@ async def test_a_driver_that_leaves_ends_its_run():
         assert cluster.controller.map.run.phase == "finished"
 
 
-async def test_evaluation_counts_what_the_model_names_rightly():
+async def test_evaluation_returns_the_share_of_correctly_classified_images():
     dataset = tiny_dataset()
     async with cluster_of(config_of(threads=3)) as cluster:
         result = await cluster.train()
@@ -317,7 +313,7 @@ async def test_where_no_data_server_is_left_an_evaluation_names_it():
             await driver.evaluate(Model(digits()), {})
 
 
-async def test_a_worker_whose_address_is_none_does_not_end_the_run():
+async def test_a_worker_with_an_invalid_address_does_not_end_the_run():
     stray = Identity(role="worker", node="worker-9", incarnation=9)
     async with cluster_of(config_of(epochs=3)) as cluster, asyncio.TaskGroup() as group:
         member = Membership(

@@ -49,7 +49,7 @@ def test_test_images_decide_nothing_where_there_are_validation_images():
     assert choice.take(epoch_of(3, 0.9, test=0.0), {"of": 3})
 
 
-def test_patience_goes_on_over_a_resume_and_the_best_of_what_is_left_is_kept():
+def test_patience_counts_across_a_resume_and_the_best_later_epoch_is_kept():
     choice = EpochChoice(patience=3, keep_best=True, before=[epoch_of(1, 0.8), epoch_of(2, 0.5)])
     assert not choice.take(epoch_of(3, 0.6), {"of": 3})
     assert choice.take(epoch_of(4, 0.5), {"of": 4})

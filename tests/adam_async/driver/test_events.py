@@ -1,10 +1,10 @@
-"""What is noted of a run: each death once, who came back, and who took the place of another."""
+"""Events of a run: each death once, returns, and successors of workers."""
 
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from adam_async.driver.events import EVENTS_KEPT, Incidents
+from adam_async.driver.events import EVENTS_KEPT, RunEvents
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
 
 KILLED = "worker-1 died: killed by signal 9; starting it again"
@@ -30,19 +30,19 @@ def map_of(run: str = "run", *, partitions: int = 2, **nodes: NodeRecord) -> Clu
     return ClusterMap(nodes=named, run=record)
 
 
-async def noted(*seen: ClusterMap | Callable[[Incidents], None]) -> list[str]:
-    """The events that come of maps, and of what others do between them."""
-    incidents = Incidents()
+async def noted(*seen: ClusterMap | Callable[[RunEvents], None]) -> list[str]:
+    """Return the events of maps, and of functions called between them."""
+    events = RunEvents()
 
     async def maps() -> AsyncIterator[ClusterMap]:
         for each in seen:
             if isinstance(each, ClusterMap):
                 yield each
             else:
-                each(incidents)
+                each(events)
 
-    await incidents.follow(maps())
-    return [event["event"] for event in incidents.noted]
+    await events.follow(maps())
+    return [event["event"] for event in events.noted]
 
 
 async def test_the_next_run_of_a_command_has_another_driver_which_is_no_event() -> None:
@@ -52,44 +52,44 @@ async def test_the_next_run_of_a_command_has_another_driver_which_is_no_event() 
     assert await noted(map_of(driver=driver(1)), map_of(driver=driver(2))) == []
 
 
-async def test_each_event_is_told_at_the_moment_when_it_is_noted() -> None:
-    told: list[str] = []
-    incidents = Incidents(told.append)
-    incidents.note("one")
-    assert told == ["one"]
+async def test_the_listener_gets_each_event_as_it_is_noted() -> None:
+    received: list[str] = []
+    events = RunEvents(received.append)
+    events.note("one")
+    assert received == ["one"]
 
 
-def kill(incidents: Incidents) -> None:
-    """What a parent of the worker's process says at once."""
-    incidents.note(KILLED)
+def kill(events: RunEvents) -> None:
+    """Note the death of the worker's process, like its parent."""
+    events.note(KILLED)
 
 
-async def test_a_death_whose_cause_was_noted_is_not_noted_again() -> None:
+async def test_a_death_with_a_noted_cause_is_not_noted_again() -> None:
     alive, dead, again = (map_of(worker_1=node) for node in (worker(), worker(live=False), worker(2)))
 
     assert await noted(alive, kill, dead, again) == [KILLED, BACK]
     assert await noted(alive, kill, again) == [KILLED, BACK], "the map of its death was missed"
 
 
-async def test_a_death_of_which_nobody_knows_the_cause_is_noted() -> None:
+async def test_a_death_without_a_known_cause_is_noted() -> None:
     alive, dead, again = (map_of(worker_1=node) for node in (worker(), worker(live=False), worker(2)))
 
     assert await noted(alive, dead, again) == ["worker-1 died", BACK]
 
 
 async def test_a_silent_node_counts_as_dead_and_one_that_answers_again_may_die() -> None:
-    def silent(incidents: Incidents) -> None:
-        incidents.note("worker-1 has not answered for 3 s")
+    def silent(events: RunEvents) -> None:
+        events.note("worker-1 has not answered for 3 s")
 
-    def heard(incidents: Incidents) -> None:
-        incidents.note("worker-1 answers again, after 5 s")
+    def heard(events: RunEvents) -> None:
+        events.note("worker-1 answers again, after 5 s")
 
     live, dead = map_of(worker_1=worker()), map_of(worker_1=worker(live=False))
     assert (await noted(live, silent, dead))[-1] == "worker-1 counts as dead, after its silence"
     assert (await noted(live, silent, heard, dead))[-1] == "worker-1 died"
 
-    def killed(incidents: Incidents) -> None:
-        incidents.note(KILLED)
+    def killed(events: RunEvents) -> None:
+        events.note(KILLED)
 
     again, lost = map_of(worker_1=worker(2)), map_of(worker_1=worker(2, live=False))
     assert (await noted(live, silent, killed, dead, again, lost))[-1] == "worker-1 died"
@@ -108,24 +108,24 @@ async def test_the_cause_of_one_death_does_not_hide_that_of_another_node() -> No
     assert await noted(alive, kill, dead) == [KILLED, "worker-2 died"]
 
 
-async def test_who_left_is_told_from_who_died() -> None:
+async def test_a_node_that_left_is_not_a_death() -> None:
     assert await noted(map_of(worker_1=worker()), map_of(worker_1=worker(live=False, left=True))) == [
         "worker-1 left"
     ]
 
 
 @pytest.mark.parametrize(
-    ("partitions", "place", "said"),
+    ("partitions", "place", "event"),
     [(2, (0, 1), "worker-9 takes part 1 of replica 0"), (1, (3, 0), "worker-9 takes replica 3")],
 )
-async def test_a_worker_of_another_name_in_the_place_of_a_lost_one_is_noted(partitions, place, said) -> None:
+async def test_a_worker_of_another_name_in_the_place_of_a_lost_one_is_noted(partitions, place, event) -> None:
     alive = map_of(partitions=partitions, worker_1=worker(place=place))
     dead = worker(live=False)
     joined = map_of(partitions=partitions, worker_1=dead, worker_9=worker())
     placed = map_of(partitions=partitions, worker_1=dead, worker_9=worker(place=place))
 
-    assert await noted(alive, joined, placed, placed) == ["worker-1 died", said]
-    assert await noted(alive, placed) == ["worker-1 died", said], "the map between them was missed"
+    assert await noted(alive, joined, placed, placed) == ["worker-1 died", event]
+    assert await noted(alive, placed) == ["worker-1 died", event], "the map between them was missed"
 
 
 async def test_a_worker_that_comes_back_to_its_own_place_is_no_successor() -> None:
@@ -134,7 +134,7 @@ async def test_a_worker_that_comes_back_to_its_own_place_is_no_successor() -> No
     assert await noted(*(map_of(worker_1=node) for node in seen)) == ["worker-1 died", BACK]
 
 
-async def test_places_of_an_earlier_run_are_nobodys() -> None:
+async def test_a_new_run_forgets_the_places_of_an_earlier_one() -> None:
     first = map_of("first", worker_1=worker(place=(0, 0)), worker_2=worker(place=(0, 1)))
     second = map_of("second", worker_1=worker(place=(0, 1)), worker_2=worker(place=(0, 0)))
 
@@ -142,17 +142,17 @@ async def test_places_of_an_earlier_run_are_nobodys() -> None:
 
 
 async def test_nodes_that_the_map_forgot_are_forgotten_and_the_newest_events_kept() -> None:
-    incidents, count = Incidents(), EVENTS_KEPT // 2 + 5
+    events, count = RunEvents(), EVENTS_KEPT // 2 + 5
 
     async def maps() -> AsyncIterator[ClusterMap]:
         for number in range(count):
             yield map_of(**{f"worker_{number}": worker(number + 1)})
             yield map_of(**{f"worker_{number}": worker(number + 1, live=False)})
-            incidents.note("something else")
+            events.note("something else")
 
-    await incidents.follow(maps())
-    first, *_, last = [event["event"] for event in incidents.noted]
+    await events.follow(maps())
+    first, *_, last = [event["event"] for event in events.noted]
     assert first == f"{2 * count - EVENTS_KEPT} earlier events were dropped"
     assert last == "something else"
-    assert len(incidents.noted) == EVENTS_KEPT + 1
-    assert incidents._ever == {f"worker-{count - 1}"}
+    assert len(events.noted) == EVENTS_KEPT + 1
+    assert events._ever == {f"worker-{count - 1}"}

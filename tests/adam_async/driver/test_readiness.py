@@ -1,4 +1,4 @@
-"""While roles are waited for it is said which are missing, or how far they are; then how the model is cut."""
+"""The progress during the wait for roles: missing roles, compiled kernels, then the plan of the model."""
 
 import asyncio
 import threading
@@ -20,12 +20,12 @@ WAITS = Waits(dial_s=20.0, call_s=20.0, patience_s=20.0, prepare_s=60.0, drain_s
 
 
 def readiness_of(cluster, **options) -> tuple[Readiness, Progress]:
-    """Who waits in this cluster, of one server, one data server and one worker, for the roles of a run."""
+    """Return the wait for the roles of a run in a cluster of one server, one data server and one worker."""
     progress = Progress()
     readiness = Readiness(
         config=Config(threads=1, waits=WAITS, **options),
         membership=cluster.driver._membership,
-        inquiries=cluster.driver._inquiries,
+        queries=cluster.driver._queries,
         progress=progress,
     )
     return readiness, progress
@@ -48,7 +48,7 @@ def readiness_of(cluster, **options) -> tuple[Readiness, Progress]:
         ({"data_servers": 3}, "2 of 3 data servers", "2 of 3 data servers"),
     ],
 )
-async def test_who_is_missing_is_shown_while_workers_are_waited_for(options, phase, missing) -> None:
+async def test_missing_roles_are_shown_during_the_wait_for_workers(options, phase, missing) -> None:
     async with cluster_of(Config(epochs=1, threads=1)) as cluster, asyncio.TaskGroup() as group:
         readiness, progress = readiness_of(cluster, **options)
         waiting = group.create_task(readiness.wait_for_workers(), name="waiting")
@@ -57,7 +57,7 @@ async def test_who_is_missing_is_shown_while_workers_are_waited_for(options, pha
         waiting.cancel()
 
 
-async def test_nobody_is_missing_any_more_when_the_wait_is_over() -> None:
+async def test_no_role_is_missing_after_the_wait() -> None:
     async with cluster_of(Config(epochs=1, threads=1)) as cluster:
         readiness, progress = readiness_of(cluster, replicas=2)
         await readiness.wait_for_data()
@@ -71,7 +71,7 @@ async def test_nobody_is_missing_any_more_when_the_wait_is_over() -> None:
 
 
 @pytest.mark.thorough
-async def test_kernels_that_take_too_long_are_named_with_what_gives_them_longer(
+async def test_the_error_of_slow_kernels_names_the_option_for_a_longer_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     over = threading.Event()
@@ -81,7 +81,7 @@ async def test_kernels_that_take_too_long_are_named_with_what_gives_them_longer(
         over.wait()
 
     monkeypatch.setattr(Network, "warm_up", compile_without_end)
-    monkeypatch.setattr(module, "LOOK_S", 0.05)
+    monkeypatch.setattr(module, "POLL_S", 0.05)
     waits = msgspec.structs.replace(WAITS, prepare_s=1.5)
     async with cluster_of(Config(epochs=1, threads=1, waits=waits)) as cluster:
         try:
@@ -89,8 +89,8 @@ async def test_kernels_that_take_too_long_are_named_with_what_gives_them_longer(
                 await cluster.train()
         finally:
             over.set()
-    said = "worker-0 (not ready); the run was preparing kernels 3/35; where roles only need longer, raise "
-    assert said + "prepare_s under [waits] in the file of --config" in str(caught.value)
+    message = "worker-0 (not ready); the run was preparing kernels 3/35; where roles only need longer, raise "
+    assert message + "prepare_s under [waits] in the file of --config" in str(caught.value)
 
 
 async def test_how_the_model_is_cut_is_known_when_training_begins() -> None:

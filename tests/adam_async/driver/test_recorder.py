@@ -1,11 +1,12 @@
-"""The record of a run is made of what all its servers and workers noted, or there is none and it says why."""
+"""The record of a run has the logs of all servers and workers; otherwise it is an error with the reason."""
 
 import msgspec
 import pytest
 
+from adam_async.driver.count_types import RoleStatistics, read_counts
 from adam_async.driver.readiness import Readiness
 from adam_async.driver.recorder import Recorder
-from adam_async.driver.role_queries import Inquiries
+from adam_async.driver.role_queries import RoleQueries
 from adam_async.errors import ConfigError, RecordError
 from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits
@@ -26,10 +27,10 @@ IDENTITY = Identity(role="driver", node="driver", incarnation=1)
 
 def recorder(pool: ComputePool, run: RunRecord = RUN) -> Recorder:
     traffic = Traffic("driver")
-    inquiries = Inquiries(
+    queries = RoleQueries(
         network=local_network(), identity=IDENTITY, waits=Waits(dial_s=0.05), traffic=traffic
     )
-    return Recorder(run=run, model=MODEL, data={}, inquiries=inquiries, pool=pool)
+    return Recorder(run=run, model=MODEL, data={}, queries=queries, pool=pool)
 
 
 async def test_a_resumed_run_is_not_recorded() -> None:
@@ -47,28 +48,37 @@ async def test_a_role_that_cannot_be_asked_is_named() -> None:
         record = await recorder(pool).gather(ClusterMap(nodes={"ps-0": server}), {}, {})
 
     assert isinstance(record, RecordError)
-    assert str(record).startswith("the run was not recorded: ps-0 did not say what it noted")
+    assert str(record).startswith("the run was not recorded: ps-0 did not send its log")
+
+
+def statistics_of(*kernels: str | None) -> dict[str, RoleStatistics]:
+    """Statistics of workers with these kernels; None leaves them out."""
+    process = {"host": "h", "pid": 1, "peak_rss_mb": 2.0}
+    found = {}
+    for number, name in enumerate(kernels):
+        values = {"process": process, "traffic": []}
+        if name is not None:
+            values["kernels"] = {"set": name, "compiled": 0, "of": 0}
+        counts = read_counts(values, "worker")
+        found[f"worker-{number}"] = RoleStatistics(node=f"worker-{number}", counts=counts, values=values)
+    return found
 
 
 async def test_workers_with_different_kernels_make_no_record() -> None:
-    statistics = {
-        f"worker-{n}": {"kernels": {"set": kernels}} for n, kernels in enumerate(("numpy", "numba"))
-    }
-
     async with ComputePool(threads=1) as pool:
-        record = await recorder(pool).gather(ClusterMap(), MODEL.initial_weights(Dice(0)), statistics)
+        weights = MODEL.initial_weights(Dice(0))
+        record = await recorder(pool).gather(ClusterMap(), weights, statistics_of("numpy", "numba"))
 
     assert isinstance(record, RecordError)
     assert "workers ran different kernels (numba, numpy); name one by kernels" in str(record)
 
 
-@pytest.mark.parametrize("kernels", ["numpy", {}, [], None])
-async def test_a_worker_that_does_not_name_its_kernels_makes_no_record(kernels: object) -> None:
+async def test_workers_without_kernels_make_no_record() -> None:
     async with ComputePool(threads=1) as pool:
-        record = await recorder(pool).gather(ClusterMap(), {}, {"worker-0": {"kernels": kernels}})
+        record = await recorder(pool).gather(ClusterMap(), {}, statistics_of(None))
 
     assert isinstance(record, RecordError)
-    assert "which kernels" in str(record)
+    assert "no worker reported its kernels" in str(record)
 
 
 async def test_a_run_that_is_not_recorded_has_no_record() -> None:
@@ -83,7 +93,7 @@ async def test_workers_with_several_threads_are_named_before_a_recorded_run_is_s
         readiness = Readiness(
             config=Config(threads=1, weights="copy", record=True),
             membership=cluster.driver._membership,
-            inquiries=cluster.driver._inquiries,
+            queries=cluster.driver._queries,
             progress=cluster.driver.progress,
         )
         with pytest.raises(ConfigError, match="worker-0 have more: start them with --threads 1"):

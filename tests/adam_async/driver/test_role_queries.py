@@ -13,7 +13,7 @@ from adam_async.driver.role_queries import (
     MOST_RECORD_BYTES,
     PROFILE_CHUNK,
     RECORD_CHUNK,
-    Inquiries,
+    RoleQueries,
 )
 from adam_async.messages import (
     GetProfile,
@@ -35,7 +35,7 @@ EVENT = Fired("worker-0", "run", "train", "thread", 1, 0, 1, 0.0, 0.0, 0.0)
 
 
 @asynccontextmanager
-async def answering(answer: Callable[[Any], Message]) -> AsyncIterator[Inquiries]:
+async def answering(answer: Callable[[Any], Message]) -> AsyncIterator[RoleQueries]:
     """Questions to a worker that gives these answers."""
     network = local_network()
 
@@ -49,7 +49,7 @@ async def answering(answer: Callable[[Any], Message]) -> AsyncIterator[Inquiries
     worker = Identity(role="worker", node="worker-0", incarnation=1)
     async with network.listen(ADDRESS, worker, on_link):
         identity = Identity(role="driver", node="driver", incarnation=1)
-        yield Inquiries(network=network, identity=identity, waits=PATIENT, traffic=Traffic("driver"))
+        yield RoleQueries(network=network, identity=identity, waits=PATIENT, traffic=Traffic("driver"))
 
 
 def profile(total: int, events: int) -> Message:
@@ -61,9 +61,9 @@ def profile(total: int, events: int) -> Message:
 )
 async def test_a_profile_without_an_end_is_refused(total: int, events: int) -> None:
     answer = profile(total, events)
-    async with answering(lambda asked: answer) as inquiries:
+    async with answering(lambda asked: answer) as queries:
         with pytest.raises(RemoteProtocolError, match="profile"):
-            await inquiries.profile(ADDRESS)
+            await queries.profile(ADDRESS)
 
 
 async def test_a_profile_that_grows_as_it_is_read_is_read_once() -> None:
@@ -73,8 +73,8 @@ async def test_a_profile_that_grows_as_it_is_read_is_read_once() -> None:
         asked.append(question)
         return profile(total=2 + len(asked), events=2 + len(asked))
 
-    async with answering(answer) as inquiries:
-        (part,) = await inquiries.profile(ADDRESS)
+    async with answering(answer) as queries:
+        (part,) = await queries.profile(ADDRESS)
     assert len(part.events) == 3
 
 
@@ -83,9 +83,9 @@ async def test_a_profile_that_grows_as_it_is_read_is_read_once() -> None:
 )
 async def test_a_record_without_an_end_is_refused(total: int, size: int) -> None:
     answer = pack(RecordPart(total=total), [np.zeros(size, np.uint8)])
-    async with answering(lambda asked: answer) as inquiries:
+    async with answering(lambda asked: answer) as queries:
         with pytest.raises(RemoteProtocolError, match="record"):
-            await inquiries.record(ADDRESS, "run")
+            await queries.record(ADDRESS, "run")
 
 
 async def test_a_record_is_read_part_by_part() -> None:
@@ -94,8 +94,8 @@ async def test_a_record_is_read_part_by_part() -> None:
     def answer(asked: GetRecord) -> Message:
         return pack(RecordPart(total=len(data)), [np.frombuffer(data[asked.start : asked.stop], np.uint8)])
 
-    async with answering(answer) as inquiries:
-        assert await inquiries.record(ADDRESS, "run") == data
+    async with answering(answer) as queries:
+        assert await queries.record(ADDRESS, "run") == data
 
 
 async def test_a_role_that_does_not_answer_keeps_no_other_answer_back() -> None:
@@ -118,9 +118,9 @@ async def test_a_role_that_does_not_answer_keeps_no_other_answer_back() -> None:
 
     async with node("worker-0", answers=False), node("worker-1", answers=True):
         driver = Identity(role="driver", node="driver", incarnation=1)
-        inquiries = Inquiries(network=network, identity=driver, waits=PATIENT, traffic=Traffic("driver"))
+        queries = RoleQueries(network=network, identity=driver, waits=PATIENT, traffic=Traffic("driver"))
         addresses = {name: f"local://{name}" for name in ("worker-0", "worker-1", "worker-2")}
-        found = await inquiries.answers(addresses, "run", within_s=0.2)
+        found = await queries.answers(addresses, "run", within_s=0.2)
 
     assert sorted(asked) == ["worker-0", "worker-1"]
-    assert found == {"worker-1": {**counts, "role": "worker"}}
+    assert {node: each.values for node, each in found.items()} == {"worker-1": {**counts, "role": "worker"}}

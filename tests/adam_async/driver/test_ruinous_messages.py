@@ -1,4 +1,4 @@
-"""Messages that once ended or ruined a run: each is refused, and the servers go on."""
+"""Messages that once ended or spoilt a run: each is refused, and the servers continue."""
 
 import asyncio
 import math
@@ -26,11 +26,11 @@ from transport import LinkConfig, LocalNetwork, RemoteError
 FAR = 1 << 40
 LEASE = LeaseGroups(run="run", replica=0, replica_generation=1, partition=0, position=0, count=1, wait_s=0.0)
 LINKS = LinkConfig(max_message_bytes=60 << 10)
-"""Links whose messages hold fewer bytes than the model has."""
+"""Links with a message limit below the size of the model."""
 
 
 def ruinous(servers, shard):
-    """Bad messages, each with what its refusal says."""
+    """Return invalid messages by a fragment of their refusal."""
     run = {"run": "run", "generation": servers.map.generation}
     session = {"session": 1, "incarnation": 1, "replica": 0}
     everything = tuple(servers.shards())
@@ -44,7 +44,7 @@ def ruinous(servers, shard):
     }
 
 
-async def test_what_once_ended_or_ruined_a_run_is_refused_and_the_servers_go_on():
+async def test_messages_that_once_ended_a_run_are_refused_and_the_servers_continue():
     network = LocalNetwork(rules=role_table(), config=LINKS)
     async with asyncio.timeout(30), servers_of(network) as servers:
         data = DataServer(
@@ -65,8 +65,8 @@ async def test_what_once_ended_or_ruined_a_run_is_refused_and_the_servers_go_on(
             await until(lambda: bool(servers.controller.map.ledger_leaders))
             push = push_of(servers, [bias.id])
             pushed = to_server.call_nowait(pack(push, [np.ones(bias.size, np.float32)]), timeout_s=20.0)
-            for said, message in ruinous(servers, bias).items():
-                with pytest.raises(RemoteError, match=said):
+            for refusal, message in ruinous(servers, bias).items():
+                with pytest.raises(RemoteError, match=refusal):
                     await to_server.call(message, timeout_s=20.0)
             with pytest.raises(RemoteError, match="wait_s"):
                 await to_data.call(pack(msgspec.structs.replace(LEASE, wait_s=math.nan)), timeout_s=20.0)

@@ -10,7 +10,7 @@ from tests.adam_async.runs import NETWORKS, SHARDED, servers_of
 
 @pytest.mark.parametrize("sharding", [{}, SHARDED], ids=["whole", "sharded"])
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_a_snapshot_holds_the_keyed_initial_values_then_what_was_pushed(network, sharding):
+async def test_a_snapshot_has_the_keyed_initial_values_then_the_pushed_ones(network, sharding):
     async with servers_of(NETWORKS[network](), seed=11, **sharding) as servers:
         client = servers.client()
         initial = servers.model.initial_weights(Dice(11))
@@ -24,6 +24,6 @@ async def test_a_snapshot_holds_the_keyed_initial_values_then_what_was_pushed(ne
         second = await pull_snapshot(servers.model, servers.table, servers.map, client.client)
         assert second.versions == (1,) * len(servers.table.shards)
         for name, values in initial.items():
-            # A copy: what follows does not change it.
+            # A copy: later steps do not change it.
             np.testing.assert_array_equal(first.weights[name], values)
             np.testing.assert_array_equal(second.weights[name], values - np.float32(0.25))

@@ -60,10 +60,10 @@ def test_a_loop_learns() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("threads", [1, 3])
 async def test_the_rate_is_near_that_of_a_plain_loop(threads: int) -> None:
-    """Within a factor of ten: enough to catch a wrong unit or a forgotten factor, whatever else runs."""
+    """Within a factor of ten: it catches a wrong unit or a forgotten factor on a busy machine."""
     ratios: list[float] = []
     while len(ratios) < 5 and not any(0.1 < ratio < 10 for ratio in ratios):
-        # A machine that stalls for a moment spoils one comparison; what is wrong spoils all of them.
+        # A short stall of the machine spoils one comparison; a fault spoils all of them.
         ratios.append(await measuring(threads=threads) / plain_rate())
     assert 0.1 < ratios[-1] < 10
 

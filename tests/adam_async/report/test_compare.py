@@ -1,4 +1,4 @@
-"""Reports side by side: a row for each quantity, and none where nobody has anything to say."""
+"""Reports side by side: a row for each quantity with a value."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What was left open is explained, and nothing else."""
+"""Reasons of open options, and of no others."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ def explained(asked: Config, **decided: object) -> dict[str, str]:
     return explain_defaults(asked, msgspec.structs.replace(config, **decided), kernels="numba")
 
 
-def test_only_what_was_left_open_is_explained() -> None:
+def test_only_open_options_are_explained() -> None:
     given = Config(
         epochs=2,
         rate=0.1,
@@ -38,31 +38,31 @@ def test_only_what_was_left_open_is_explained() -> None:
     }
 
 
-def test_a_rate_says_from_how_many_images_it_comes_and_why_it_was_raised_and_lowered() -> None:
+def test_the_reason_of_a_rate_has_its_images_and_its_factors() -> None:
     fresh, stale = Config(), Config().default_rate(groups_in_flight=4)
 
     assert "scaled to 16 and" in explained(fresh)["rate"]
     assert explained(fresh)["rate"].endswith("times 2, for it falls to nothing")
     assert "lowered from 0.12 because" in explained(fresh, rate=stale)["rate"]
     assert "scaled to 64 and" in explained(Config(consistency="bsp", replicas=4))["rate"]
-    assert explained(Config(rule="adam"))["rate"].startswith("what rule adam begins with")
+    assert explained(Config(rule="adam"))["rate"].startswith("the default of rule adam")
 
     constant = Config(until_accuracy=0.99)
     assert explained(constant)["rate"].endswith("by 1 - momentum")
     assert "lowered from 0.06 because" in explained(constant, rate=constant.default_rate(4))["rate"]
 
 
-def test_a_rate_for_large_bright_images_says_so() -> None:
+def test_the_reason_of_a_rate_names_large_bright_images() -> None:
     asked = Config()
     decided = asked.decided(0, squared_norm=1000.0)
 
-    said = explain_defaults(asked, decided, kernels="numba", squared_norm=1000.0)["rate"]
+    text = explain_defaults(asked, decided, kernels="numba", squared_norm=1000.0)["rate"]
 
-    assert "; times 0.1, because the images have more or brighter pixels than those of MNIST; times 2" in said
-    assert "stale" not in said
+    assert "; times 0.1, because the images have more or brighter pixels than those of MNIST; times 2" in text
+    assert "stale" not in text
 
 
-def test_a_schedule_says_why_it_falls_and_why_not() -> None:
+def test_the_reason_of_a_schedule_names_its_fall() -> None:
     fresh, stale = explained(Config())["schedule"], explained(Config(), warm_up=1.0)["schedule"]
     assert fresh.startswith("cosine after a warm-up: steps that shrink to nothing")
     assert stale == f"{fresh}, and stale gradients upset the first ones"
@@ -71,11 +71,11 @@ def test_a_schedule_says_why_it_falls_and_why_not() -> None:
     )
 
 
-def test_the_way_of_training_names_its_reason() -> None:
+def test_the_training_mode_has_its_reason() -> None:
     assert explained(Config(), weights="aliased")["weights"].startswith("aliased: one process")
     assert explained(Config(processes=True))["weights"].endswith("a process of its own")
     assert "consistency ssp:4 decides" in explained(Config(consistency="ssp:4"))["weights"]
-    assert "cannot be done in place" in explained(Config(push_every=2))["weights"]
+    assert "excludes training in place" in explained(Config(push_every=2))["weights"]
 
 
 def test_momentum_of_other_rules_is_not_explained() -> None:

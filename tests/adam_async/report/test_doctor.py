@@ -1,4 +1,4 @@
-"""The doctor finds what is broken, and finds nothing where nothing is."""
+"""The doctor finds broken parts, and no others."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ MACHINE = describe_machine(loop="uvloop.loop")
 
 @pytest.fixture(autouse=True)
 def moments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is timed here need not be timed well."""
+    """Short measurements, because no test depends on their precision."""
     monkeypatch.setattr(doctor, "KERNELS_S", 0.04)
 
 
@@ -78,7 +78,7 @@ def test_versions_are_compared_as_numbers() -> None:
         ({"loop": "asyncio"}, "loop"),
     ],
 )
-def test_what_works_but_slower_is_slow(change: dict, what: str) -> None:
+def test_a_check_that_works_but_slower_is_slow(change: dict, what: str) -> None:
     assert states(check_software(msgspec.structs.replace(MACHINE, **change)))[what] == "slow"
 
 
@@ -87,7 +87,7 @@ def test_one_core_is_slow() -> None:
     assert states(check_hardware(msgspec.structs.replace(MACHINE, cores=2)))["cores"] == "ok"
 
 
-def test_memory_that_is_not_equally_near_is_told() -> None:
+def test_several_memory_nodes_are_reported() -> None:
     near, far = (
         next(each.detail for each in check_hardware(machine) if each.what == "memory nodes")
         for machine in (MACHINE, msgspec.structs.replace(MACHINE, memory_nodes=2))
@@ -97,7 +97,7 @@ def test_memory_that_is_not_equally_near_is_told() -> None:
     assert far.startswith("2: ")
 
 
-async def test_without_numba_it_says_what_to_install() -> None:
+async def test_without_numba_the_finding_names_the_package() -> None:
     finding = await check_kernels(named_model("digits"), 4, installed=False)
 
     assert finding.state == "slow"
@@ -167,7 +167,7 @@ def test_working_sets_name_the_cache_that_holds_them() -> None:
         assert finding.detail.startswith("caches unknown: ")
 
 
-def test_a_missing_extra_says_how_to_get_it() -> None:
+def test_the_finding_of_a_missing_extra_has_its_command() -> None:
     finding = check_extra("no-such-package-here", "fast", "it would help")
 
     assert finding.detail == "not installed: it would help; pip install 'adam-async[fast]'"

@@ -1,4 +1,4 @@
-"""An evaluation counts what the model names rightly, class by class, and refuses what does not fit."""
+"""An evaluation counts correctly classified images, class by class, and refuses data that do not fit."""
 
 from dataclasses import replace
 
@@ -130,7 +130,7 @@ async def test_other_image_shapes_are_refused_with_both_shapes() -> None:
 
 
 async def test_more_classes_than_the_model_knows_are_refused() -> None:
-    with pytest.raises(ConfigError, match="tells 3 classes apart, but corners has 4"):
+    with pytest.raises(ConfigError, match="has 3 classes, but corners has 4"):
         await evaluate(Network(SPEC), WEIGHTS, replace(make_dataset([0], [0]), num_classes=4), threads=1)
 
 

@@ -1,4 +1,4 @@
-"""The report says what the nodes counted, and what they counted is what happened."""
+"""The report has the counts of the nodes, and the counts are correct."""
 
 import asyncio
 import dataclasses
@@ -21,7 +21,7 @@ from adam_async.messages import role_table
 from adam_async.model import Network, named_model
 from adam_async.model.keyed_random import Dice
 from adam_async.report.baseline import Baseline
-from adam_async.report.report import Report, build_report, to_json, without_odd, write
+from adam_async.report.report import Report, build_report, to_json, without_invalid, write
 from adam_async.run.config import Config
 from adam_async.run.result import EpochResult, RunResult
 from adam_async.run.staleness import add_up
@@ -83,7 +83,7 @@ def process(pid: int, peak_rss_mb: float) -> dict[str, Any]:
     return {"host": "here", "pid": pid, "peak_rss_mb": peak_rss_mb}
 
 
-# --- what a run counted ----------------------------------------------------------------------
+# --- counts of a run -------------------------------------------------------------------------
 
 
 async def test_versions_are_pushes_applied_are_the_total_of_the_staleness_histogram() -> None:
@@ -158,12 +158,12 @@ def test_odd_counts_of_a_role_are_left_out_of_the_report(odd: dict[str, Any]) ->
     process = {"host": "h", "pid": 1, "peak_rss_mb": 5.0}
     server = {"role": "ps", "traffic": [], "process": process}
     roles = {"ps-0": server, "odd-0": {"traffic": [], "process": {**process, "pid": 2}, **odd}}
-    result, news = without_odd(made_up(roles))
+    result, news = without_invalid(made_up(roles))
     report = report_of(result, Config())
     assert [each.node for each in report.servers] == ["ps-0"]
     assert report.totals.peak_rss_mb == 5.0
     (line,) = news
-    assert line.startswith("the report leaves out what odd-0 counted: ")
+    assert line.startswith("the report leaves out the counts of odd-0: ")
     assert len(line) <= 400
 
 
@@ -235,7 +235,7 @@ async def test_the_waits_are_those_that_each_worker_counted() -> None:
         assert (waits.blocked_fetches, waits.blocked_s) == (data.blocked_fetches, data.blocked_s)
 
 
-async def test_pushes_on_the_wire_carry_what_the_protocols_say() -> None:
+async def test_pushes_on_the_wire_have_the_sizes_of_their_protocols() -> None:
     config = Config(epochs=1, threads=1, servers=2, weights="copy")
 
     report = await trained(config)
@@ -250,7 +250,7 @@ async def test_pushes_on_the_wire_carry_what_the_protocols_say() -> None:
     }
 
 
-# --- what is computed from the counts --------------------------------------------------------
+# --- sums of the counts ----------------------------------------------------------------------
 
 
 def test_a_rate_is_compared_with_the_baseline_and_with_matrix_products() -> None:
@@ -296,26 +296,26 @@ def test_nodes_that_stood_by_are_reported_as_idle() -> None:
     assert report.protocols == []
 
 
-def test_controllers_say_who_leads() -> None:
-    def controller(**said: object) -> dict[str, object]:
-        return {"role": "controller", "traffic": [], "process": process(1, 10.0), "controllers": said}
+def test_the_report_has_the_leader_of_the_controllers() -> None:
+    def controller(**group: object) -> dict[str, object]:
+        return {"role": "controller", "traffic": [], "process": process(1, 10.0), "controllers": group}
 
     one = controller(group="g", role="follower", term=3, leader="controller-2", voters=[])
     two = controller(group="g", role="leader", term=3, leader="controller-2", voters=[])
     lost = controller(group="", role="founding")
 
-    told = report_of(
+    rows = report_of(
         made_up({"controller-1": one, "controller-2": two, "controller-3": lost}), Config()
     ).controllers
 
-    assert [(each.node, each.role, each.leader, each.term) for each in told] == [
+    assert [(each.node, each.role, each.leader, each.term) for each in rows] == [
         ("controller-1", "follower", "controller-2", 3),
         ("controller-2", "leader", "controller-2", 3),
         ("controller-3", "founding", "", 0),
     ]
 
 
-def test_staleness_is_told_by_replica_and_by_tensor() -> None:
+def test_staleness_is_counted_by_replica_and_by_tensor() -> None:
     idle = {"role": "ps", "traffic": [], "process": process(1, 10.0)}
     one = {
         "staleness": {"0": 3},
@@ -414,7 +414,7 @@ RECORD_BYTES = 256
 
 
 class Tap:
-    """Reads one direction of a connection as the wire format says, and counts its messages by type."""
+    """A reader of one direction of a connection that counts its messages by type."""
 
     def __init__(self) -> None:
         self.sender = ""
@@ -460,7 +460,7 @@ class Tap:
 
 
 class TappedNetwork(TcpNetwork):
-    """TCP links that all go through relays, which count what the sockets carry."""
+    """TCP links through relays, which count the bytes of the sockets."""
 
     def __init__(self) -> None:
         super().__init__(token=None, entropy=system_entropy, rules=role_table())
@@ -522,7 +522,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tap:
 
 
 def counted(cluster: LocalCluster) -> dict[tuple[str, str, str], tuple[int, int]]:
-    """What the nodes themselves say they have sent."""
+    """Return the counts of sent messages by the nodes themselves."""
     nodes = (cluster.controller, cluster.data, *cluster.servers, *cluster.workers)
     rows = [row for node in nodes for row in msgspec.to_builtins(node.statistics())["traffic"]]
     rows += cluster.driver._traffic.rows()
@@ -532,14 +532,14 @@ def counted(cluster: LocalCluster) -> dict[tuple[str, str, str], tuple[int, int]
     }
 
 
-async def test_the_counts_equal_what_the_sockets_carried() -> None:
+async def test_the_counts_equal_the_traffic_of_the_sockets() -> None:
     config = Config(epochs=1, replicas=2, servers=2, threads=1, shard_bytes=4096)
     async with (
         TappedNetwork() as network,
         LocalCluster(config, dataset=await few_digits(), network=network) as cluster,
     ):
         report = report_of(await cluster.train(), config)
-        # What was sent last may still be between two sockets.
+        # The last messages may still be between two sockets.
         try:
             async with asyncio.timeout(10.0):
                 while network.carried() != counted(cluster):  # noqa: ASYNC110 - sockets have no event

@@ -24,7 +24,7 @@ def test_a_product_is_computed() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 async def test_the_rate_is_near_that_of_plain_products(threads: int) -> None:
-    """Within a factor of ten: enough to catch a wrong unit or a forgotten factor, whatever else runs."""
+    """Within a factor of ten: it catches a wrong unit or a forgotten factor on a busy machine."""
     ratios: list[float] = []
     while len(ratios) < 5 and not any(0.1 < ratio < 10 for ratio in ratios):
         ratios.append(await measure_sgemm(threads, seconds=0.05) / plain_rate())

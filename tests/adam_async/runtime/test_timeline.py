@@ -19,6 +19,7 @@ from adam_async.cli.train import configure, run_training
 from adam_async.cluster.roles import Place, data_server, model_worker, parameter_server
 from adam_async.controller.service import Controller
 from adam_async.driver.driver import Driver
+from adam_async.driver.settings import DriverSettings
 from adam_async.errors import ConfigError
 from adam_async.messages import GetProfile, Profile, pack, read_text_tensor, unpack
 from adam_async.run.config import Config
@@ -262,13 +263,14 @@ async def test_a_driver_gathers_what_roles_with_timelines_of_their_own_noted():
         await stack.enter_async_context(model_worker(place("worker-0"), threads=1, in_flight=0))
         driver = await stack.enter_async_context(
             Driver(
-                network=network,
-                controller=controller.address,
-                identity=Identity(role="driver", node="driver", incarnation=2),
-                config=config,
-                buffers=buffers,
-                threads=1,
-                timeline=mine,
+                config,
+                DriverSettings(
+                    network=network,
+                    controller=controller.address,
+                    identity=Identity(role="driver", node="driver", incarnation=2),
+                    threads=1,
+                    timeline=mine,
+                ),
             )
         )
         await driver.train()

@@ -12,6 +12,7 @@ from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
 from adam_async.data_server.service import DataServer
 from adam_async.driver.driver import Driver
+from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.messages import role_table
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
@@ -310,14 +311,8 @@ class Training:
     async def _disk_model(self, node):
         common = self._common("driver", node)
         del common["address"], common["waits"]
-        async with Driver(
-            config=TRAINING,
-            buffers=BufferPool(),
-            threads=1,
-            spec=digits(),
-            make_pool=SimulatedPool,
-            **common,
-        ) as driver:
+        settings = DriverSettings(threads=1, make_pool=SimulatedPool, **common)
+        async with Driver(TRAINING, settings, RunInputs(spec=digits())) as driver:
             return await driver.train()
 
     def in_the_middle(self):

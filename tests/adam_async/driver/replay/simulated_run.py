@@ -1,6 +1,6 @@
-"""An asynchronous run in which dice decide who is next: real workers' and servers' code, no loop, no threads.
+"""An asynchronous run in a random order: real code of workers and servers, no loop, no threads.
 
-Every link keeps its order, and that is all that is sure: any worker trains its next group, any message or
+Only the order of each link is fixed: any worker trains its next group, any message or
 answer arrives, any server applies a batch, in any order. Values may land while a group is being computed.
 """
 
@@ -49,7 +49,7 @@ LATE = 0.6
 
 @dataclass
 class Lane:
-    """What is on its way from one worker to one server, and back."""
+    """Messages on their way between one worker and one server."""
 
     there: deque[tuple[Any, Callable[..., None]]] = field(default_factory=deque)
     back: deque[Callable[[], None]] = field(default_factory=deque)
@@ -117,7 +117,7 @@ class SimulatedWeights(WorkerWeights):
 
 
 class SimulatedWorker:
-    """Stands for the client of the servers, too."""
+    """A worker that is also the client of the servers."""
 
     def __init__(self, run: "SimulatedRun", replica: int) -> None:
         config, network = run.config, run.network
@@ -210,7 +210,7 @@ class SimulatedWorker:
 
 
 class SimulatedRun:
-    """Runs when it is made; `header` and `logs` are its record, `weights` what it came to."""
+    """Run at construction; `header` and `logs` are the record, `weights` the final values."""
 
     def __init__(self, seed: int, config: Config, spec: ModelSpec, dataset: Dataset) -> None:
         self.dice = random.Random(seed)

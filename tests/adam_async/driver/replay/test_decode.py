@@ -1,4 +1,4 @@
-"""What servers and workers noted becomes a recording, or an error that names who noted what."""
+"""Logs of servers and workers become a recording, or an error that names the log."""
 
 import msgspec
 import numpy as np
@@ -56,7 +56,7 @@ def order_log(entries, *, shards=tuple(spec.id for spec in TABLE.shards), sessio
     return Log(node="ps-0", role="ps", data=log.packed())
 
 
-def test_what_was_noted_is_joined() -> None:
+def test_logs_are_joined() -> None:
     recording = make_recording(HEADER, [order_log([(1, 0), (2, JOINED)]), read_log()], NETWORK)
 
     reads = recording.reads[0]
@@ -91,21 +91,21 @@ def test_batches_and_versions_follow_from_the_flags(entries, bounds, versions, r
 @pytest.mark.parametrize(
     ("logs", "claim"),
     [
-        ([read_log()], r"no order of shards \[0, 1, 2, 3, 4, 5\]; a server's notes are missing"),
+        ([read_log()], r"no order of shards \[0, 1, 2, 3, 4, 5\]; a server's log is missing"),
         (
             [order_log([(1, 0)])],
             "ps-0 applied pushes of a worker of replica 0 that left before the run",
         ),
         ([order_log([(1, 0)], session=9), read_log()], "of a worker of replica 0 that left before"),
         ([order_log([(1, JOINED)]), read_log()], "shard 0 begins in the middle of a batch"),
-        ([Log(node="ps-0", role="ps", data=b"x"), read_log()], "what ps-0 noted is damaged: an order log"),
-        ([Log(node="worker-3", role="worker", data=b"x")], "what worker-3 noted is damaged: a log of reads"),
+        ([Log(node="ps-0", role="ps", data=b"x"), read_log()], "the log of ps-0 is damaged: an order log"),
+        ([Log(node="worker-3", role="worker", data=b"x")], "the log of worker-3 is damaged: a log of reads"),
         (
             [order_log([(1, 0)]), read_log(tensors={"other": TABLE.shards[:2]})],
-            "worker-0 noted other tensors than the model has: {'other': 2}",
+            "worker-0 logged other tensors than the model has: {'other': 2}",
         ),
     ],
 )
-def test_what_is_missing_or_damaged_is_named(logs, claim) -> None:
+def test_missing_and_damaged_logs_are_named(logs, claim) -> None:
     with pytest.raises(RecordError, match=claim):
         make_recording(HEADER, logs, NETWORK)

@@ -25,16 +25,16 @@ def one_slow(**options):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("rule", ["replicas", pytest.param("images", marks=pytest.mark.thorough)])
-async def test_what_an_epoch_skips_is_trained_in_the_next_and_both_are_counted(rule):
+async def test_skipped_groups_are_trained_in_the_next_epoch_and_counted_in_both(rule):
     config = one_slow(epoch_rule=rule)
     async with cluster_of(config, uneven(), dataset=tiny_dataset(train=IMAGES)) as cluster:
         result = await cluster.train()
         results = cluster.controller.map.results
         cluster.data.state.check_invariants()
-    for epoch, told in zip(result.epochs, results, strict=True):
+    for epoch, counts in zip(result.epochs, results, strict=True):
         assert epoch.images + epoch.skipped == IMAGES
-        assert epoch.skipped == sum(stop - start for start, stop in told["skipped_groups"]) * 2
-        assert told["behind"] == ([3] if rule == "replicas" and epoch.skipped else [])
+        assert epoch.skipped == sum(stop - start for start, stop in counts["skipped_groups"]) * 2
+        assert counts["behind"] == ([3] if rule == "replicas" and epoch.skipped else [])
     assert result.epochs[0].skipped > 0
     assert all(epoch.skipped <= IMAGES / 4 for epoch in result.epochs)
 
@@ -47,7 +47,7 @@ async def test_all_is_trained_where_all_is_wanted():
 
 
 @pytest.mark.thorough
-async def test_a_resumed_run_begins_with_what_was_skipped_before_it_stopped(tmp_path):
+async def test_a_resumed_run_begins_with_the_groups_skipped_before(tmp_path):
     config, data = one_slow(), tiny_dataset(train=IMAGES)
     found = await stopped_from(config, tmp_path, (1, IMAGES // 2), network=uneven(), dataset=data)
     resumed = found.manifest.resume

@@ -1,4 +1,4 @@
-"""A recorded run is repeated in an order in which everyone finds the versions that they once found."""
+"""A recorded run is repeated in an order in which every read finds its recorded version."""
 
 import random
 from collections.abc import Iterator
@@ -105,7 +105,7 @@ def order_of(
 
 
 class CheckingPlayer:
-    """Does no arithmetic, but sees that everyone could."""
+    """A player without arithmetic that checks each order."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -176,8 +176,8 @@ def test_everyone_finds_the_versions_that_they_read_and_nothing_is_kept_in_the_e
     assert playback.kept == len(player.kept)
 
 
-def test_what_is_kept_is_bounded_by_how_stale_the_reads_were_not_by_the_length_of_the_run() -> None:
-    # Two workers take turns, and each reads what was there five pushes before its own.
+def test_kept_versions_are_bounded_by_staleness_and_not_by_the_length_of_the_run() -> None:
+    # Two workers alternate, and each reads the version five pushes before its own.
     steps, late = 80, 5
     reads = {
         replica: reads_of(
@@ -246,7 +246,7 @@ def test_a_record_that_goes_in_a_circle_is_refused_with_the_names_of_shard_and_p
         ([(0, 1, False)], [9], "group 0 of epoch 1 at replica 0 read version 9 of shard 0, which that shard"),
     ],
 )
-def test_what_a_record_lacks_is_named(
+def test_missing_parts_of_a_record_are_named(
     pushes: list[tuple[int, int, bool]], read: list[int], claim: str
 ) -> None:
     order = order_of(0, pushes, list(range(len(pushes) + 1)), list(range(1, len(pushes) + 1)))

@@ -1,4 +1,4 @@
-"""The file of a record comes back as it was written, and says what is wrong with it otherwise."""
+"""The file of a record is read as it was written; a damaged one is refused with the damage."""
 
 import struct
 from zlib import crc32
@@ -46,7 +46,7 @@ def test_the_same_record_is_the_same_bytes() -> None:
 
 @settings(max_examples=300)
 @given(at=st.integers(0, len(written()) - 1), bit=st.integers(0, 7))
-def test_no_bit_can_change_unnoticed_in_what_is_played(at: int, bit: int) -> None:
+def test_every_changed_bit_of_a_record_is_noticed(at: int, bit: int) -> None:
     data = bytearray(written())
     data[at] ^= 1 << bit
 
@@ -66,13 +66,13 @@ def test_no_bit_can_change_unnoticed_in_what_is_played(at: int, bit: int) -> Non
         (MAGIC.replace(b"/1", b"/9") + b"x", r"has the format 'adam-async/record/9'; this version reads"),
         (written()[: len(MAGIC) + 3], "truncated in its header"),
         (written()[:60], "truncated in its header"),
-        (written()[:-1], "bytes, but its header speaks of"),
-        (written() + b"x", "bytes, but its header speaks of"),
-        (written()[:-1] + b"x", "damaged in what worker-0 noted"),
+        (written()[:-1], "bytes, but its header lists"),
+        (written() + b"x", "bytes, but its header lists"),
+        (written()[:-1] + b"x", "damaged in the log of worker-0"),
         (written().replace(b'"numba"', b'"numpy"'), "damaged header: its checksum"),
         (with_header(written(), b'"spec":{"name":"m"}', b'"spec":7'), "a header that this version does not"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(data: bytes, claim: str) -> None:
+def test_the_error_of_a_file_names_its_damage(data: bytes, claim: str) -> None:
     with pytest.raises(RecordError, match=claim):
         load_record(data, origin="run.record")

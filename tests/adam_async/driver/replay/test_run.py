@@ -1,4 +1,4 @@
-"""A replay comes to the weights of its run, to the last bit, whatever happened in which order."""
+"""A replay ends with the weights of its run, to the last bit, for any order of events."""
 
 import asyncio
 
@@ -140,7 +140,7 @@ def test_local_steps_go_into_the_copies_that_they_went_into(
     assert_same(replayed(recording), run.weights)
 
 
-def test_the_simulated_runs_have_what_makes_a_replay_hard() -> None:
+def test_the_simulated_runs_have_the_hard_cases_of_a_replay() -> None:
     joined = refused = moved = stale = 0
     for seed in range(8):
         options = {"replicas": 3, "protocol": "factors", "pull_every": 2}
@@ -233,7 +233,7 @@ async def test_a_worker_that_joins_is_in_the_record() -> None:
     replayed(recording, cluster.dataset).check()
 
 
-async def test_a_run_that_lost_a_worker_has_no_record_and_says_why() -> None:
+async def test_a_run_that_lost_a_worker_has_an_error_and_no_record() -> None:
     cluster = elastic(epochs=2, replicas=2, record=True)
     async with cluster, asyncio.TaskGroup() as group:
         training = group.create_task(cluster.train(), name="train")
@@ -255,7 +255,7 @@ async def test_a_frozen_layer_is_replayed_as_it_was() -> None:
     assert_same(replayed(read_recording(result.record, origin="it")), result.weights)
 
 
-# --- what a replay does not take -------------------------------------------------------------------
+# --- refused replays -------------------------------------------------------------------------------
 
 
 def test_other_data_than_those_of_the_run_are_refused() -> None:
@@ -273,12 +273,12 @@ def test_a_record_of_another_version_is_refused() -> None:
         Replay(Recording(header=header, reads=recording.reads, orders=recording.orders), DATA)
 
 
-def test_a_replay_that_comes_to_other_weights_says_so() -> None:
+def test_a_replay_with_other_weights_is_an_error() -> None:
     _, recording = simulated(1)
     header = msgspec.structs.replace(recording.header, config={**recording.header.config, "seed": 9})
     other = Recording(header=header, reads=recording.reads, orders=recording.orders)
 
-    with pytest.raises(ReplayDiffers, match="came to other weights than the run"):
+    with pytest.raises(ReplayDiffers, match="ended with other weights than the run"):
         replayed(other).check()
 
 
@@ -291,10 +291,10 @@ def test_a_push_that_is_finite_here_and_was_refused_there_is_named() -> None:
         replayed(recording)
 
 
-def test_local_steps_that_cannot_have_been_are_named() -> None:
+def test_impossible_local_steps_are_named() -> None:
     _, recording = simulated(1, pull_every=3)
     reads = recording.reads[0]
     reads.steps[2, 0] += 7
 
-    with pytest.raises(RecordError, match=r"the record is damaged: group \d+ .* with [789] steps, where"):
+    with pytest.raises(RecordError, match=r"the record is damaged: group \d+ .* with [789] steps, but only"):
         replayed(recording)

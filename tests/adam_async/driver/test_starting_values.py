@@ -19,7 +19,7 @@ from adam_async.run.model_selection import image_size, with_outputs
 
 SAVED = mlp((16, 6, 4), input_shape=(1, 4, 4), name="saved")
 STILL = Config(epochs=1, rate=1e-20, threads=1, kernels="numpy", images_per_group=4)
-"""A run whose steps change nothing that float32 shows."""
+"""A run whose steps are too small to change a float32 value."""
 
 
 def saved_model() -> Model:
@@ -118,7 +118,7 @@ def test_programs_without_a_loop_begin_with_a_saved_model_too() -> None:
     same(result.weights["fc1.weight"], saved_model().weights["fc1.weight"])
 
 
-async def test_the_command_train_begins_with_a_saved_model_and_says_so(
+async def test_the_command_train_begins_with_a_saved_model_and_notes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = saved_model()

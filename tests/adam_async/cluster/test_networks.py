@@ -2,7 +2,7 @@
 
 import pytest
 
-from adam_async.cluster.scheme_networks import SchemeNetworks
+from adam_async.cluster.networks import SchemeNetworks
 from tests.adam_async.runs import local_network, tcp_network
 from transport import DialFailed
 from transport.conformance import check_link
@@ -29,7 +29,7 @@ async def test_its_links_keep_the_promises_of_links(network, address):
     await check_link(lambda: link_pair(network, address=address))
 
 
-async def test_what_one_network_does_not_reach_is_not_sought_in_another(network):
+async def test_an_unreachable_address_is_not_tried_on_another_network(network):
     async with link_pair(network, address="tcp://127.0.0.1:0") as (near, _):
         with pytest.raises(DialFailed, match="no listener on local://far"):
             await network.dial("local://far", near.identity, timeout_s=0.001)

@@ -1,0 +1,179 @@
+"""Networks of the processes of a cluster: over TCP, slowed on purpose, or several by scheme.
+
+network = SchemeNetworks(local=LocalNetwork(...), tcp=TcpNetwork(...))
+network.listen("local://", ...)                       # by reference, within this loop
+network.dial("tcp://10.0.0.1:7070", ...)              # to a data server elsewhere
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+
+from adam_async.errors import ConfigError
+from adam_async.messages import role_table
+from adam_async.run.cache_size import read_budget
+from adam_async.run.config import Config
+from adam_async.run.stragglers import slow_links
+from adam_async.run.token_file import read_token_text
+from transport import (
+    Budget,
+    BufferPool,
+    Identity,
+    Link,
+    LinkConfig,
+    Listener,
+    Network,
+    RetrySchedule,
+    TcpNetwork,
+)
+from transport.config import Checksum
+from transport.network import DIAL_S, OnLink
+from transport.slow import SlowNetwork
+from transport.sockets import is_loopback, parse_tcp_address
+
+LOOPBACK = "tcp://127.0.0.1:0"
+"""Default address of a role: any free port that only this machine can reach."""
+
+
+def memory_budget(text: str) -> Budget:
+    """Make the budget that the links of a process share, from a size such as ``512M``.
+
+    Raises:
+        ConfigError: See `read_budget`.
+    """
+    return Budget(read_budget("--memory-budget", text))
+
+
+def cluster_network(
+    token: str | None,
+    *,
+    entropy: Callable[[int], bytes],
+    buffers: BufferPool,
+    checksum: Checksum = "auto",
+    budget: Budget | None = None,
+    advertise: str = "",
+) -> TcpNetwork:
+    """Make the network of one process over TCP.
+
+    Args:
+        token: The text of a token file; see `token_text`.
+        entropy: Returns a number of unpredictable bytes.
+        buffers: Memory for received messages.
+        checksum: Whether sent payloads carry a CRC-32C; see `LinkConfig.checksum`.
+        budget: Bytes that its links together may hold for their peers; default 512 MiB.
+        advertise: Address published instead of the one that the process listens on; see `TcpNetwork`.
+
+    Raises:
+        ConfigError: The token is too short, or is a damaged line of keys.
+    """
+    secret = read_token_text(token) if token else None
+    try:
+        return TcpNetwork(
+            token=secret,
+            entropy=entropy,
+            rules=role_table(),
+            config=LinkConfig(checksum=checksum),
+            pool=buffers,
+            budget=budget,
+            advertise=advertise,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def network_for(
+    config: Config, token: str | None, *, entropy: Callable[[int], bytes], buffers: BufferPool
+) -> TcpNetwork:
+    """Make the network of a driver's process with the options of its run. See `cluster_network`."""
+    return cluster_network(
+        token,
+        entropy=entropy,
+        buffers=buffers,
+        checksum=config.checksum,
+        budget=memory_budget(config.memory_budget),
+    )
+
+
+@asynccontextmanager
+async def slowed(network: Network, slow: Sequence[str]) -> AsyncIterator[Network]:
+    """The network with the slow links of `Config.slow`; without slow links, the network itself."""
+    async with AsyncExitStack() as stack:
+        for link in slow_links(slow):
+            network = await stack.enter_async_context(
+                SlowNetwork(
+                    network,
+                    delay_s=link.delay_s,
+                    jitter_s=link.jitter_s,
+                    dice=link.dice,
+                    between=link.nodes,
+                )
+            )
+        yield network
+
+
+async def address_towards(peers: str) -> str:
+    """Return a role's default address: any port of the interface through which it reaches its peers.
+
+    Args:
+        peers: Addresses joined by commas: the controllers; for a controller, data hosts that join it. The
+            first one on another machine decides.
+
+    Raises:
+        ConfigError: No route leads to that machine.
+    """
+    addresses = [(peer, *parse_tcp_address(peer)) for peer in peers.split(",")]
+    remote = [address for address in addresses if not is_loopback(address[1])]
+    if not remote:
+        return LOOPBACK
+    peer, host, port = remote[0]
+    loop = asyncio.get_running_loop()
+    try:
+        # A datagram socket that sends nothing: connecting it only asks the routing table.
+        probe, _ = await loop.create_datagram_endpoint(
+            asyncio.DatagramProtocol, remote_addr=(host, port or 9)
+        )
+    except OSError as error:
+        raise ConfigError(f"no way to {peer}: {error.strerror or error}") from None
+    try:
+        own = str(probe.get_extra_info("sockname")[0])
+    finally:
+        probe.close()
+    return f"tcp://[{own}]:0" if ":" in own else f"tcp://{own}:0"
+
+
+class SchemeNetworks(Network):
+    """Several networks, chosen by the scheme of an address. Each keeps its own guarantees.
+
+    Args:
+        networks: Networks by scheme, the part of an address before ``://``.
+    """
+
+    def __init__(self, **networks: Network) -> None:
+        self.networks = networks
+
+    def listen(
+        self, address: str, identity: Identity, on_link: OnLink
+    ) -> AbstractAsyncContextManager[Listener]:
+        return self._network_of(address).listen(address, identity, on_link)
+
+    async def dial(
+        self,
+        address: str,
+        identity: Identity,
+        *,
+        timeout_s: float = DIAL_S,
+        retry: RetrySchedule | None = None,
+        peer_role: str | None = None,
+    ) -> Link:
+        network = self._network_of(address)
+        return await network.dial(address, identity, timeout_s=timeout_s, retry=retry, peer_role=peer_role)
+
+    def _network_of(self, address: str) -> Network:
+        network = self.networks.get(address.partition("://")[0])
+        if network is None:
+            known = ", ".join(f"{scheme}://" for scheme in sorted(self.networks))
+            raise ValueError(f"address {address!r} is of none of these networks: {known}")
+        return network
+
+    def __repr__(self) -> str:
+        return f"<SchemeNetworks {', '.join(map(repr, self.networks.values()))}>"

@@ -1,0 +1,80 @@
+"""The setup of a cluster: everything that its caller brings, checked and in one value."""
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from adam_async.checkpoint.files import open_checkpoints
+from adam_async.checkpoint.trained_model import check_init
+from adam_async.data_server.dataset import Dataset, check_dataset
+from adam_async.driver.settings import RunInputs
+from adam_async.model.spec import ModelSpec
+from adam_async.run.addresses import controller_names
+from adam_async.run.config import Config
+from adam_async.run.image_size import Size
+from adam_async.run.model_selection import image_size
+from adam_async.run.stragglers import check_names
+from adam_async.runtime.timeline import Timeline
+from transport import Identity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClusterSetup:
+    """The setup of a cluster.
+
+    Attributes:
+        config: The run, with the number of each role.
+        inputs: The run's inputs beside the configuration.
+        hosts: Addresses of standalone data servers; empty: the cluster starts its own data servers.
+        dataset: The images; None: those of `Config.data`, or of the standalone data servers.
+        token: Token of the standalone data servers.
+        entropy: Random bytes for incarnations, session ids and tokens.
+        timeline: Records the work of the roles.
+        checkpoint: Folder for checkpoints; None: that of `resume`, or no checkpoints.
+        resume: Folder of checkpoints whose run the first training continues.
+
+    Raises:
+        ConfigError: `Config.slow` names an unknown node, or an input has another type.
+    """
+
+    config: Config
+    inputs: RunInputs
+    hosts: tuple[str, ...]
+    dataset: Dataset | None
+    token: str | None
+    entropy: Callable[[int], bytes]
+    timeline: Timeline | None
+    checkpoint: Path | None
+    resume: Path | None
+
+    def __post_init__(self) -> None:
+        config = self.config
+        check_dataset(self.dataset)
+        check_init(self.inputs.init)
+        check_names(
+            config.slow,
+            workers=config.workers,
+            servers=config.servers,
+            data_servers=0 if self.hosts else config.data_servers,
+            controllers=controller_names(config.controllers),
+        )
+
+    def identity(self, role: str, node: str) -> Identity:
+        """Return the identity of a new incarnation of a node."""
+        return Identity(role=role, node=node, incarnation=int.from_bytes(self.entropy(7), "little"))
+
+    def image_size(self, spec: ModelSpec | None) -> Size | None:
+        """Return the size that encoded images get, for a model of the caller or of a checkpoint."""
+        inputs, config = self.inputs, self.config
+        init = inputs.init.network.spec if inputs.init is not None else None
+        return image_size(config.size, config.model, text=inputs.model_text, spec=spec, init=init)
+
+    async def with_checkpoints(self, stack: AsyncExitStack) -> RunInputs:
+        """Open the folders of checkpoints until the stack ends; returns the inputs with them.
+
+        Raises:
+            CheckpointError: There is nothing to resume, or it is damaged.
+        """
+        folder, resume = await open_checkpoints(stack, self.checkpoint, self.resume)
+        return replace(self.inputs, checkpoints=folder, resume=resume)

@@ -1,0 +1,106 @@
+"""Preparation of a run: the checks of its data and model, the network, and the plan of its partitions."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from adam_async.checkpoint.manifest import check_data
+from adam_async.data_server.validation_split import check_validation
+from adam_async.driver.calibration import calibrate
+from adam_async.driver.settings import RunInputs
+from adam_async.model.network import Network as Model
+from adam_async.model.spec import ModelSpec
+from adam_async.run.config import Config
+from adam_async.run.model_selection import check_fits, check_size, choose_model
+from adam_async.run.partition import check_crossings, plan_run, table_of
+from adam_async.run.shard_table import ShardTable
+from dataflow import ComputePool
+from transport import LinkConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PreparedRun:
+    """The decisions on a run that need nothing of the cluster but its data.
+
+    Attributes:
+        spec: The model.
+        model: Its network.
+        data: Description of the data by a data server: name, source, shape, sizes.
+        plan: The partition plan, as `PartitionPlan.to_dict` returns it; None without partitions.
+        trained_again: Groups that a resumed run trains a second time.
+    """
+
+    spec: ModelSpec
+    model: Model
+    data: dict[str, Any]
+    plan: dict[str, Any] | None
+    trained_again: int
+
+    def table(self, config: Config) -> ShardTable:
+        """Return the shards of the run's model."""
+        return table_of(self.model, shard_bytes=config.shard_bytes, plan=self.plan)
+
+
+async def prepare_model(
+    data: dict[str, Any], config: Config, inputs: RunInputs, pool: ComputePool
+) -> tuple[ModelSpec, Model]:
+    """Choose a run's model, and make its network.
+
+    Args:
+        data: Description of the data.
+        config: The run.
+        inputs: The run's other inputs.
+        pool: Makes the network, on one of its threads.
+
+    Raises:
+        CheckpointError: The data are not those of the resumed checkpoint.
+        ConfigError: The model, the image size or the validation split does not fit the data.
+    """
+    if inputs.resume is not None:
+        check_data(inputs.resume.manifest, data)
+    check_size(config.size, data)
+    check_validation(config.validation, data)
+    if inputs.spec is not None:
+        check_fits(inputs.spec, data, layers=inputs.layers)
+    init = inputs.init.network.spec if inputs.init is not None else None
+    spec = inputs.spec or choose_model(config.model, data, text=inputs.model_text, init=init)
+    # On a thread: the first network of a process imports the compiled kernels, which takes a while.
+    new_model = partial(Model, spec, dtype=config.dtype, kernels=config.kernels, layers=inputs.layers)
+    return spec, await pool.run(new_model, cost="model")
+
+
+async def prepare_plan(
+    model: Model, config: Config, inputs: RunInputs, pool: ComputePool
+) -> dict[str, Any] | None:
+    """Return the partition plan of a run, that of its checkpoint or a new one; None without partitions.
+
+    Raises:
+        ConfigError: The model cannot be partitioned over so many workers, or the values that cross between
+            partitions do not fit into one message.
+    """
+    resume = inputs.resume
+    plan = resume.manifest.plan if resume is not None else await plan_here(model, config, pool)
+    if plan is not None and not inputs.together:
+        check_crossings(model, plan, config, most_bytes=LinkConfig().max_message_bytes)
+    return plan
+
+
+async def plan_here(model: Model, config: Config, pool: ComputePool) -> dict[str, Any] | None:
+    """Plan the partitions of a run's model from measured layer times; None without partitions.
+
+    A synchronous run uses estimates: with measured times the plan would differ from run to run.
+
+    Args:
+        model: The network, with the kernels that will train it.
+        config: The run.
+        pool: Measures the layers, which takes about half a second; compiling them may take longer.
+
+    Raises:
+        ConfigError: The model cannot be partitioned over so many workers.
+    """
+    times = None
+    if config.partitions > 1 and not config.synchronous:
+        await pool.run(model.warm_up)
+        times = await pool.run(partial(calibrate, model, config.images_per_group, clock=pool.clock))
+    plan = plan_run(model, config, times)
+    return plan.to_dict() if plan is not None else None

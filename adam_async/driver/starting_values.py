@@ -1,0 +1,125 @@
+"""First values of a run: those of a checkpoint that it continues, or of a saved model.
+
+A run takes each tensor of the saved model whose name and shape its own model has. It draws all others from
+its seed, as it does without a saved model.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from adam_async.checkpoint.manifest import Checkpoint
+from adam_async.checkpoint.shard_transfer import ShardCopies
+from adam_async.checkpoint.tensors import RunTensors
+from adam_async.checkpoint.trained_model import Model
+from adam_async.checkpoint.writer import make_tensors
+from adam_async.driver.preparation import PreparedRun
+from adam_async.driver.readiness import Readiness
+from adam_async.errors import ConfigError, DeadlineExceeded
+from adam_async.messages import ShardState
+from adam_async.model.keyed_random import Dice
+from adam_async.model.network import Network
+from adam_async.run.cluster_map import ResumeRecord
+from adam_async.run.config import Config
+from dataflow import ComputePool
+from transport import RemoteError, TransportError
+
+FROM_THE_START = ResumeRecord(epoch=1, finished=(), clock=0)
+"""Starting point of a run that has trained nothing, but whose servers wait for their shards."""
+
+
+class StartingValues:
+    """Loads the first values of a run into its parameter servers.
+
+    Args:
+        copies: Loads the shards.
+        readiness: Waits for the placement of the shards.
+        pool: Fills the tensors.
+        note: Adds an event of the run.
+    """
+
+    def __init__(
+        self, *, copies: ShardCopies, readiness: Readiness, pool: ComputePool, note: Callable[[str], None]
+    ) -> None:
+        self._copies = copies
+        self._readiness = readiness
+        self._pool = pool
+        self._note = note
+
+    async def load(self, run: str, config: Config, prepared: PreparedRun, source: Checkpoint | Model) -> None:
+        """Load all shards; no server is ready before it has its own.
+
+        Args:
+            run: Id of the run.
+            config: The run's options.
+            prepared: The run's model and plan.
+            source: The resumed checkpoint, or the saved model.
+
+        Raises:
+            ConfigError: The run and the saved model have no tensor in common.
+            CheckpointError: The checkpoint has other tensors than the run.
+            DeadlineExceeded: The shards were not placed, or the servers did not take them, in `prepare_s`.
+            TransportError: A server refused its shards, or did not answer.
+        """
+        tensors = make_tensors(prepared.model, config, prepared.plan)
+        if isinstance(source, Checkpoint):
+            tensors.fill(source)
+            states = source.manifest.shards
+        else:
+            fill = partial(fill_from, tensors, prepared.model, source, seed=config.seed)
+            self._note(await self._pool.run(fill))
+            states = first_states(tensors)
+        cluster = await self._readiness.wait_placed(run)
+        waits = config.waits
+        try:
+            async with asyncio.timeout(waits.prepare_s):
+                await self._copies.load(cluster, prepared.table(config), tensors, states)
+        except TransportError as error:
+            if not isinstance(error, RemoteError):
+                # A lost server fails the run in the map, which cancels this wait and names the server.
+                await asyncio.sleep(waits.dial_s + waits.grace_s)
+            raise
+        except TimeoutError:
+            raise DeadlineExceeded("the servers to take up their shards", waits.prepare_s) from None
+
+
+def fill_from(tensors: RunTensors, network: Network, init: Model, *, seed: int) -> str:
+    """Set the tensors of a run to those of a saved model, and its rule's arrays to zero.
+
+    Args:
+        tensors: The run's tensors; filled in place.
+        network: The run's model.
+        init: The saved model.
+        seed: Seed of the run; draws the tensors that the saved model lacks.
+
+    Returns:
+        A sentence with the number of tensors taken, and the names of the fresh ones.
+
+    Raises:
+        ConfigError: The models have no tensor in common.
+    """
+    fresh = []
+    dice = Dice(seed)
+    for name, array in tensors.weights.items():
+        saved = init.weights.get(name)
+        if saved is not None and saved.shape == array.shape:
+            array[...] = saved
+        else:
+            array[...] = network.initial_values(dice, name)
+            fresh.append(f"{name} {list(array.shape)}")
+    for state in tensors.state.values():
+        state[...] = 0
+    taken = len(tensors.weights) - len(fresh)
+    saved_name = init.network.spec.name
+    if not taken:
+        raise ConfigError(
+            f"the saved model {saved_name!r} has no tensor with a name and shape of model "
+            f"{network.spec.name!r}: leave init out, or train a model with the same layers"
+        )
+    left = f"fresh: {', '.join(fresh)}" if fresh else "no fresh tensors"
+    return f"{taken} of {len(tensors.weights)} tensors come from the saved model {saved_name!r}; {left}"
+
+
+def first_states(tensors: RunTensors) -> tuple[ShardState, ...]:
+    """Return the tables of all shards before any step."""
+    return tuple(ShardState(shard=int(shard.id), version=0, clocks={}) for shard in tensors.table.shards)

@@ -1,0 +1,452 @@
+"""One run from its first epoch to its result: waits, evaluations, checkpoints, and the end.
+
+The data servers share out the groups and end each epoch in the cluster map; the driver follows the map. After
+an epoch it evaluates the weights, and then lets the next epoch begin.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.checkpoint.files import CheckpointFolder
+from adam_async.checkpoint.shard_transfer import ShardCopies
+from adam_async.checkpoint.writer import Checkpointer, Spawn, common_manifest
+from adam_async.controller.client import Membership
+from adam_async.driver.count_types import EpochCounts, RoleStatistics
+from adam_async.driver.divergence import LossChecks
+from adam_async.driver.epoch_choice import EpochChoice
+from adam_async.driver.epoch_results import EpochResults
+from adam_async.driver.evaluator import Evaluator
+from adam_async.driver.events import RunEvents
+from adam_async.driver.preparation import PreparedRun
+from adam_async.driver.readiness import POLL_S, check_failed, raise_failure
+from adam_async.driver.recorder import Recorder
+from adam_async.driver.role_counts import RoleCounts
+from adam_async.driver.settings import DriverSettings
+from adam_async.driver.snapshot import pull_snapshot, reading_client
+from adam_async.errors import DeadlineExceeded, RecordError, RunFailed
+from adam_async.messages import read_number
+from adam_async.parameter_server.client import ParameterClient
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, ResumeRecord, RunRecord, skipped_groups
+from adam_async.run.config import Config
+from adam_async.run.progress import Progress, lends
+from adam_async.run.result import CheckpointResult, EpochResult, OnEpoch, RunResult
+from adam_async.run.shard_table import ShardTable
+from adam_async.runtime.traffic import Traffic
+from transport import TransportError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DriverParts:
+    """The parts of a driver that its runs use.
+
+    Attributes:
+        settings: The driver's access to the cluster.
+        membership: Its cluster map, and changes to its run.
+        counts: Counts of the roles.
+        copies: Reads shards for checkpoints.
+        evaluator: Evaluates weights.
+        results: Results of the run's epochs.
+        events: Events of the run.
+        progress: Progress for the live table.
+        traffic: Counts the driver's links.
+        stopping: Set to end the run after the groups in flight.
+        warn: Adds an event that costs the run something.
+        read_progress: Polls the roles; the argument is the result of the epoch if it has ended.
+        end_run: Ends the run in the cluster map.
+        own_statistics: Returns the driver's own counts.
+    """
+
+    settings: DriverSettings
+    membership: Membership
+    counts: RoleCounts
+    copies: ShardCopies
+    evaluator: Evaluator
+    results: EpochResults
+    events: RunEvents
+    progress: Progress
+    traffic: Traffic
+    stopping: asyncio.Event
+    warn: Callable[[str], None]
+    read_progress: Callable[[Mapping[str, Any] | None], Awaitable[None]]
+    end_run: Callable[[], Awaitable[None]]
+    own_statistics: Callable[[], dict[str, Any]]
+
+
+class TrainingRun:
+    """One run that trains.
+
+    Args:
+        parts: Parts of the driver.
+        record: The submitted run.
+        config: Its options, all decided.
+        asked: Its options before the driver decided the open ones.
+        prepared: Its model, data and plan.
+        recorder: Collects the record of a run with `Config.record`.
+        folder: Folder for checkpoints; None: no checkpoints.
+
+    Attributes:
+        choice: The kept epoch and its weights.
+        losses: Checks of the run's losses.
+    """
+
+    def __init__(
+        self,
+        parts: DriverParts,
+        *,
+        record: RunRecord,
+        config: Config,
+        asked: Config,
+        prepared: PreparedRun,
+        recorder: Recorder | None,
+        folder: CheckpointFolder | None,
+    ) -> None:
+        self._parts = parts
+        self._record = record
+        self._config = config
+        self._asked = asked
+        self._prepared = prepared
+        self._recorder = recorder
+        self._folder = folder
+        self._table: ShardTable = prepared.table(config)
+        self._progress = parts.progress
+        self._membership = parts.membership
+        self._waits = config.waits
+        self._node = parts.settings.identity.node
+        self._checkpointer: Checkpointer | None = None
+        self._training = False
+        self._cut_short = False
+        self.choice = self._new_choice()
+        self.losses = LossChecks(config, prepared.model, parts.warn)
+
+    async def train(self, cluster: ClusterMap, on_epoch: OnEpoch | None) -> RunResult:
+        """Train all epochs, and gather the counts of the roles.
+
+        Args:
+            cluster: The map in which training begins.
+            on_epoch: See `Driver.train`.
+
+        Raises:
+            AdamError: See `Driver.train`.
+        """
+        parts, settings = self._parts, self._parts.settings
+        async with AsyncExitStack() as stack:
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+
+            def spawn(name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+                return group.create_task(work, name=f"{self._node}/{name}")
+
+            stack.callback(spawn("failure", raise_failure(self._membership, self._record.id)).cancel)
+            client = reading_client(
+                cluster,
+                self._table,
+                network=settings.network,
+                identity=settings.identity,
+                waits=self._waits,
+                traffic=parts.traffic,
+            )
+            stack.callback(spawn("parameters", client.run()).cancel)
+            self._checkpointer = self._new_checkpointer(spawn)
+            self._training = True
+            stack.callback(setattr, self, "_training", False)
+            weights = await self._train_epochs(client, on_epoch)
+            self.losses.check_end(self._progress.epochs, int(self._prepared.data["classes"]))
+            statistics = await parts.counts.final(self._record.id)
+            own = parts.own_statistics()  # now: a record and a checkpoint are not traffic of the training
+            record = await self._make_record(weights, statistics)
+            if self._checkpointer is not None:
+                self._progress.phase = "waiting for the checkpoint to be written"
+                await self._checkpointer.settle()
+        values = {node: each.values for node, each in statistics.items()}
+        return self._result(weights, {**values, self._node: own}, record)
+
+    async def _train_epochs(
+        self, client: ParameterClient, on_epoch: OnEpoch | None
+    ) -> Mapping[str, NDArray[Any]]:
+        """Train and evaluate epoch after epoch; returns the last weights."""
+        run, config, progress = self._record, self._config, self._progress
+        weights: Mapping[str, NDArray[Any]] = {}
+        first = 1 if run.resumed is None else run.resumed.epoch
+        for epoch in range(first, config.epochs + 1):
+            progress.begin_epoch(epoch, now=asyncio.get_running_loop().time())
+            with self._phase(f"epoch {epoch}"):
+                cluster = await self._wait_end_or_stop(epoch)
+            if cluster is None:
+                return await self._stop_within(client, epoch, on_epoch)
+            # With the result of the map: the data servers may already be at the next epoch.
+            await self._parts.read_progress(self._parts.results.of(epoch))
+            with self._phase(f"evaluate {epoch}"):
+                result, weights = await self._end_epoch(cluster, client, epoch)
+            self.losses.check(epoch, result.train_loss)
+            enough = self.choice.take(result, weights)
+            goes_on = await _ask(on_epoch, result)
+            if enough:
+                self._parts.events.note(enough)
+            if enough or not goes_on or self._parts.stopping.is_set() or epoch == config.epochs:
+                break
+            await self._next_epoch(epoch)
+        return weights
+
+    def _new_choice(self) -> EpochChoice:
+        config, before = self._config, self._progress.epochs
+        if config.keep_best and before:
+            first = before[-1].epoch + 1
+            self._parts.events.note(
+                f"checkpoints keep no weights of earlier epochs: keep_best looks from epoch {first} on"
+            )
+        return EpochChoice(
+            patience=config.patience,
+            keep_best=config.keep_best,
+            until_accuracy=config.until_accuracy,
+            before=before,
+        )
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """Record the duration of a part of the run."""
+        timeline = self._parts.settings.timeline
+        begin = timeline.clock() if timeline is not None else 0.0
+        yield
+        if timeline is not None:
+            timeline.phase(self._node, name, begin)
+
+    # --- an epoch ----------------------------------------------------------------------------
+
+    async def _wait_end_or_stop(self, epoch: int) -> ClusterMap | None:
+        """Wait for the end of an epoch, see `_wait_epoch`; None if the run is to stop before."""
+        async with asyncio.TaskGroup() as group:
+            end = group.create_task(self._wait_epoch(epoch), name=f"{self._node}/epoch-{epoch}")
+            stop = group.create_task(self._parts.stopping.wait(), name=f"{self._node}/stop")
+            try:
+                await asyncio.wait((end, stop), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                stop.cancel()
+                end.cancel()
+        # An epoch that ended at the same time counts as ended: its result is in the map.
+        return None if end.cancelled() else end.result()
+
+    async def _wait_epoch(self, epoch: int) -> ClusterMap:
+        """Wait for the end of an epoch without a limit, as long as the run is alive.
+
+        Returns the map with its result.
+        """
+        loop, run = asyncio.get_running_loop(), self._record.id
+        poll_at = loop.time() + POLL_S
+        empty_since: float | None = None
+        while True:
+            cluster = self._membership.map
+            check_failed(cluster, run)
+            if cluster.ended >= epoch:
+                return cluster
+            record = cluster.epoch
+            if record is not None and (record.run, record.number) == (run, epoch) and record.paused:
+                await self._end_pause(cluster, record)
+                continue
+            if cluster.live_replicas():
+                empty_since = None
+            elif empty_since is None:
+                empty_since = loop.time()
+            elif loop.time() - empty_since > self._waits.replica_s:
+                raise RunFailed(f"no replica was live for {self._waits.replica_s:g} s")
+            try:
+                await self._membership.wait_for(
+                    lambda m: m is not cluster,  # noqa: B023 - awaited in this turn
+                    "a change of the cluster map",
+                    max(poll_at - loop.time(), 0.0),
+                )
+            except DeadlineExceeded:
+                await self._parts.read_progress(None)
+                self.losses.check(epoch, self._progress.loss)
+                poll_at = loop.time() + POLL_S
+
+    async def _end_pause(self, cluster: ClusterMap, paused: EpochRecord) -> None:
+        """Take a checkpoint within an epoch, and let training go on."""
+
+        def resume(record: EpochRecord) -> EpochRecord | None:
+            if (record.run, record.number) != (paused.run, paused.number) or not record.paused:
+                return None
+            return msgspec.structs.replace(record, paused=0)
+
+        loop = asyncio.get_running_loop()
+        begin, taken = loop.time(), self._checkpointer
+        reading, data = None, None
+        self._progress.phase = "taking a checkpoint"
+        if taken is not None:
+            try:
+                data = await self._parts.counts.ledger_leader()
+                reading = await taken.read(cluster, data.clock)
+            except (TransportError, TimeoutError) as error:
+                taken.miss(f"no checkpoint was taken, the data server could not be asked: {error!r}")
+        # Also without a checkpoint: no group is leased until the pause ends.
+        await self._membership.update_epoch(resume)
+        self._progress.phase = "training"
+        if taken is not None and data is not None and reading is not None:
+            progress = ResumeRecord(
+                epoch=data.epoch,
+                finished=data.trained_ranges,
+                clock=0,
+                results=self._parts.results.before(paused.number),
+                images=data.images,
+                loss=read_number(data.loss),
+                train_s=data.train_s,
+            )
+            taken.write_within(reading, progress, data.finished, self._progress.epochs, loop.time() - begin)
+
+    async def _end_epoch(
+        self, cluster: ClusterMap, client: ParameterClient, epoch: int
+    ) -> tuple[EpochResult, Mapping[str, NDArray[Any]]]:
+        """Evaluate the weights after an epoch, and begin to write its checkpoint."""
+        ended = self._parts.results.of(epoch)
+        counts, taken = EpochCounts.of(ended), self._checkpointer
+        clock = counts.clock if self._config.slack is not None else 0
+        reading = None
+        if taken is not None:
+            self._progress.phase = "taking a checkpoint"
+            reading = await taken.read(cluster, clock)
+        self._progress.phase = "evaluating"
+        weights: Mapping[str, NDArray[Any]]
+        if reading is not None:
+            # The copy for the checkpoint is of the same moment, so no second one is pulled.
+            weights = reading.tensors.weights
+            versions = tuple(state.version for state in reading.states)
+        else:
+            pulled = await pull_snapshot(self._prepared.model, self._table, cluster, client, clock=clock)
+            weights, versions = pulled.weights, pulled.versions
+        result = await self._evaluate(weights, epoch, counts)
+        if self._recorder is not None:
+            self._recorder.evaluated(result, versions, skipped_groups([ended])[0])
+        progress = self._progress
+        progress.epochs.append(result)
+        progress.images, progress.loss = result.images, result.train_loss
+        progress.replicas = len(self._membership.map.live_replicas())
+        if taken is not None and reading is not None:
+            taken.write_end(reading, cluster, self._parts.results.before(epoch + 1), progress.epochs)
+        return result, weights
+
+    async def _evaluate(
+        self, weights: Mapping[str, NDArray[Any]], epoch: int, counts: EpochCounts
+    ) -> EpochResult:
+        model, evaluator = self._prepared.model, self._parts.evaluator
+        model.use_ready()
+        test = await evaluator.accuracy(model, weights, self._parts.counts.data_address())
+        validation = None
+        if self._config.validation:
+            address = self._parts.counts.data_address()
+            validation = await evaluator.accuracy(model, weights, address, validation=True)
+        return EpochResult(
+            epoch=epoch,
+            images=counts.images,
+            skipped=counts.skipped,
+            trained_again=counts.trained_again,
+            train_loss=read_number(counts.loss),
+            test_accuracy=test,
+            validation_accuracy=validation,
+            train_s=counts.train_s,
+        )
+
+    async def _next_epoch(self, epoch: int) -> None:
+        def begin(record: RunRecord) -> RunRecord | None:
+            if record.id != self._record.id or record.phase != "between":
+                return None
+            return msgspec.structs.replace(record, phase="training", epoch=epoch + 1)
+
+        await self._membership.update_run(begin)
+
+    # --- the end -----------------------------------------------------------------------------
+
+    async def _stop_within(
+        self, client: ParameterClient, epoch: int, on_epoch: OnEpoch | None
+    ) -> Mapping[str, NDArray[Any]]:
+        """End the run within an epoch, and evaluate its weights; returns them."""
+        self._cut_short = True
+        self._progress.phase = "stopping"
+        self._parts.events.note(f"stopped within epoch {epoch}")
+        await self._parts.end_run()
+        data = await self._parts.counts.ledger_leader()
+        pulled = await pull_snapshot(self._prepared.model, self._table, self._membership.map, client)
+        if data.epoch == epoch and data.images:
+            counts = EpochCounts(images=data.images, loss=data.loss, train_s=data.train_s)
+            result = await self._evaluate(pulled.weights, epoch, counts)
+            self._progress.epochs.append(result)
+            self.choice.take(result, pulled.weights)
+            await _ask(on_epoch, result)
+        return pulled.weights
+
+    async def _make_record(
+        self, weights: Mapping[str, NDArray[Any]], statistics: Mapping[str, RoleStatistics]
+    ) -> bytes | RecordError | None:
+        if self._recorder is None:
+            return None
+        if self._cut_short:
+            return RecordError("the run was stopped within an epoch, which no record holds")
+        return await self._recorder.gather(self._membership.map, weights, statistics)
+
+    def _result(
+        self,
+        weights: Mapping[str, NDArray[Any]],
+        statistics: dict[str, dict[str, Any]],
+        record: bytes | RecordError | None,
+    ) -> RunResult:
+        return RunResult(
+            epochs=tuple(self._progress.epochs),
+            weights=self.choice.weights or weights,
+            kept_epoch=self.choice.epoch,
+            model=self._prepared.model,
+            data=self._prepared.data,
+            statistics=statistics,
+            events=self._parts.events.noted,
+            series=tuple(self._progress.series),
+            checkpoints=self.written,
+            checkpoint_missed=self._checkpointer.missed if self._checkpointer is not None else "",
+            record=record,
+        )
+
+    # --- checkpoints -------------------------------------------------------------------------
+
+    @property
+    def written(self) -> tuple[CheckpointResult, ...]:
+        """The checkpoints that are written."""
+        return tuple(self._checkpointer.written) if self._checkpointer is not None else ()
+
+    def _new_checkpointer(self, spawn: Spawn) -> Checkpointer | None:
+        if self._folder is None:
+            return None
+        prepared = self._prepared
+        return Checkpointer(
+            folder=self._folder,
+            copies=self._parts.copies,
+            config=self._config,
+            model=prepared.model,
+            common=common_manifest(
+                self._record, self._asked, prepared.data, trained_again=prepared.trained_again
+            ),
+            spawn=spawn,
+            note=self._parts.warn,
+            progress=self._progress,
+        )
+
+    def note_progress(self) -> None:
+        """Write the progress of training down beside the checkpoints; does nothing before and after it."""
+        if self._checkpointer is None or not self._training:  # writing starts tasks of the run
+            return
+        for values in self._progress.roles.values():
+            if lends(values):
+                self._checkpointer.note_progress(int(values["epoch"]), int(values["finished"]))
+
+    def __repr__(self) -> str:
+        return f"<TrainingRun {self._record.id} epoch {self._progress.epoch}>"
+
+
+async def _ask(on_epoch: OnEpoch | None, result: EpochResult) -> bool:
+    """Call the caller's function with an epoch's result; returns whether training goes on."""
+    answer = on_epoch(result) if on_epoch is not None else None
+    if inspect.isawaitable(answer):
+        answer = await answer
+    return not isinstance(answer, bool | np.bool_) or bool(answer)
