@@ -1,4 +1,4 @@
-"""The table of lines that simulated seeds run has rows for existing files, with the lines that did not run."""
+"""The table of lines that simulated seeds run names existing files, and the lines that did not run."""
 
 import json
 import subprocess

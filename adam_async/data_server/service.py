@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from adam_async.controller.client import GOODBYE_S
-from adam_async.controller.role import Role, RoleSettings, reply_or_fail, reply_when_room
+from adam_async.controller.role import Role, RoleSettings
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.group_producer import GroupProducer
 from adam_async.data_server.ledger import Settled

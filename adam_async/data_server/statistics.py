@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from adam_async.runtime.machine import ProcessMemory
-from dataflow.stats import PoolStatistics
+from dataflow import PoolStatistics
 
 
 class EpochStatistics(msgspec.Struct, frozen=True, kw_only=True):

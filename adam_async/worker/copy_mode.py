@@ -8,9 +8,6 @@ from typing import Any
 
 from adam_async.model.network import Network as Model
 from adam_async.model.network import Trainable
-from adam_async.parameter_server.client import ParameterClient, SessionIdentity
-from adam_async.run.config import Config
-from adam_async.model.network import Trainable
 from adam_async.parameter_server.client import SessionIdentity
 from adam_async.run.ids import ShardId
 from adam_async.worker.bounded_stepper import BoundedStepper

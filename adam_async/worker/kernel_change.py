@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from subprocess import DEVNULL, Popen
 from tempfile import TemporaryFile
 from threading import Event
-from typing import Any
-from typing import TYPE_CHECKING
 
 from adam_async.model.context import Engine
 from adam_async.model.network import Network, Trainable
