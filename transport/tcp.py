@@ -370,6 +370,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             async with asyncio.timeout(self._config.close_s):
                 if first:
                     await self._send_close()
+                # Shielded, because a cancelled caller must not cancel the future that other callers await.
                 await asyncio.shield(self._gone)
         except TimeoutError:
             pass

@@ -235,7 +235,7 @@ def _among_controllers(facts: Facts) -> list[Example]:
         Example(body=m.Introduced(identity=facts.sender_identity, members=(facts.sender_identity,))),
     ]
     for of, one in messages.items():
-        ride = Ride(kind=consensus.Message, record=one, is_text=False, field="said")
+        ride = Ride(kind=consensus.Message, record=one, is_text=False, field="packed")
         body = m.Agree(group=facts.group, packed=msgspec.msgpack.encode(one))
         examples.append(Example(body=body, ride=ride, of=of))
     examples.append(_packed(m.Agree(group=facts.group), consensus.Message, messages["Append"], "tensor"))
