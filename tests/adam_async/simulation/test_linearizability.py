@@ -248,8 +248,8 @@ def test_a_search_without_time_left_decides_nothing():
         (float("nan"), Get(), Read(0, None), "ends after it begins"),
         (2.0, Get(), Done(5), "does not belong to the question"),
         (2.0, CompareAndSet(0, "x"), Read(5, "x"), "does not belong to the question"),
-        (2.0, Get(), Read(0, "x"), "a value is None where the version is 0"),
-        (2.0, Get(), Read(5, None), "a value is None where the version is 0"),
+        (2.0, Get(), Read(0, "x"), "a value is None if and only if the version is 0"),
+        (2.0, Get(), Read(5, None), "a value is None if and only if the version is 0"),
     ],
 )
 def test_operations_that_cannot_be_are_no_operations(ended, asked, answer, claim):

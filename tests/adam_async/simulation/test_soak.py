@@ -122,7 +122,7 @@ def test_the_core_is_the_source_of_product_and_simulator() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "holds no soak: .*; name a file that there is not yet"),
+        ("", "holds no soak: .*; name a new file"),
         ("{", "holds no soak"),
         ("{}", "holds no soak: Object missing required field `schema`"),
         ("[]", "holds no soak: Expected `object`, got `array`"),
@@ -135,7 +135,7 @@ def test_the_core_is_the_source_of_product_and_simulator() -> None:
                     "progress": [{"scenario": "toy", "core": "c", "done": [[5, 1]]}],
                 }
             ),
-            "holds no soak: toy has ranges that are none",
+            "holds no soak: toy has invalid ranges",
         ),
         ('{"schema": "adam-async soak 0", "progress": []}', "is of schema 'adam-async soak 0'"),
     ],
