@@ -172,6 +172,7 @@ class BoundedStepper:
         # The open step has its values already: all its groups read by the same rule.
         if self._clock.groups:
             return True
+        # Steps that have not left keep their push buffers, so their number is bounded.
         return len(self._queue) < self._most_steps and self._has_values()
 
     def _has_values(self) -> bool:

@@ -134,8 +134,8 @@ class Server:
             finite = [queued.request not in self.bad for queued in batch.pushes]
             for place, shard in zip(batch.pushes[0].accepted, batch.shards(), strict=True):
                 assert batch.pushes[0].shards[place] is shard
-                told = [q.push for q, ok in zip(batch.pushes, finite, strict=True) if ok]
-                self.applied[shard.spec.id] += [(push.replica, push.incarnation, push.clock) for push in told]
+                done = [q.push for q, ok in zip(batch.pushes, finite, strict=True) if ok]
+                self.applied[shard.spec.id] += [(push.replica, push.incarnation, push.clock) for push in done]
             effects += self.tell(Applied(batch, [finite] * len(batch.shards())))
         elif isinstance(batch, ApplySum):
             for at, shard in enumerate(batch.shards):
@@ -588,7 +588,7 @@ class Worker:
     live: bool = True
     numbers: dict = field(default_factory=lambda: {0: 0, 1: 0})
     open: list = field(default_factory=list)
-    said: list = field(default_factory=list)
+    unanswered: list = field(default_factory=list)
     """(clock, shards, whether finite) of each push."""
     heard: dict | None = None
     """Last number on each shard when the generation ended."""
@@ -642,7 +642,7 @@ class Replicas(RuleBasedStateMachine):
     def check_pulled(self, effect):
         worker, clock = self.pulls.pop(effect.request)
         for other in self.workers.values():
-            for at, shards, finite in other.said:
+            for at, shards, finite in other.unanswered:
                 for number in shards:
                     if other.live and finite and at <= clock:
                         assert (other.replica, other.replica_generation, at) in self.server.applied[number], (
@@ -666,7 +666,7 @@ class Replicas(RuleBasedStateMachine):
             numbers = {shard: worker.numbers[shard] for shard in sorted(pushed)}
             push = push_of(replica, worker.clock, numbers, replica_generation=worker.replica_generation)
             if worker.live:
-                worker.said.append((worker.clock, sorted(pushed), finite))
+                worker.unanswered.append((worker.clock, sorted(pushed), finite))
             event = PushArrived(request, push, PushGradients(), [finite] * len(pushed))
             self.say(worker, event, lost=lost)
         rest = sorted(set(self.SHARDS) - pushed)
@@ -767,7 +767,7 @@ class Replicas(RuleBasedStateMachine):
         assert not self.pulls
         assert self.server.state.statistics().pending_contributions == 0
         for worker in self.workers.values():
-            for clock, shards, finite in worker.said:
+            for clock, shards, finite in worker.unanswered:
                 if worker.live and finite:
                     for number in shards:
                         assert (worker.replica, worker.replica_generation, clock) in self.server.applied[

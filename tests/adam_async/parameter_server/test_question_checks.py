@@ -50,7 +50,7 @@ def test_a_correct_question_is_taken(body):
 
 
 @pytest.mark.parametrize(
-    ("body", "change", "said"),
+    ("body", "change", "text"),
     [
         (PUSH, {"numbers": (1,)}, "differ in length"),
         (PUSH, {"versions": (8, 0)}, "version 8 of shard 0 was read, and it has 7"),
@@ -68,11 +68,11 @@ def test_a_correct_question_is_taken(body):
         (RECORD, {"steps": (StepRecord(1, 17, 0),)}, "17 images"),
     ],
 )
-def test_a_question_of_no_correct_client_is_refused_by_name(body, change, said):
+def test_a_question_of_no_correct_client_is_refused_by_name(body, change, text):
     refusal = checks_of().refusal(msgspec.structs.replace(body, **change), most_bytes=MOST_BYTES)
     assert refusal is not None
     assert refusal.code == "malformed"
-    assert said in refusal.text
+    assert text in refusal.text
 
 
 def test_bounds_of_epochs_and_clocks_follow_the_run():
@@ -149,9 +149,9 @@ def test_only_its_workers_send_for_a_live_generation_and_any_peer_for_an_unknown
     w0, w1, stranger = peer("w0"), peer("w1"), peer("stranger")
     assert known.refusal(stranger, msgspec.structs.replace(TICK, session=3)) == ""
     known.replica_generations_changed(members(0, 1, w0, w1))
-    said = "stranger is no worker of replica 0 in generation 1"
-    assert known.refusal(stranger, msgspec.structs.replace(TICK, session=3)) == said
-    assert known.refusal(stranger, msgspec.structs.replace(TICK, session=4)) == said
+    text = "stranger is no worker of replica 0 in generation 1"
+    assert known.refusal(stranger, msgspec.structs.replace(TICK, session=3)) == text
+    assert known.refusal(stranger, msgspec.structs.replace(TICK, session=4)) == text
     for session, worker in ((1, w0), (2, w1)):
         assert known.refusal(worker, msgspec.structs.replace(TICK, session=session)) == ""
     assert known.refusal(peer("w0", 9), msgspec.structs.replace(TICK, session=5)) != ""

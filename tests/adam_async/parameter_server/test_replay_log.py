@@ -55,7 +55,7 @@ def test_an_entry_takes_eight_bytes_and_its_flags_are_bits_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "text"),
     [
         (lambda data: b"adamord9" + data[8:], "begins with b'adamord1', not b'adamord9'"),
         (lambda data: data[:10], "of 10 bytes has no counts"),
@@ -64,8 +64,8 @@ def test_an_entry_takes_eight_bytes_and_its_flags_are_bits_of_their_own():
         (lambda data: data + b"x", "should have 64 bytes by its tables, but has 65"),
     ],
 )
-def test_a_damaged_log_is_refused_with_what_is_wrong(damage, said):
+def test_a_damaged_log_is_refused_with_what_is_wrong(damage, text):
     log = OrderLog([1])
     log.note(1, 7, log.replica_generation(0, 1, 1), 0)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=text):
         read_order_log(damage(log.packed()))

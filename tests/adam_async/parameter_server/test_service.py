@@ -84,8 +84,8 @@ def talk(servers):
     return servers.network.connect(address, servers.identity("worker", 5), timeout_s=50.0)
 
 
-async def refused(link, message, code, said):
-    with pytest.raises(RemoteError, match=said) as failure:
+async def refused(link, message, code, text):
+    with pytest.raises(RemoteError, match=text) as failure:
         await link.call(message, timeout_s=50.0)
     assert failure.value.code == code
 
@@ -99,7 +99,7 @@ async def test_a_malformed_push_is_refused_with_the_expected_shape_and_changes_n
         one = push_of(servers, [dense.id])
         factors = (Part(True, 1),)
         x, errors = np.zeros((64, 3), np.float32), np.zeros((10, 3), np.float32)
-        for message, said in (
+        for message, text in (
             (pack(one, [good[:-1]]), r"deltas: expected float32\(640,\), got float32\(639,\)"),
             (pack(one, [good.astype(np.float64)]), r"expected float32\(640,\), got float64\(640,\)"),
             (pack(one, []), "fewer tensors than its parts need"),
@@ -121,7 +121,7 @@ async def test_a_malformed_push_is_refused_with_the_expected_shape_and_changes_n
             ),
             (Message(type="Push", meta={"run": "run"}, tensors=()), "malformed Push"),
         ):
-            await refused(link, message, "malformed", said)
+            await refused(link, message, "malformed", text)
         for number, shard in servers.shards().items():
             np.testing.assert_array_equal(shard.values, before[number])
             assert (shard.version, shard.last_number) == (0, {})
@@ -229,14 +229,14 @@ async def test_a_record_out_of_turn_is_refused_by_name_and_counts_nothing(networ
     async with servers_of(NETWORKS[network](), weights="aliased") as servers, talk(servers) as link:
         ours = list(servers.shards())
         nothing = Message(type="Record", meta=pack(record_of(servers, ours)).meta | {"steps": []})
-        for message, code, said in (
+        for message, code, text in (
             (pack(record_of(servers, ours, number=2)), "gap", "expected step 1, not 2"),
             (pack(record_of(servers, [*ours, 999])), "not-primary", "not the primary of all of"),
             (pack(record_of(servers, ours, run="old")), "wrong-run", "not old generation"),
             (pack(record_of(servers, ours, generation=99)), "wrong-run", "not run generation 99"),
             (nothing, "malformed", "malformed Record"),
         ):
-            await refused(link, message, code, said)
+            await refused(link, message, code, text)
         assert all((s.version, s.last_number) == (0, {}) for s in servers.shards().values())
 
 
@@ -274,9 +274,9 @@ async def test_statistics_are_plain_values():
         address = servers.map.nodes["ps-0"].address
         async with servers.network.connect(address, servers.identity("driver", 7), timeout_s=50.0) as link:
             reply = await link.call(pack(GetStatistics(run="run")), timeout_s=50.0)
-        told = read_text_tensor(reply, dict, 1 << 20)
-        assert set(told["versions"].values()) == {1}
-        assert msgspec.json.decode(msgspec.json.encode(told)) == told
+        answer = read_text_tensor(reply, dict, 1 << 20)
+        assert set(answer["versions"].values()) == {1}
+        assert msgspec.json.decode(msgspec.json.encode(answer)) == answer
 
 
 async def test_a_server_without_a_run_is_not_ready():
@@ -315,8 +315,8 @@ async def test_contributions_wait_in_any_order_and_are_summed_once_all_have_arri
         async with talk(servers) as link:
             for number, gradient, images in ((1, 3.0, 4), (0, 0.5, 2)):
                 push, tensors = step_of(servers, gradient, number, images=images)
-                told = unpack(await link.call(pack(push, tensors), timeout_s=50.0), Pushed)
-                assert (set(told.versions), told.problems) == ({0}, ())
+                answer = unpack(await link.call(pack(push, tensors), timeout_s=50.0), Pushed)
+                assert (set(answer.versions), answer.problems) == ({0}, ())
             pull = Pull(run="run", generation=servers.map.generation, shards=every, clock=1, wait_s=50.0)
             answer = await link.call(pack(pull), timeout_s=50.0)
         assert unpack(answer, Values).clock == 1
@@ -340,8 +340,8 @@ async def test_contributions_that_name_their_shards_in_different_orders_are_summ
             flat = [np.full(spec.size, 1.0 + replica + spec.id, np.float32) for spec in specs]
             tensors = [np.concatenate(flat)] if parts == (2,) else flat
             fields = {"session": replica, "replica": replica, "images": 4}
-            told = tuple(Part(False, count) for count in parts)
-            pushes.append((push_of(servers, [spec.id for spec in specs], parts=told, **fields), tensors))
+            cut = tuple(Part(False, count) for count in parts)
+            pushes.append((push_of(servers, [spec.id for spec in specs], parts=cut, **fields), tensors))
         async with talk(servers) as link:
             for replica in order:
                 push, tensors = pushes[replica]
@@ -359,8 +359,8 @@ async def test_a_contribution_that_is_not_finite_is_refused_at_once_and_the_othe
         servers.servers[0].state.handle(ReplicasChanged({0: 1, 1: 1}))
         async with talk(servers) as link:
             push, tensors = step_of(servers, bad, 0)
-            told = unpack(await link.call(pack(push, tensors), timeout_s=50.0), Pushed)
-            assert {problem.status for problem in told.problems} == {REFUSED}
+            answer = unpack(await link.call(pack(push, tensors), timeout_s=50.0), Pushed)
+            assert {problem.status for problem in answer.problems} == {REFUSED}
             push, tensors = step_of(servers, 1.0, 1)
             await link.call(pack(push, tensors), timeout_s=50.0)
         await until(lambda: all(shard.version == 1 for shard in servers.shards().values()))
@@ -470,8 +470,8 @@ async def test_a_resumed_run_is_ready_when_all_shards_are_set_and_then_is_what_w
                 tensors = [*state_tables([state]), *values[at * arrays : (at + 1) * arrays]]
                 message = pack(load, tensors)
                 for _ in range(2):  # the second time as if the answer had been lost
-                    told = unpack(await link.call(message, timeout_s=50.0), Loaded)
-                    assert told.left == len(every) - at - 1
+                    answer = unpack(await link.call(message, timeout_s=50.0), Loaded)
+                    assert answer.left == len(every) - at - 1
             await member.wait_for(lambda m: m.nodes["ps-0"].ready == "again", "the server to be ready", 30.0)
             again = await link.call(
                 pack(ReadShards(run="again", generation=generation, shards=tuple(every))), timeout_s=50.0
