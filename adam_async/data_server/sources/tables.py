@@ -1,11 +1,11 @@
 """CSV tables: a row for each image, with its pixels or with the path of an image file.
 
     label,pixel0,pixel1,...         values 0 to 255, row by row; the image is square and grey, unless the
-                                    first line says otherwise: # shape: 3,32,32 (channels, rows, columns)
+                                    first line has its shape: # shape: 3,32,32 (channels, rows, columns)
     path,label                      files below the folder of the table
 
-``train.csv`` and ``test.csv`` say what their images are for; of a single table, one row in five tests: by a
-hash of its number, or of its path.
+``train.csv`` and ``test.csv`` are the two sets; one row in five of a single table tests, by a hash of its
+number or its path.
 """
 
 import csv
@@ -38,7 +38,7 @@ PIXELS = re.compile(rb"\d{1,3}(?:,\d{1,3})*")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The lines of a table, and what its header says of them."""
+    """The lines and the header of a table."""
 
     origin: str
     lines: list[bytes]
@@ -46,7 +46,7 @@ class Table:
     """Number of the first of `lines` in the file, from 1."""
     columns: list[str]
     shape: tuple[int, ...]
-    """(channels, rows, columns) of the pixels of a row; empty where rows name files."""
+    """(channels, rows, columns) of the pixels of a row; empty if rows name files."""
     split: Split | None
 
 
@@ -64,17 +64,17 @@ async def load_tables(
     """Load one or more tables.
 
     Args:
-        files: The tables, each with what its images are for; None to split its rows.
+        files: The tables with their splits; None splits rows.
         disk: Reads and decodes.
         name: Short name of the data set.
-        origin: What to call it in an error.
+        origin: Name of the data set in errors.
         source: Sentence for the report.
-        damage: Where damaged rows go.
+        damage: Collects damaged rows.
         room_bytes: Memory for tables and for images.
         size: Columns and rows of all images; None lets the images decide.
 
     Raises:
-        DataError: A header that is not understood, tables that do not fit each other, or too much damage.
+        DataError: An unknown header, tables that do not fit each other, or too much damage.
     """
     tables: list[Table] = []
     left = room_bytes
@@ -99,10 +99,10 @@ async def load_tables(
 
 
 def parse_header(data: bytes, origin: str, split: Split | None) -> Table:
-    """Return the lines of a table, and what its header says.
+    """Return the lines and the header of a table.
 
     Raises:
-        DataError: The header is missing or not understood, or there are too many rows.
+        DataError: The header is missing or unknown, or there are too many rows.
     """
     limits.check_members(max(data.count(b"\n"), data.count(b"\r")), origin)
     lines = data.removeprefix(b"\xef\xbb\xbf").splitlines()
@@ -221,7 +221,7 @@ async def _add_files(samples: Samples, table: Table, folder: Path, disk: Disk) -
 async def _each_line(
     table: Table, function: Callable[[Table, int], None], damage: Damage, disk: Disk
 ) -> None:
-    """Call a function for the index of each line, on the disk's thread; what it refuses is damaged."""
+    """Call a function for the index of each line, on the disk's thread; a refused line is damaged."""
 
     def some(first: int) -> None:
         for index in range(first, min(first + ROWS_AT_A_TIME, len(table.lines))):
