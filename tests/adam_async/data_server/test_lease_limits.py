@@ -35,7 +35,7 @@ def test_a_slow_replica_is_given_nothing_while_it_holds_more_than_its_rate_allow
     assert limits.room(SLOW, 10.0) == 23 - 4  # of 65 what 14 per second are of 40
 
 
-def test_nobody_is_held_back_before_his_rate_is_known():
+def test_no_replica_is_limited_before_its_rate_is_known():
     limits = limits_of({QUICK: 40})
     limits.leased(SLOW, 64, 0.0)
     for _ in range(7):
@@ -54,7 +54,7 @@ def test_a_slow_replica_may_hold_more_than_a_step_for_before_its_end_nothing_is_
     assert limits.room(SLOW, 1e6) > max(step, RECORDED)
 
 
-def test_who_begins_another_life_begins_anew():
+def test_a_new_generation_begins_anew():
     limits = limits_of({QUICK: 40, SLOW: 4})
     limits.keep((QUICK,))
     assert limits.room(SLOW, 10.0) is None

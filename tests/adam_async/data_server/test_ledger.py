@@ -178,7 +178,7 @@ MACHINES = (
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.__name__)
-def test_who_reads_the_ledger_has_the_state_and_goes_on_like_it(machine):
+def test_a_reader_of_the_ledger_has_the_state_and_goes_on_like_it(machine):
     written = type(f"Written{machine.__name__}", (Histories, machine), {})
     run_state_machine_as_test(
         written, settings=settings(max_examples=10, stateful_step_count=40, deadline=None)

@@ -73,7 +73,7 @@ async def loaded(source: Path, cache: CacheLimits | None = None) -> Dataset:
 
 
 @pytest.mark.parametrize("make", [npz, idx, tar_gz, picture, parquet, table])
-async def test_what_takes_more_than_half_of_the_memory_is_refused_before_it_is_decoded(
+async def test_a_source_above_half_of_the_memory_is_refused_before_it_is_decoded(
     make, tmp_path: Path
 ) -> None:
     source = make(tmp_path)

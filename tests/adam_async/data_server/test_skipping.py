@@ -61,7 +61,7 @@ def test_groups_that_are_leased_when_it_closes_are_finished_and_count():
     assert scene.state.trained_ranges() == ((0, 14),)
 
 
-def test_who_waits_hears_at_once_that_an_epoch_has_closed():
+def test_a_waiting_replica_learns_at_once_that_an_epoch_has_closed():
     scene = scene_of()
     scene.leased(THREE, 2)
     for replica in (ZERO, ONE):
@@ -89,7 +89,7 @@ def test_with_fewer_groups_than_replicas_those_without_any_are_not_counted():
     assert ended.skipped == ()
 
 
-def test_what_a_lost_replica_held_when_it_closed_is_skipped():
+def test_leases_of_a_replica_lost_after_the_closing_are_skipped():
     scene = scene_of()
     scene.leased(THREE, 2)
     for replica in (ZERO, ONE, TWO):
@@ -100,7 +100,7 @@ def test_what_a_lost_replica_held_when_it_closed_is_skipped():
     assert scene.live(ZERO, ONE) == [], "an epoch ends once"
 
 
-def test_what_came_back_before_it_closed_and_was_skipped_then_is_not_trained_again():
+def test_a_returned_lease_that_the_closing_skips_is_not_trained_again():
     last = Replica(4)
     scene = scene_of(20, replicas=(*FOUR, last))
     assert scene.leased(last, 2) == ((16, 1), (17, 1))
@@ -112,7 +112,7 @@ def test_what_came_back_before_it_closed_and_was_skipped_then_is_not_trained_aga
     assert (ended.skipped, ended.again) == (((1, 4), (16, 20)), ())
 
 
-def test_what_a_lost_replica_held_before_is_trained_by_its_successor_first():
+def test_leases_of_a_lost_replica_are_trained_by_its_successor_first():
     scene = scene_of()
     scene.leased(THREE, 2)
     scene.live(ZERO, ONE, TWO)
@@ -122,7 +122,7 @@ def test_what_a_lost_replica_held_before_is_trained_by_its_successor_first():
     assert (ended.skipped, ended.again) == ((), (12, 13))
 
 
-def test_carried_groups_come_first_and_to_others_than_those_who_were_behind():
+def test_carried_groups_come_first_and_to_other_replicas_than_those_behind():
     scene = scene_of(carried=6, behind=(THREE,))
     firsts = {replica: scene.leased(replica, 3) for replica in FOUR}
     assert firsts == {
@@ -158,7 +158,7 @@ def test_a_carried_group_of_a_lost_replica_is_trained_though_the_epoch_has_close
     assert (ended.skipped, ended.again) == (((13, 16),), (4, 5))
 
 
-def test_out_of_a_pool_everybody_takes_the_next_group_until_the_fraction_is_leased():
+def test_every_replica_takes_the_next_group_of_a_pool_until_the_fraction_is_leased():
     scene = scene_of(10, fraction=0.75, pooled=True)
     assert scene.leased(TWO, 3) == ((0, 1), (1, 1), (2, 1))
     assert scene.leased(ZERO, 2) == ((3, 1), (4, 1))
@@ -170,7 +170,7 @@ def test_out_of_a_pool_everybody_takes_the_next_group_until_the_fraction_is_leas
     assert (ended.skipped, ended.behind, ended.images) == (((8, 10),), (), 32)
 
 
-def test_what_a_lost_replica_took_out_of_the_pool_is_given_out_again():
+def test_leases_of_a_lost_replica_go_back_into_the_pool():
     scene = scene_of(8, fraction=0.5, pooled=True)
     scene.leased(ZERO, 2)
     assert said(scene.ask(ONE, 9)) == ([2, 3], True, 0, 0)
@@ -273,7 +273,7 @@ class Run:
     partitions=st.integers(1, 2),
 )
 @settings(max_examples=60, deadline=None)
-def test_no_image_is_skipped_twice_in_a_row_however_fast_replicas_are_and_whoever_dies(
+def test_no_image_is_skipped_twice_in_a_row_whichever_replicas_are_slow_or_lost(
     seed, fraction, pooled, replicas, partitions
 ):
     run = Run(seed, fraction=fraction, pooled=pooled, replicas=replicas, partitions=partitions)

@@ -315,6 +315,6 @@ PAIR = (np.zeros((2, 4, 4), np.uint8), np.arange(2))
         ({"test": (PAIR[0], PAIR[1][:1])}, "^test images has 2 images but test labels has 1 labels"),
     ],
 )
-def test_what_makes_no_data_set_is_said(wrong, claim):
+def test_an_error_names_an_object_that_makes_no_data_set(wrong, claim):
     with pytest.raises(DataError, match=claim):
         make_dataset(**{"name": "x", "source": "here", "train": PAIR, "test": PAIR, **wrong})

@@ -71,7 +71,7 @@ def test_a_wrong_array_is_named(changes: dict[str, Any], claim: str) -> None:
         parse_npz(npz(**changes), "a.npz", name="a", source="")
 
 
-def test_what_is_no_archive_is_refused() -> None:
+def test_a_file_that_is_no_archive_is_refused() -> None:
     single = io.BytesIO()
     np.save(single, np.zeros(3))
     for data, claim in [
