@@ -118,7 +118,7 @@ def _size(archive: Any, key: str, origin: str) -> int:
     size, there = prod(shape) * dtype.itemsize, members.getinfo(name).file_size
     if size > there:
         raise DataError(
-            f"{origin}:{key} says that it is {dtype} of {shape}, which are {size} bytes, but it has {there}; "
+            f"{origin}:{key} has a header of {dtype} {shape}, which are {size} bytes, but it has {there}; "
             "it was cut short or is damaged, fetch it again"
         )
     return size

@@ -106,17 +106,17 @@ def parse_header(data: bytes, origin: str, split: Split | None) -> Table:
     """
     limits.check_members(max(data.count(b"\n"), data.count(b"\r")), origin)
     lines = data.removeprefix(b"\xef\xbb\xbf").splitlines()
-    said = None
+    given = None
     first = 0
     while first < len(lines) and lines[first].startswith(b"#"):
-        said = SHAPE.fullmatch(lines[first]) or said
+        given = SHAPE.fullmatch(lines[first]) or given
         first += 1
     header = lines[first].decode("utf-8", "replace") if first < len(lines) else ""
     columns = [column.strip().strip('"').lower() for column in header.split(",")]
     if {"path", "label"} <= set(columns):
         shape: tuple[int, ...] = ()
     elif columns[0] == "label" and len(columns) > 1:
-        shape = _shape(len(columns) - 1, said[1] if said else b"", origin)
+        shape = _shape(len(columns) - 1, given[1] if given else b"", origin)
     else:
         raise DataError(
             f"{origin} begins with {header[:60]!r}, expected a header: label,pixel0,pixel1,... or path,label"
@@ -124,12 +124,12 @@ def parse_header(data: bytes, origin: str, split: Split | None) -> Table:
     return Table(origin, lines[first + 1 :], first + 2, columns, shape, split)
 
 
-def _shape(pixels: int, said: bytes, origin: str) -> tuple[int, ...]:
-    if said:
-        axes = [int(axis) for axis in re.split(rb"[,x]", said)]
+def _shape(pixels: int, given: bytes, origin: str) -> tuple[int, ...]:
+    if given:
+        axes = [int(axis) for axis in re.split(rb"[,x]", given)]
         shape = (1, *axes) if len(axes) == 2 else tuple(axes)
         if prod(shape) != pixels:
-            raise DataError(f"{origin} has {pixels} pixels in a row, but says that its shape is {shape}")
+            raise DataError(f"{origin} has {pixels} pixels in a row, but the shape {shape} in its first line")
         return shape
     side = isqrt(pixels)
     if side * side != pixels:

@@ -1,6 +1,6 @@
 """Images without labels, from files and folders, in the input shape of a model.
 
-Encoded images are rotated as EXIF says, scaled and cut to the model's rows and columns, and made grey or
+Encoded images are rotated by EXIF, scaled and cut to the model's rows and columns, and made grey or
 coloured to match its channels. Arrays of ``.npy`` files, (N, H, W), (N, C, H, W) or (N, H, W, C), must
 have the model's size. An array of the shape of one image of the model, (C, H, W) or (H, W, C), is one image.
 """

@@ -52,7 +52,7 @@ class Stage(ABC):
 
         Args:
             images: Shape (n, C, H, W), contiguous.
-            words: For each step, random words of each image: (n, as many as `words` says).
+            words: For each step, random words of each image, shape (n, `words`).
         """
 
 

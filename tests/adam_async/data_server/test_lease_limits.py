@@ -65,7 +65,7 @@ def test_where_an_epoch_ends_early_a_slow_replica_is_given_more_when_it_reports(
     scene = Scene()
     scene.live(QUICK, SLOW)
     shares = {QUICK: (0, 500), SLOW: (500, 1000)}
-    scene.tell(EpochBegan(1, 1000, shares, fraction=fraction))
+    scene.enter(EpochBegan(1, 1000, shares, fraction=fraction))
     first = [number for number, _ in scene.ask(SLOW, 64).groups]
     quick = [number for number, _ in scene.ask(QUICK, 400).groups]
     scene.report(QUICK, *quick)
@@ -82,7 +82,7 @@ def test_where_an_epoch_ends_early_a_slow_replica_is_given_more_when_it_reports(
 def test_a_replica_that_waits_for_room_is_answered_by_the_report_that_makes_it_quick_enough():
     scene = Scene()
     scene.live(QUICK, SLOW)
-    scene.tell(EpochBegan(1, 1000, {QUICK: (0, 500), SLOW: (500, 1000)}, fraction=0.9))
+    scene.enter(EpochBegan(1, 1000, {QUICK: (0, 500), SLOW: (500, 1000)}, fraction=0.9))
     slow = [number for number, _ in scene.ask(SLOW, 64).groups]
     quick = [number for number, _ in scene.ask(QUICK, 40).groups]
     scene.report(QUICK, *quick, now=1.0)

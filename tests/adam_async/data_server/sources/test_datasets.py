@@ -175,7 +175,7 @@ async def test_an_archive_that_asks_for_more_than_all_memory_is_damaged(tmp_path
             archive.writestr(f"{key}.npy", header.getvalue())
     async with Disk() as disk:
         with pytest.raises(
-            DataError, match=r"bomb.npz:x_train says that it is uint8 of .* was cut short or is damaged"
+            DataError, match=r"bomb.npz:x_train has a header of uint8 .* was cut short or is damaged"
         ):
             await load(str(tmp_path / "bomb.npz"), disk)
 
