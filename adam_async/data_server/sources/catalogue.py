@@ -1,10 +1,10 @@
-"""Encoded images that stay in their files: where each is, and what of it must be known before serving begins.
+"""Encoded images that stay in their files: their places, and the facts needed before serving begins.
 
-Names and labels are read, and of the images only headers, until it is settled which size most of them have
-and whether there are colours. From then on an image is read and decoded when it is needed. Images to test
-with are decoded at once, as they are answered from the event loop.
+Names and labels are read, and headers until the size of most images is settled, and whether there are
+colours. From then on an image is read and decoded on demand. Test images are decoded at once, because the
+event loop sends them.
 
-What that leaves to be met later is damage: `StoredImages` says what becomes of it.
+Later damage is handled by `StoredImages`.
 """
 
 from collections import Counter
@@ -31,11 +31,11 @@ from adam_async.run.image_size import Size, choose_size
 from adam_async.runtime.disk import Disk
 
 HEADER_BYTES = 1 << 12
-"""What is read of an image to know its size; of one with more before its pixels, all is read."""
+"""Size of the first read of an image, in bytes; an image with a longer header is read wholly."""
 
 SURELY_FITS = 32
-"""Where no size was asked for, images whose files have less than one part in so many of it are not looked at
-one by one: decoded, they fit."""
+"""Divisor of the memory below which images without a given size are not examined one by one: decoded, they
+fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +43,19 @@ class Entry:
     """One encoded image in a file."""
 
     origin: str
-    """What to call it in an error."""
+    """Name of the image in errors."""
     path: Path
     offset: int
     size: int
     label: str
     split: Split | int
-    """What it is for, or its rank, by which it is split."""
+    """Split of the image, or its rank, by which it is split."""
 
     def read(self, size: int | None = None) -> bytes:
-        """Return its bytes, or the first `size` of them. Blocks.
+        """Return the bytes of the image, or the first `size` of them. Blocks.
 
         Raises:
-            DataError: They are not there any more.
+            DataError: The file has changed or cannot be read.
         """
         size = self.size if size is None else min(size, self.size)
         try:
@@ -70,11 +70,11 @@ class Entry:
 
 
 class Catalogue:
-    """Collects where the images of a data set are.
+    """Collects the places of the images of a data set.
 
     Args:
-        origin: What to call the data set in an error, usually its path.
-        damage: Where damaged images go.
+        origin: Name of the data set in errors, usually its path.
+        damage: Collects damaged images.
         wanted: Columns and rows of all images; None lets the images decide.
     """
 
@@ -89,7 +89,7 @@ class Catalogue:
         """Add an image.
 
         Raises:
-            DataError: It is too large, or all together are; too large a one may be skipped instead.
+            DataError: The image is too large and must not be skipped, or all images together are.
         """
         try:
             limits.check_file(entry.size, limits.MAX_IMAGE_BYTES, entry.origin)
@@ -114,19 +114,19 @@ async def leave_stored(
     """Make a data set whose training images stay in their files.
 
     Args:
-        catalogue: Where they are.
-        disk: Whose thread reads headers, and the images to test with.
+        catalogue: Places of the images.
+        disk: Reads headers and test images on its thread.
         name: Short name of the data set.
         source: Sentence for the report.
-        cache: Memory that there is for them.
+        cache: Memory for training images.
         numbers: Class number of each label; without it they follow from the labels.
         class_names: Names of the classes; without `numbers`, only for labels that are numbers.
 
     Returns:
-        None if no size was asked for and all images fit, encoded and decoded: they are to be loaded at once.
+        None if no size is given and all images fit, encoded and decoded: the caller loads them at once.
 
     Raises:
-        DataError: As `assemble`, as far as it shows already.
+        DataError: An error of `assemble` that shows already.
     """
     if not cache.asked and catalogue.bytes * SURELY_FITS <= cache.size_bytes:
         return None
@@ -175,19 +175,19 @@ async def leave_stored(
 
 
 class _Shapes:
-    """Which size most images have and whether there are colours, as far as their headers were looked at."""
+    """Size of most images, and whether there are colours, from the headers read so far."""
 
     def __init__(self, images: int, *, any_size: bool) -> None:
         self._images = self._left = images
         self._any_size = any_size
         self.sizes: Counter[Size] = Counter()
-        """How many of those that were looked at have each size."""
+        """Number of images by size."""
         self._colours = False
         self.deep = 0
-        """Images of 16 bits among those that were looked at."""
+        """Number of images of 16 bits."""
 
     def add(self, header: Header | None) -> None:
-        """Take in the header of the next image; None if it has none that can be read."""
+        """Count the header of the next image; None if it cannot be read."""
         self._left -= 1
         if header is not None:
             self.sizes[header.size] += 1
@@ -200,7 +200,7 @@ class _Shapes:
 
     @property
     def settled(self) -> bool:
-        """Whether the images that are left cannot change anything."""
+        """Whether the other images cannot change the result."""
         if not self._left:
             return True
         most = max(self.sizes.values(), default=0)
@@ -212,7 +212,7 @@ class _Shapes:
 
 
 async def _look(entries: list[Entry], shapes: _Shapes, damage: Damage, disk: Disk) -> list[Entry]:
-    """Read headers until they say enough. Returns the images but for those whose header is damaged."""
+    """Read headers until the result is settled. Returns the images without damaged headers."""
     kept: list[Entry] = []
 
     def look(entry: Entry) -> None:

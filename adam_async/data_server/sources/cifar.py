@@ -2,8 +2,7 @@
 
 The archive is a gzipped tar of five training batches and one test batch; a batch is records of one label
 byte and 3 x 32 x 32 pixels. Its other version holds pickles and is not read. Nothing is unpacked to disk:
-the tar is walked header by header here, because only plain files at known names count and a reader that
-does no more than that has nothing to be tricked with.
+this reader goes through the tar header by header, and takes plain files with known names only.
 """
 
 import numpy as np
@@ -43,10 +42,10 @@ TRAIN = tuple(f"cifar-10-batches-bin/data_batch_{number}.bin" for number in rang
 TEST = "cifar-10-batches-bin/test_batch.bin"
 
 BLOCK = 512
-"""A tar is made of blocks: one of header before each member, whose data are filled up to the next."""
+"""Size of a tar's blocks, in bytes: a header before each member, whose data fill whole blocks."""
 
 MAX_MEMBERS = 64
-"""The archive has nine."""
+"""Maximum number of members of the archive, which has nine."""
 
 
 def parse_cifar(data: bytes, origin: str, *, source: str) -> Dataset:
@@ -54,11 +53,11 @@ def parse_cifar(data: bytes, origin: str, *, source: str) -> Dataset:
 
     Args:
         data: The whole archive, gzipped or not.
-        origin: What to call it in an error, usually its path.
+        origin: Name of the archive in errors, usually its path.
         source: Sentence for the report.
 
     Raises:
-        DataError: It is damaged, a batch is missing or twice there, or holds something else than records.
+        DataError: The archive is damaged, or a batch is missing, twice there, or not made of records.
     """
     batches = {name: _batch(member, f"{origin}:{name}") for name, member in _members(data, origin).items()}
     missing = [name for name in (*TRAIN, TEST) if name not in batches]
@@ -99,7 +98,7 @@ def _members(data: bytes, origin: str) -> dict[str, memoryview]:
 
 
 def _header(header: bytes, where: str) -> tuple[str, int]:
-    """Return the name and size of the member that a header is in front of."""
+    """Return the name and size of the member behind a header."""
     if len(header) < BLOCK:
         raise DataError(f"{where}: {len(header)} bytes where a header or the end should be; it was cut short")
     # The checksum counts its own eight bytes as blanks.

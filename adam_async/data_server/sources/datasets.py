@@ -1,4 +1,4 @@
-"""Where training data come from: a folder, a file, MNIST, or the digits inside this package.
+"""Sources of training data: a folder, a file, MNIST, or the digits inside this package.
 
     auto     `data_dir`, else MNIST from the cache, else MNIST downloaded into it, else the digits
     mnist    the same without the digits
@@ -7,12 +7,11 @@
     synthetic, synthetic:N       N drawn images (2,000) that a small network learns
     PATH     a folder with the four MNIST files (``.gz`` or not) or one ``.npz``, or the ``.npz`` file;
              x_train.npy, y_train.npy, x_test.npy, y_test.npy; Parquet files, tar shards or CSV tables, also
-             below ``train`` and ``test``; or folders of images by class. `adam_async/data_server/sources/`
-             says how each of them looks
+             below ``train`` and ``test``; or folders of images by class. The files of
+             `adam_async/data_server/sources/` describe each of them
 
-A source that the user named and that is damaged is an error, or, where single images are damaged and
-the caller says so, is used without them; `auto` passes over a damaged cache and a missing network, and
-says so in `Dataset.source`.
+A damaged source that the user named is an error; single damaged images are left out if the caller allows it.
+`auto` passes over a damaged cache and a missing network, and names the reason in `Dataset.source`.
 """
 
 import difflib
@@ -60,7 +59,7 @@ NAMES = ("auto", "mnist", "digits", "synthetic", *PUBLISHED)
 """Data sets that are known by name."""
 
 LOADERS = {".parquet": load_parquet, ".tar": load_shards, ".csv": load_tables}
-"""What reads one or more files of a kind."""
+"""Loaders of one or more files, by kind."""
 
 ENDINGS = {
     ".npz": (".npz",),
@@ -69,7 +68,7 @@ ENDINGS = {
     ".tar": (".tar", *COMPRESSED),
     ".csv": (".csv",),
 }
-"""How the names of files of a kind end."""
+"""Endings of the names of files, by kind."""
 
 
 async def load(
@@ -90,20 +89,20 @@ async def load(
         source: A name as above, a folder or a file.
         disk: Reads, decodes and writes, all off the event loop.
         downloader: Downloads missing files; without it nothing is downloaded.
-        data_dir: What ``ADAM_DATA_DIR`` says, for ``auto`` and ``mnist``.
-        cache_dir: Folder in which downloaded MNIST files are kept; without it nothing is downloaded.
-        damaged: What to do with damaged images: ``error``, or ``skip`` to leave out up to 5 % of all, which
+        data_dir: Folder of ``ADAM_DATA_DIR``, for ``auto`` and ``mnist``.
+        cache_dir: Folder of downloaded MNIST files; without it nothing is downloaded.
+        damaged: Policy for damaged images: ``error``, or ``skip`` to leave out up to 5 % of all, which
             `Dataset.damaged` then lists.
-        cache: Memory that there is for training images: of folders, shards and .npy files those that do not
-            fit stay where they are until they are needed. Without it all are loaded.
+        cache: Memory for training images: images of folders, shards and .npy files that do not fit are read
+            on demand. Without it all are loaded.
         room_bytes: Memory for a source that decodes as a whole; see `cache_limits.room_for_whole`. A
             larger source is refused before decoding.
         size: Columns and rows that encoded images are scaled and cut to; None lets the images decide. Arrays
             keep their size.
 
     Raises:
-        DataError: The source is missing or damaged; names the file, what was found, what was expected
-            and what to do.
+        DataError: The source is missing or damaged; names the file, its content, the expected content and
+            the remedy.
     """
     damage = Damage(damaged)
     if source == "digits":
@@ -150,7 +149,7 @@ async def _digits(disk: Disk, source: str) -> Dataset:
 
 
 async def _from_cache(cache_dir: Path | None, disk: Disk, passed_over: list[str]) -> Dataset | None:
-    """Return MNIST from the cache, or add why it is passed over and return None."""
+    """Return MNIST from the cache; if it cannot be used, add the reason and return None."""
     if cache_dir is None:
         passed_over.append("there is no cache folder")
         return None
@@ -321,7 +320,7 @@ async def _from_files(
 
 
 def kind_of_name(name: str) -> str:
-    """Say of what kind a file is by the end of its name; nothing if it is none of `ENDINGS`."""
+    """Return the kind of a file by the end of its name; empty if it is none of `ENDINGS`."""
     return next((kind for kind, endings in ENDINGS.items() if name.endswith(endings)), "")
 
 
@@ -329,10 +328,10 @@ async def split_folders(folder: Path, disk: Disk) -> tuple[str, list[tuple[Path,
     """Return the kind and the files of shards or tables in the folders train and test (or val) of a folder.
 
     Returns:
-        Each file with what its images are for; no kind and no files where there are none for both.
+        The kind, and each file with its split; no kind and no files unless both sets have files.
 
     Raises:
-        DataError: They are of several kinds.
+        DataError: The files are of several kinds.
     """
     folders = await folders_in(folder, disk)
     held_out = next((name for name in HELD_OUT if name in folders), None)
@@ -382,7 +381,7 @@ async def _from_mnist(
 
 
 def _file_of(stem: str, names: list[str]) -> str | None:
-    """Return the name under which a file of MNIST is there: plain first, either usual spelling."""
+    """Return the name of a file of MNIST: plain first, in either usual spelling."""
     dotted = stem.replace("-idx", ".idx")
     for name in (stem, dotted, f"{stem}.gz", f"{dotted}.gz"):
         if name in names:

@@ -1,7 +1,7 @@
 """Pure: the IDX format of the MNIST files, from bytes to an array.
 
 An IDX file is: two zero bytes, a type byte, the number of axes, each axis's length as a big-endian 32-bit
-integer, then the values in C order. Files may be gzipped; what the bytes say counts, not the name.
+integer, then the values in C order. Files may be gzipped, whatever their name.
 """
 
 import struct
@@ -17,7 +17,7 @@ from adam_async.errors import DataError
 GZIP_MAGIC = b"\x1f\x8b"
 GZIP_WINDOW_BITS = 31
 LIMIT_BYTES = 1 << 30
-"""Largest content accepted, so that a small damaged file cannot ask for all memory; MNIST's is 47 MB."""
+"""Maximum size of unpacked content, in bytes; a small damaged file must not ask for all memory."""
 
 TYPE_NAMES = {
     0x08: "uint8",
@@ -34,7 +34,7 @@ def gunzip(data: bytes, origin: str, room_bytes: int = LIMIT_BYTES) -> bytes:
 
     Args:
         data: The whole file.
-        origin: What to call it in an error.
+        origin: Name of the file in errors.
         room_bytes: Memory for the content.
 
     Raises:
@@ -64,12 +64,12 @@ def parse_idx(data: bytes, origin: str, *, axes: int, room_bytes: int = LIMIT_BY
 
     Args:
         data: The whole file.
-        origin: What to call it in an error, usually its path.
+        origin: Name of the file in errors, usually its path.
         axes: Number of axes it must have: 3 for images, 1 for labels.
         room_bytes: Memory for its content.
 
     Raises:
-        DataError: Not IDX, another type or number of axes, or a size that is not what the header says.
+        DataError: Not IDX, another type or number of axes, or another size than that of the header.
     """
     content = gunzip(data, origin, room_bytes)
     kind = "images" if axes == 3 else "labels"

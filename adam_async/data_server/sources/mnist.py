@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST: their four files, what they must contain, and where they are published."""
+"""MNIST and Fashion-MNIST: their four files, checksums and mirrors."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ MNIST = RemoteSet(
     ),
     file_s=120.0,
 )
-"""Handwritten digits; both mirrors have the same files. The deadline is short, for `auto` has the digits."""
+"""Handwritten digits; both mirrors have the same files. The deadline is short: `auto` has the digits."""
 
 FASHION = RemoteSet(
     name="Fashion-MNIST",
@@ -77,13 +77,13 @@ def parse_four(
 
     Args:
         contents: The files, gzipped or not, in the order of `STEMS`.
-        origins: What to call each in an error, usually its path.
+        origins: Names of the files in errors, usually their paths.
         name: Short name of the data set.
         source: Sentence for the report.
-        class_names: What each class is called, if that is known.
+        class_names: Names of the classes, if they are known.
 
     Raises:
-        DataError: One is damaged or of the wrong kind, or they do not belong together.
+        DataError: A file is damaged or of the wrong kind, or the files do not belong together.
     """
     train_images, train_labels, test_images, test_labels = (
         parse_idx(content, origin, axes=axes)

@@ -1,7 +1,7 @@
-"""Four ``.npy`` files in a folder: images and labels, to train and to test with.
+"""Four ``.npy`` files in a folder: images and labels of the training set and the test set.
 
 The images stay on disk, mapped into memory: a data set may be larger than the memory of the machine. The
-files must not be written while it is in use.
+files must not change while it is in use.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ from adam_async.run.cache_size import CacheLimits
 from adam_async.runtime.disk import Disk
 
 MAX_FILE_BYTES = 1 << 42
-"""Largest file that is mapped; its bytes are read only as they are used."""
+"""Maximum size of a mapped file, in bytes; its bytes are read on demand."""
 
 
 async def load_npy(
@@ -34,8 +34,8 @@ async def load_npy(
         names: The names in it.
         disk: Reads.
         source: Sentence for the report.
-        cache: Memory that there is for training images; where they have more, or a size was asked for, they
-            are read image by image: pages of a mapped file count as memory of whoever has read them.
+        cache: Memory for training images; if they are larger, or the cache has a given size, they are read
+            image by image: pages of a mapped file count as memory of the process that reads them.
 
     Raises:
         DataError: A file is missing or damaged, or an array has a wrong dtype, shape or count.
@@ -62,7 +62,7 @@ async def load_npy(
 def _train(
     mapped: np.memmap[Any, Any], labels: NDArray[Any], path: Path, cache: CacheLimits | None
 ) -> NDArray[Any] | StoredImages:
-    """The training images: mapped, or to be read one by one."""
+    """The training images: mapped, or read one by one."""
     if cache is None or not (cache.asked or mapped.nbytes > cache.size_bytes):
         return mapped
     plain = mapped.dtype == np.uint8 and mapped.flags.c_contiguous and mapped.size

@@ -1,4 +1,4 @@
-"""Pure: data sets in NumPy's ``.npz`` archives, with the keys that Keras made usual."""
+"""Pure: data sets in NumPy's ``.npz`` archives, with the keys of Keras."""
 
 import io
 import zipfile
@@ -16,12 +16,12 @@ from adam_async.data_server.sources.splits import rank_of_image, resolve
 from adam_async.errors import DataError
 
 ZIP, ARRAY = (b"PK\x03\x04", b"PK\x05\x06"), b"\x93NUMPY"
-"""How archives and single arrays begin."""
+"""First bytes of archives and of single arrays."""
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 _READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-"""By version of the format; later ones are for fields with names, which no images have."""
+"""Header readers by version of the format; later versions have named fields, which images lack."""
 
 
 def parse_npz(
@@ -29,11 +29,11 @@ def parse_npz(
 ) -> Dataset:
     """Return the data set in an archive with arrays x_train, y_train, x_test and y_test.
 
-    Without the last two, one image in five tests, some of each class. Pickled objects are never loaded.
+    Without the last two, one image in five of each class tests. Pickled objects are never loaded.
 
     Args:
         data: The whole archive.
-        origin: What to call it in an error.
+        origin: Name of the archive in errors.
         name: Short name of the data set.
         source: Sentence for the report.
         room_bytes: Memory for all four arrays, compared with their headers before unpacking.
@@ -118,7 +118,7 @@ def _size(archive: Any, key: str, origin: str) -> int:
     size, there = prod(shape) * dtype.itemsize, members.getinfo(name).file_size
     if size > there:
         raise DataError(
-            f"{origin}:{key} says that it is {dtype} of {shape}, which are {size} bytes, but it has {there}; "
+            f"{origin}:{key} has a header of {dtype} {shape}, which are {size} bytes, but it has {there}; "
             "it was cut short or is damaged, fetch it again"
         )
     return size

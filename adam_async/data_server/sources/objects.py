@@ -1,11 +1,11 @@
-"""Data sets out of Python objects: whatever hands over images with labels, one by one.
+"""Data sets from Python objects that yield images with labels, one by one.
 
-A source has ``__len__`` and ``__getitem__``, as data sets of other libraries do, or is an asynchronous
-iterator. An item is a pair (image, label) or a mapping with "image" and "label". An image is whatever NumPy
-makes an array of: an array, an image of Pillow, a tensor of another library on the CPU.
+A source has ``__len__`` and ``__getitem__``, like data sets of other libraries, or is an asynchronous
+iterator. An item is a pair (image, label) or a mapping with "image" and "label". An image is any object that
+NumPy makes an array of: an array, an image of Pillow, a tensor of another library on the CPU.
 
-All images are held in memory, as uint8. The items are read in the loop, which gets a turn after each few:
-a source that takes long for one item is better an asynchronous iterator that waits for its own threads.
+All images are in memory, as uint8. The event loop reads the items, and runs other tasks after every few: a
+source that is slow for one item should be an asynchronous iterator that waits for its own threads.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from adam_async.errors import DataError
 from adam_async.model.keyed_random import Dice
 
 ITEMS_PER_TURN = 32
-"""Items that are read before others in the loop get a turn."""
+"""Number of items that are read before other tasks of the loop run."""
 
 LIMIT_BYTES = 4 << 30
 
 
 @runtime_checkable
 class Items(Protocol):
-    """A source of which every item can be asked for by its number."""
+    """A source with items by number."""
 
     def __len__(self) -> int: ...
 
@@ -51,9 +51,9 @@ async def from_object(
 
     Args:
         source: Training images with labels.
-        test: A source of images to test with; or the share of `source` that is kept back for it, which is
-            the same items each time.
-        limit_bytes: Most bytes that the images may take, training and test images together.
+        test: A source of test images; or the share of `source` that is kept back for testing, always the same
+            items.
+        limit_bytes: Maximum size of training and test images together, in bytes.
         name: Short name of the data set, also for errors.
         scale: Whether floats from 0 to 1 are made into pixels from 0 to 255; without it floats are refused.
 
@@ -81,7 +81,7 @@ async def from_object(
 
 
 def _kept_back(items: int, share: float, name: str) -> NDArray[np.bool_]:
-    """Choose the items to test with: a part of them, at least one, and never all."""
+    """Choose the items to test with: at least one, and never all."""
     if not 0 < share < 1:
         raise DataError(f"{name}: test must be a source or a share between 0 and 1, not {share}")
     if items < 2:
@@ -127,7 +127,7 @@ async def _read(
 
 @asynccontextmanager
 async def _items(source: Source, name: str) -> AsyncIterator[AsyncIterator[Any]]:
-    """Iterate over a source; what it raises becomes an error that names the item."""
+    """Iterate over a source; its errors become errors that name the item."""
     inner: Any
     if isinstance(source, AsyncIterable):
         inner = aiter(source)
@@ -179,7 +179,7 @@ def _pair(item: Any, where: str) -> tuple[Any, Any]:
 
 
 def _pixels(image: Any, where: str, scale: bool) -> NDArray[np.uint8]:
-    if getattr(image, "mode", None) in ("P", "PA"):  # Pillow's: its values are numbers of colours
+    if getattr(image, "mode", None) in ("P", "PA"):  # Pillow's: its values are indices of colours
         raise DataError(f"{where}: its image has a palette; convert it to L (grey) or RGB")
     try:
         array = np.asarray(image)
@@ -199,7 +199,7 @@ def _pixels(image: Any, where: str, scale: bool) -> NDArray[np.uint8]:
             f"{where}: its image holds {array.dtype}, expected uint8; "
             "say scale=True if its values are from 0 to 1, or convert it"
         )
-    # Compared so that a value that is no number fails, too.
+    # In this form the comparison fails for NaN too.
     if not bool(((array >= 0) & (array <= 1)).all()):
         raise DataError(
             f"{where}: its image holds values from {array.min()} to {array.max()}, expected 0 to 1 to scale"

@@ -1,11 +1,11 @@
 """Parquet files with columns ``image`` and ``label``, read with pyarrow (of the extra ``parquet``).
 
-An image is the bytes of an encoded one, or a structure with ``bytes``, as Hugging Face's data sets write
-it; their names of the classes are taken from the file's own description. Labels are integers or text.
+An image is the bytes of an encoded one, or a structure with ``bytes``, as in Hugging Face's data sets, whose
+class names are in the file's metadata. Labels are integers or text.
 
-A file may say once what all its rows hold, and be a millionth of them. So bytes and text are read as the
-values that there are and which row has which, whatever the file itself does: rows that are equal share their
-memory, and how many bytes all rows come to is known, and limited, before any of them is taken out of arrow.
+A file may hold one value for all its rows, and be a millionth of their size. So bytes and text are read as a
+dictionary of values and an index for each row, whatever the file does: equal rows share their memory, and the
+size of all rows is known, and limited, before any of them is taken out of arrow.
 """
 
 import json
@@ -44,17 +44,17 @@ async def load_parquet(
     """Load all images of some Parquet files.
 
     Args:
-        files: The files, each with what its images are for; None to split their rows.
+        files: The files with their splits; None splits rows.
         disk: Reads and decodes.
         name: Short name of the data set.
-        origin: What to call it in an error.
+        origin: Name of the data set in errors.
         source: Sentence for the report.
-        damage: Where damaged images go.
+        damage: Collects damaged images.
         room_bytes: Memory for the images, encoded or decoded.
         size: Columns and rows of all images; None lets the images decide.
 
     Raises:
-        DataError: Not such a file, or what `assemble` refuses.
+        DataError: Not such a file, or an error of `assemble`.
     """
     require_pillow()
     samples = Samples(origin, damage, room_bytes, size)
@@ -67,10 +67,10 @@ async def load_parquet(
 
 
 def add_rows(data: bytes, origin: str, name: str, split: Split | None, samples: Samples) -> tuple[str, ...]:
-    """Add the images of one file. Returns the names of the classes, if it has them.
+    """Add the images of one file; return the names of the classes, if it has some.
 
     Raises:
-        DataError: pyarrow is not installed, no Parquet file, other columns, or damage that is not skipped.
+        DataError: pyarrow is not installed, not a Parquet file, other columns, or damage that is not skipped.
     """
     try:
         import pyarrow
@@ -98,7 +98,7 @@ def add_rows(data: bytes, origin: str, name: str, split: Split | None, samples: 
 
 
 def _check(file: Any, origin: str, room_bytes: int) -> str:
-    """Check columns and sizes by what the file says of itself, before any column is unpacked.
+    """Check columns and sizes by the metadata of the file, before any column is unpacked.
 
     Returns:
         The column of encoded images.
@@ -146,7 +146,7 @@ def _batches(file: Any, columns: list[str]) -> Iterator[Any]:
 
 
 def _written_out(column: Any) -> int:
-    """Bytes of all rows of a column of which each value is there once."""
+    """Size of all rows of a dictionary-encoded column, in bytes."""
     from pyarrow import compute
 
     sizes = compute.binary_length(column.dictionary).to_numpy(zero_copy_only=False)
@@ -154,7 +154,7 @@ def _written_out(column: Any) -> int:
 
 
 def _values(column: Any, known: dict[Any, Any]) -> list[Any]:
-    """The values of a column, each that is not a number only once in memory."""
+    """The values of a column; equal ones that are not numbers share their memory."""
     from pyarrow import types
 
     if not types.is_dictionary(column.type):
@@ -169,7 +169,7 @@ def _values(column: Any, known: dict[Any, Any]) -> list[Any]:
 
 
 def _class_names(metadata: dict[bytes, bytes]) -> tuple[str, ...]:
-    """Return the names that Hugging Face's description of the columns gives to the classes, if any."""
+    """Return the class names in Hugging Face's description of the columns, if any."""
     try:
         names = json.loads(metadata[b"huggingface"])["info"]["features"]["label"]["names"]
     except (KeyError, TypeError, ValueError, RecursionError):

@@ -165,7 +165,7 @@ def _begin(data: bytes, origin: str) -> "Image":
         raise DataError(f"{origin} is a damaged image ({error})") from None
     columns, rows = image.size
     if columns * rows > limits.MAX_IMAGE_PIXELS:
-        raise DataError(f"{too_large}: its header says {columns}x{rows}")
+        raise DataError(f"{too_large}: its header has {columns}x{rows}")
     if image.mode == "F":
         raise DataError(f"{origin} holds floating-point pixels; convert it to 8 bits")
     return image

@@ -1,10 +1,9 @@
-"""Data sets that are known by name and kept in the user's cache once they were downloaded.
+"""Data sets that are known by name, and kept in the user's cache after their download.
 
     fashion-mnist   70,000 grey images of clothes, 28x28, in 10 classes
     cifar-10        60,000 colour images, 32x32, in 10 classes
 
-Each has a folder of its own in the cache. MNIST itself is loaded by `datasets.load`, which has more places to
-look for it.
+Each has a folder of its own in the cache. `datasets.load` loads MNIST itself, from more places.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +23,9 @@ class Published:
 
     files: RemoteSet
     names: tuple[str, ...]
-    """Of the files, in the order in which `parse` wants them."""
+    """Names of the files, in the order of the arguments of `parse`."""
     parse: Callable[[Sequence[bytes], Sequence[str], str], Dataset]
-    """From the files' contents, what to call them in an error, and the sentence for the report."""
+    """Function from contents and names of the files, and the sentence for the report."""
 
 
 def _fashion(contents: Sequence[bytes], origins: Sequence[str], source: str) -> Dataset:
@@ -60,10 +59,10 @@ async def load_published(
         disk: Reads, decodes and writes, all off the event loop.
         downloader: Downloads missing files; without it nothing is downloaded.
         cache_dir: Folder in which each data set has a folder; without it there is nothing to load.
-        published: What is known by name.
+        published: Data sets by name.
 
     Raises:
-        DataError: It is neither in the cache nor to be had; says what was tried.
+        DataError: The data set is neither in the cache nor can be downloaded; names the attempts.
     """
     known = published[source]
     title = known.files.name

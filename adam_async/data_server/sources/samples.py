@@ -1,8 +1,8 @@
-"""From encoded images with labels, wherever they were found, to a data set.
+"""Data sets from encoded images with labels.
 
-All images are held encoded, then their headers are read, which gives the size that most of them have and
-whether there are colours, and then each is decoded straight into its place. Decoding runs on the disk's
-thread, some hundred images at a time, so that cancelling does not wait for all of them.
+All encoded images are in memory first. Their headers give the size of most of them, and whether there are
+colours; then each image is decoded into its place. Decoding runs on the disk's thread, some hundred images at
+a time, so that cancelling does not wait for all of them.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ BYTES_OF_PIXEL = 4
 """Maximum memory of one pixel during decoding, in bytes."""
 
 AT_A_TIME = 256
-"""Images that one job on the disk's thread decodes."""
+"""Number of images that one job on the disk's thread decodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,19 @@ class Sample:
     """One encoded image with its label."""
 
     origin: str
-    """What to call it in an error."""
+    """Name of the image in errors."""
     data: bytes
     label: str
     split: Split | int
-    """What it is for, or its rank, by which it is split."""
+    """Split of the image, or its rank, by which it is split."""
 
 
 class Samples:
-    """Collects the images of a data set, and refuses more bytes of them than fit.
+    """Collects the images of a data set, up to the memory for them.
 
     Args:
-        origin: What to call the data set in an error, usually its path.
-        damage: Where damaged images go.
+        origin: Name of the data set in errors, usually its path.
+        damage: Collects damaged images.
         room_bytes: Memory for its images, encoded or decoded.
         wanted: Columns and rows of all images; None lets the images decide.
     """
@@ -73,7 +73,7 @@ class Samples:
         """Add an image.
 
         Raises:
-            DataError: It is too large, or all together are; too large a one may be skipped instead.
+            DataError: The image is too large and must not be skipped, or all images together are.
         """
         try:
             limits.check_file(len(sample.data), limits.MAX_IMAGE_BYTES, sample.origin)
@@ -97,16 +97,16 @@ async def assemble(
     """Decode all images and join them with their labels.
 
     Args:
-        samples: What was found.
-        disk: Whose thread decodes.
+        samples: Encoded images.
+        disk: Decodes on its thread.
         name: Short name of the data set.
         source: Sentence for the report.
         numbers: Class number of each label; without it they follow from the labels.
         class_names: Names of the classes; without `numbers`, only for labels that are numbers.
 
     Raises:
-        DataError: Nothing is left to train or to test with, too many images are damaged, or, unless the
-            damage is to be skipped, one is.
+        DataError: Nothing is left to train or to test with, too many images are damaged, or one is and
+            damage is not skipped.
     """
     if numbers is None:
         numbers, names = number_classes(sample.label for sample in samples.all)
@@ -147,7 +147,7 @@ async def assemble(
 
 
 def say(source: str, damage: Damage, *, fitted: str = "", deep: int = 0) -> str:
-    """Return the sentence on where a data set is from, with what was done to it."""
+    """Return the sentence on the source of a data set, with the changes to its images."""
     if deep:
         source += f"; {deep} images of 16 bits were scaled to 8"
     if fitted:
@@ -161,7 +161,7 @@ def check_counts(train: int, test: int, damage: Damage, origin: str) -> None:
     """Refuse a data set that is too damaged, or without images to train or to test with.
 
     Raises:
-        DataError: It is.
+        DataError: The data set is such a one.
     """
     damage.check(train + test, origin)
     for split, images in zip(SPLITS, (train, test), strict=True):
@@ -173,7 +173,7 @@ def check_counts(train: int, test: int, damage: Damage, origin: str) -> None:
 
 
 def origins_of(origin: str) -> tuple[str, str, str, str]:
-    """What to call the four arrays of a data set in an error."""
+    """Names of the four arrays of a data set in errors."""
     train, test = f"{origin}, train set", f"{origin}, test set"
     return f"{train}, images", f"{train}, labels", f"{test}, images", f"{test}, labels"
 
@@ -212,7 +212,7 @@ async def _headers(samples: list[Sample], damage: Damage, disk: Disk) -> list[tu
 async def _decoded(
     samples: list[Sample], size: tuple[int, int], channels: int, damage: Damage, disk: Disk
 ) -> tuple[NDArray[np.uint8], list[Sample]]:
-    """Return the images that could be decoded, shape (N, C, H, W), and which they are."""
+    """Return the undamaged images, shape (N, C, H, W), and their samples."""
     images = np.empty((len(samples), channels, size[1], size[0]), np.uint8)
     kept: list[Sample] = []
 
@@ -225,10 +225,10 @@ async def _decoded(
 
 
 async def each(items: Sequence[T], function: Callable[[T], None], damage: Damage, disk: Disk) -> None:
-    """Call a function for each image on the disk's thread; what it refuses is damaged.
+    """Call a function for each image on the disk's thread; a refused image is damaged.
 
     Raises:
-        DataError: An image is damaged, and damage is not to be skipped.
+        DataError: An image is damaged, and damage is not skipped.
     """
 
     def some(first: int) -> None:

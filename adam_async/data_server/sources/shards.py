@@ -4,8 +4,8 @@
     00017.jpg, 00017.json           an object with "label" or "cls"
 
 A shard that ends in ``.tar.gz`` or ``.tgz`` is unpacked in memory.
-Nothing is ever written to disk. Members that could be meant to (names that are absolute or go up, links,
-devices) are damage; a shard that is cut short or not a tar file is an error, whatever is done with damage.
+Nothing is ever written to disk. Members that only make sense there (absolute names, names that go up, links,
+devices) are damage; a shard that is cut short or not a tar file is an error, whatever the policy for damage.
 """
 
 import io
@@ -50,19 +50,19 @@ async def load_shards(
     """Load all images of some tar shards.
 
     Args:
-        files: The shards, each with what its images are for; None to split them by their names.
+        files: The shards with their splits; None splits images by their names.
         disk: Reads and decodes.
         name: Short name of the data set.
-        origin: What to call it in an error.
+        origin: Name of the data set in errors.
         source: Sentence for the report.
-        damage: Where damaged images go.
-        cache: Memory that there is for training images; those that do not fit stay in their shards. Without
-            it, or where a shard is compressed, all images are decoded.
-        room_bytes: Memory for images that are all decoded, and for a shard that is read whole.
+        damage: Collects damaged images.
+        cache: Memory for training images; images that do not fit stay in their shards. Without it, or with a
+            compressed shard, all images are decoded.
+        room_bytes: Memory if all images are decoded, and for a shard that is read whole.
         size: Columns and rows of all images; None lets the images decide.
 
     Raises:
-        DataError: A shard is no tar file or cut short, or what `assemble` refuses.
+        DataError: A shard is not a tar file or is cut short, or an error of `assemble`.
     """
     require_pillow()
     if cache is not None and not any(path.name.endswith(ENDINGS) for path, _ in files):
@@ -86,7 +86,7 @@ def add_shard(data: bytes, origin: str, name: str, split: Split | None, samples:
     """Add the images of one shard.
 
     Raises:
-        DataError: No tar file, or cut short; or damage that is not to be skipped.
+        DataError: Not a tar file, or cut short; or damage that is not skipped.
     """
     for key, label, (offset, size) in _images(io.BytesIO(data), len(data), origin, samples.damage):
         chosen = split or rank_of_image(f"{name}/{key}")
@@ -94,7 +94,7 @@ def add_shard(data: bytes, origin: str, name: str, split: Split | None, samples:
 
 
 def list_shard(path: Path, split: Split | None, catalogue: Catalogue) -> None:
-    """Note where the images of one shard are, without reading them. Blocks.
+    """List the places of the images of one shard, without reading them. Blocks.
 
     Raises:
         DataError: As `add_shard`.
@@ -107,7 +107,7 @@ def list_shard(path: Path, split: Split | None, catalogue: Catalogue) -> None:
 
 
 Place = tuple[int, int]
-"""Where bytes begin in a file, and how many they are."""
+"""Offset and size of a range of a file, in bytes."""
 
 
 def _images(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator[tuple[str, str, Place]]:
@@ -166,7 +166,7 @@ def _members(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator
 
 
 def _problem(member: tarfile.TarInfo) -> str:
-    """Say why a member cannot be taken; nothing if it can."""
+    """Reason why a member is refused; empty if it is taken."""
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or "\\" in member.name or not member.name.isprintable():
         return "has a name that is absolute, goes up or cannot be shown"

@@ -1,8 +1,8 @@
-"""Pure: images drawn by dice, for runs that need data and no download.
+"""Pure: random images, for runs that need data and no download.
 
 Each class has a picture of a few soft blobs. An image is that picture, moved a little, brighter or darker,
-under noise: a small network learns to tell them apart, and one that guesses does not. All of it is a function
-of the seed, and image number i is the same however many there are.
+under noise: a small network learns to classify them. All of it is a function of the seed, and image number i
+does not depend on the number of images.
 """
 
 from math import prod
@@ -18,26 +18,26 @@ from adam_async.model.keyed_random import Dice
 NAME = "synthetic"
 
 IMAGES, SHAPE, CLASSES = 2_000, (1, 28, 28), 10
-"""What ``synthetic`` alone means."""
+"""Number of training images of ``synthetic`` alone."""
 
 BLOBS = 4
-"""Blobs of a class."""
+"""Number of blobs of a class."""
 
 TEST_SHARE = 5
-"""One test image for so many training images."""
+"""Number of training images for each test image."""
 
 MIN_SIDE = 4
 MAX_CLASSES = 1_000
 MAX_BYTES = 4 << 30
 
 BRIGHTNESS = (120.0, 220.0)
-"""Brightest pixel of an image before noise, from and to."""
+"""Range of the brightest pixel of an image before noise."""
 
 NOISE = 50.0
-"""Noise is uniform, from zero to this."""
+"""Upper end of the uniform noise, from zero."""
 
 AT_ONCE_BYTES = 1 << 22
-"""Pixels that are drawn at once; their random words are eight times as large."""
+"""Number of pixels drawn at once; their random words take eight bytes each."""
 
 
 def synthetic(
@@ -49,9 +49,9 @@ def synthetic(
     """Draw a data set, its classes equally frequent.
 
     Args:
-        images: How many to train on; a fifth as many, rounded up to one of each class, are for testing.
-        shape: (C, H, W) of each.
-        classes: How many kinds of images.
+        images: Number of training images; a fifth as many, at least one of each class, are test images.
+        shape: (C, H, W) of each image.
+        classes: Number of classes.
         seed: Other seeds draw other classes and images.
 
     Raises:
@@ -88,7 +88,7 @@ def parse_synthetic(source: str) -> int | None:
     """Return how many training images ``synthetic`` or ``synthetic:N`` asks for; None for other sources.
 
     Raises:
-        DataError: What stands behind the colon is no number of images.
+        DataError: The text behind the colon is not a number of images.
     """
     name, colon, count = source.partition(":")
     if name != NAME:
@@ -101,13 +101,13 @@ def parse_synthetic(source: str) -> int | None:
 
 
 def _picture(dice: Dice, label: int, shape: tuple[int, int, int]) -> NDArray[np.float32]:
-    """Draw what a class looks like: (C, H, W), the brightest pixel 1."""
+    """Draw the picture of a class: (C, H, W), the brightest pixel 1."""
     channels, rows, columns = shape
     places = dice.uniform("synthetic class", keys=(label,), count=BLOBS * (2 + channels), dtype=np.float64)
     y, x, *strengths = places.reshape(2 + channels, BLOBS)
     row = np.arange(rows)[:, np.newaxis, np.newaxis] / rows
     column = np.arange(columns)[:, np.newaxis] / columns
-    # Blobs keep away from the borders, so that all of them stay in sight when the picture moves.
+    # Blobs keep away from the borders, so that all of them stay inside when the picture moves.
     distance = (row - (0.15 + 0.7 * y)) ** 2 + (column - (0.15 + 0.7 * x)) ** 2
     blobs = np.exp(-distance / (2 * 0.09**2))
     picture = np.stack([(blobs * (0.4 + 0.6 * strength)).sum(axis=2) for strength in strengths])

@@ -1,11 +1,11 @@
 """CSV tables: a row for each image, with its pixels or with the path of an image file.
 
     label,pixel0,pixel1,...         values 0 to 255, row by row; the image is square and grey, unless the
-                                    first line says otherwise: # shape: 3,32,32 (channels, rows, columns)
+                                    first line has its shape: # shape: 3,32,32 (channels, rows, columns)
     path,label                      files below the folder of the table
 
-``train.csv`` and ``test.csv`` say what their images are for; of a single table, one row in five tests: by a
-hash of its number, or of its path.
+``train.csv`` and ``test.csv`` are the two sets; one row in five of a single table tests, by a hash of its
+number or its path.
 """
 
 import csv
@@ -38,7 +38,7 @@ PIXELS = re.compile(rb"\d{1,3}(?:,\d{1,3})*")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The lines of a table, and what its header says of them."""
+    """The lines and the header of a table."""
 
     origin: str
     lines: list[bytes]
@@ -46,7 +46,7 @@ class Table:
     """Number of the first of `lines` in the file, from 1."""
     columns: list[str]
     shape: tuple[int, ...]
-    """(channels, rows, columns) of the pixels of a row; empty where rows name files."""
+    """(channels, rows, columns) of the pixels of a row; empty if rows name files."""
     split: Split | None
 
 
@@ -64,17 +64,17 @@ async def load_tables(
     """Load one or more tables.
 
     Args:
-        files: The tables, each with what its images are for; None to split its rows.
+        files: The tables with their splits; None splits rows.
         disk: Reads and decodes.
         name: Short name of the data set.
-        origin: What to call it in an error.
+        origin: Name of the data set in errors.
         source: Sentence for the report.
-        damage: Where damaged rows go.
+        damage: Collects damaged rows.
         room_bytes: Memory for tables and for images.
         size: Columns and rows of all images; None lets the images decide.
 
     Raises:
-        DataError: A header that is not understood, tables that do not fit each other, or too much damage.
+        DataError: An unknown header, tables that do not fit each other, or too much damage.
     """
     tables: list[Table] = []
     left = room_bytes
@@ -99,24 +99,24 @@ async def load_tables(
 
 
 def parse_header(data: bytes, origin: str, split: Split | None) -> Table:
-    """Return the lines of a table, and what its header says.
+    """Return the lines and the header of a table.
 
     Raises:
-        DataError: The header is missing or not understood, or there are too many rows.
+        DataError: The header is missing or unknown, or there are too many rows.
     """
     limits.check_members(max(data.count(b"\n"), data.count(b"\r")), origin)
     lines = data.removeprefix(b"\xef\xbb\xbf").splitlines()
-    said = None
+    given = None
     first = 0
     while first < len(lines) and lines[first].startswith(b"#"):
-        said = SHAPE.fullmatch(lines[first]) or said
+        given = SHAPE.fullmatch(lines[first]) or given
         first += 1
     header = lines[first].decode("utf-8", "replace") if first < len(lines) else ""
     columns = [column.strip().strip('"').lower() for column in header.split(",")]
     if {"path", "label"} <= set(columns):
         shape: tuple[int, ...] = ()
     elif columns[0] == "label" and len(columns) > 1:
-        shape = _shape(len(columns) - 1, said[1] if said else b"", origin)
+        shape = _shape(len(columns) - 1, given[1] if given else b"", origin)
     else:
         raise DataError(
             f"{origin} begins with {header[:60]!r}, expected a header: label,pixel0,pixel1,... or path,label"
@@ -124,12 +124,12 @@ def parse_header(data: bytes, origin: str, split: Split | None) -> Table:
     return Table(origin, lines[first + 1 :], first + 2, columns, shape, split)
 
 
-def _shape(pixels: int, said: bytes, origin: str) -> tuple[int, ...]:
-    if said:
-        axes = [int(axis) for axis in re.split(rb"[,x]", said)]
+def _shape(pixels: int, given: bytes, origin: str) -> tuple[int, ...]:
+    if given:
+        axes = [int(axis) for axis in re.split(rb"[,x]", given)]
         shape = (1, *axes) if len(axes) == 2 else tuple(axes)
         if prod(shape) != pixels:
-            raise DataError(f"{origin} has {pixels} pixels in a row, but says that its shape is {shape}")
+            raise DataError(f"{origin} has {pixels} pixels in a row, but the shape {shape} in its first line")
         return shape
     side = isqrt(pixels)
     if side * side != pixels:
@@ -221,7 +221,7 @@ async def _add_files(samples: Samples, table: Table, folder: Path, disk: Disk) -
 async def _each_line(
     table: Table, function: Callable[[Table, int], None], damage: Damage, disk: Disk
 ) -> None:
-    """Call a function for the index of each line, on the disk's thread; what it refuses is damaged."""
+    """Call a function for the index of each line, on the disk's thread; a refused line is damaged."""
 
     def some(first: int) -> None:
         for index in range(first, min(first + ROWS_AT_A_TIME, len(table.lines))):

@@ -1,6 +1,6 @@
-"""Images without labels, from files and folders, in the shape that a model takes.
+"""Images without labels, from files and folders, in the input shape of a model.
 
-Encoded images are rotated as EXIF says, scaled and cut to the model's rows and columns, and made grey or
+Encoded images are rotated by EXIF, scaled and cut to the model's rows and columns, and made grey or
 coloured to match its channels. Arrays of ``.npy`` files, (N, H, W), (N, C, H, W) or (N, H, W, C), must
 have the model's size. An array of the shape of one image of the model, (C, H, W) or (H, W, C), is one image.
 """
@@ -44,7 +44,7 @@ class Unlabelled:
 
     Args:
         paths: Image files, ``.npy`` files and folders; folders are searched with all folders in them.
-        image_shape: (C, H, W) that the model takes.
+        image_shape: (C, H, W) of the model's input.
         disk: Reads and decodes.
         damage: Notes damaged images.
     """
@@ -57,7 +57,7 @@ class Unlabelled:
         self._disk = disk
         self._damage = damage
         self.passed_over = 0
-        """Number of files in folders that are no images."""
+        """Number of files in folders that are not images."""
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Read all images, some at a time.
@@ -113,7 +113,7 @@ class Unlabelled:
         return found
 
     async def _decoded(self, files: Sequence[Path]) -> Piece:
-        """Read image files; leaves damaged ones out if that is allowed."""
+        """Read image files, without damaged ones if that is allowed."""
         require_pillow()
         channels, rows, columns = self._shape
 

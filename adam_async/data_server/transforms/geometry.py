@@ -1,12 +1,12 @@
 """Pure: steps that move pixels, joined into one map for each image, so that it is resampled only once.
 
-A map says for a place in the new image which place of the old one is seen there; places are (x, y) from the
-centre of the image, x to the right and y down. Neighbouring steps are composed as maps, so what a shift
-moves beyond the edge a later shift brings back. A new resampling begins at a crop, a pad, a step with
-another `edge`, or a second elastic step.
+A map leads from each position of the new image to its position in the old one; positions are (x, y) from the
+centre of the image, x to the right and y down. Neighbouring steps are composed as maps, so a later shift
+brings back pixels that an earlier one moved beyond the edge. A new resampling begins at a crop, a pad, a step
+with another `edge`, or a second elastic step.
 
 Maps are computed in float64 by sums, products and quotients alone, whose results are the same on every
-machine (sines of a mathematics library are not), and rounded once to whole numbers of 1/65536 pixel.
+machine (a library's sines are not), and rounded once to whole numbers of 1/65536 pixel.
 
 The elastic step moves pixels by a cubic B-spline over a coarse grid of control points, each displaced evenly
 at random by at most `pixels` in x and y; Simard et al. (2003) blur a displacement of each pixel instead.
@@ -41,7 +41,7 @@ _SIN_TERMS = (1 / 6227020800, -1 / 39916800, 1 / 362880, -1 / 5040, 1 / 120, -1 
 
 
 def joins(step: Step, others: Sequence[Step]) -> bool:
-    """Whether a step can be part of the same resampling as those before it."""
+    """Whether a step can be part of the same resampling as the steps before it."""
     if step.kind in _ALONE or any(other.kind in _ALONE for other in others):
         return False
     if step.kind == "elastic" and any(other.kind == "elastic" for other in others):
@@ -54,7 +54,7 @@ class Movement(Stage):
     """Steps that are resampled as one.
 
     Args:
-        steps: One or more that `joins` allows.
+        steps: One or more steps that `joins` allows.
         shape: (C, H, W) of the images.
         kernels: Fill the new images.
 
@@ -81,7 +81,7 @@ class Movement(Stage):
         self._down, self._across = Spline.of(self.shape[1], cells), Spline.of(self.shape[2], cells)
 
     def apply(self, images: Pixels, words: Sequence[Words]) -> Pixels:
-        """Draw the maps of these images, and look the images up."""
+        """Draw the maps of these images, and resample the images."""
         n = len(images)
         one, zero = np.ones(n), np.zeros(n)
         linear, offset = (one, zero, zero, one), (zero, zero)
@@ -112,7 +112,7 @@ class Movement(Stage):
         return out
 
     def _maps(self, linear: Sequence[Floats], offset: Sequence[Floats]) -> NDArray[np.int64]:
-        """From places around the centres to rows and columns."""
+        """Maps from positions around the centre to rows and columns."""
         a, b, d, e = linear
         x, y = self._new_centre
         column = offset[0] + self._centre[0] - a * x - b * y
@@ -120,7 +120,7 @@ class Movement(Stage):
         return units(np.stack([a, b, column, d, e, row], axis=1))
 
     def _inverse(self, step: Step, words: Words) -> tuple[Sequence[Floats], tuple[Floats, Floats]]:
-        """Which place is seen at (x, y): four factors, row by row, and what is added."""
+        """The position in the old image of (x, y): four factors, row by row, and an offset."""
         one, zero = np.ones(len(words)), np.zeros(len(words))
         options, nowhere = step.options, (zero, zero)
         if step.kind == "flip":
@@ -144,14 +144,14 @@ class Movement(Stage):
         return (one, zero, zero, one), nowhere  # a pad leaves the image in the middle
 
     def _window(self, words: Words, axis: int, padding: int) -> Floats:
-        """How far the centre of a window is from that of the image, at a random place."""
+        """Distance of a random window's centre from the centre of the image."""
         places = 2 * padding - self._room[axis]
         middle = self._new_centre[axis] - self._centre[axis]
         return np.floor(uniform(words) * (places + 1)) - padding + middle
 
 
 _WORDS = {"shift": 2, "crop": 2, "pad": 0}
-"""Random words of a step; others take one, an elastic one as many as its grid needs."""
+"""Number of random words of a step; others take one, an elastic step as many as its grid needs."""
 
 
 def _new_shape(step: Step, shape: Shape) -> Shape:

@@ -1,14 +1,14 @@
-"""Pure: compiled twins of what takes most time, equal to NumPy's to the last bit.
+"""Pure: compiled twins of the most expensive loops, equal to NumPy's to the last bit.
 
-All are whole numbers, which no compiler rounds another way, or sums and products of float64 in their order.
-What each does is said beside its twin: `philox_words` in adam_async/model/keyed_random.py, `resample` in
-adam_async/data_server/transforms/resample.py, the others in
-adam_async/data_server/transforms/pipeline.py. They call nothing of other files, because numba would not see
-that those have changed.
+All compute with whole numbers, which no compiler rounds another way, or with sums and products of float64 in
+their order. Their documentation is at the twins: `philox_words` in adam_async/model/keyed_random.py,
+`resample` in adam_async/data_server/transforms/resample.py, the others in
+adam_async/data_server/transforms/pipeline.py. They call no function of other files, because numba would not
+notice changes there.
 
-Loops over pixels are short and write to one array, so that compilers make vectors of them. They index by
-unsigned numbers, of which numba does not ask whether they count from the end, and each operation is brought
-back to 32 bits, to which numba would not keep.
+Loops over pixels are short and write to one array, so that compilers vectorise them. They index by unsigned
+numbers, for which numba has no check of negative indices, and each operation is cut to 32 bits, because numba
+would widen it.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 Pixels = NDArray[np.uint8]
 
 _LANES = 32
-"""Columns are worked off so many at once: a multiple of what the vectors of any processor hold."""
+"""Number of columns processed at once: a multiple of the vector length of every processor."""
 
 
 def _upper_word(a: Any, b: Any) -> Any:
@@ -99,10 +99,10 @@ def _source_of(
     high: int,
     out: Halves,
 ) -> None:
-    """Where each pixel of an image comes from along one axis, from 0 at a pixel before the image.
+    """Source position of each pixel of an image along one axis, from 0 at a pixel before the image.
 
-    In units of 1/256, and not beyond `low` and `high`: farther away it is seen the same. Where there are
-    lines of a field, they are longer than a row; what is written behind a row the next row overwrites.
+    In units of 1/256, clipped to `low` and `high`, beyond which all pixels are the same. The lines of a field
+    are longer than a row; the next row overwrites the values behind a row.
     """
     for r in range(at.shape[0]):
         first, place = np.uint64(r * columns), start + down * r + 128
@@ -123,7 +123,7 @@ _sources = exact(_source_of)
 
 
 def _join_fours(images: Pixels, i: int, channel: int, padded: Pixels, fours: Halves) -> None:
-    """Put every pixel, its right neighbour and the two below them into one word; black is all around."""
+    """Join every pixel, its right neighbour and the two below them in one word, with a black border."""
     rows, columns = images.shape[2], images.shape[3]
     wide, one = np.uint64(columns + 2), np.uint64(1)
     for r in range(rows):

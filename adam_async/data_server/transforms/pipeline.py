@@ -1,4 +1,4 @@
-"""Pure: what the stages of a recipe have in common."""
+"""Pure: the stages of a recipe, and their kernels."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -21,14 +21,14 @@ Floats = NDArray[np.float64]
 Longs = NDArray[np.int64]
 
 KERNELS = ("auto", "numpy", "numba")
-"""Known sets of kernels; `auto` is `numba` where that is installed."""
+"""Known sets of kernels; `auto` is `numba` if that is installed."""
 
 _FARTHEST = 2.0**40
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The loops that take most time. Both sets make equal bytes."""
+    """The most expensive loops. Both sets make equal bytes."""
 
     name: str
     philox: Callable[[Words, Words], Words]
@@ -42,9 +42,9 @@ class Stage(ABC):
     """One pass over the images: several steps that move pixels, or one step of another kind."""
 
     words: list[int]
-    """How many random words each of its steps draws for an image."""
+    """Number of random words that each step draws for an image."""
     shape: Shape
-    """(C, H, W) of what it makes."""
+    """(C, H, W) of the new images."""
 
     @abstractmethod
     def apply(self, images: Pixels, words: Sequence[Words]) -> Pixels:
@@ -52,7 +52,7 @@ class Stage(ABC):
 
         Args:
             images: Shape (n, C, H, W), contiguous.
-            words: For each step, random words of each image: (n, as many as `words` says).
+            words: For each step, random words of each image, shape (n, `words`).
         """
 
 
@@ -67,18 +67,18 @@ def signed(words: Words) -> Floats:
 
 
 def units(pixels: Floats) -> Longs:
-    """Round to units of positions. What is farther than any image is long is beyond all of them."""
+    """Round to units of positions, clipped to positions beyond every image."""
     return np.floor(np.clip(pixels * ONE, -_FARTHEST, _FARTHEST) + 0.5).astype(np.int64)
 
 
 def numpy_displaced(words: Words, pixels: float, linear: Floats, points: int) -> Longs:
-    """Displace the control points of elastic fields, each evenly at random.
+    """Displace the control points of elastic fields, each uniformly at random.
 
     Args:
         words: Shape (n, 2 * points * points): of all points across, then of all down.
-        pixels: By how much at most.
-        linear: Shape (n, 4): the map, row by row, that displacements go through.
-        points: Of the grid, along each side.
+        pixels: Maximum displacement, in pixels.
+        linear: Shape (n, 4): the map of the displacements, row by row.
+        points: Number of points of the grid along each side.
 
     Returns:
         Shape (n, 2, points, points), in units of positions.
@@ -95,7 +95,7 @@ def numpy_levelled(images: Pixels, gains: Longs, offsets: Longs) -> Pixels:
     Args:
         images: Shape (n, C, pixels).
         gains: Shape (n, C).
-        offsets: Likewise.
+        offsets: Shape (n, C).
     """
     changed = images * gains[:, :, np.newaxis] + offsets[:, :, np.newaxis]
     levels: Longs = (changed + 32768) >> 16
@@ -108,7 +108,7 @@ def numpy_noisy(images: Pixels, words: Words, factor: int) -> Pixels:
     Args:
         images: Shape (n, pixels).
         words: Shape (n, half as many, rounded up): the lower half of a word is for the pixel before.
-        factor: In units of 1/65536.
+        factor: Factor in units of 1/65536.
     """
     n, size = images.shape
     halves = np.stack([words & np.uint64(0xFFFFFFFF), words >> np.uint64(32)], axis=-1)
@@ -120,10 +120,10 @@ def numpy_noisy(images: Pixels, words: Words, factor: int) -> Pixels:
 
 
 def kernels_of(kernels: str) -> Kernels:
-    """Settle which set is meant; compiled kernels are compiled, or read from the disk, here.
+    """Choose a set of kernels; Numba's are compiled, or read from the disk, here.
 
     Raises:
-        ConfigError: There is no such set, or it is not installed.
+        ConfigError: The set is unknown, or not installed.
     """
     if kernels not in KERNELS:
         raise ConfigError(f"unknown kernels {kernels!r}; known: {', '.join(KERNELS)}")

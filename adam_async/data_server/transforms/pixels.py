@@ -1,9 +1,9 @@
-"""Pure: steps that change what pixels hold, not where they are. Images stay uint8.
+"""Pure: steps that change the values of pixels, not their positions. Images stay uint8.
 
 Brightness, contrast and normalisation are each ``value * gain + offset`` of a channel, computed in whole
 numbers of 1/65536 level and rounded and clipped once. A normalised image has, before clipping, the mean
-`to_mean` and the standard deviation `to_std`: with the usual 128 and 64, what networks call -1 to 1 is 64 to
-192, and two standard deviations are kept. An image without contrast becomes even at `to_mean`.
+`to_mean` and the standard deviation `to_std`: with the usual 128 and 64, the range -1 to 1 of networks is 64
+to 192, and two standard deviations are kept. An image without contrast becomes `to_mean` everywhere.
 
 Noise is the sum of four random bytes, nearly normal and never beyond 3.5 standard deviations.
 """
@@ -77,7 +77,7 @@ class Levels(Stage):
 
 
 class Noise(Stage):
-    """Another random level added to each pixel."""
+    """Adds a random level to each pixel."""
 
     def __init__(self, step: Step, shape: Shape, kernels: Kernels) -> None:
         self.shape = shape
@@ -92,7 +92,7 @@ class Noise(Stage):
 
 
 class Cutout(Stage):
-    """A square of one level around a random pixel; what is beyond the edge of it is not seen."""
+    """Blanks a square of one level around a random pixel; parts beyond the edge are cut off."""
 
     def __init__(self, step: Step, shape: Shape) -> None:
         self.shape = shape
@@ -118,7 +118,7 @@ class UserFunction(Stage):
     """A function of the user, called for one image at a time.
 
     Args:
-        step: Its options, but `draws`, are handed to the function by name.
+        step: Step whose options, except `draws`, are arguments of the function by name.
         shape: (C, H, W) of the images.
         function: Takes an image, its own copy, and `draws` random values in [0, 1), float64, of shape
             (draws,). Returns an image of the same shape, uint8.
@@ -135,7 +135,7 @@ class UserFunction(Stage):
         """Call the function for each image.
 
         Raises:
-            DataError: It failed, or returned something else than an image of this shape.
+            DataError: The function failed, or returned something else than an image of this shape.
         """
         made = np.empty_like(images)
         for at, values in enumerate(uniform(words[0])):
@@ -155,14 +155,14 @@ class UserFunction(Stage):
 
 
 def _mean(images: Pixels) -> Floats:
-    """Of all pixels of each image; shape (n, 1)."""
+    """Mean of all pixels of each image; shape (n, 1)."""
     values = _flat(images)
     mean: Floats = values.sum(axis=1, dtype=np.int64)[:, np.newaxis] / values.shape[1]
     return mean
 
 
 def _std(images: Pixels) -> Floats:
-    """Of all pixels of each image, from whole sums; shape (n, 1)."""
+    """Standard deviation of all pixels of each image, from whole sums; shape (n, 1)."""
     values = _flat(images).astype(np.int64)
     count, total, squares = values.shape[1], values.sum(axis=1), (values * values).sum(axis=1)
     std: Floats = np.sqrt((squares * count - total * total)[:, np.newaxis] / float(count * count))

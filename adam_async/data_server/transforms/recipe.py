@@ -1,4 +1,4 @@
-"""Pure: what is done to every training image, another variant in each epoch.
+"""Pure: transforms of every training image, with another variant in each epoch.
 
 A recipe is a list of steps (adam_async/data_server/transforms/steps.py has the kinds and their options):
 
@@ -6,11 +6,10 @@ A recipe is a list of steps (adam_async/data_server/transforms/steps.py has the 
     kind = "shift"
     pixels = 2
 
-Variants are a function of (seed, epoch, number of the image, steps): which server makes them, in which
-order, with what others and with which kernels changes no pixel. Each step has dice of its own, keyed by its
-place in the recipe, of which each image has its own range of elements. What is drawn from them is computed
-so that machines agree on it to the last bit: in whole numbers, or in float64 by sums, products, quotients
-and square roots.
+Variants are a function of (seed, epoch, number of the image, steps): server, order, batch and kernels change
+no pixel. Each step has random streams of its own, keyed by its place in the recipe, and each image has its
+own range of elements in them. The drawn values are the same on every machine to the last bit: whole numbers,
+or float64 from sums, products, quotients and square roots.
 """
 
 import tomllib
@@ -37,7 +36,7 @@ class Recipe:
     """Steps that make a variant of every training image. Any thread may use it; it never changes.
 
     Args:
-        stages: What to do, one after another.
+        stages: Stages, in their order.
         image_shape: (C, H, W) of the images.
         kernels: Draw the random words.
     """
@@ -46,12 +45,12 @@ class Recipe:
         self._stages = tuple(stages)
         self._kernels = kernels
         self.image_shape = image_shape
-        """(C, H, W) of what `apply` takes."""
+        """(C, H, W) of the images that `apply` takes."""
         self.output_shape = stages[-1].shape if stages else image_shape
-        """(C', H', W') of what `apply` makes."""
+        """(C', H', W') of the images that `apply` makes."""
         self._words = tuple(count for stage in stages for count in stage.words)
         self._blocks = tuple(-(-count // _WORDS_PER_BLOCK) for count in self._words)
-        # Of every block that an image draws: how many its step has, and which of them it is.
+        # For every block that an image draws: the number of blocks of its step, and its index among them.
         self._per_image = np.repeat(np.array(self._blocks, np.uint64), self._blocks)
         self._within = np.array([at for blocks in self._blocks for at in range(blocks)], np.uint64)
 
@@ -67,16 +66,16 @@ class Recipe:
         """Check the steps and make the recipe.
 
         Args:
-            steps: Kind and options of each; none leaves images as they are.
+            steps: Kind and options of each step; no steps change no image.
             image_shape: (C, H, W) of the images.
-            kernels: "numba", "numpy", or "auto" for numba where it is installed. Compiled ones are compiled
+            kernels: "numba", "numpy", or "auto" for numba if it is installed. Numba's kernels are compiled
                 here, or read from the disk.
-            functions: Further kinds, as functions of the user; see `pixels.UserFunction`. Those whose kind is
-                ``package.module:function`` are imported here.
+            functions: Further kinds, as functions of the user; see `pixels.UserFunction`. A function of the
+                kind ``package.module:function`` is imported here.
 
         Raises:
             ConfigError: A step is wrong (names its number, key and value), a function cannot be imported, or
-                the kernels are not there.
+                the kernels are not installed.
         """
         for name in functions:
             if name in KINDS:
@@ -104,16 +103,16 @@ class Recipe:
 
         Args:
             images: Shape (n, C, H, W).
-            numbers: Shape (n,): which images of the data set these are, from 0.
-            dice: Of the run.
-            epoch: From 1.
+            numbers: Shape (n,): numbers of the images in the data set, from 0.
+            dice: Random values of the run.
+            epoch: Number of the epoch, from 1.
 
         Returns:
             New images of shape (n, C', H', W').
 
         Raises:
             ValueError: Images or numbers of another shape or dtype, or a negative number.
-            DataError: A user's function returned no image of the shape it was given.
+            DataError: A user's function returned something else than an image of the same shape.
         """
         numbers = np.asarray(numbers)
         if images.dtype != np.uint8 or images.shape != (len(numbers), *self.image_shape):
@@ -123,7 +122,7 @@ class Recipe:
             )
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or (len(numbers) and numbers.min() < 0):
             raise ValueError(f"numbers must be whole and not negative, in one row, not {numbers!r}")
-        # Kernels were compiled for arrays in one piece that may be written; others would be compiled now.
+        # Kernels are compiled for contiguous, writable arrays; other ones would be compiled now.
         made = np.require(images, requirements=["C", "W"])
         words = self._draw(numbers.astype(np.uint64), dice, epoch)
         at = 0
@@ -146,7 +145,7 @@ class Recipe:
 
 @lru_cache(maxsize=16)
 def _keys(seed: int, epoch: int, blocks: tuple[int, ...]) -> NDArray[np.uint64]:
-    """The key of every block that an image draws. Kept, because hashing takes as long as drawing."""
+    """The key of every block that an image draws. Cached, because hashing takes as long as drawing."""
     keys = [Dice(seed).key(PURPOSE, (epoch, at)) for at in range(len(blocks))]
     return np.repeat(np.array(keys, np.uint64).reshape(-1, 2), blocks, axis=0)
 
@@ -154,10 +153,10 @@ def _keys(seed: int, epoch: int, blocks: tuple[int, ...]) -> NDArray[np.uint64]:
 def read_steps(text: str, origin: str) -> list[dict[str, Any]]:
     """Read the steps of a TOML file: tables ``[[transform]]``, each with a `kind` and its options.
 
-    Kinds that are not ours are left to `Recipe.of`, which knows the user's functions.
+    `Recipe.of` checks unknown kinds, because it has the user's functions.
 
     Raises:
-        ConfigError: The text is not of that form, or an option is wrong; names origin, step and key.
+        ConfigError: The text is not such a file, or an option is wrong; names origin, step and key.
     """
     try:
         table = tomllib.loads(text)
@@ -177,10 +176,10 @@ def read_steps(text: str, origin: str) -> list[dict[str, Any]]:
 
 
 def default_steps(image_shape: tuple[int, int, int]) -> list[dict[str, Any]]:
-    """Steps for images of this shape when the user names none.
+    """Default steps for images of a shape.
 
-    Grey images are taken for drawings and letters, which may lie a little differently; colour images for
-    photographs, which may be mirrored, and lit otherwise.
+    Grey images are assumed to be drawings and letters, which may be moved a little; colour images to be
+    photographs, which may be mirrored and have another lighting.
     """
     channels, rows, columns = image_shape
     side = min(rows, columns)
@@ -203,7 +202,7 @@ def default_steps(image_shape: tuple[int, int, int]) -> list[dict[str, Any]]:
 
 
 def _joined(steps: Sequence[Step]) -> list[list[Step]]:
-    """Steps that are done in one pass, together."""
+    """Steps grouped by the pass that does them."""
     joined: list[list[Step]] = []
     for step in steps:
         last = joined[-1] if joined else []

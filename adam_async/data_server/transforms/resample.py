@@ -1,4 +1,4 @@
-"""Pure: images looked up at moved positions, once, however many steps moved them.
+"""Pure: one resampling of images at moved positions, whatever the number of steps.
 
 Positions are whole numbers of 1/65536 pixel, rounded to 1/256 for the weights of the four pixels around
 them: the arithmetic is that of integers and the same on every machine. A position on a pixel gives exactly
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ONE = 1 << 16
-"""A pixel, in units of positions."""
+"""Number of units of positions in a pixel."""
 
 _WEIGHT_BITS = 14
 _PIXELS_AT_ONCE = 1 << 17
@@ -19,19 +19,19 @@ _PIXELS_AT_ONCE = 1 << 17
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spline:
-    """How a coarse grid of control points is read at each row, or each column, of an image.
+    """Weights of a coarse grid of control points at each row, or each column, of an image.
 
-    A uniform cubic B-spline over `cells` cells, which `cells + 3` points control.
+    A uniform cubic B-spline over `cells` cells, with `cells + 3` control points.
     """
 
     at: NDArray[np.int64]
-    """Shape (length,): the first of the four control points that matter here."""
+    """Shape (length,): the first of the four control points with a weight."""
     weights: NDArray[np.int64]
-    """Shape (length, 4), in units of 1/16384."""
+    """Weights of shape (length, 4), in units of 1/16384."""
 
     @classmethod
     def of(cls, length: int, cells: int) -> "Spline":
-        """Divide rows or columns into cells; a pixel is where its centre is."""
+        """Divide rows or columns into cells; the position of a pixel is its centre."""
         at, weights = np.zeros(length, np.int64), np.zeros((length, 4), np.int64)
         for place in range(length):
             cell, rest = divmod((2 * place + 1) * cells, 2 * length)
@@ -51,17 +51,17 @@ def resample(
     repeat: bool,
     out: NDArray[np.uint8],
 ) -> None:
-    """Fill each pixel of `out` with what `images` has where the pixel's position is mapped to.
+    """Fill each pixel of `out` with the value of `images` at its mapped position.
 
     Args:
         images: Shape (n, C, H, W).
         maps: Shape (n, 6): column ``m[0] * c + m[1] * r + m[2]`` and row ``m[3] * c + m[4] * r + m[5]`` of
             the source, for column c and row r of `out`, in units of 1/65536 pixel.
-        controls: Shape (n, 2, G, G): by what the columns and rows are moved at the points of a grid, in the
-            same units; G = 0 moves none.
-        down: Reads the grid at the rows of `out`.
-        across: Reads it at the columns.
-        repeat: Beyond the image is its nearest pixel, instead of 0.
+        controls: Shape (n, 2, G, G): displacements of columns and rows at the points of a grid, in the same
+            units; G = 0: none.
+        down: Weights of the grid at the rows of `out`.
+        across: Weights of the grid at the columns of `out`.
+        repeat: Whether pixels beyond the image repeat the nearest one, instead of 0.
         out: Shape (n, C, H', W').
     """
     rows, columns = out.shape[2:]
@@ -84,7 +84,7 @@ def _positions(
 
 
 def _field(controls: NDArray[np.int64], down: Spline, across: Spline) -> NDArray[np.int64]:
-    """By what each pixel is moved: (n, 2, H', W'). First along the rows, then along the columns."""
+    """Displacement of each pixel: (n, 2, H', W'). First along the rows, then along the columns."""
     near = np.arange(4)
     points = controls[:, :, :, across.at[:, np.newaxis] + near]
     lines = np.einsum("ck,nagck->nagc", across.weights, points) >> _WEIGHT_BITS

@@ -1,4 +1,4 @@
-"""Pure: the kinds of steps a recipe may have, their options, and what is wrong with a bad one.
+"""Pure: the kinds of steps of a recipe, their options, and the checks of both.
 
     shift       pixels, whole = true, edge                whole pixels, or any fraction
     flip        direction = "horizontal", chance = 0.5
@@ -14,7 +14,7 @@
     cutout      pixels, level = 0                         a square around a random pixel is blank
     normalise   mean, std, to_mean = 128, to_std = 64     without mean and std, by those of the image
 
-What is ``edge``, "black" or "repeat", is seen beyond the image.
+``edge`` is "black" or "repeat": the pixels beyond the image.
 """
 
 from collections.abc import Collection, Mapping
@@ -24,10 +24,10 @@ from typing import Any
 from adam_async.errors import ConfigError
 
 REQUIRED = object()
-"""In place of a default: the option must be given."""
+"""Default of a required option."""
 
 LARGEST = 32_767
-"""Of pixels and sizes: positions stay far from the ends of what integers hold."""
+"""Maximum of pixels and sizes: positions stay far from the limits of integers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Option:
     per_channel: bool = False
 
     def expected(self) -> str:
-        """What a value must be, in words."""
+        """Description of a valid value."""
         if self.flag:
             return "true or false"
         if self.choices:
@@ -52,7 +52,7 @@ class Option:
         return f"a {number}, or a list of one for each channel" if self.per_channel else f"a {number}"
 
     def accepts(self, value: Any) -> bool:
-        """Whether this is such a value."""
+        """Whether a value is valid."""
         if self.flag:
             return isinstance(value, bool)
         if self.choices:
@@ -101,20 +101,20 @@ KINDS: Mapping[str, Mapping[str, Option]] = {
 }
 
 DRAWS = Option(default=4, whole=True, high=1_000_000)
-"""The option `draws` of a user's function: how many random values it is handed."""
+"""The option `draws` of a user's function: the number of its random values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A checked step, all of whose options have values."""
+    """A checked step with values of all its options."""
 
     where: str
-    """What to call it in an error."""
+    """Name of the step in errors."""
     kind: str
     options: Mapping[str, Any]
 
     def error(self, key: str, trouble: str) -> ConfigError:
-        """What to raise if the value of an option does not fit."""
+        """Error for the value of an option."""
         return ConfigError(f"{self.where} ({self.kind}): {key} = {self.options[key]!r}, {trouble}")
 
 
@@ -123,11 +123,11 @@ def check_step(step: object, where: str, functions: Collection[str] = ()) -> Ste
 
     Args:
         step: A mapping of `kind` and options.
-        where: What to call it in an error, such as ``step 2``.
-        functions: Kinds that are functions of the user; their options, but `draws`, are theirs to check.
+        where: Name of the step in errors, such as ``step 2``.
+        functions: Kinds that are functions of the user, which check their options, except `draws`.
 
     Raises:
-        ConfigError: Not a mapping, no known kind, or an option that is unknown, missing or of a wrong value.
+        ConfigError: Not a mapping, an unknown kind, or an option that is unknown, missing or invalid.
     """
     if not isinstance(step, Mapping):
         raise ConfigError(f"{where} is {step!r}, expected a table with a kind and its options")

@@ -20,7 +20,7 @@ _QUESTIONS = count()
 
 
 def began(groups=6, shares=None, number=1, **more):
-    """An epoch in ranges; of one replica unless it is said of whom."""
+    """An epoch in ranges, by default of one replica."""
     return EpochBegan(number, groups, shares or {Replica(0): (0, groups)}, **more)
 
 
@@ -61,7 +61,7 @@ class Asker:
             wait_s=WAIT_S,
         )
 
-    def hear(self, grant):
+    def receive(self, grant):
         self.answer, self.request = grant, None
         if grant.groups or grant.last:
             self.position += len(grant.groups)
@@ -70,20 +70,20 @@ class Asker:
 
 
 class Scene:
-    """Tells a state what happens, and brings each answer to whom it is for."""
+    """Enters events into a state, and hands each answer to its asker."""
 
     def __init__(self, *events, partitions=1):
         self.state = DataState(partitions=partitions)
         self.replica_generations: dict[Replica, int] = {}
         self.askers: dict[tuple[Replica, int, int], Asker] = {}
         self.void: list[Grant] = []
-        """Answers to questions that were asked again."""
+        """Answers to repeated questions."""
         self._births = count(7)
         for event in events:
-            self.tell(event)
+            self.enter(event)
 
-    def tell(self, event, *, now=0.0):
-        """Returns the effects that are no answers."""
+    def enter(self, event, *, now=0.0):
+        """Enter an event; return the effects that are no answers."""
         return self.take(self.state.handle(event, now=now))
 
     def tick(self, now):
@@ -97,15 +97,15 @@ class Scene:
             if not isinstance(effect, Grant):
                 others.append(effect)
             elif effect.request in open_ones:
-                open_ones[effect.request].hear(effect)
+                open_ones[effect.request].receive(effect)
             else:
                 self.void.append(effect)
         return others
 
     def live(self, *replicas, anew=()):
-        """These are live now; who joins, or is to live anew, begins a life."""
+        """Change the live replicas; new ones, and those of `anew`, begin a generation."""
         self.replica_generations = self.next_replica_generations(replicas, anew)
-        return self.tell(ReplicasChanged(self.replica_generations))
+        return self.enter(ReplicasChanged(self.replica_generations))
 
     def next_replica_generations(self, replicas, anew=()):
         return {
@@ -126,7 +126,7 @@ class Scene:
     def ask(self, replica, count=2, *, part=0, now=0.0):
         """Ask; returns the answer, or None while the question is parked."""
         asker = self.worker(replica, part)
-        self.tell(asker.question(count, now=now), now=now)
+        self.enter(asker.question(count, now=now), now=now)
         return asker.answer
 
     def leased(self, replica, count=2, *, part=0):
@@ -134,18 +134,18 @@ class Scene:
         answer = self.ask(replica, count, part=part)
         return None if answer is None else answer.groups
 
-    def told(self, replica, count=2, *, part=0):
+    def granted(self, replica, count=2, *, part=0):
         """Ask; returns numbers of groups, last, clock and end, or None while the question is parked."""
-        return said(self.ask(replica, count, part=part))
+        return contents(self.ask(replica, count, part=part))
 
     def report(self, replica, *numbers, part=0, now=1.0, **about):
-        """Report groups as finished, under the attempts that the worker knows of."""
+        """Report groups as finished, under the attempts that the worker knows."""
         asker = self.worker(replica, part)
         reports = tuple(finished(n, **{"attempt": asker.attempts.get(n, 1), **about}) for n in numbers)
-        return self.tell(GroupsReported(replica, asker.replica_generation, part, reports), now=now)
+        return self.enter(GroupsReported(replica, asker.replica_generation, part, reports), now=now)
 
 
-def said(grant):
+def contents(grant):
     """Numbers of the groups, last, clock and end of an answer."""
     if grant is None:
         return None

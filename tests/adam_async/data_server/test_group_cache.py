@@ -95,7 +95,7 @@ def test_groups_that_several_take_are_gathered_once():
     assert repr(group_cache) == "<GroupCache of epoch 1, 0 groups>"
 
 
-def test_what_the_epoch_does_not_have_is_refused():
+def test_a_group_beyond_the_epoch_is_refused():
     group_cache = GroupCache(dataset(10), order_of(10, 4))
     with pytest.raises(IndexError, match="groups 0 to 2"):
         group_cache.take([9])

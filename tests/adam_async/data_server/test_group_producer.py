@@ -118,7 +118,7 @@ async def test_groups_that_are_taken_again_are_made_again_off_the_loop() -> None
             assert np.array_equal(images, np.concatenate([expected(0, 1), expected(5, 1)]))
 
 
-async def test_what_is_waited_for_goes_before_what_is_made_ahead() -> None:
+async def test_groups_of_waiting_questions_go_before_groups_made_ahead() -> None:
     made: list[int] = []
 
     def noting(number: int):
@@ -132,7 +132,7 @@ async def test_what_is_waited_for_goes_before_what_is_made_ahead() -> None:
         assert len(before) <= 3 * 2 * GROUP  # two blocks that the thread had, and its own
 
 
-async def test_what_is_made_ahead_keeps_to_the_memory_and_what_is_wanted_is_never_refused() -> None:
+async def test_groups_made_ahead_keep_to_the_memory_and_wanted_ones_are_never_refused() -> None:
     limit = 8 * BLOCK_BYTES
     async with producer_of(dataset_of(cache=CacheLimits(limit))) as (producer, _):
         held = []
@@ -152,7 +152,7 @@ async def test_what_is_made_ahead_keeps_to_the_memory_and_what_is_wanted_is_neve
         assert told.block_bytes <= limit // 4
 
 
-async def test_blocks_of_somebody_who_has_gone_make_room_for_those_who_take() -> None:
+async def test_blocks_of_a_lost_worker_make_room_for_others() -> None:
     async with producer_of(dataset_of(cache=CacheLimits(8 * BLOCK_BYTES))) as (producer, _):
         producer.prepare(range(10, 20))
         for number in range(10):
@@ -203,7 +203,7 @@ async def test_images_that_the_data_set_holds_itself_count_as_they_are() -> None
         assert (told.resident_images, told.resident_bytes) == (IMAGES, IMAGES * IMAGE_BYTES)
 
 
-async def test_copies_of_rows_count_as_long_as_somebody_holds_them_and_slices_count_once() -> None:
+async def test_copies_of_rows_count_until_they_are_freed_and_slices_count_once() -> None:
     async with producer_of(dataset_of(cache=CacheLimits(IMAGES * IMAGE_BYTES))) as (producer, _):
 
         def held_bytes() -> int:

@@ -24,7 +24,7 @@ def test_a_damaged_image_is_an_error_that_names_it() -> None:
         stored(9, damaged={3}).take(np.arange(9))
 
 
-def test_where_damage_is_skipped_the_next_of_its_class_takes_its_place_whoever_is_asked_first() -> None:
+def test_if_damage_is_skipped_the_next_of_its_class_takes_its_place_in_any_order_of_reads() -> None:
     damaged = {4, 6, 99}
     forth, back = (stored(100, damaged=damaged, policy="skip") for _ in range(2))
     expected = pictures([{4: 8, 6: 8, 99: 1}.get(number, number) for number in range(100)])

@@ -35,7 +35,7 @@ def test_a_slow_replica_is_given_nothing_while_it_holds_more_than_its_rate_allow
     assert limits.room(SLOW, 10.0) == 23 - 4  # of 65 what 14 per second are of 40
 
 
-def test_nobody_is_held_back_before_his_rate_is_known():
+def test_no_replica_is_limited_before_its_rate_is_known():
     limits = limits_of({QUICK: 40})
     limits.leased(SLOW, 64, 0.0)
     for _ in range(7):
@@ -54,7 +54,7 @@ def test_a_slow_replica_may_hold_more_than_a_step_for_before_its_end_nothing_is_
     assert limits.room(SLOW, 1e6) > max(step, RECORDED)
 
 
-def test_who_begins_another_life_begins_anew():
+def test_a_new_generation_begins_anew():
     limits = limits_of({QUICK: 40, SLOW: 4})
     limits.keep((QUICK,))
     assert limits.room(SLOW, 10.0) is None
@@ -65,7 +65,7 @@ def test_where_an_epoch_ends_early_a_slow_replica_is_given_more_when_it_reports(
     scene = Scene()
     scene.live(QUICK, SLOW)
     shares = {QUICK: (0, 500), SLOW: (500, 1000)}
-    scene.tell(EpochBegan(1, 1000, shares, fraction=fraction))
+    scene.enter(EpochBegan(1, 1000, shares, fraction=fraction))
     first = [number for number, _ in scene.ask(SLOW, 64).groups]
     quick = [number for number, _ in scene.ask(QUICK, 400).groups]
     scene.report(QUICK, *quick)
@@ -82,7 +82,7 @@ def test_where_an_epoch_ends_early_a_slow_replica_is_given_more_when_it_reports(
 def test_a_replica_that_waits_for_room_is_answered_by_the_report_that_makes_it_quick_enough():
     scene = Scene()
     scene.live(QUICK, SLOW)
-    scene.tell(EpochBegan(1, 1000, {QUICK: (0, 500), SLOW: (500, 1000)}, fraction=0.9))
+    scene.enter(EpochBegan(1, 1000, {QUICK: (0, 500), SLOW: (500, 1000)}, fraction=0.9))
     slow = [number for number, _ in scene.ask(SLOW, 64).groups]
     quick = [number for number, _ in scene.ask(QUICK, 40).groups]
     scene.report(QUICK, *quick, now=1.0)

@@ -44,12 +44,12 @@ class Part(Asker):
         self.lost = False
         """Whether the answer to its question is lost."""
 
-    def hear(self, grant):
+    def receive(self, grant):
         self.request, self.answer = None, grant
         if self.lost:
             self.lost = False
             return
-        super().hear(grant)
+        super().receive(grant)
         if grant.groups and self.round_groups:
             self.reach(grant.clock)
         for number, attempt in grant.groups:
@@ -131,7 +131,7 @@ class Leases(RuleBasedStateMachine):
             self.gone += self.members[replica_generation]
             for part in self.members[replica_generation]:
                 part.lost = True
-        self.tell(ReplicasChanged(replica_generations))
+        self.enter(ReplicasChanged(replica_generations))
 
     def begin(self):
         self.epoch += 1
@@ -152,7 +152,7 @@ class Leases(RuleBasedStateMachine):
         )
         for part in self.parts:
             part.held = {}
-        self.tell(
+        self.enter(
             EpochBegan(
                 self.epoch,
                 self.GROUPS,
@@ -169,9 +169,9 @@ class Leases(RuleBasedStateMachine):
             )
         )
 
-    def tell(self, event):
+    def enter(self, event):
         self.now += EVENT_S
-        self.take(self.scene.tell(event, now=self.now))
+        self.take(self.scene.enter(event, now=self.now))
 
     def take(self, effects):
         for effect in effects:
@@ -186,13 +186,13 @@ class Leases(RuleBasedStateMachine):
     def ask(self, part, count=2, *, lost=False):
         position = part.position
         part.lost = lost
-        self.tell(part.question(count, now=self.now))
+        self.enter(part.question(count, now=self.now))
         assert not self.paused or part.position == position
 
     def report(self, part, number, attempt, clock):
         before = self.scene.state.statistics().finished
         report = finished(number, epoch=self.epoch, attempt=attempt, clock=clock, images=1)
-        self.tell(GroupsReported(part.replica, part.replica_generation, part.part, (report,)))
+        self.enter(GroupsReported(part.replica, part.replica_generation, part.part, (report,)))
         if self.scene.state.statistics().finished > before:
             self.done.append(number)
 
@@ -222,7 +222,7 @@ class Leases(RuleBasedStateMachine):
         for number, (attempt, clock) in part.held.items():
             self.report(part, number, attempt, clock)
         part.lost = True
-        self.tell(part.question(2, now=self.now))
+        self.enter(part.question(2, now=self.now))
         after = self.scene.state.statistics()
         assert (after.finished, after.leased) == (before.finished, before.leased)
 
@@ -246,7 +246,7 @@ class Leases(RuleBasedStateMachine):
     @rule()
     def the_pause_ends(self):
         self.paused = False
-        self.tell(PauseEnded())
+        self.enter(PauseEnded())
 
     @rule(seconds=st.floats(0.1, 6.0))
     def time_passes(self, seconds):

@@ -58,7 +58,7 @@ def known(state):
     )
 
 
-def told(effects):
+def encoded(effects):
     return bits([(type(effect).__name__, dataclasses.astuple(effect)) for effect in effects])
 
 
@@ -96,10 +96,10 @@ class Written:
         twin = self.copies[0] if self.copies else None
         self.ledger.append(entry)
         effects = self.ledger._unsettled[-1].effects
-        self.done.append(told(effects))
+        self.done.append(encoded(effects))
         for copy in self.copies:
             copy.append(carried(entry, Entry))
-            assert told(copy._unsettled[-1].effects) == told(effects)
+            assert encoded(copy._unsettled[-1].effects) == encoded(effects)
         assert twin is None or known(twin.state) == known(self.ledger.state)
         return effects
 
@@ -107,7 +107,7 @@ class Written:
         begin = self.ledger.settled
         for each in self.ledger.settle(number):
             assert each.event is self.history[begin].event
-            self.settled.append(told(each.effects))
+            self.settled.append(encoded(each.effects))
             begin += 1
         assert begin == self.ledger.settled == max(begin, min(number, self.ledger.stop))
 
@@ -178,7 +178,7 @@ MACHINES = (
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.__name__)
-def test_who_reads_the_ledger_has_the_state_and_goes_on_like_it(machine):
+def test_a_reader_of_the_ledger_has_the_state_and_goes_on_like_it(machine):
     written = type(f"Written{machine.__name__}", (Histories, machine), {})
     run_state_machine_as_test(
         written, settings=settings(max_examples=10, stateful_step_count=40, deadline=None)

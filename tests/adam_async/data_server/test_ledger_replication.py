@@ -623,12 +623,12 @@ def ticks(count):
     return [TimePassed()] * count
 
 
-def test_who_is_alone_settles_at_once():
+def test_a_single_replica_settles_at_once():
     ledger_leader = leading()
     assert len(ledger_leader.enter(ticks(3), now=1.0)) == 3
 
 
-def test_an_entry_is_settled_when_all_keepers_have_it_and_they_hear_of_that():
+def test_an_entry_is_settled_when_all_replicas_have_it_and_they_learn_of_it():
     ledger_leader, b, c = leading(B, C), ledger_replication_of(B), ledger_replication_of(C)
     assert ledger_leader.enter(ticks(2), now=1.0) == []
     assert copy(ledger_leader, B, b) == []
@@ -639,7 +639,7 @@ def test_an_entry_is_settled_when_all_keepers_have_it_and_they_hear_of_that():
     assert ledger_leader.part_for(B, ALL) is None
 
 
-def test_somebody_new_counts_from_when_it_has_all():
+def test_a_new_replica_counts_once_it_has_all_entries():
     ledger_leader, b = leading(), ledger_replication_of(B)
     ledger_leader.enter(ticks(3), now=1.0)
     ledger_leader.welcome(B)
@@ -652,7 +652,7 @@ def test_somebody_new_counts_from_when_it_has_all():
     assert len(ledger_leader.strike_out(B)) == 1
 
 
-def test_a_part_of_what_a_keeper_reads_anew_settles_nothing_before_it_has_all():
+def test_a_replica_that_reads_anew_settles_nothing_before_it_has_all():
     old, b, c = leading(B, C), ledger_replication_of(B), ledger_replication_of(C)
     for ledger_replica, node in ((B, b), (C, c)):
         copy_all(old, ledger_replica, node)
@@ -665,7 +665,7 @@ def test_a_part_of_what_a_keeper_reads_anew_settles_nothing_before_it_has_all():
     assert c.ledger.stop == 5
 
 
-def test_what_a_keeper_had_is_kept_until_it_has_read_all_anew():
+def test_a_replica_keeps_its_ledger_until_it_has_read_all_anew():
     old, b, c = leading(B, C), ledger_replication_of(B), ledger_replication_of(C)
     old.enter(ticks(4), now=1.0)
     for ledger_replica, node in ((B, b), (C, c)):
@@ -677,7 +677,7 @@ def test_what_a_keeper_had_is_kept_until_it_has_read_all_anew():
     assert c.ledger.stop == 4
 
 
-def test_who_was_the_lender_settles_nothing_more_once_another_is():
+def test_a_former_leader_settles_nothing_more():
     old, b = leading(B), ledger_replication_of(B)
     copy_all(old, B, b)
     b.lead(2, (B,), now=1.0)
@@ -687,7 +687,7 @@ def test_who_was_the_lender_settles_nothing_more_once_another_is():
     assert refused.value.code == "old-term"
 
 
-def test_in_a_new_term_the_ledger_is_read_anew_by_a_former_lender_too():
+def test_in_a_new_term_a_former_leader_reads_the_ledger_anew_too():
     old, b = leading(B), ledger_replication_of(B)
     copy_all(old, B, b)
     old.enter(ticks(2), now=1.0)
@@ -709,7 +709,7 @@ def test_a_part_that_does_not_follow_is_refused():
         b.take(1, Part(first=5, settled=0))
 
 
-def test_what_was_read_before_and_comes_late_takes_nothing_away():
+def test_a_late_part_of_an_earlier_reading_takes_nothing_away():
     ledger_leader, b = leading(B), ledger_replication_of(B)
     ledger_leader.enter(ticks(2), now=1.0)
     late = ledger_leader.part_for(B, ALL)
@@ -727,9 +727,7 @@ def test_what_was_read_before_and_comes_late_takes_nothing_away():
     waits=st.floats(0.001, 100.0),
     later=st.floats(0.0, 9.0),
 )
-def test_what_a_new_lender_enters_at_the_time_of_a_deadline_is_not_too_early_for_it(
-    heard, begun, waits, later
-):
+def test_an_event_of_a_new_leader_at_a_deadline_is_not_too_early_for_it(heard, begun, waits, later):
     old, b = leading(B), ledger_replication_of(B)
     old.enter(ticks(1), now=heard)
     copy_all(old, B, b)
@@ -742,7 +740,7 @@ def test_what_a_new_lender_enters_at_the_time_of_a_deadline_is_not_too_early_for
     assert b.ledger.last_now >= deadline
 
 
-def test_a_new_lender_goes_on_where_the_ledgers_time_was():
+def test_a_new_leader_goes_on_at_the_ledgers_time():
     old, b = leading(B), ledger_replication_of(B)
     old.enter(ticks(1), now=500.0)
     copy_all(old, B, b)

@@ -59,7 +59,7 @@ ranges_of_groups = st.lists(st.integers(0, 12), max_size=6, unique=True).map(
 
 
 @given(st.integers(0, 99), st.lists(ranges_of_groups, max_size=6))
-def test_what_an_epoch_skipped_comes_first_in_the_next_in_the_order_of_its_permutation(seed, skipped) -> None:
+def test_skipped_images_come_first_in_the_next_epoch_in_the_order_of_its_permutation(seed, skipped) -> None:
     images, size = 49, 4
     orders = EpochOrders(Dice(seed), num_images=images, images_per_group=size)
     carried: list[int] = []
@@ -78,7 +78,7 @@ def test_what_an_epoch_skipped_comes_first_in_the_next_in_the_order_of_its_permu
 
 
 @given(st.lists(ranges_of_groups, min_size=1, max_size=6))
-def test_whoever_begins_in_the_middle_of_a_run_finds_the_order_of_who_was_there_all_the_time(skipped) -> None:
+def test_a_server_that_begins_in_the_middle_of_a_run_finds_the_same_order(skipped) -> None:
     def new() -> EpochOrders:
         return EpochOrders(Dice(3), num_images=50, images_per_group=4)
 

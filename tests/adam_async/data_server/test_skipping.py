@@ -12,7 +12,7 @@ from adam_async.data_server.state import EpochBegan, EpochEnded
 from adam_async.model.keyed_random import Dice
 from adam_async.run.epoch_shares import share_out
 from adam_async.run.ids import Replica
-from tests.adam_async.data_server.scene import Scene, said
+from tests.adam_async.data_server.scene import Scene, contents
 
 FOUR = tuple(map(Replica, range(4)))
 ZERO, ONE, TWO, THREE = FOUR
@@ -24,7 +24,7 @@ def scene_of(groups=16, *, replicas=FOUR, fraction=0.75, partitions=1, **more):
     scene.live(*replicas)
     shares = share_out(replicas, groups=groups, round_groups=0, carried=more.get("carried", 0))
     own = {Replica(int(replica)): share for replica, share in shares.items()}
-    scene.tell(EpochBegan(1, groups, own, fraction=fraction, **more))
+    scene.enter(EpochBegan(1, groups, own, fraction=fraction, **more))
     return scene
 
 
@@ -46,7 +46,7 @@ def test_an_epoch_ends_when_three_of_four_replicas_have_finished_their_shares():
     (ended,) = train(scene, TWO)
     assert (ended.skipped, ended.behind) == (((13, 16),), (THREE,))
     assert ended.images == 13 * 4
-    assert said(scene.ask(THREE)) == ([], True, 0, 0)
+    assert contents(scene.ask(THREE)) == ([], True, 0, 0)
 
 
 def test_groups_that_are_leased_when_it_closes_are_finished_and_count():
@@ -54,14 +54,14 @@ def test_groups_that_are_leased_when_it_closes_are_finished_and_count():
     assert scene.leased(THREE, 2) == ((12, 1), (13, 1))
     for replica in (ZERO, ONE, TWO):
         assert train(scene, replica) == []
-    assert said(scene.ask(THREE)) == ([], True, 0, 0)
+    assert contents(scene.ask(THREE)) == ([], True, 0, 0)
     assert scene.report(THREE, 12) == []
     (ended,) = scene.report(THREE, 13)
     assert (ended.skipped, ended.images) == (((14, 16),), 14 * 4)
     assert scene.state.trained_ranges() == ((0, 14),)
 
 
-def test_who_waits_hears_at_once_that_an_epoch_has_closed():
+def test_a_waiting_replica_learns_at_once_that_an_epoch_has_closed():
     scene = scene_of()
     scene.leased(THREE, 2)
     for replica in (ZERO, ONE):
@@ -69,7 +69,7 @@ def test_who_waits_hears_at_once_that_an_epoch_has_closed():
     waiting = scene.worker(THREE)
     assert waiting.heard == -1
     train(scene, TWO)
-    assert said(scene.ask(THREE)) == ([], True, 0, 0)
+    assert contents(scene.ask(THREE)) == ([], True, 0, 0)
 
 
 @pytest.mark.parametrize(("replicas", "skips"), [(1, False), (2, False), (3, False), (4, True), (8, True)])
@@ -89,7 +89,7 @@ def test_with_fewer_groups_than_replicas_those_without_any_are_not_counted():
     assert ended.skipped == ()
 
 
-def test_what_a_lost_replica_held_when_it_closed_is_skipped():
+def test_leases_of_a_replica_lost_after_the_closing_are_skipped():
     scene = scene_of()
     scene.leased(THREE, 2)
     for replica in (ZERO, ONE, TWO):
@@ -100,7 +100,7 @@ def test_what_a_lost_replica_held_when_it_closed_is_skipped():
     assert scene.live(ZERO, ONE) == [], "an epoch ends once"
 
 
-def test_what_came_back_before_it_closed_and_was_skipped_then_is_not_trained_again():
+def test_a_returned_lease_that_the_closing_skips_is_not_trained_again():
     last = Replica(4)
     scene = scene_of(20, replicas=(*FOUR, last))
     assert scene.leased(last, 2) == ((16, 1), (17, 1))
@@ -112,7 +112,7 @@ def test_what_came_back_before_it_closed_and_was_skipped_then_is_not_trained_aga
     assert (ended.skipped, ended.again) == (((1, 4), (16, 20)), ())
 
 
-def test_what_a_lost_replica_held_before_is_trained_by_its_successor_first():
+def test_leases_of_a_lost_replica_are_trained_by_its_successor_first():
     scene = scene_of()
     scene.leased(THREE, 2)
     scene.live(ZERO, ONE, TWO)
@@ -122,7 +122,7 @@ def test_what_a_lost_replica_held_before_is_trained_by_its_successor_first():
     assert (ended.skipped, ended.again) == ((), (12, 13))
 
 
-def test_carried_groups_come_first_and_to_others_than_those_who_were_behind():
+def test_carried_groups_come_first_and_to_other_replicas_than_those_behind():
     scene = scene_of(carried=6, behind=(THREE,))
     firsts = {replica: scene.leased(replica, 3) for replica in FOUR}
     assert firsts == {
@@ -158,22 +158,22 @@ def test_a_carried_group_of_a_lost_replica_is_trained_though_the_epoch_has_close
     assert (ended.skipped, ended.again) == (((13, 16),), (4, 5))
 
 
-def test_out_of_a_pool_everybody_takes_the_next_group_until_the_fraction_is_leased():
+def test_every_replica_takes_the_next_group_of_a_pool_until_the_fraction_is_leased():
     scene = scene_of(10, fraction=0.75, pooled=True)
     assert scene.leased(TWO, 3) == ((0, 1), (1, 1), (2, 1))
     assert scene.leased(ZERO, 2) == ((3, 1), (4, 1))
-    assert said(scene.ask(ONE, 9)) == ([5, 6, 7], True, 0, 0)
-    assert said(scene.ask(THREE)) == ([], True, 0, 0)
+    assert contents(scene.ask(ONE, 9)) == ([5, 6, 7], True, 0, 0)
+    assert contents(scene.ask(THREE)) == ([], True, 0, 0)
     scene.report(ZERO, 3, 4)
     scene.report(TWO, 0, 1, 2)
     (ended,) = scene.report(ONE, 5, 6, 7)
     assert (ended.skipped, ended.behind, ended.images) == (((8, 10),), (), 32)
 
 
-def test_what_a_lost_replica_took_out_of_the_pool_is_given_out_again():
+def test_leases_of_a_lost_replica_go_back_into_the_pool():
     scene = scene_of(8, fraction=0.5, pooled=True)
     scene.leased(ZERO, 2)
-    assert said(scene.ask(ONE, 9)) == ([2, 3], True, 0, 0)
+    assert contents(scene.ask(ONE, 9)) == ([2, 3], True, 0, 0)
     assert scene.leased(ONE) is None
     scene.live(ONE)
     assert scene.worker(ONE).answer.groups == ((0, 2), (1, 2))
@@ -222,7 +222,7 @@ class Run:
         shares = share_out(live, groups=order.num_groups, round_groups=0, carried=carried)
         for asker in self.scene.askers.values():
             asker.attempts.clear()
-        effects = self.scene.tell(
+        effects = self.scene.enter(
             EpochBegan(
                 number,
                 order.num_groups,
@@ -273,7 +273,7 @@ class Run:
     partitions=st.integers(1, 2),
 )
 @settings(max_examples=60, deadline=None)
-def test_no_image_is_skipped_twice_in_a_row_however_fast_replicas_are_and_whoever_dies(
+def test_no_image_is_skipped_twice_in_a_row_whichever_replicas_are_slow_or_lost(
     seed, fraction, pooled, replicas, partitions
 ):
     run = Run(seed, fraction=fraction, pooled=pooled, replicas=replicas, partitions=partitions)

@@ -23,7 +23,7 @@ def network():
     return tcp_network()
 
 
-async def test_who_asks_has_a_data_server_in_its_cluster(network):
+async def test_an_asker_has_a_data_server_in_its_cluster(network):
     async with asked_host(network) as (host, controller, _):
         (node,) = controller.map.live("data")
         record = controller.map.nodes[node]
@@ -102,7 +102,7 @@ async def test_a_controller_that_stays_away_ends_its_data_server_only(network, c
             assert controller.map.live("data") == ["host-2"]
 
 
-async def test_a_cluster_that_cannot_be_joined_is_told_why(network):
+async def test_an_asker_gets_the_reason_why_its_cluster_cannot_be_joined(network):
     waits = msgspec.structs.replace(PATIENT, dial_s=0.05)
     async with host_of(network, waits=waits) as host, asker_of(network, host) as asker:
         async with controller_of(network) as controller:
@@ -114,7 +114,7 @@ async def test_a_cluster_that_cannot_be_joined_is_told_why(network):
         await until(lambda: not host.serving)
 
 
-async def test_what_is_no_address_of_a_controller_is_refused(network):
+async def test_an_invalid_address_of_a_controller_is_refused(network):
     async with host_of(network) as host, asker_of(network, host) as asker:
         with pytest.raises(
             RunFailed, match="the controller's address 'local://controller' is not of the form"
@@ -125,15 +125,15 @@ async def test_what_is_no_address_of_a_controller_is_refused(network):
 
 async def test_a_cluster_is_served_once_by_each_host_and_only_so_many_are(network, monkeypatch):
     async with asked_host(network) as (host, controller, _), asker_of(network, host) as other:
-        with pytest.raises(RunFailed, match=r"host-1 serves the cluster at .* already"):
+        with pytest.raises(RunFailed, match=r"host serves the cluster at .* already"):
             await other.serve(controller.address)
         monkeypatch.setattr(host_module, "MOST_CLUSTERS", 1)
         async with controller_of(network) as second:
-            with pytest.raises(RunFailed, match="host-1 serves 1 clusters, the maximum"):
+            with pytest.raises(RunFailed, match="host serves 1 clusters, the maximum"):
                 await other.serve(second.address)
 
 
-async def test_a_host_says_whom_it_serves(network):
+async def test_a_hosts_statistics_name_the_clusters_that_it_serves(network):
     async with asked_host(network) as (host, controller, _):
         async with network.connect(host.address, identity("driver", "curious"), timeout_s=50.0) as link:
             reply = await link.call(pack(GetStatistics(run="")), timeout_s=50.0)

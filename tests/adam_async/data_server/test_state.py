@@ -4,7 +4,7 @@ import pytest
 
 from adam_async.data_server.state import EpochBegan, EpochEnded, GroupsReported, Paused, PauseEnded
 from adam_async.run.ids import Replica
-from tests.adam_async.data_server.scene import WAIT_S, Scene, began, finished, said, turns
+from tests.adam_async.data_server.scene import WAIT_S, Scene, began, contents, finished, turns
 
 ZERO, ONE, TWO = Replica(0), Replica(1), Replica(2)
 
@@ -14,7 +14,7 @@ def scene_of(*replicas, epoch=None, partitions=1):
     scene = Scene(partitions=partitions)
     scene.live(*replicas)
     if epoch is not None:
-        scene.tell(epoch)
+        scene.enter(epoch)
     return scene
 
 
@@ -36,22 +36,22 @@ def test_a_question_without_work_is_parked_until_its_time_is_up():
     scene.tick(14.9)
     assert scene.worker(ZERO).answer is None
     scene.tick(15.0)
-    assert said(scene.worker(ZERO).answer) == ([], True, 0, 0)
+    assert contents(scene.worker(ZERO).answer) == ([], True, 0, 0)
     assert scene.state.next_deadline() is None
 
 
 def test_a_parked_question_is_answered_when_the_epoch_begins():
     scene = scene_of(ZERO)
     assert scene.leased(ZERO) is None
-    scene.tell(began())
+    scene.enter(began())
     answer = scene.worker(ZERO).answer
     assert (answer.epoch, answer.groups) == (1, ((0, 1), (1, 1)))
 
 
-def test_who_has_not_heard_that_nothing_waits_hears_it_once_at_once():
+def test_a_worker_without_the_sync_clock_gets_it_once_at_once():
     scene = scene_of(ZERO, ONE, epoch=began(1))
-    assert scene.told(ONE) == ([], True, 0, 0)
-    assert scene.told(ONE) is None
+    assert scene.granted(ONE) == ([], True, 0, 0)
+    assert scene.granted(ONE) is None
 
 
 def test_an_epoch_ends_once_with_its_totals_when_the_last_group_is_reported():
@@ -63,7 +63,7 @@ def test_an_epoch_ends_once_with_its_totals_when_the_last_group_is_reported():
     assert scene.state.late_reports == 1
 
 
-def test_what_a_lost_replica_held_and_what_waited_for_it_goes_to_its_successor():
+def test_leases_and_queue_of_a_lost_replica_go_to_its_successor():
     scene = scene_of(ZERO, ONE, TWO, epoch=began(6, {ZERO: (0, 2), ONE: (2, 4), TWO: (4, 6)}))
     assert scene.leased(ONE, 1) == ((2, 1),)
     assert scene.leased(TWO, 9) == ((4, 1), (5, 1))
@@ -113,17 +113,17 @@ def test_without_any_live_replica_groups_wait_for_the_next_worker_of_that_number
     assert scene.leased(ZERO) == ((0, 2), (1, 2))
 
 
-def test_a_new_life_gets_what_the_old_one_held_even_if_nobody_saw_that_gone():
+def test_a_new_generation_gets_the_leases_of_the_old_one_without_a_reported_loss():
     scene = scene_of(ZERO, epoch=began(2))
     assert scene.leased(ZERO) == ((0, 1), (1, 1))
     scene.live(ZERO, anew=[ZERO])
     assert scene.leased(ZERO) == ((0, 2), (1, 2))
 
 
-def test_questions_of_a_life_that_has_not_begun_wait_for_it():
+def test_questions_of_a_generation_that_has_not_begun_wait_for_it():
     scene = scene_of(epoch=began(2))
     early = scene.worker(ZERO, replica_generation=7)
-    scene.tell(early.question(2))
+    scene.enter(early.question(2))
     assert early.answer is None
     scene.live(ZERO)
     assert scene.replica_generations == {ZERO: 7}
@@ -136,7 +136,7 @@ def test_an_outlived_worker_gets_nothing_and_is_not_answered_before_its_time():
     old = scene.worker(ZERO)
     scene.live(ZERO, anew=[ZERO])
     scene.ask(ZERO, 1)
-    scene.tell(old.question(2))
+    scene.enter(old.question(2))
     assert old.answer is None
     scene.tick(WAIT_S)
     assert old.answer.groups == ()
@@ -146,7 +146,7 @@ def test_an_outlived_worker_gets_nothing_and_is_not_answered_before_its_time():
 def test_after_a_broken_link_the_same_groups_are_given_under_the_same_attempts_and_then_more():
     scene = scene_of(ZERO, epoch=began(4))
     worker = scene.worker(ZERO)
-    scene.tell(worker.question(3))
+    scene.enter(worker.question(3))
     worker.position = 0  # the answer was lost
     assert scene.leased(ZERO, 4) == ((0, 1), (1, 1), (2, 1), (3, 1))
     assert scene.state.trained_again == 0
@@ -157,7 +157,7 @@ def test_a_question_on_a_new_link_replaces_the_one_of_the_old_link():
     assert scene.ask(ZERO) is None
     assert scene.ask(ZERO) is None
     assert [grant.groups for grant in scene.void] == [()]
-    scene.tell(began())
+    scene.enter(began())
     assert scene.worker(ZERO).answer.groups == ((0, 1), (1, 1))
 
 
@@ -175,7 +175,7 @@ def test_late_reports_are_counted_and_change_nothing():
         GroupsReported(ONE, replica_generation, 0, (finished(99),)),  # never leased
         GroupsReported(ONE, gone, 0, (finished(1),)),  # of another's life
     ):
-        assert scene.tell(late) == []
+        assert scene.enter(late) == []
     assert scene.state.late_reports == 5
     assert scene.state.statistics().finished == 0
 
@@ -230,7 +230,7 @@ def test_a_group_is_finished_when_all_parts_are_and_its_losses_add_up():
     assert scene.report(ZERO, 0, part=2, loss=1.5, now=2.0) == [EpochEnded(1, 4, 2.0, 2.0, 0)]
 
 
-def test_what_some_parts_had_finished_is_trained_again_by_all_when_the_replica_is_lost():
+def test_a_group_that_some_parts_finished_is_trained_again_when_the_replica_is_lost():
     scene = scene_of(ZERO, ONE, epoch=began(1), partitions=2)
     for part in range(2):
         scene.ask(ZERO, part=part)
@@ -242,112 +242,112 @@ def test_what_some_parts_had_finished_is_trained_again_by_all_when_the_replica_i
     assert [type(effect) for effect in scene.report(ONE, 0, part=0)] == [EpochEnded]
 
 
-def test_where_one_worker_was_told_that_nothing_waits_the_others_are_told_so_too():
+def test_a_mark_sent_to_one_worker_is_sent_to_the_others_too():
     scene = scene_of(ZERO, ONE, epoch=turns(8), partitions=2)
-    assert scene.told(ZERO, 3, part=0) == ([0, 1, 4], False, 0, 0)
-    assert scene.told(ONE, 9, part=0) == ([2, 3, 6, 7], True, 0, 2)
-    assert scene.told(ONE, 9, part=0) is None
+    assert scene.granted(ZERO, 3, part=0) == ([0, 1, 4], False, 0, 0)
+    assert scene.granted(ONE, 9, part=0) == ([2, 3, 6, 7], True, 0, 2)
+    assert scene.granted(ONE, 9, part=0) is None
     scene.live(ONE)
     # The lost turns are for who has heard of an end: they begin there, though more waits than when it heard.
-    assert said(scene.worker(ONE, 0).answer) == ([0, 1, 4, 5], True, 2, 4)
-    assert scene.told(ONE, 3, part=1) == ([2, 3, 6], False, 0, 0)
-    assert scene.told(ONE, 3, part=1) == ([7], True, 0, 2)
-    assert scene.told(ONE, 3, part=1) == ([0, 1, 4], False, 2, 0)
-    assert scene.told(ONE, 3, part=1) == ([5], True, 2, 4)
+    assert contents(scene.worker(ONE, 0).answer) == ([0, 1, 4, 5], True, 2, 4)
+    assert scene.granted(ONE, 3, part=1) == ([2, 3, 6], False, 0, 0)
+    assert scene.granted(ONE, 3, part=1) == ([7], True, 0, 2)
+    assert scene.granted(ONE, 3, part=1) == ([0, 1, 4], False, 2, 0)
+    assert scene.granted(ONE, 3, part=1) == ([5], True, 2, 4)
 
 
 def test_an_end_that_moved_on_is_heard_by_all_workers_of_a_replica():
     scene = scene_of(ZERO, ONE, epoch=turns(8), partitions=2)
     scene.ask(ZERO, 9, part=0)
-    assert scene.told(ONE, 9, part=0) == ([2, 3, 6, 7], True, 0, 2)
+    assert scene.granted(ONE, 9, part=0) == ([2, 3, 6, 7], True, 0, 2)
     scene.ask(ONE, 9, part=0)
     scene.report(ZERO, 0, part=0, clock=5)
-    assert said(scene.worker(ONE, 0).answer) == ([], True, 0, 5)
-    assert scene.told(ONE, 9, part=1) == ([2, 3, 6, 7], True, 0, 5)
+    assert contents(scene.worker(ONE, 0).answer) == ([], True, 0, 5)
+    assert scene.granted(ONE, 9, part=1) == ([2, 3, 6, 7], True, 0, 5)
 
 
 # --- turns and clocks --------------------------------------------------------------------------
 
 
-def test_groups_go_out_in_turns_and_the_last_answer_says_where_all_meet():
+def test_groups_go_out_in_rounds_and_the_last_answer_has_the_sync_clock():
     scene = scene_of(ZERO, ONE, epoch=turns(10, clock=7))
-    assert scene.told(ZERO, 4) == ([0, 1, 4, 5], False, 7, 0)
-    assert scene.told(ONE, 9) == ([2, 3, 6, 7], True, 7, 10)
-    assert scene.told(ZERO, 4) == ([8, 9], True, 7, 10)
+    assert scene.granted(ZERO, 4) == ([0, 1, 4, 5], False, 7, 0)
+    assert scene.granted(ONE, 9) == ([2, 3, 6, 7], True, 7, 10)
+    assert scene.granted(ZERO, 4) == ([8, 9], True, 7, 10)
 
 
-def test_a_replica_without_a_turn_hears_at_once_where_all_meet_and_then_waits():
+def test_a_replica_without_a_round_gets_the_sync_clock_at_once_and_then_waits():
     scene = scene_of(ZERO, ONE, epoch=turns(2, clock=3))
-    assert scene.told(ONE) == ([], True, 0, 4)
-    assert scene.told(ONE) is None
+    assert scene.granted(ONE) == ([], True, 0, 4)
+    assert scene.granted(ONE) is None
 
 
-def test_the_turns_of_a_lost_replica_are_dealt_out_and_those_who_wait_hear_of_the_new_end():
+def test_the_rounds_of_a_lost_replica_are_dealt_out_and_waiting_replicas_get_the_new_end():
     scene = scene_of(ZERO, ONE, TWO, epoch=turns(18, replicas=(ZERO, ONE, TWO)))
-    assert scene.told(ZERO, 9) == ([0, 1, 6, 7, 12, 13], True, 0, 3)
-    assert scene.told(TWO, 2) == ([4, 5], False, 0, 0)
-    assert scene.told(ONE, 1) == ([2], False, 0, 0)
-    assert scene.told(ZERO, 9) is None
+    assert scene.granted(ZERO, 9) == ([0, 1, 6, 7, 12, 13], True, 0, 3)
+    assert scene.granted(TWO, 2) == ([4, 5], False, 0, 0)
+    assert scene.granted(ONE, 1) == ([2], False, 0, 0)
+    assert scene.granted(ZERO, 9) is None
     scene.live(ZERO, TWO)
     # The lost turns are 2 and 3, 8 and 9, 14 and 15. Who has heard of an end begins again from there.
-    assert said(scene.worker(ZERO).answer) == ([2, 3, 14, 15], True, 3, 5)
-    assert scene.told(TWO, 9) == ([10, 11, 16, 17, 8, 9], True, 0, 5)
+    assert contents(scene.worker(ZERO).answer) == ([2, 3, 14, 15], True, 3, 5)
+    assert scene.granted(TWO, 9) == ([10, 11, 16, 17, 8, 9], True, 0, 5)
 
 
-def test_who_joins_an_epoch_of_turns_hears_where_it_ends_and_gets_work_from_the_next():
+def test_a_replica_that_joins_an_epoch_of_rounds_gets_its_end_and_work_from_the_next():
     scene = scene_of(ZERO, epoch=turns(4, replicas=(ZERO,)))
     scene.live(ZERO, ONE)
-    assert scene.told(ONE) == ([], True, 0, 2)
-    assert scene.told(ZERO, 9) == ([0, 1, 2, 3], True, 0, 2)
+    assert scene.granted(ONE) == ([], True, 0, 2)
+    assert scene.granted(ZERO, 9) == ([0, 1, 2, 3], True, 0, 2)
 
 
-def test_who_joins_when_nobody_else_is_left_takes_over_from_where_all_would_have_met():
+def test_a_replica_that_joins_alone_takes_over_from_the_sync_clock():
     scene = scene_of(ZERO, epoch=turns(4, replicas=(ZERO,)))
     scene.ask(ZERO, 3)
     scene.live()
     scene.live(ONE)
-    assert scene.told(ONE, 9) == ([0, 1, 2, 3], True, 2, 4)
+    assert scene.granted(ONE, 9) == ([0, 1, 2, 3], True, 2, 4)
 
 
-def test_a_new_life_leaves_the_turns_of_the_old_one_to_the_others():
+def test_a_new_generation_leaves_the_rounds_of_the_old_one_to_the_others():
     scene = scene_of(ZERO, ONE, epoch=turns(8))
-    assert scene.told(ONE, 1) == ([2], False, 0, 0)
+    assert scene.granted(ONE, 1) == ([2], False, 0, 0)
     scene.live(ZERO, ONE, anew=[ONE])
-    assert scene.told(ONE, 1) == ([], True, 0, 4)
-    assert scene.told(ZERO, 9) == ([0, 1, 4, 5, 2, 3, 6, 7], True, 0, 4)
+    assert scene.granted(ONE, 1) == ([], True, 0, 4)
+    assert scene.granted(ZERO, 9) == ([0, 1, 4, 5, 2, 3, 6, 7], True, 0, 4)
 
 
-def test_a_new_life_keeps_what_it_was_given_since():
+def test_a_new_generation_keeps_its_own_leases():
     scene = scene_of(ZERO, ONE)
     scene.ask(ONE)  # the old life waits for the first epoch
     scene.live(ZERO)
     scene.live(ZERO, ONE)
-    scene.tell(turns(8))
-    assert scene.told(ONE, 9) == ([2, 3, 6, 7], True, 0, 2)
+    scene.enter(turns(8))
+    assert scene.granted(ONE, 9) == ([2, 3, 6, 7], True, 0, 2)
 
 
 def test_an_answer_that_was_lost_is_given_again_as_it_was():
     scene = scene_of(ZERO, ONE, epoch=turns(8))
     worker = scene.worker(ONE)
     rest = ([6, 7], True, 0, 2)
-    assert scene.told(ONE, 2) == ([2, 3], False, 0, 0)
-    assert scene.told(ONE, 2) == rest
+    assert scene.granted(ONE, 2) == ([2, 3], False, 0, 0)
+    assert scene.granted(ONE, 2) == rest
     worker.position, worker.heard = 2, -1
-    assert scene.told(ONE, 2) == rest
+    assert scene.granted(ONE, 2) == rest
     worker.heard = -1
-    assert scene.told(ONE, 2) == ([], True, 0, 2)
+    assert scene.granted(ONE, 2) == ([], True, 0, 2)
 
 
 def test_a_clock_beyond_what_was_known_moves_the_end_for_all():
     scene = scene_of(ZERO, ONE, epoch=turns(8))
     scene.ask(ZERO, 9)
     scene.ask(ONE, 9)
-    assert scene.told(ONE) is None
+    assert scene.granted(ONE) is None
     assert scene.report(ZERO, 0, clock=5) == []
-    assert said(scene.worker(ONE).answer) == ([], True, 0, 5)
+    assert contents(scene.worker(ONE).answer) == ([], True, 0, 5)
 
 
-def test_the_end_of_an_epoch_says_where_all_meet():
+def test_the_end_of_an_epoch_has_the_sync_clock():
     scene = scene_of(ZERO, ONE, epoch=turns(4, clock=5))
     scene.ask(ZERO, 9)
     scene.ask(ONE, 9)
@@ -385,7 +385,7 @@ def test_a_group_that_was_passed_on_keeps_its_progress():
 # --- who joins an asynchronous epoch -----------------------------------------------------------
 
 
-def test_who_joins_gets_an_equal_part_of_what_nobody_has_been_given_yet_at_once():
+def test_a_joining_replica_gets_an_equal_part_of_the_waiting_groups_at_once():
     scene = scene_of(ZERO, ONE, epoch=began(12, {ZERO: (0, 6), ONE: (6, 12)}))
     assert scene.leased(ZERO, 3) == ((0, 1), (1, 1), (2, 1))
     scene.live(ZERO, ONE, TWO)
@@ -407,7 +407,7 @@ def test_a_replica_that_comes_back_takes_part_at_once():
 
 def test_in_a_warm_start_the_others_wait_until_its_groups_are_finished():
     scene = scene_of(ZERO, ONE, epoch=EpochBegan(1, 8, {ZERO: (0, 5), ONE: (5, 8)}, warm=2))
-    assert scene.told(ONE) == ([], True, 0, 0)
+    assert scene.granted(ONE) == ([], True, 0, 0)
     assert scene.leased(ONE) is None
     assert scene.leased(ZERO, 9) == ((0, 1), (1, 1))
     assert scene.report(ZERO, 0) == []
@@ -417,21 +417,21 @@ def test_in_a_warm_start_the_others_wait_until_its_groups_are_finished():
     assert scene.leased(ZERO, 9) == ((2, 1), (3, 1), (4, 1))
 
 
-def test_with_turns_the_others_meet_where_the_warm_start_ends_and_begin_there():
+def test_with_rounds_the_others_begin_at_the_clock_of_the_warm_starts_end():
     scene = scene_of(ZERO, ONE, epoch=turns(12, warm=4))
-    assert scene.told(ONE) == ([], True, 0, 2)
-    assert scene.told(ZERO, 9) == ([0, 1, 2, 3], True, 0, 2)
+    assert scene.granted(ONE) == ([], True, 0, 2)
+    assert scene.granted(ZERO, 9) == ([0, 1, 2, 3], True, 0, 2)
     scene.report(ZERO, 0, 1, 2, 3, clock=2)
-    assert scene.told(ONE, 9) == ([6, 7, 10, 11], True, 2, 4)
-    assert scene.told(ZERO, 9) == ([4, 5, 8, 9], True, 2, 4)
+    assert scene.granted(ONE, 9) == ([6, 7, 10, 11], True, 2, 4)
+    assert scene.granted(ZERO, 9) == ([4, 5, 8, 9], True, 2, 4)
 
 
 def test_a_warm_start_goes_to_the_lowest_that_is_left():
     scene = scene_of(ZERO, ONE, TWO, epoch=turns(12, replicas=(ZERO, ONE, TWO), warm=4))
     scene.ask(ZERO, 1)
     scene.live(ONE, TWO)
-    assert scene.told(TWO) == ([], True, 0, 2)
-    assert scene.told(ONE, 9) == ([0, 1, 2, 3], True, 0, 2)
+    assert scene.granted(TWO) == ([], True, 0, 2)
+    assert scene.granted(ONE, 9) == ([0, 1, 2, 3], True, 0, 2)
 
 
 # --- pauses ------------------------------------------------------------------------------------
@@ -446,38 +446,38 @@ def test_an_epoch_pauses_when_as_many_groups_are_finished_and_nothing_is_leased(
     assert scene.report(ONE, 5, 6) == [Paused(1, 4)]
     assert scene.state.trained_ranges() == ((0, 2), (5, 7))
     assert scene.worker(ONE).answer is None
-    scene.tell(PauseEnded())
+    scene.enter(PauseEnded())
     assert scene.worker(ONE).answer.groups == ((7, 1), (8, 1))
 
 
-def test_with_turns_an_epoch_pauses_at_whole_rounds_and_all_meet_there():
+def test_with_rounds_an_epoch_pauses_at_whole_ones_with_equal_clocks():
     scene = scene_of(ZERO, ONE, epoch=turns(14, every=5))
-    assert scene.told(ZERO, 9) == ([0, 1, 4, 5], True, 0, 2)
-    assert scene.told(ONE, 9) == ([2, 3, 6, 7], True, 0, 2)
+    assert scene.granted(ZERO, 9) == ([0, 1, 4, 5], True, 0, 2)
+    assert scene.granted(ONE, 9) == ([2, 3, 6, 7], True, 0, 2)
     scene.report(ZERO, 0, 1, 4, 5, clock=2)
     assert scene.report(ONE, 2, 3, 6, 7, clock=2) == [Paused(1, 8)]
     assert (scene.state.trained_ranges(), scene.state.statistics().clock) == (((0, 8),), 2)
-    scene.tell(PauseEnded())
-    assert scene.told(ZERO, 9) == ([8, 9, 12, 13], True, 2, 4)
-    assert scene.told(ONE, 9) == ([10, 11], True, 2, 4)
+    scene.enter(PauseEnded())
+    assert scene.granted(ZERO, 9) == ([8, 9, 12, 13], True, 2, 4)
+    assert scene.granted(ONE, 9) == ([10, 11], True, 2, 4)
     scene.report(ZERO, 8, 9, 12, 13, clock=4)
     (ended,) = scene.report(ONE, 10, 11, clock=3)
     assert isinstance(ended, EpochEnded)
 
 
-def test_who_dies_before_or_in_a_pause_holds_nothing_up():
+def test_a_replica_lost_before_or_in_a_pause_holds_nothing_up():
     scene = scene_of(ZERO, ONE, epoch=turns(8, every=4))
     scene.ask(ZERO, 9)
     scene.ask(ONE, 9)
     scene.report(ZERO, 0, 1, clock=1)
     scene.live(ZERO)
-    assert scene.told(ZERO, 9) == ([2, 3], True, 1, 2)
+    assert scene.granted(ZERO, 9) == ([2, 3], True, 1, 2)
     assert scene.report(ZERO, 2, 3, clock=2) == [Paused(1, 4)]
     scene.live()
-    scene.tell(PauseEnded())
+    scene.enter(PauseEnded())
     scene.live(TWO)
     # A pause comes after as many groups as one replica has now.
-    assert scene.told(TWO, 9) == ([4, 5, 6, 7], True, 2, 4)
+    assert scene.granted(TWO, 9) == ([4, 5, 6, 7], True, 2, 4)
 
 
 # --- resumed epochs ----------------------------------------------------------------------------
@@ -499,8 +499,8 @@ def test_a_resumed_epoch_goes_on_with_what_is_left_and_counts_what_was(round_gro
     )
     scene = scene_of(ZERO, ONE, epoch=resumed)
     assert scene.state.trained_ranges() == ((0, 4),)
-    assert scene.told(ZERO, 9) == ([4, 5], True, 2 * bool(round_groups), 3 * bool(round_groups))
-    assert scene.told(ONE, 9) == ([6, 7], True, 2 * bool(round_groups), 3 * bool(round_groups))
+    assert scene.granted(ZERO, 9) == ([4, 5], True, 2 * bool(round_groups), 3 * bool(round_groups))
+    assert scene.granted(ONE, 9) == ([6, 7], True, 2 * bool(round_groups), 3 * bool(round_groups))
     scene.report(ZERO, 4, 5)
     (ended,) = scene.report(ONE, 6, 7)
     assert (ended.images, ended.loss, ended.train_s) == (32, 2.0, 8.5)
@@ -509,7 +509,7 @@ def test_a_resumed_epoch_goes_on_with_what_is_left_and_counts_what_was(round_gro
 def test_a_resumed_epoch_of_which_nothing_is_left_ends_at_once():
     scene = scene_of(ZERO)
     over = EpochBegan(1, 8, {ZERO: (0, 8)}, finished=((0, 8),), images=30, loss=0.5)
-    assert scene.tell(over, now=4.0) == [EpochEnded(1, 30, 0.5, 0.0, 0)]
+    assert scene.enter(over, now=4.0) == [EpochEnded(1, 30, 0.5, 0.0, 0)]
 
 
 def test_a_clock_that_no_replica_can_have_moves_nothing_and_its_groups_stay_leased():
@@ -524,12 +524,12 @@ def test_a_clock_that_no_replica_can_have_moves_nothing_and_its_groups_stay_leas
     assert scene.state.statistics().finished == 1
 
 
-def test_a_worker_that_claims_groups_nobody_leased_forgets_none_of_them():
+def test_a_worker_that_claims_unleased_groups_forgets_none_of_them():
     scene = Scene(began())
     scene.live(Replica(0))
     liar = scene.worker(Replica(0))
     liar.position = 1 << 40
-    scene.tell(liar.question(2))
+    scene.enter(liar.question(2))
     liar.position = 0
     assert scene.leased(Replica(0)) == ((0, 1), (1, 1))
     assert scene.leased(Replica(0)) == ((2, 1), (3, 1))

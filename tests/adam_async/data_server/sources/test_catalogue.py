@@ -101,7 +101,7 @@ async def test_without_a_size_images_that_fit_are_loaded_at_once(tmp_path: Path)
             assert isinstance(dataset.train_images, StoredImages) == staying
 
 
-async def test_damage_in_an_image_is_met_when_it_is_needed(tmp_path: Path) -> None:
+async def test_damage_in_an_image_is_found_when_it_is_needed(tmp_path: Path) -> None:
     write(pair(tmp_path), train__cat__05=grey(9)[:-20])
     dataset = await read_stored(tmp_path)
     with pytest.raises(DataError, match=r"05.img is a damaged image"):
@@ -114,7 +114,7 @@ async def test_damage_in_an_image_is_met_when_it_is_needed(tmp_path: Path) -> No
     assert list(images.replaced) == [2]
 
 
-async def test_damage_in_a_header_is_met_as_if_all_were_decoded(tmp_path: Path) -> None:
+async def test_damage_in_a_header_counts_as_if_all_were_decoded(tmp_path: Path) -> None:
     write(pair(tmp_path), train__cat__05=b"no image")
     with pytest.raises(DataError, match=r"05.img is no PNG"):
         await read_stored(tmp_path)
@@ -143,7 +143,7 @@ async def test_limits_hold_for_what_stays_stored(
         await read_stored(source)
 
 
-async def test_what_is_no_tar_file_or_cut_short_is_refused_as_at_once(tmp_path: Path) -> None:
+async def test_an_invalid_or_cut_tar_file_is_refused_as_by_loading_at_once(tmp_path: Path) -> None:
     shard = tmp_path / "x.tar"
     good = tar(("a.png", grey(1)), ("a.cls", b"0"))
     for data in (b"no tar" * 200, good[:1100], good[:2000]):

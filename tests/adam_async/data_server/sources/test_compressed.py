@@ -114,7 +114,7 @@ def test_a_header_that_asks_for_too_much_is_refused(monkeypatch: pytest.MonkeyPa
         "with a wrong checksum",
     ],
 )
-def test_what_is_no_compressed_shard_or_only_a_part_of_one_is_refused(data: bytes, claim: str) -> None:
+def test_an_invalid_or_partial_compressed_shard_is_refused(data: bytes, claim: str) -> None:
     with pytest.raises(DataError, match=claim):
         unpacked(data, "skip")
 

@@ -175,7 +175,7 @@ async def test_an_archive_that_asks_for_more_than_all_memory_is_damaged(tmp_path
             archive.writestr(f"{key}.npy", header.getvalue())
     async with Disk() as disk:
         with pytest.raises(
-            DataError, match=r"bomb.npz:x_train says that it is uint8 of .* was cut short or is damaged"
+            DataError, match=r"bomb.npz:x_train has a header of uint8 .* was cut short or is damaged"
         ):
             await load(str(tmp_path / "bomb.npz"), disk)
 
@@ -315,6 +315,6 @@ PAIR = (np.zeros((2, 4, 4), np.uint8), np.arange(2))
         ({"test": (PAIR[0], PAIR[1][:1])}, "^test images has 2 images but test labels has 1 labels"),
     ],
 )
-def test_what_makes_no_data_set_is_said(wrong, claim):
+def test_an_error_names_an_object_that_makes_no_data_set(wrong, claim):
     with pytest.raises(DataError, match=claim):
         make_dataset(**{"name": "x", "source": "here", "train": PAIR, "test": PAIR, **wrong})

@@ -101,7 +101,7 @@ async def test_more_than_a_twentieth_of_damage_is_an_error_whatever_was_asked_fo
         await read(tmp_path, "skip")
 
 
-async def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+async def test_a_path_that_is_no_file_is_not_read(tmp_path: Path) -> None:
     pair(tmp_path)
     os.mkfifo(tmp_path / "train" / "cat" / "pipe")
     with pytest.raises(DataError, match="pipe is a pipe, socket or device"):
@@ -163,7 +163,7 @@ async def test_images_of_sixteen_bits_are_counted_in_the_source(tmp_path: Path) 
     assert 255 in dataset.train_images
 
 
-async def test_what_desktops_leave_in_folders_is_no_image(tmp_path: Path) -> None:
+async def test_files_of_desktops_are_no_images(tmp_path: Path) -> None:
     pair(tmp_path)
     for name in ("Thumbs.db", "thumbs.DB", "desktop.ini", ".DS_Store", "._cat.png"):
         (tmp_path / "train" / "cat" / name).write_bytes(b"no image")

@@ -41,7 +41,7 @@ async def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_what_is_no_array_is_refused(tmp_path: Path, data: bytes, claim: str) -> None:
+async def test_a_value_that_is_no_array_is_refused(tmp_path: Path, data: bytes, claim: str) -> None:
     folder = write_small(tmp_path) / "npy"
     (folder / "x_test.npy").write_bytes(data)
     with pytest.raises(DataError, match=f"x_test.npy is {claim}"):

@@ -71,7 +71,7 @@ def test_a_wrong_array_is_named(changes: dict[str, Any], claim: str) -> None:
         parse_npz(npz(**changes), "a.npz", name="a", source="")
 
 
-def test_what_is_no_archive_is_refused() -> None:
+def test_a_file_that_is_no_archive_is_refused() -> None:
     single = io.BytesIO()
     np.save(single, np.zeros(3))
     for data, claim in [
@@ -113,7 +113,7 @@ def promising(shape: tuple[int, ...], content: bytes = b"") -> bytes:
 
 @pytest.mark.parametrize("images", [10**9, 10**12, 10**30])
 def test_a_header_that_promises_more_than_there_is_asks_for_no_memory(images: int) -> None:
-    with pytest.raises(DataError, match=rf"says that it is uint8 of \({images}, 28, 28\).*but it has"):
+    with pytest.raises(DataError, match=rf"has a header of uint8 \({images}, 28, 28\).*but it has"):
         parse_npz(promising((images, 28, 28), b"1234"), "a.npz", name="a", source="")
 
 

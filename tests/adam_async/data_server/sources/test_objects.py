@@ -156,7 +156,7 @@ async def test_a_wrong_item_is_named_by_its_number(item: Any, claim: str) -> Non
     assert closed == [True]
 
 
-async def test_what_a_source_raises_is_told_with_the_item_and_its_cause() -> None:
+async def test_an_error_of_a_source_names_the_item_and_its_cause() -> None:
     def make(number: int) -> Any:
         return 1 / (number - 5) and PAIRS[number]
 

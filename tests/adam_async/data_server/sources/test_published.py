@@ -99,7 +99,7 @@ async def test_a_data_set_is_downloaded_once_and_then_cached(
         np.testing.assert_array_equal(first.train_images[:, 0], TRAIN)
 
 
-async def test_what_is_neither_cached_nor_to_be_had_says_what_was_tried(tmp_path: Path, web: Web) -> None:
+async def test_an_error_names_the_attempts_to_get_a_data_set(tmp_path: Path, web: Web) -> None:
     with pytest.raises(DataError, match="no CIFAR-10: there is no cache folder"):
         await loaded("cifar-10", None, web)
     with pytest.raises(DataError, match=r"no CIFAR-10: .* does not hold it yet, and downloading is switched"):

@@ -42,7 +42,10 @@ async def test_the_first_line_may_say_the_shape(tmp_path: Path, said: str, shape
         ("", "begins with '', expected a header"),
         ("label", "expected a header"),
         ("label,a,b,c", "has 3 pixels in a row, which is no square"),
-        ("# shape: 3,2,2\nlabel,a,b,c,d", r"has 4 pixels in a row, but says that its shape is \(3, 2, 2\)"),
+        (
+            "# shape: 3,2,2\nlabel,a,b,c,d",
+            r"has 4 pixels in a row, but the shape \(3, 2, 2\) in its first line",
+        ),
     ],
 )
 async def test_a_header_that_is_not_understood_is_named(tmp_path: Path, header: str, claim: str) -> None:

@@ -91,7 +91,7 @@ async def test_a_process_that_hangs_keeps_the_folder_and_one_that_is_killed_does
             assert await copy.take_up() == {}
 
 
-async def test_two_who_write_one_file_do_not_write_into_each_other(source: Path) -> None:
+async def test_two_writers_of_one_file_do_not_write_into_each_other(source: Path) -> None:
     async with Disk() as disk:
         one, other = await copy_of(source, disk), await copy_of(source, disk, start=2)
         async with one.hold():
@@ -103,7 +103,7 @@ async def test_two_who_write_one_file_do_not_write_into_each_other(source: Path)
             assert await one.read(0, 0) == CONTENT
 
 
-async def test_what_an_earlier_start_had_under_way_is_removed(source: Path) -> None:
+async def test_incomplete_files_of_an_earlier_start_are_removed(source: Path) -> None:
     async with Disk() as disk:
         killed, later = await copy_of(source, disk), await copy_of(source, disk, start=2)
         async with killed.hold():

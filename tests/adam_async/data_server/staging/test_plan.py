@@ -72,7 +72,9 @@ def test_every_file_has_one_owner_and_each_server_gets_all_in_rounds(servers: in
 
 
 @given(st.data(), st.integers(1, 5), st.integers(0, 9))
-def test_all_living_servers_complete_whoever_is_dead_and_each_file_is_read_once(data, servers, count) -> None:
+def test_all_live_servers_complete_and_each_file_is_read_once_whichever_servers_are_dead(
+    data, servers, count
+) -> None:
     dead = data.draw(st.sets(st.integers(0, servers - 1), max_size=servers - 1))
     ring = ring_of(servers, count)
 
@@ -85,7 +87,7 @@ def test_all_living_servers_complete_whoever_is_dead_and_each_file_is_read_once(
 
 
 @given(st.data(), st.integers(1, 4), st.integers(1, 6))
-def test_a_file_that_some_cannot_read_comes_from_those_who_can_and_nobody_waits_in_a_circle(
+def test_a_file_that_some_servers_cannot_read_comes_from_others_without_a_circle_of_waits(
     data, servers, count
 ) -> None:
     dead = data.draw(st.sets(st.integers(0, servers - 1), max_size=servers - 1))
@@ -102,7 +104,7 @@ def test_a_file_that_some_cannot_read_comes_from_those_who_can_and_nobody_waits_
 
 
 @given(st.data(), st.integers(2, 5), st.integers(1, 9))
-def test_one_that_comes_late_copies_what_others_have_read_for_it(data, servers, count) -> None:
+def test_a_late_server_copies_its_files_from_others_that_have_read_them(data, servers, count) -> None:
     late = data.draw(st.integers(0, servers - 1))
     ring = ring_of(servers, count)
     run(ring, {late}, set(), data)
@@ -114,7 +116,7 @@ def test_one_that_comes_late_copies_what_others_have_read_for_it(data, servers, 
     assert ring[late].complete
 
 
-def test_a_round_is_put_off_until_its_owner_is_met_or_gone() -> None:
+def test_a_round_waits_until_its_owner_is_reachable_or_lost() -> None:
     one = Staging(files_of(8), server=1, servers=4)
     assert one.rounds() == [2, 3, 0]
     assert one.next_round([]) is None
@@ -127,7 +129,7 @@ def test_a_round_is_put_off_until_its_owner_is_met_or_gone() -> None:
     assert one.rounds() == [3, 0]
 
 
-def test_a_server_is_tried_for_a_file_as_often_as_said_and_then_the_next_in_its_ring() -> None:
+def test_a_server_is_tried_for_a_file_the_given_number_of_times_and_then_the_next() -> None:
     one = Staging(files_of(8), server=0, servers=4, tries=2)
     assert one.where(2) == Step(2, patient=True)
     one.failed(2, 2, "damaged")
@@ -148,7 +150,7 @@ def test_a_server_is_tried_for_a_file_as_often_as_said_and_then_the_next_in_its_
     )
 
 
-def test_what_others_keep_is_asked_for_without_waiting_before_the_source_is_read() -> None:
+def test_files_that_others_have_are_copied_before_the_source_is_read() -> None:
     one = Staging(files_of(4), server=0, servers=3)
     one.holder(2)
     assert one.where(0) == Step(2, patient=False)

@@ -291,9 +291,7 @@ async def test_a_server_that_never_answers_is_given_up_and_its_files_are_read_by
 
 
 @pytest.mark.parametrize("lie", ["short", "long", "other bytes", "nothing", "elsewhere", "never moves"])
-async def test_what_a_server_sends_is_believed_only_where_it_fits_list_and_checksum(
-    ring, shared, lie, tmp_path
-) -> None:
+async def test_a_copy_is_taken_only_if_it_matches_list_and_checksum(ring, shared, lie, tmp_path) -> None:
     servers = ring(2)
     found: list[Stager] = []
 
@@ -393,7 +391,7 @@ async def test_servers_with_different_lists_of_servers_refuse_each_other(ring) -
             await other.staged()
 
 
-async def test_what_is_not_in_the_list_is_refused_and_the_rest_is_served_later(ring, network) -> None:
+async def test_a_question_beyond_the_list_is_refused_and_others_are_served_later(ring, network) -> None:
     servers = ring(1)
     asker = Identity(role="data", node="asker", incarnation=9)
     async with servers.server("s0") as one:
@@ -434,7 +432,7 @@ async def test_a_source_may_be_one_file(ring, shared, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("network", ["local"], indirect=True)
-async def test_what_cannot_be_staged_or_staged_into_is_said(ring, shared, tmp_path) -> None:
+async def test_an_error_names_an_unusable_source_or_folder(ring, shared, tmp_path) -> None:
     servers = ring(1)
     (tmp_path / "empty").mkdir()
     (tmp_path / "s0").mkdir()
@@ -457,7 +455,7 @@ async def test_what_cannot_be_staged_or_staged_into_is_said(ring, shared, tmp_pa
     assert (tmp_path / "s0" / "mine.txt").read_text() == "not to be lost"
 
 
-async def test_an_address_that_is_taken_everywhere_is_said(ring) -> None:
+async def test_an_error_names_addresses_that_are_all_taken(ring) -> None:
     servers = ring(1)
     async with servers.server("s0"):
         with pytest.raises(BindFailed, match="cannot listen on any of"):

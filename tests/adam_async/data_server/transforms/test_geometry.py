@@ -84,7 +84,7 @@ def test_an_even_elastic_field_is_a_shift():
     assert np.abs(made.astype(int) - expected).max() <= 1
 
 
-def test_what_one_shift_moves_out_of_the_image_the_next_brings_back():
+def test_a_second_shift_brings_back_pixels_that_the_first_moved_out():
     shift = {"kind": "shift", "pixels": 3}
 
     np.testing.assert_array_equal(moved(letter(), shift, shift, words=[LEAST, MOST]), letter())

@@ -315,7 +315,7 @@ def test_without_numba_auto_is_numpy_and_asking_for_it_names_the_extra(monkeypat
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (1, 8, 8), (1, 1, 1), (3, 32, 32), (3, 1, 1), (4, 5, 9)])
-def test_the_steps_that_nobody_chose_keep_the_shape(shape):
+def test_the_default_steps_keep_the_shape(shape):
     recipe = recipe_of(default_steps(shape), shape)
 
     assert recipe.output_shape == recipe.image_shape == shape

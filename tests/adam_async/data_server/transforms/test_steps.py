@@ -33,7 +33,7 @@ def test_every_kind_is_tested_here():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_left_out_has_its_default(kind):
+def test_missing_options_have_their_defaults(kind):
     step = check_step({"kind": kind, **RIGHT[kind]}, "step 1")
 
     assert set(step.options) == set(KINDS[kind])
@@ -117,7 +117,7 @@ def test_a_later_step_sees_the_shape_that_an_earlier_one_makes():
 
 
 @pytest.mark.parametrize("draws", [-1, 1.5, "two", np.int64(3)])
-def test_what_a_users_function_draws_is_a_whole_number(draws):
+def test_the_draws_of_a_users_function_are_a_whole_number(draws):
     with pytest.raises(ConfigError, match=r"step 1 \(mine\): draws = .* expected a whole number"):
         check_step({"kind": "mine", "draws": draws}, "step 1", ["mine"])
 
