@@ -41,7 +41,7 @@ def met(network=None):
     return peers
 
 
-class Door:
+class Other:
     """Another controller, as far as it is heard: answers who it is, and keeps what its core is told."""
 
     def __init__(self, answers):
@@ -73,14 +73,14 @@ class Door:
 
 @asynccontextmanager
 async def linked(network, *answers, settled=True, node=2):
-    """Peers that dial one door, and the door."""
-    listener = Door(answers)
-    async with network.listen(address_of(network), controller(node), listener.on_link) as listener:
+    """Peers that dial one other controller, and that controller."""
+    other = Other(answers)
+    async with network.listen(address_of(network), controller(node), other.on_link) as listener:
         peers = peers_of(network, settled=settled)
         peers.meet(told("local://nobody-dials-us", listener.address))
         async with asyncio.TaskGroup() as group:
             talking = group.create_task(_talk(peers), name="talking")
-            yield peers, listener
+            yield peers, other
             talking.cancel()
 
 
@@ -177,47 +177,47 @@ def test_the_latest_identity_of_a_name_is_the_one_to_take_in():
 
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_both_say_who_they_are_and_then_the_core_is_heard(network):
-    async with linked(NETWORKS[network](), Introduced(identity=B, members=(B,))) as (peers, listener):
+    async with linked(NETWORKS[network](), Introduced(identity=B, members=(B,))) as (peers, other):
         word = TakeOver(sender=A, to=B, term=3)
         peers.send(word, group="g")  # there is no link yet: it is dropped
-        await until(lambda: peers.linked and listener.asked)
+        await until(lambda: peers.linked and other.asked)
         peers.send(word, group="g")
-        await until(lambda: listener.heard)
-        assert (peers.linked, listener.asked, listener.heard) == ({"controller-2"}, [A], [("g", word)])
+        await until(lambda: other.heard)
+        assert (peers.linked, other.asked, other.heard) == ({"controller-2"}, [A], [("g", word)])
         peers.send(TakeOver(sender=A, to=C, term=3), group="g")  # nobody dialled that one
 
 
 async def test_the_founder_asks_again_until_all_have_said_who_they_are(monkeypatch):
     monkeypatch.setattr("adam_async.controller.peer_controllers.ASK_S", 0.01)
     answers = (None, None, Introduced(identity=B, members=()))
-    async with linked(local_network(), *answers, settled=False) as (peers, listener):
-        await until(lambda: listener.asked)
+    async with linked(local_network(), *answers, settled=False) as (peers, other):
+        await until(lambda: other.asked)
         assert await peers.founders() == (A, B)
-        assert len(listener.asked) == 3
+        assert len(other.asked) == 3
 
 
 async def test_who_finds_that_there_is_a_group_founds_none():
-    async with linked(local_network(), Introduced(identity=B, members=(B,))) as (peers, listener):
-        await until(lambda: peers.linked and listener.asked)
+    async with linked(local_network(), Introduced(identity=B, members=(B,))) as (peers, other):
+        await until(lambda: peers.linked and other.asked)
         assert await peers.founders() == ()
 
 
 async def test_a_link_that_breaks_is_dialled_again():
-    async with linked(local_network(), Introduced(identity=B, members=(B,))) as (peers, listener):
-        await until(lambda: peers.linked and listener.asked)
-        listener.links[0].abort()
-        await until(lambda: len(listener.asked) == 2)
+    async with linked(local_network(), Introduced(identity=B, members=(B,))) as (peers, other):
+        await until(lambda: peers.linked and other.asked)
+        other.links[0].abort()
+        await until(lambda: len(other.asked) == 2)
         assert peers.linked == {"controller-2"}
 
 
 async def test_another_one_at_that_address_is_told_nothing_and_named_once(monkeypatch, caplog):
     monkeypatch.setattr("adam_async.controller.peer_controllers.REFUSED_S", 0.01)
     with caplog.at_level(logging.WARNING):
-        async with linked(local_network(), Introduced(identity=C, members=(C,)), node=3) as (peers, listener):
+        async with linked(local_network(), Introduced(identity=C, members=(C,)), node=3) as (peers, other):
             await until(lambda: "instead of" in caplog.text)
             peers.send(TakeOver(sender=A, to=B, term=3), group="g")
-            assert (peers.linked, listener.asked, listener.heard) == (set(), [], [])
-            await until(lambda: len(listener.links) > 3)
+            assert (peers.linked, other.asked, other.heard) == (set(), [], [])
+            await until(lambda: len(other.links) > 3)
     assert caplog.text.count("is controller-3 instead of controller-2") == 1
 
 

@@ -64,7 +64,8 @@ class Cluster:
     def set(self, key, value, expected=None):
         kind, _, name = key.partition("/")
         table = {"nodes": self.map.nodes, "run": self.map.pieces}.get(kind, {})
-        old = table.get(key if kind == "run" else name) if name else getattr(self.map, kind, None)
+        field = "ledger_record" if kind == "lending" else kind
+        old = table.get(key if kind == "run" else name) if name else getattr(self.map, field, None)
         version = (old.changed if old else 0) if expected is None else expected
         return self.apply(CompareAndSet(key=key, expected=version, value=msgspec.to_builtins(value)))
 
