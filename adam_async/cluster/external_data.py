@@ -11,6 +11,7 @@ from adam_async.messages import Serve, Serving, pack, read_text_tensor, unpack
 from adam_async.messages.sizes import MOST_INFO_BYTES
 from adam_async.run.addresses import check_address
 from adam_async.run.config import Config, Waits
+from adam_async.runtime.channel import Channel
 from transport import (
     CallTimeout,
     DialFailed,
@@ -116,9 +117,15 @@ class DataHosts:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             for address in self._addresses:
-                link = await self._dial(address)
-                stack.push_async_callback(link.aclose)
-                self._links[address] = link
+                channel = Channel(
+                    peer="a data server",
+                    address=address,
+                    network=self._network,
+                    identity=self._identity,
+                    peer_role="data",
+                )
+                self._links[address] = await self._dial(channel)
+                stack.push_async_callback(channel.aclose)
             self._stack = stack.pop_all()
         return self
 
@@ -127,14 +134,13 @@ class DataHosts:
     ) -> bool | None:
         return await self._stack.__aexit__(kind, error, trace)
 
-    async def _dial(self, address: str) -> Link:
+    async def _dial(self, channel: Channel) -> Link:
+        address = channel.address
         try:
-            return await self._network.dial(
-                address, self._identity, timeout_s=self._waits.dial_s, peer_role="data"
-            )
+            return await channel.dial(self._waits.dial_s)
         except DialFailed as error:
             why = f"{error.reason}; start one there with: adam-async data --bind {address}"
-            raise RoleUnreachable("a data server", address, why) from error
+            raise RoleUnreachable(channel.peer, address, why) from error
         except HandshakeRejected as error:
             raise HandshakeRejected(error.code, f"{error.text}, at {address}") from error
         except RemoteProtocolError as error:

@@ -21,6 +21,7 @@ import logging
 from adam_async.errors import ConfigError, Leaderless, RoleDied, RoleUnreachable, first_cause
 from adam_async.messages import NOT_LEADER, UNKNOWN, MapChanges, MapState, WatchMap, pack, unpack
 from adam_async.run.config import Waits
+from adam_async.runtime.channel import Channel
 from adam_async.runtime.traffic import Traffic
 from transport import (
     CallTimeout,
@@ -136,6 +137,8 @@ class LeaderLink:
         """Where the leader was, or was said to be."""
         self._ahead: list[str] = []
         """Whose turn it is in this round, and of those that had theirs."""
+        self._channels: dict[str, Channel] = {}
+        """By address."""
         self._attempts: dict[str, asyncio.Task[None]] = {}
         """The last one at each address."""
         self._at = ""
@@ -176,7 +179,7 @@ class LeaderLink:
         """Give up the link. Whoever asks, now or later, is told with `LinkClosed`."""
         self._closed = True
         if self.link is not None:
-            self._give_up(self.link)
+            self._give_up()
 
     # --- one question ------------------------------------------------------------------------
 
@@ -218,7 +221,7 @@ class LeaderLink:
             if link is self.link:
                 logger.info("%s: the controller at %s leads no more", self._identity.node, self._at)
                 self._named(error)
-                self._give_up(link)
+                self._give_up()
         else:
             raise error
 
@@ -240,12 +243,11 @@ class LeaderLink:
             self._waits.patience_s,
         )
         self._reason = str(error)
-        self._give_up(link)
+        self._give_up()
 
-    def _give_up(self, link: Link) -> None:
+    def _give_up(self) -> None:
         self.link = None
-        link.abort()
-        self._traffic.gone(link)
+        self._channels[self._at].drop()
 
     def _named(self, error: RemoteError) -> None:
         """Note who leads, as one says who does not."""
@@ -359,14 +361,26 @@ class LeaderLink:
                     break
                 self._put_last(address)
 
-    async def _dial(self, address: str) -> Link | None:
+    def _channel_to(self, address: str) -> Channel:
+        if address not in self._channels:
+            self._channels[address] = Channel(
+                peer="the controller",
+                address=address,
+                network=self._network,
+                identity=self._identity,
+                traffic=self._traffic,
+            )
+        return self._channels[address]
+
+    async def _dial(self, channel: Channel) -> Link | None:
         left_s = self._left_s()
         # Whoever looked last may have been cancelled long ago: one round is always tried.
         timeout_s = DIAL_S if self.several or left_s <= 0 else left_s
         retry = ONCE if self.several else None
         try:
-            link = await self._network.dial(address, self._identity, timeout_s=timeout_s, retry=retry)
+            link = await channel.dial(timeout_s, retry=retry)
         except (TransportError, ValueError) as error:
+            address = channel.address
             if not isinstance(error, DialFailed) and address in self._addresses:
                 raise  # and not one that a controller named, which reaches the others in another way
             self._words[address] = error.reason if isinstance(error, DialFailed) else str(error)
@@ -374,12 +388,12 @@ class LeaderLink:
             self._put_last(address)
             return None
         self._met = True
-        self._traffic.watch(link)
         return link
 
     async def _attempt(self, address: str, after: int, group: str) -> None:
         """Hear a first word from a controller, and take its link if it leads; else who does is the next."""
-        link = await self._dial(address)
+        channel = self._channel_to(address)
+        link = await self._dial(channel)
         if link is None:
             return
         try:
@@ -406,8 +420,7 @@ class LeaderLink:
                 raise
         finally:
             if link is not self.link:
-                link.abort()
-                self._traffic.gone(link)
+                channel.drop()
 
     def _take(self, link: Link, address: str) -> None:
         """This is the leader's link. No other attempt does anything any more."""

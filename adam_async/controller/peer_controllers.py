@@ -35,6 +35,7 @@ from adam_async.messages import (
 )
 from adam_async.messages.sizes import MOST_AGREE_BYTES
 from adam_async.runtime import fault_points
+from adam_async.runtime.channel import Channel
 from adam_async.runtime.traffic import Traffic
 from transport import (
     DialFailed,
@@ -226,32 +227,36 @@ class Peers:
 
     async def _talk(self, name: str) -> None:
         """Keep a link to another controller, and know who it is."""
-        address = self._addresses[name]
+        channel = Channel(
+            peer=name,
+            address=self._addresses[name],
+            network=self._network,
+            identity=self._identity,
+            peer_role="controller",
+            traffic=self._traffic,
+            pauses=RetrySchedule(first_s=REFUSED_S, longest_s=REFUSED_S),
+        )
         while True:
             try:
-                link = await self._network.dial(
-                    address, self._identity, timeout_s=DIAL_S, retry=RETRY, peer_role="controller"
-                )
+                link = await channel.dial(DIAL_S, retry=RETRY)
             except DialFailed:
+                continue  # the dial itself has paused between its attempts
+            except TransportError as error:  # another role listens there, or refuses this controller
+                self._complain(name, f"no controller {channel}: {error}")
+                await channel.pause()
                 continue
-            except TransportError as error:  # somebody else is there, or lets us not in
-                self._complain(name, f"no controller {name} at {address}: {error}")
-                await asyncio.sleep(REFUSED_S)
-                continue
-            self._traffic.watch(link)
             try:
                 if link.peer.node == name:
                     await self._stay(name, link)
                 else:
-                    self._complain(name, f"at {address} is {link.peer.node} instead of {name}")
-                    await asyncio.sleep(REFUSED_S)
+                    self._complain(name, f"at {channel.address} is {link.peer.node} instead of {name}")
+                    await channel.pause()
             except TransportError as error:
                 logger.info("%s: lost %s (%s)", self._identity.node, name, error)
             finally:
                 if self._links.get(name) is link:
                     del self._links[name]
-                link.abort()
-                self._traffic.gone(link)
+                channel.drop()
 
     def _complain(self, name: str, words: str) -> None:
         """Say what is wrong with a place, once for as long as it stays so."""

@@ -23,13 +23,11 @@ from adam_async.errors import RoleFailed
 from adam_async.messages import Finished, Groups, Lease, LeaseGroups, Reported, ReportGroups, pack, unpack
 from adam_async.run.config import Waits
 from adam_async.run.group_limits import GroupLimits
+from adam_async.runtime.channel import Channel, wait_set
 from adam_async.runtime.traffic import Traffic
-from transport import DialFailed, Identity, Link, Network, RemoteProtocolError, RetrySchedule, TransportError
+from transport import DialFailed, Identity, Link, Network, RemoteProtocolError, TransportError
 
 logger = logging.getLogger(__name__)
-
-PAUSES = RetrySchedule(first_s=0.01, longest_s=0.5)
-"""Between two links on which nothing was answered: a peer that refuses everything is not hounded."""
 
 DIAL_S = 1.0
 """How long one server is dialled before we look whether another one is to be asked."""
@@ -96,13 +94,18 @@ class DataClient:
         traffic: Traffic,
         rows: tuple[int, int] | None = None,
     ) -> None:
-        self._network = network
+        self._channel = Channel(
+            peer="the data server",
+            address="",
+            network=network,
+            identity=identity,
+            traffic=traffic,
+            patience_s=waits.patience_s,
+        )
         self._address = address
-        self._asked = ""
         self._silent = 0
         """How many that we asked in a row did not answer; the one that does is stayed with."""
         self._looked = asyncio.Event()
-        self._link: Link | None = None
         self._identity = identity
         self._run = run
         self._replica = replica
@@ -111,7 +114,6 @@ class DataClient:
         self._rows = rows
         self._ahead = ahead
         self._limits = limits
-        self._traffic = traffic
         self._waits = waits
         self._groups: deque[ImageGroup] = deque()
         self._position = 0
@@ -137,56 +139,43 @@ class DataClient:
         Raises:
             RoleFailed: No data server could be reached, or none gave a correct answer, for `patience_s`.
         """
-        loop = asyncio.get_running_loop()
-        patience_s = self._waits.patience_s
-        deadline, pauses = loop.time() + patience_s, PAUSES.waits()
-        problem = ""
-        while True:
-            left = deadline - loop.time()
-            if left <= 0:
-                what = "a correct answer" if self._refused else "an answer"
-                why = f": {problem}" if problem else ""
-                raise RoleFailed("the data server", f"did not give {what} for {patience_s:g} s{why}")
+        channel, problem = self._channel, ""
+        channel.renew()
+        while (left_s := channel.left_s) > 0:
             self._looked.clear()
-            self._asked = self._address(self._silent)
-            if not self._asked:
-                await self._wait_look(left)
+            channel.address = self._address(self._silent)
+            if not channel.address:
+                await wait_set(self._looked, left_s)
                 continue
             try:
-                link = await self._network.dial(self._asked, self._identity, timeout_s=min(left, DIAL_S))
+                link = await channel.dial(min(left_s, DIAL_S))
             except DialFailed as error:
                 problem = str(error)
                 self._silent += 1
                 continue
-            if self._address(self._silent) != self._asked:  # it has changed while we dialled
-                link.abort()
+            if self._address(self._silent) != channel.address:  # it has changed during the dial
+                channel.drop()
             elif await self._attend(link):
-                deadline, pauses = loop.time() + patience_s, PAUSES.waits()
+                channel.progressed()
             else:
                 problem = self._refused or problem
                 self._silent += not self._looked.is_set()
-                await self._wait_look(next(pauses))
-
-    async def _wait_look(self, timeout_s: float) -> None:
-        """Wait until somebody else may have to be asked, but not for long."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._looked.wait()
-        except TimeoutError:
-            return
+                await channel.pause(self._looked)
+        what = "a correct answer" if self._refused else "an answer"
+        why = f": {problem}" if problem else ""
+        raise RoleFailed(channel.peer, f"did not give {what} for {self._waits.patience_s:g} s{why}")
 
     def look(self) -> None:
         """See whether another data server is to be asked."""
-        if self._address(self._silent) != self._asked:
+        if self._address(self._silent) != self._channel.address:
             self._looked.set()
-            if self._link is not None:
-                self._link.abort()
+            if self._channel.link is not None:
+                self._channel.link.abort()
 
     async def _attend(self, link: Link) -> bool:
         """Hold both conversations until the link ends. Returns whether all answers on it, one at least, were
         correct."""
-        self._answered, self._refused, self._link = False, "", link
-        self._traffic.watch(link)
+        self._answered, self._refused = False, ""
         node = self._identity.node
         try:
             async with asyncio.TaskGroup() as group:
@@ -198,9 +187,7 @@ class DataClient:
                 for talk in talks:
                     talk.cancel()
         finally:
-            self._link = None
-            link.abort()
-            self._traffic.gone(link)
+            self._channel.drop()
         return self._answered and not self._refused
 
     async def _talk(self, link: Link, talk: Callable[[Link], Awaitable[None]]) -> None:

@@ -42,9 +42,10 @@ from adam_async.messages import (
 from adam_async.messages.sizes import MOST_LEDGER_BYTES
 from adam_async.run.cluster_map import ClusterMap, LedgerRecord
 from adam_async.run.config import Waits
+from adam_async.runtime.channel import Channel
 from adam_async.runtime.timer import Timer
 from adam_async.runtime.traffic import Traffic
-from transport import Identity, Link, Network, RemoteProtocolError, Request, TransportError
+from transport import Identity, Link, Network, RemoteProtocolError, Request, RetrySchedule, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +55,8 @@ PART_ENTRIES = 1024
 MOST_TERMS = 16
 """Maximum number of terms by which a lender may be ahead of the map that a keeper knows."""
 
-PAUSE_S = 0.05
-"""Between two attempts to reach the same server."""
+PAUSES = RetrySchedule(first_s=0.05, longest_s=0.05)
+"""Pauses between two links to the same server, in seconds."""
 
 Entering = LeaseAsked | GroupsReported
 """What other data servers may have entered."""
@@ -336,9 +337,10 @@ class LedgerService:
 
     async def _forward(self, ledger_leader: LedgerReplica) -> None:
         """Have our events entered by the lender, until there is another."""
+        channel = self._channel_to(ledger_leader)
         while True:
-            await self._talk(ledger_leader, self._forward_on)
-            await asyncio.sleep(PAUSE_S)
+            await self._talk(channel, ledger_leader, self._forward_on)
+            await channel.pause()
 
     async def _forward_on(self, link: Link, ledger_leader: LedgerReplica) -> None:
         self._outbox = self._open_events()
@@ -356,14 +358,15 @@ class LedgerService:
     async def _copy_for(self, ledger_replica: LedgerReplica) -> None:
         """Copy the ledger for somebody, until we do not lend or it is lost."""
         ledger_replication = self._ledger_replication
+        channel = self._channel_to(ledger_replica)
         while True:
             ledger_replication.welcome(ledger_replica)
             ledger_replication.begin_anew(ledger_replica)
-            await self._talk(ledger_replica, self._copy_on)
+            await self._talk(channel, ledger_replica, self._copy_on)
             if ledger_replication.counts(ledger_replica):
                 await self._strike_out(ledger_replica)
             self._settle(ledger_replication.strike_out(ledger_replica))
-            await asyncio.sleep(PAUSE_S)
+            await channel.pause()
 
     async def _copy_on(self, link: Link, ledger_replica: LedgerReplica) -> None:
         ledger_replication = self._ledger_replication
@@ -385,22 +388,32 @@ class LedgerService:
             ):
                 await self._write_in(ledger_replica)
 
-    async def _talk(self, peer: LedgerReplica, talk: Callable[[Link, LedgerReplica], Any]) -> None:
-        """Hold a conversation with another data server until it breaks."""
-        address = self._map.nodes[peer[0]].address
+    def _channel_to(self, peer: LedgerReplica) -> Channel:
+        return Channel(
+            peer=peer[0],
+            address="",
+            network=self._network,
+            identity=self._identity,
+            traffic=self._traffic,
+            pauses=PAUSES,
+        )
+
+    async def _talk(
+        self, channel: Channel, peer: LedgerReplica, talk: Callable[[Link, LedgerReplica], Any]
+    ) -> None:
+        """Dial another data server, where the map names it now, and talk until the link breaks."""
+        channel.address = self._map.nodes[channel.peer].address
         try:
-            link = await self._network.dial(address, self._identity, timeout_s=self._reach_s)
+            link = await channel.dial(self._reach_s)
         except TransportError as error:
-            logger.info("%s: %s cannot be reached: %s", self._identity.node, peer[0], error)
+            logger.info("%s: %s cannot be reached: %s", self._identity.node, channel.peer, error)
             return
-        self._traffic.watch(link)
         try:
             await talk(link, peer)
         except TransportError as error:
-            logger.info("%s: link to %s broke: %s", self._identity.node, peer[0], error)
+            logger.info("%s: link to %s broke: %s", self._identity.node, channel.peer, error)
         finally:
-            link.abort()
-            self._traffic.gone(link)
+            channel.drop()
 
     # --- the map -----------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from adam_async.model.partition.network import Partition
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.runtime.callbacks import Callbacks
+from adam_async.runtime.channel import Channel
 from adam_async.runtime.traffic import Traffic
 from adam_async.worker.reliable_stream import Parcel, ReceivingStream, SendingStream
 from transport import (
@@ -42,7 +43,6 @@ from transport import (
     Message,
     Network,
     RemoteProtocolError,
-    RetrySchedule,
     TransportError,
     WouldBlock,
 )
@@ -66,9 +66,6 @@ TELL_SHARE = 4
 
 ROOM_S = 0.005
 """When the other side does not read fast enough, it is tried again after this long."""
-
-PAUSES = RetrySchedule(first_s=0.01, longest_s=0.5)
-"""Between two links on which the other side said nothing."""
 
 OnBlocks = Callable[[Sequence[tuple[Block, NDArray[Any]]]], None]
 """Takes what came in one message."""
@@ -404,27 +401,33 @@ class Neighbours:
                 other.close()
 
     async def _keep(self, other: Neighbour) -> None:
-        loop = asyncio.get_running_loop()
-        patience_s = self._waits.patience_s
-        deadline, pauses = loop.time() + patience_s, PAUSES.waits()
-        while True:
-            left = deadline - loop.time()
-            if left <= 0:
-                raise RoleDied(other.node, f"it talked to us no more for {patience_s:g} s")
+        channel = Channel(
+            peer=other.node,
+            address=other.address,
+            network=self._network,
+            identity=self._identity,
+            peer_role="worker",
+            traffic=self._traffic,
+            patience_s=self._waits.patience_s,
+        )
+        channel.renew()
+        while channel.left_s > 0:
             try:
-                link = await self._network.dial(
-                    other.address, self._identity, timeout_s=left, peer_role="worker"
-                )
+                link = await channel.dial()
             except DialFailed as error:
-                raise RoleDied(other.node, str(error)) from error
-            if await self._dialled(link, other):
-                deadline, pauses = loop.time() + patience_s, PAUSES.waits()
+                raise RoleDied(channel.peer, str(error)) from error
+            try:
+                known = await self._dialled(link, other)
+            finally:
+                channel.drop()
+            if known:
+                channel.progressed()
             else:
-                await asyncio.sleep(next(pauses))
+                await channel.pause()
+        raise RoleDied(channel.peer, f"it talked to us no more for {self._waits.patience_s:g} s")
 
     async def _dialled(self, link: Link, other: Neighbour) -> bool:
         """Talk on a link that we dialled; returns whether the other side was of our life."""
-        self._traffic.watch(link)
         known = False
         try:
             self._say_hello(link, other)
@@ -439,9 +442,6 @@ class Neighbours:
             known = False
         except (TransportError, TimeoutError) as error:
             logger.info("link to %s ended: %s", other.node, error)
-        finally:
-            link.abort()
-            self._traffic.gone(link)
         return known
 
     def knows(self, greet: Greet, peer: Identity) -> bool:

@@ -7,7 +7,6 @@ the file is waited for, as long as it moves.
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
@@ -28,6 +27,7 @@ from adam_async.messages import (
     unpack,
 )
 from adam_async.messages.sizes import MOST_MANIFEST_BYTES
+from adam_async.runtime.channel import Channel
 from adam_async.runtime.traffic import Traffic
 from transport import (
     DialFailed,
@@ -112,15 +112,22 @@ class Peer:
     ) -> None:
         self.number = number
         self.address = address
+        self._channel = Channel(
+            peer=f"server {number}",
+            address=address,
+            network=network,
+            identity=identity,
+            peer_role="data",
+            traffic=traffic,
+            patience_s=patience.join_s,
+            pauses=RetrySchedule(),
+            clock=clock,
+        )
         self.met = False
         """Whether it has been talked to."""
         self._plan = plan
-        self._network = network
-        self._identity = identity
         self._patience = patience
-        self._traffic = traffic
         self._clock = clock
-        self._link: Link | None = None
         self._dialling = asyncio.Lock()
         self._called = asyncio.Event()
         self._differs = False
@@ -144,30 +151,19 @@ class Peer:
 
     async def meet(self) -> None:
         """Look again and again, and whenever it calls here, until it is there. Raises as `look` does."""
-        given_up = self._clock() + self._patience.join_s
-        for wait_s in RetrySchedule().waits():
+        self._channel.progressed()
+        while True:
             self._called.clear()
             try:
                 return await self.look()
             except PeerLost:
-                if self._clock() >= given_up or self._plan.gone(self.number):
+                if self._channel.left_s <= 0 or self._plan.gone(self.number):
                     raise
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._called.wait()
+            await self._channel.pause(self._called)
 
     async def aclose(self) -> None:
-        """Say goodbye, if there is a link."""
-        if self._link is not None:
-            await self._link.aclose()
-            self._drop()
-
-    def _drop(self) -> None:
-        """Forget the link, and whatever waits on it."""
-        if self._link is not None:
-            self._link.abort()
-            self._traffic.gone(self._link)
-            self._link = None
+        """End the link, if there is one, after its last messages have left."""
+        await self._channel.aclose()
 
     async def pieces(
         self, file: int, *, patient: bool, on_checksum: Callable[[str], None]
@@ -227,8 +223,8 @@ class Peer:
             self._check_same()
             # Whoever misses a deadline may be stuck for good: the link goes. What else waited on it fails
             # with it, and is no silence of its own.
-            if link is self._link:
-                self._drop()
+            if link is self._channel.link:
+                self._channel.drop()
                 self._silences += 1
             if self._silences >= self._patience.tries:
                 raise PeerLost(str(error)) from None
@@ -241,24 +237,20 @@ class Peer:
         async with self._dialling:
             if self._plan.gone(self.number):
                 raise PeerLost("it was given up")
-            if self._link is not None and not self._link.closed:
-                return self._link
+            channel = self._channel
+            if channel.link is not None and not channel.link.closed:
+                return channel.link
             try:
-                link = await self._network.dial(
-                    self.address, self._identity, timeout_s=timeout_s, retry=retry, peer_role="data"
-                )
+                link = await channel.dial(timeout_s, retry=retry)
             except (DialFailed, HandshakeRejected) as error:
                 self._check_same()
                 raise PeerLost(str(error)) from None
             except TransportError as error:
                 raise PeerLost(f"{self.address} answers, but not as a data server: {error}") from None
-            self._drop()
-            self._link = link
-            self._traffic.watch(link)
             try:
                 await self._compare(link)
             except BaseException:
-                self._drop()
+                channel.drop()
                 raise
             self.met = True
             return link

@@ -251,7 +251,9 @@ async def test_a_worker_of_another_life_is_not_talked_to(network):
 
 
 @pytest.mark.parametrize(
-    "stranger", [{"run": "other"}, {"replica": 1}, {"replica_generation": 8}, {"partition": 1}, {"partition": 2}], ids=str
+    "stranger",
+    [{"run": "other"}, {"replica": 1}, {"replica_generation": 8}, {"partition": 1}, {"partition": 2}],
+    ids=str,
 )
 async def test_only_a_worker_of_this_life_with_another_part_is_known(stranger):
     async with two_workers(NETWORKS["local"]()) as (_, two):
