@@ -285,7 +285,7 @@ class LocalCluster:
         if len(names) > 1:
             peers = {name: each.address for name, each in zip(names, self.controllers, strict=True)}
             for controller in self.controllers:
-                controller.group.meet(peers)
+                controller.group.set_addresses(peers)
 
     async def _open_data(self, stack: AsyncExitStack, common: Mapping[str, Any]) -> None:
         assert self.dataset is not None, "the images are here or elsewhere"

@@ -1,14 +1,14 @@
-"""What every role is beside its work: a door that others knock at, a seat in the cluster, tasks, counts.
+"""The base of all roles: a listener, the membership in the cluster, tasks and counts.
 
 Theory of operation
 -------------------
-A role is a block. Entering it opens a task group, the door (a listener whose links are counted) and, for
-everybody but the controller, the seat (`Membership`), then starts the role's own tasks; leaving it cancels
-the tasks, closes the door and waits for what is left. An error in any task ends the block with it, and so
-does an error in a callback of the role (`callbacks.py`).
+A role is a block. Entering it opens a task group, the listener, whose links are counted, and, but for a
+controller, the `Membership`; then it starts the role's own tasks. Leaving it cancels the tasks, closes the
+listener and waits for the rest. An error in any task, or in a callback of the role (`callbacks.py`), ends the
+block.
 
-A question is decoded here. What every role answers is answered here, everything else by the role itself;
-what cannot be decoded or is not for this role is refused, and the link lives on.
+Requests are decoded here. This file answers the requests common to all roles, the role itself all others. An
+invalid or unexpected request is refused, and its link stays open.
 """
 
 import asyncio
@@ -34,17 +34,17 @@ STATISTICS_BYTES = 1 << 20
 class Role:
     """One role of a cluster, from `async with` to its end.
 
-    Who inherits gives it tasks (`_tasks`), answers (`_answer`) and counts (`statistics`).
+    A subclass adds tasks (`_tasks`), answers (`_answer`) and counts (`statistics`).
 
     Args:
-        network: Where it listens and how it reaches the others.
-        address: What it binds.
+        network: Network of its listener and its links.
+        address: Address to bind.
         identity: Its role, node id and incarnation.
         waits: Deadlines.
-        controller: The controller's address; empty for a controller, which has no seat.
-        info: What the cluster map shall say of it.
-        timeline: Where the messages of its links are noted.
-        process_memory: Says which process it is in, and what that has held.
+        controller: Addresses of the controllers; empty for a controller, which has no membership.
+        info: Fields of its node record.
+        timeline: Record of the messages on its links.
+        process_memory: Returns its process and that process's memory.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Role:
         self._callbacks = Callbacks(identity.node)
         self._stack = AsyncExitStack()
         self.address = ""
-        """Where it listens, once it does."""
+        """Address of the listener; empty before it is open."""
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -111,13 +111,13 @@ class Role:
         )
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
-        """What runs from the beginning to the end of the block, by name."""
+        """Return the tasks of the whole block, by name."""
         return {}
 
     async def _goodbye(self) -> None:
-        """What is said before anything is ended, and soon: nobody need wait for us who needs us for nothing.
+        """Report the departure before the tasks end, so that no node waits for this one.
 
-        A run that is in progress does; that we are gone is then for others to find, for it may be ending too.
+        During a run nothing is reported: the run may be ending too, and the other roles detect the loss.
         """
         if self._controller:
             run = self._membership.map.run
@@ -129,29 +129,29 @@ class Role:
         return self._group.create_task(work, name=f"{self._identity.node}/{name}")
 
     async def joined(self) -> None:
-        """Wait until the controller has given us our seat; a controller has none to wait for.
+        """Wait until the controllers have this node as a member; a controller does not wait.
 
         Raises:
-            DeadlineExceeded: It did not within `start_s` and `call_s`.
+            DeadlineExceeded: They did not within `start_s` and `call_s`.
         """
         if self._controller:
             membership, waits = self._membership, self._waits
-            what = f"the controller at {self._controller} to seat {self._identity.node}"
+            what = f"the controller at {self._controller} to admit {self._identity.node}"
             await membership.wait_for(lambda _: membership.joined, what, waits.start_s + waits.call_s)
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """What the cluster map says of it."""
+        """Fields of its node record."""
         return self._info
 
     def changes(self) -> AsyncIterator[ClusterMap]:
-        """The cluster map now and after every change, always the newest; only where there is a seat."""
+        """Yield the cluster map now and after every change, always the newest; not on a controller."""
         return self._membership.changes()
 
     async def listen_also(self, address: str) -> str:
-        """Open a second door until the end of the block, for those who cannot reach the first.
+        """Open a second listener until the end of the block, for nodes that cannot reach the first.
 
-        Returns where it is. Raises what `Network.listen` raises.
+        Returns its address. Raises the errors of `Network.listen`.
         """
         listener = await self._stack.enter_async_context(
             self._network.listen(address, self._identity, self._on_link)
@@ -181,15 +181,15 @@ class Role:
             request.fail("malformed", str(error))
 
     def _pack_statistics(self) -> Message:
-        told = Statistics(node=self._identity.node, role=self._identity.role)
-        return pack(told, [text_tensor(self.statistics())])
+        body = Statistics(node=self._identity.node, role=self._identity.role)
+        return pack(body, [text_tensor(self.statistics())])
 
     def _answer(self, request: Request, body: Body) -> None:
-        """Answer a question, at once or later; a `ProtocolError` refuses it as malformed."""
+        """Answer a request, at once or later; a `ProtocolError` refuses it as malformed."""
         request.fail("unexpected", f"{self._identity.node} does not answer {request.message.type}")
 
     def statistics(self) -> dict[str, Any]:
-        """The traffic of each link, and the process."""
+        """Return the traffic of each link, and the process."""
         return {"traffic": self._traffic.rows(), "process": self.process_memory()}
 
 

@@ -234,7 +234,7 @@ class DataServer(Role):
             if cluster.ledger_leaders:
                 self._check_data(cluster)
             self._takers = takers(cluster)
-            self._ledger.look(cluster)
+            self._ledger.map_changed(cluster)
             if not self._ledger.keeps:
                 self._refuse_all("not-lending", f"{self._identity.node} has no leases of run {self._run}")
             if self._ledger.leads and cluster.run is not None and cluster.run.id == self._run:

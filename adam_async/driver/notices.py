@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 
 from adam_async.controller.client import Membership
-from adam_async.controller.map_news import NOTICE
+from adam_async.controller.status_log import NOTICE
 from adam_async.errors import AdamError
 from adam_async.run.cluster_map import MOST_REASON
 from transport import TransportError

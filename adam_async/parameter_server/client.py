@@ -1,13 +1,13 @@
-"""What workers and drivers use of parameter servers: push, pull, tick, each applied exactly once.
+"""The client of the parameter servers: push, pull and tick, each applied exactly once.
 
-A `ParameterClient` keeps one *channel* per server. A channel owns one link at a time and the session
-with that server; questions leave as soon as they are asked, many may be open, and answers are handled
-as they come. When anything goes wrong on a link (it breaks, an answer is late, a push left a gap) the
-channel drops the link, dials again and says everything that is open again, in order, under the same
-numbers (`session.py`). If that has not helped for `patience_s` the client fails and names the server.
+A `ParameterClient` keeps a `ServerConnection` to each server: one link at a time, and the session. Requests
+leave at once, many may be open, and answers are handled as they arrive. After any fault of a link (it breaks,
+an answer is late, a push left a gap) the connection drops the link, dials again and repeats all open
+requests, in order, under the same numbers (`session.py`). Without progress for `patience_s` the client fails
+and names the server.
 
-Asking never waits; `admit` does: it waits while a server owes more than `MAX_UNACKNOWLEDGED` answers
-to pushes, which is what bounds the memory of push buffers.
+Requests never wait; `admit` waits while a server owes more than `MAX_UNACKNOWLEDGED` answers to pushes. That
+bounds the memory of push buffers.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ from transport import (
 logger = logging.getLogger(__name__)
 
 MAX_UNACKNOWLEDGED = 8
-"""Pushes that one server may owe answers for before admission waits."""
+"""Maximum number of unanswered pushes to one server; above it `admit` waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class SessionIdentity:
 
 
 class StepPush(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The part of a step's gradients that one server gets in one message."""
+    """The part of a step's gradients for one server, in one message."""
 
     parts: tuple[Part, ...]
     shards: tuple[ShardId, ...]
@@ -88,16 +88,16 @@ class StepPush(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 OnValues = Callable[[Sequence[int], NDArray[Any], int], None]
-"""Takes the versions of the shards asked for, their values, one after the other, flat, and the clock up to
-which all pushes of live replicas are in them (0 in asp, where nobody waits for a clock)."""
+"""Takes the versions of the requested shards, their values, one after the other, flat, and the clock up to
+which they contain all pushes of live replicas (0 in asp, which waits for no clock)."""
 
 OnBehind = Callable[[Values], None]
-"""Takes an answer without values: how far the slowest clock is, and which replicas are waited for."""
+"""Takes an answer without values: the slowest clock, and the replicas behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientStatistics:
-    """What a client did, over all its servers."""
+    """Counts of a client over all its servers."""
 
     acknowledged: int
     duplicates: int
@@ -143,10 +143,10 @@ class ServerConnection:
         self.reconnects = -1
 
     async def run(self) -> None:
-        """Keep a link and say what is open on each new one, until cancelled.
+        """Keep a link, and repeat all open requests on each new one, until cancelled.
 
         Raises:
-            ShardUnavailable: No progress for `patience_s`; names the server.
+            ShardUnavailable: There was no progress for `patience_s`; names the server.
         """
         channel = self.channel
         channel.renew()
@@ -167,7 +167,7 @@ class ServerConnection:
         raise ShardUnavailable(f"{channel}, the primary of this shard", self._waits.patience_s)
 
     async def _attend(self, link: Link) -> bool:
-        """Use one link until trouble. Returns whether anything was settled on it."""
+        """Use one link until a fault. Returns whether any request was settled on it."""
         self._trouble.clear()
         self._settled, self._refused = 0, False
         node, server = self._identity.node, self.channel.peer
@@ -187,8 +187,8 @@ class ServerConnection:
         await link.wait_closed()
         self._trouble.set()
 
-    def say(self, exchange: Exchange) -> None:
-        """Say something for the first time; without a link just now, it goes out on the next one."""
+    def send(self, exchange: Exchange) -> None:
+        """Send a new request; without a link it leaves on the next one."""
         self.session.opened(exchange)
         link = self.channel.link
         if link is None:
@@ -198,7 +198,7 @@ class ServerConnection:
             self._has_backlog.set()
 
     async def _pump(self, link: Link) -> None:
-        """Send what could not leave at once, in order, as fast as the server reads."""
+        """Send the backlog in order, as fast as the server reads."""
         while True:
             while self._backlog:
                 if self._send(link, self._backlog[0]):
@@ -209,7 +209,7 @@ class ServerConnection:
             await self._has_backlog.wait()
 
     def _send(self, link: Link, exchange: Exchange) -> bool:
-        """Say it on this link. Returns False if the server does not read fast enough."""
+        """Send a request on this link. Returns False if the server does not read fast enough."""
         try:
             link.ask(
                 exchange.message,
@@ -263,8 +263,8 @@ class ServerConnection:
 class _Question:
     """A pull, asked again until the values are there.
 
-    No two functions that know each other: such a circle, and the memory that the values landed in, would stay
-    until a garbage collector came by.
+    A class, because two functions with references to each other would keep the memory of the values until a
+    garbage collection.
     """
 
     server: ServerConnection
@@ -274,7 +274,7 @@ class _Question:
     on_behind: OnBehind | None
 
     def ask(self) -> None:
-        self.server.say(Exchange(message=self.message, on_answer=self.answered, into=self.into))
+        self.server.send(Exchange(message=self.message, on_answer=self.answered, into=self.into))
 
     def answered(self, answer: Message) -> bool:
         values = unpack(answer, Values)
@@ -291,12 +291,12 @@ class ParameterClient:
     """Pushes and pulls of one worker, or the pulls of a driver, over all servers of a run.
 
     Args:
-        network: How to reach the servers.
-        identity: Who we are.
-        session: What makes our pushes exactly-once.
-        addresses: Server id to address, for every server that holds shards of ours.
+        network: Network of the servers.
+        identity: The client's node.
+        session: Identity of the exactly-once session.
+        addresses: Addresses of all servers of the run, by server id.
         waits: Deadlines.
-        traffic: Where the links are counted.
+        traffic: Counts of the links.
 
     Run `run` as a task of the owner's group.
     """
@@ -342,7 +342,7 @@ class ParameterClient:
             for server, connection in self.connections.items():
                 group.create_task(connection.run(), name=f"connection-{server}")
 
-    # --- asking ------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------
 
     def push(
         self,
@@ -356,10 +356,10 @@ class ParameterClient:
         """Push gradients under the next numbers. Never waits; see `admit`.
 
         Args:
-            on_free: Called once, when every shard has acknowledged (or refused what is not finite) and
-                nothing reads the tensors any more: only then may they be written again.
-            on_values: For a push that pulls: called once with what came back.
-            into: Where the values shall land; without it they lie in pooled memory.
+            on_free: Called once, when every shard has acknowledged the push (or refused non-finite values)
+                and no send reads the tensors any more: only then may they be written again.
+            on_values: Called once with the answered values of a push that pulls.
+            into: Memory for the values; pooled memory without it.
         """
         session = self.connections[server].session
         body = Push(
@@ -388,7 +388,7 @@ class ParameterClient:
                 on_values(acknowledged.versions, _values_of(answer), acknowledged.clock)
             return True
 
-        self.connections[server].say(
+        self.connections[server].send(
             Exchange(
                 message=pack(body, step.tensors),
                 on_answer=on_answer,
@@ -431,7 +431,7 @@ class ParameterClient:
             on_answer()
             return True
 
-        self.connections[server].say(Exchange(message=pack(body), on_answer=answered, is_push=True))
+        self.connections[server].send(Exchange(message=pack(body), on_answer=answered, is_push=True))
 
     def answer_nothing(self, on_answered: Callable[[], None]) -> None:
         """Call back in a later turn of the loop, as an answer would: for a question of no shards."""
@@ -453,7 +453,7 @@ class ParameterClient:
             on_values: Called once with the answer and the values, one shard after the other, flat.
             clock: Ask for values in which all pushes of live replicas up to this clock are; 0: for those of
                 now. The question is asked again for as long as they are not there.
-            into: Where the values shall land; without it they lie in pooled memory.
+            into: Memory for the values; pooled memory without it.
             on_behind: Called each time the server had to answer without values, before it is asked again,
                 which is at least every half of `answer_s`. It must not raise.
         """
@@ -496,7 +496,7 @@ class ParameterClient:
             unpack(answer, Ticked)
             return True
 
-        self.connections[server].say(Exchange(message=pack(body), on_answer=on_answer))
+        self.connections[server].send(Exchange(message=pack(body), on_answer=on_answer))
 
     # --- waiting -----------------------------------------------------------------------------
 

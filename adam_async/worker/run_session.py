@@ -225,7 +225,7 @@ class Participation:
         """The cluster map has changed: another data server may have to be asked."""
         self._cluster = cluster
         self._limits.look(cluster)
-        self._data.look()
+        self._data.map_changed()
 
     async def run(self) -> None:
         """Prepare, then train until cancelled."""

@@ -5,7 +5,7 @@ goes back. A life of a node that another one has taken the place of is never liv
 """
 
 from adam_async.controller.map_history import changed
-from adam_async.controller.replicated_state import Machine
+from adam_async.controller.replicated_state import ReplicatedState
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.simulation.scenario import Violation
 
@@ -25,7 +25,7 @@ class Maps:
         self._over: set[tuple[str, int]] = set()
         """Nodes and incarnations that others have followed."""
 
-    def saw(self, machine: Machine) -> None:
+    def saw(self, machine: ReplicatedState) -> None:
         """A controller's map may be another one.
 
         Raises:

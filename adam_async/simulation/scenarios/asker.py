@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from adam_async.controller.map_client import MapClient, News, version_of
+from adam_async.controller.map_client import MapClient, MapUpdate, version_of
 from adam_async.controller.map_history import changed
 from adam_async.errors import DeadlineExceeded, RoleDied
 from adam_async.run.cluster_map import ClusterMap
@@ -158,7 +158,7 @@ class Asker:
                 raise Violation("protocol", text) from None
             operations.refused(handle)
             return
-        for news in outcome.news:
+        for news in outcome.updates:
             life.map = life.show(news, life.map, "asks")
         if group == ANOTHER and outcome.done is False:
             operations.refused(handle)
@@ -192,7 +192,7 @@ class _Life:
                     if self.dice.chance(0.02):
                         break
 
-    def show(self, news: News, seen: ClusterMap, what: str) -> ClusterMap:
+    def show(self, news: MapUpdate, seen: ClusterMap, what: str) -> ClusterMap:
         """Take what a client says of the map, and write down what it shows."""
         if news.whole is not None:
             seen = news.whole

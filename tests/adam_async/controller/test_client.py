@@ -111,7 +111,9 @@ async def group_table_of(network, waits=FORGIVING):
             )
             controllers.append(await stack.enter_async_context(controller))
         for controller in controllers:
-            controller.group.meet({f"controller-{n}": each.address for n, each in enumerate(controllers, 1)})
+            controller.group.set_addresses(
+                {f"controller-{n}": each.address for n, each in enumerate(controllers, 1)}
+            )
         table = Table(network, controllers, group)
         stack.callback(lambda: [task.cancel() for task in table.tasks.values()])
         yield table

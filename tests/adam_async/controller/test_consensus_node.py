@@ -10,9 +10,9 @@ import pytest
 
 from adam_async.controller.consensus import Settings, identity
 from adam_async.controller.consensus.records import Born
-from adam_async.controller.consensus_node import SETTINGS, Group
+from adam_async.controller.consensus_node import SETTINGS, ConsensusNode
 from adam_async.controller.log_file import NAME, LogFile
-from adam_async.controller.replicated_state import Machine
+from adam_async.controller.replicated_state import ReplicatedState
 from adam_async.controller.service import Controller
 from adam_async.controller.stall_aware_clock import LATE_S
 from adam_async.errors import ConfigError, first_cause
@@ -73,7 +73,7 @@ def test_a_group_is_founded_when_the_last_one_comes_and_not_before(caplog):
 
     with caplog.at_level(logging.WARNING):
         simulated(scenario)
-    assert caplog.text.count("controller-1 waits for controller-3 to found a group") == 1
+    assert caplog.text.count("controller-1 waits for controller-3 to begin a group") == 1
     assert caplog.text.count("controller-2 belongs to no group yet, and waits for controller-3") == 1
 
 
@@ -377,7 +377,7 @@ class Three:
             self.stacks.append(stack)
         peers = {f"controller-{number}": it.address for number, it in enumerate(self.controllers, start=1)}
         for controller in self.controllers:
-            controller.group.meet(peers)
+            controller.group.set_addresses(peers)
 
     async def leader(self):
         while True:
@@ -429,19 +429,19 @@ async def test_three_with_folders_go_on_after_all_have_ended(tmp_path):
 
 
 def test_who_is_not_among_the_controllers_is_told():
-    group = Group(
+    group = ConsensusNode(
         identity=Identity(role="controller", node="controller-9", incarnation=1),
-        machine=Machine(),
+        state=ReplicatedState(),
         network=local_network(),
         traffic=Traffic("x"),
         entropy=entropy_of("x"),
         file=None,
-        told=lambda tag, answer: None,
-        led=lambda: None,
-        applied=lambda: None,
+        on_answer=lambda tag, answer: None,
+        on_led=lambda: None,
+        on_applied=lambda: None,
     )
     with pytest.raises(ValueError, match="controller-9 is not one of the controllers controller-1"):
-        group.meet({"controller-1": "tcp://a:1"})
+        group.set_addresses({"controller-1": "tcp://a:1"})
 
 
 async def test_a_folder_of_another_controller_is_refused_with_its_name_and_ours(tmp_path):

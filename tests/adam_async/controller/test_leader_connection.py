@@ -310,7 +310,7 @@ async def test_who_is_told_to_stop_just_as_the_leader_is_found_keeps_its_link_fo
 
 
 async def test_who_finds_the_leader_as_it_is_about_to_say_that_none_leads_says_nothing(monkeypatch, caplog):
-    monkeypatch.setattr("adam_async.controller.leader_connection.SAID_S", 0.3)
+    monkeypatch.setattr("adam_async.controller.leader_connection.WARN_S", 0.3)
     async with table_of(NETWORKS["local"](), 2) as table:
         slow, leads = table.fronts
         slow.silent, table.mind.leader = True, leads

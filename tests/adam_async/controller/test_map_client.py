@@ -14,7 +14,7 @@ from adam_async.controller import leader_connection, map_client
 from adam_async.controller.leader_connection import parse_controllers
 from adam_async.controller.map_client import MapClient
 from adam_async.controller.map_history import Change, History, changed
-from adam_async.controller.replicated_state import Machine, Open, Set, command_bytes, first_state
+from adam_async.controller.replicated_state import Open, ReplicatedState, Set, command_bytes, first_state
 from adam_async.errors import ConfigError, DeadlineExceeded, Leaderless, RoleUnreachable
 from adam_async.messages import (
     NOT_LEADER,
@@ -48,7 +48,7 @@ class Mind:
     """What the controllers of one group would agree on."""
 
     def __init__(self, group="one"):
-        self.machine = Machine()
+        self.machine = ReplicatedState()
         self.machine.restore(first_state(group))
         self.leader = None
         self.index = 0
@@ -129,12 +129,12 @@ class Front:
         if outcome.problem:
             request.fail(outcome.problem, outcome.text)
         else:
-            request.reply(self.news(body, done=outcome.done, at=outcome.at))
+            request.reply(self.updates(body, done=outcome.done, at=outcome.at))
 
     def watch(self, request, body):
         news = body.group != self.mind.machine.group or body.after < self.mind.machine.map.version
         if news or not body.wait_s:
-            request.reply(self.news(body))
+            request.reply(self.updates(body))
         else:
             self.watches.append((request, body))
 
@@ -148,7 +148,7 @@ class Front:
         state = MapState(version=machine.map.version, group=machine.group, **fields)
         return pack(state, [text_tensor(machine.map)])
 
-    def news(self, body, **fields):
+    def updates(self, body, **fields):
         machine = self.mind.machine
         changes = machine.since(body.after, body.group)
         if changes is None:
@@ -412,7 +412,7 @@ async def test_the_only_controller_is_not_left_for_its_silence():
 
 async def test_silence_while_our_own_loop_stands_still_is_nobodys(monkeypatch):
     monkeypatch.setattr(leader_connection, "SILENT_S", 0.02)
-    monkeypatch.setattr(leader_connection, "LOOKS", 1)
+    monkeypatch.setattr(leader_connection, "PARTS", 1)
     monkeypatch.setattr(leader_connection, "LATE_S", 0.05)
     async with table_of(NETWORKS["local"](), 2) as table:
         leader, loop = table.fronts[0], asyncio.get_running_loop()
@@ -500,8 +500,8 @@ async def test_a_conflict_says_what_the_record_is_now():
         table.mind.change(2)
         outcome = await table.client().compare_and_set("nodes/other", 1, record(), after=1, group="one")
         assert (outcome.done, outcome.at) == (False, 2)
-        assert [news.version for news in outcome.news] == [2]
-        assert outcome.news[0].change.nodes.keys() == {"other"}
+        assert [news.version for news in outcome.updates] == [2]
+        assert outcome.updates[0].change.nodes.keys() == {"other"}
 
 
 async def test_a_refused_value_is_an_error_with_its_reason_and_the_next_question_is_another():
@@ -535,7 +535,7 @@ async def test_what_a_lost_session_asked_is_told_by_the_map_or_not_at_all(applie
         front.hook(CompareAndSet, be_gone)
         outcome = await table.client().compare_and_set("nodes/a", 0, record())
         assert (outcome.done, outcome.at) == (done, 1)
-        assert outcome.news[-1].version == 1
+        assert outcome.updates[-1].version == 1
         assert table.mind.machine.map.version == 1
 
 
@@ -561,7 +561,7 @@ async def test_another_group_is_not_asked_what_was_meant_for_the_old_one():
         asked = len(front.numbers())
         outcome = await client.compare_and_set("nodes/a", 1, record(), after=1, group="one")
         assert outcome.done is False
-        assert (outcome.news[0].group, outcome.news[0].whole) == ("two", mind.machine.map)
+        assert (outcome.updates[0].group, outcome.updates[0].whole) == ("two", mind.machine.map)
         assert len(front.numbers()) == asked
         assert (await client.compare_and_set("nodes/a", 1, record(), group="two")).done
         assert front.numbers()[-1] == (mind.index - 1, 1)
@@ -580,7 +580,7 @@ async def test_nobody_can_tell_what_became_of_a_question_in_a_group_that_is_no_m
         front.hook(CompareAndSet, be_gone)
         outcome = await client.compare_and_set("nodes/a", 0, record())
         assert outcome.done is None
-        assert outcome.news[0].group == "two"
+        assert outcome.updates[0].group == "two"
         assert front.mind.machine.map.version == 0
 
 
@@ -749,7 +749,7 @@ async def test_no_leader_for_too_long_is_a_death():
 
 
 async def test_who_finds_no_leader_for_a_while_says_so_once_and_says_who_leads_then(monkeypatch, caplog):
-    monkeypatch.setattr("adam_async.controller.leader_connection.SAID_S", 0.01)
+    monkeypatch.setattr("adam_async.controller.leader_connection.WARN_S", 0.01)
     async with table_of(NETWORKS["local"](), 3) as table:
         client = table.client()
         await client.get()
@@ -769,7 +769,7 @@ async def test_who_finds_no_leader_for_a_while_says_so_once_and_says_who_leads_t
 
 
 async def test_who_never_met_a_controller_says_soon_where_it_looked(monkeypatch, caplog):
-    monkeypatch.setattr("adam_async.controller.leader_connection.SAID_S", 0.01)
+    monkeypatch.setattr("adam_async.controller.leader_connection.WARN_S", 0.01)
     addresses = ",".join(f"local://nobody-{number}" for number in (1, 2, 3))
     client = MapClient(
         network=NETWORKS["local"](),

@@ -9,7 +9,7 @@ import pytest
 
 from adam_async.controller.consensus.membership import Members
 from adam_async.controller.consensus.messages import Chunk, TakeOver
-from adam_async.controller.peer_controllers import Peers, hear, say
+from adam_async.controller.peer_controllers import PeerControllers, packed_agree, read_agree
 from adam_async.messages import Agree, Introduce, Introduced, pack, unpack
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.controller.consensus.small_group import SmallGroup
@@ -26,7 +26,7 @@ def controller(number):
 
 
 def peers_of(network, *, settled=True):
-    return Peers(
+    return PeerControllers(
         identity=controller(1), network=network, traffic=Traffic("controller-1"), is_settled=lambda: settled
     )
 
@@ -37,7 +37,7 @@ def told(*addresses):
 
 def met(network=None):
     peers = peers_of(network or local_network())
-    peers.meet(told("local://one", "local://two", "local://three"))
+    peers.set_addresses(told("local://one", "local://two", "local://three"))
     return peers
 
 
@@ -56,7 +56,7 @@ class Other:
         try:
             while True:
                 message = await link.receive()
-                self.heard.append(hear(message))
+                self.heard.append(read_agree(message))
         except TransportError:
             pass
         finally:
@@ -73,11 +73,11 @@ class Other:
 
 @asynccontextmanager
 async def linked(network, *answers, settled=True, node=2):
-    """Peers that dial one other controller, and that controller."""
+    """PeerControllers that dial one other controller, and that controller."""
     other = Other(answers)
     async with network.listen(address_of(network), controller(node), other.on_link) as listener:
         peers = peers_of(network, settled=settled)
-        peers.meet(told("local://nobody-dials-us", listener.address))
+        peers.set_addresses(told("local://nobody-dials-us", listener.address))
         async with asyncio.TaskGroup() as group:
             talking = group.create_task(_talk(peers), name="talking")
             yield peers, other
@@ -94,7 +94,7 @@ async def _talk(peers):
 
 def test_who_is_not_among_the_founders_is_told_so():
     with pytest.raises(ValueError, match="controller-1 is not one of the controllers controller-2"):
-        peers_of(local_network()).meet({"controller-2": "local://two"})
+        peers_of(local_network()).set_addresses({"controller-2": "local://two"})
 
 
 def test_an_address_is_known_of_names_that_were_told_whatever_the_disk():
@@ -192,14 +192,14 @@ async def test_the_founder_asks_again_until_all_have_said_who_they_are(monkeypat
     answers = (None, None, Introduced(identity=B, members=()))
     async with linked(local_network(), *answers, settled=False) as (peers, other):
         await until(lambda: other.asked)
-        assert await peers.founders() == (A, B)
+        assert await peers.first_voters() == (A, B)
         assert len(other.asked) == 3
 
 
 async def test_who_finds_that_there_is_a_group_founds_none():
     async with linked(local_network(), Introduced(identity=B, members=(B,))) as (peers, other):
         await until(lambda: peers.linked and other.asked)
-        assert await peers.founders() == ()
+        assert await peers.first_voters() == ()
 
 
 async def test_a_link_that_breaks_is_dialled_again():
@@ -227,14 +227,14 @@ def test_what_a_core_says_is_heard_as_it_was_said_whatever_its_size(size):
         sender="a-1", to="b-2", term=3, index=4, index_term=2, members=Members(("a-1",)),
         size=size, crc=5, offset=0, data=bytes(size), round=6,
     )  # fmt: skip
-    message = say(snapshot, group="g")
+    message = packed_agree(snapshot, group="g")
     assert bool(message.tensors) == (size > 4096)
-    assert hear(message) == ("g", snapshot)
+    assert read_agree(message) == ("g", snapshot)
 
 
 @pytest.mark.parametrize("said", [b"\xc1", b"\x91\x01"])
 def test_what_is_no_word_of_a_core_is_refused(said):
     with pytest.raises(RemoteProtocolError, match="malformed bytes beside Agree"):
-        hear(pack(Agree(group="g", said=said)))
+        read_agree(pack(Agree(group="g", said=said)))
     with pytest.raises(RemoteProtocolError, match="must carry one packed tensor"):
-        hear(pack(Agree(group="g")))
+        read_agree(pack(Agree(group="g")))

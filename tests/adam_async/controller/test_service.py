@@ -370,7 +370,7 @@ def test_a_record_of_two_megabytes_is_refused_undecoded():
             code, text = await refusal(client.ask(question, [no_json]))
             assert (code, text) == (
                 "invalid",
-                f"nodes/w of {size} bytes is above the limit of {MOST_VALUE_BYTES}: say less in it",
+                f"nodes/w of {size} bytes is above the limit of {MOST_VALUE_BYTES}: put less into it",
             )
 
     simulated(scenario)

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from adam_async.controller.state import (
     DEPARTED_KEPT,
-    LIVES_KEPT,
+    INCARNATIONS_KEPT,
     Changed,
     CompareAndSet,
     Conflict,
@@ -136,7 +136,7 @@ def test_of_a_node_that_left_little_stays_however_often_it_comes_back():
         cluster.join("data-0", incarnation=incarnation)
         cluster.lose("data-0")
     record = cluster.map.nodes["data-0"]
-    assert record.before == tuple(range(99 - LIVES_KEPT, 99))
+    assert record.before == tuple(range(99 - INCARNATIONS_KEPT, 99))
 
 
 def test_every_bucket_keeps_its_primary_while_others_come_and_go():
@@ -283,7 +283,7 @@ def test_a_resumed_run_without_the_results_before_it_is_refused():
         resumed = msgspec.structs.replace(RESUMED, epoch=3, results=results)
         (event,) = cluster.set("run", run_record(resumed=resumed))
         assert isinstance(event, Invalid)
-        assert event.reason == f"run: it takes up epoch 3, but has the results of {len(results)} before it"
+        assert event.reason == f"run: it resumes epoch 3, but has the results of {len(results)} before it"
 
 
 def test_after_an_epoch_the_run_waits_for_its_driver_and_keeps_the_result():
@@ -734,5 +734,5 @@ def test_a_life_that_another_one_followed_never_has_its_seat_again():
     cluster.set("nodes/worker-0", second)
     (event,) = cluster.set("nodes/worker-0", msgspec.structs.replace(first, before=()))
     assert isinstance(event, Invalid)
-    assert "another life of worker-0 has followed this one" in event.reason
+    assert "a later incarnation of worker-0 has joined" in event.reason
     assert cluster.map.nodes["worker-0"].incarnation == 77

@@ -2,17 +2,23 @@
 
 import asyncio
 import logging
+from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
-from adam_async.controller import status_log as heralds
+from adam_async.controller import status_log as status_log_module
 from adam_async.controller.bootstrap import name_of
-from adam_async.controller.status_log import GROUPLESS_S, LEADERLESS_S, LOST_S, StatusLog
+from adam_async.controller.status_log import GROUPLESS_S, LEADERLESS_S, LOST_S, StatusLog, map_lines
+from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
 from tests.adam_async.controller.consensus.small_group import SmallGroup
 from tests.adam_async.controller.simulated_group import simulated
 
 A, B, C = "controller-1/a", "controller-2/b", "controller-3/c"
 THREE = (A, B, C)
+WORKER = NodeRecord(role="worker", address="tcp://a:1", incarnation=1)
+DRIVER = NodeRecord(role="driver", address="", incarnation=2)
+RUN = RunRecord(id="r", driver="driver", config={}, spec={})
 NAMES = [name_of(each) for each in THREE]
 
 seeds = pytest.mark.parametrize("seed", range(4))
@@ -20,14 +26,14 @@ seeds = pytest.mark.parametrize("seed", range(4))
 
 @pytest.fixture
 def said(caplog):
-    """What heralds have said since this was asked last; warnings begin with a "!"."""
-    caplog.set_level(logging.INFO, logger=heralds.logger.name)
+    """What status_log_module have said since this was asked last; warnings begin with a "!"."""
+    caplog.set_level(logging.INFO, logger=status_log_module.logger.name)
 
     def take():
         lines = [
             ("!" if record.levelno == logging.WARNING else "") + record.getMessage()
             for record in caplog.records
-            if record.name == heralds.logger.name
+            if record.name == status_log_module.logger.name
         ]
         caplog.clear()
         return lines
@@ -36,7 +42,7 @@ def said(caplog):
 
 
 class Hall:
-    """Three cores whose words are delivered by hand, and a herald that looks at one of them."""
+    """Three cores whose words are delivered by hand, and a status log that looks at one of them."""
 
     def __init__(self, me=A, *, linked=(), kept=True, **options):
         self.group, self.me = SmallGroup(THREE), me
@@ -50,7 +56,7 @@ class Hall:
         )
 
     def look(self):
-        self.status_log.look(self.group[self.me], now=self.group.now)
+        self.status_log.update(self.group[self.me], now=self.group.now)
 
     def beat(self, leader, among, seconds):
         """Let the leader speak and be answered for a while, and look each time."""
@@ -117,7 +123,7 @@ def test_a_group_of_one_has_nothing_to_say(said):
     group = SmallGroup([A])
     status_log = StatusLog(name_of(A), names=NAMES[:1], linked=set, kept=False, now=0.0)
     group.elect(A)
-    status_log.look(group[A], now=group.now)
+    status_log.update(group[A], now=group.now)
     assert said() == []
 
 
@@ -242,7 +248,7 @@ def test_one_that_belongs_to_no_group_says_once_for_whom_it_waits(said, linked, 
         name_of(B), names=NAMES, linked=lambda: {name_of(each) for each in linked}, kept=False, now=0.0
     )
     for now in (0.0, GROUPLESS_S - 0.1, GROUPLESS_S, 3 * GROUPLESS_S):
-        status_log.look(group[B], now=now)
+        status_log.update(group[B], now=now)
     assert said() == [f"!controller-2 belongs to no group yet, and waits {whom}"]
 
 
@@ -316,3 +322,29 @@ def test_one_that_lost_its_disk_is_taken_in_and_back(said):
         )
 
     simulated(scenario)
+
+
+# --- the cluster map -----------------------------------------------------------------------------
+
+
+def test_a_node_that_joins_leaves_or_is_lost_makes_a_line():
+    here = ClusterMap(nodes={"worker-0": WORKER})
+    assert list(map_lines(ClusterMap(), here)) == ["worker-0 joined"]
+    for fields, line in ({"live": False}, "is lost"), ({"live": False, "left": True}, "left"):
+        gone = ClusterMap(nodes={"worker-0": replace(WORKER, **fields)})
+        assert list(map_lines(here, gone)) == [f"worker-0 {line}"]
+
+
+def test_what_a_driver_reports_is_a_line_once():
+    before = ClusterMap(nodes={"driver": DRIVER})
+    after = ClusterMap(nodes={"driver": replace(DRIVER, info={"notice": "a checkpoint failed"})})
+    assert list(map_lines(before, after)) == ["driver reports: a checkpoint failed"]
+    assert list(map_lines(after, after)) == []
+
+
+def test_a_run_that_begins_ends_or_fails_is_a_line_and_its_epochs_are_none():
+    phases = ("preparing", 0), ("training", 1), ("between", 1), ("training", 2), ("failed", 2)
+    maps = [ClusterMap()]
+    maps += [ClusterMap(run=replace(RUN, phase=phase, epoch=epoch, reason="why")) for phase, epoch in phases]
+    lines = [line for before, after in pairwise(maps) for line in map_lines(before, after)]
+    assert lines == ["run r is preparing", "run r is training", "run r failed: why"]

@@ -380,7 +380,7 @@ async def test_after_an_impossible_answer_the_next_server_is_asked():
         ]
         async with client_of(network) as (client, _):
             client._address = lambda attempt: listeners[attempt % 2].address
-            client.look()
+            client.map_changed()
             await until(lambda: bool(servers[0].asked))
             client.finished(Finished(1, 0, 1, 2, 0.5))
             await until(lambda: bool(servers[0].reported))

@@ -108,7 +108,7 @@ class Worker:
 
     async def _look(self):
         async for _ in self.member.changes():
-            self.client.look()
+            self.client.map_changed()
 
     async def _train(self):
         client = self.client

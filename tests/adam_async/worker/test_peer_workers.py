@@ -240,7 +240,7 @@ async def test_a_link_that_takes_the_place_of_another_ends_that_one():
 async def test_a_worker_of_another_life_is_not_talked_to(network):
     waits = msgspec.structs.replace(WAITS, patience_s=0.2)
     seen = []
-    with pytest.raises(RoleDied, match=r"worker-1.*it talked to us no more for 0.2 s"):
+    with pytest.raises(RoleDied, match=r"worker-1.*it did not answer for 0.2 s"):
         async with two_workers(NETWORKS[network](), replica_generations=(7, 8), waits=waits) as workers:
             seen += workers
             workers[0].put()

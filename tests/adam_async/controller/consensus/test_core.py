@@ -25,7 +25,7 @@ from adam_async.controller.consensus import (
     Transfer,
     Unknown,
     Violation,
-    found,
+    bootstrapped,
 )
 from adam_async.controller.consensus.messages import Append, Appended, AskVote, Chunk, TakeOver, Vote
 from tests.adam_async.controller.consensus.scenarios import STORIES
@@ -354,7 +354,7 @@ def test_one_whose_entries_are_gone_is_sent_the_snapshot_in_pieces_and_then_the_
 
 def chunk(offset, data, **changes):
     said = {"sender": "b", "to": "a", "term": 3, "index": 7, "index_term": 2, "size": 4, "crc": 0xDECDA46A}
-    said |= {"members": found("a", "abc").snapshot.members, "offset": offset, "data": data, "round": 0}
+    said |= {"members": bootstrapped("a", "abc").snapshot.members, "offset": offset, "data": data, "round": 0}
     return Chunk(**said | changes)
 
 
@@ -536,7 +536,7 @@ def test_who_cannot_take_over_is_refused():
 
 
 def test_a_core_says_when_it_wants_to_be_woken_and_what_it_is():
-    core = Core(found("a", "abc"), Settings(), draw=lambda: 0.25, now=100.0)
+    core = Core(bootstrapped("a", "abc"), Settings(), draw=lambda: 0.25, now=100.0)
     assert core.next_deadline() == 101.25
     assert core.handle(Tick(), now=101.0) == []
     effects = core.handle(Tick(), now=101.25)
