@@ -63,7 +63,7 @@ ABLATIONS = (
         "            self._correct(message)\n"
         "            return\n",
         new="",
-        guard=CORE_TESTS + "test_core.py::test_an_older_leader_is_told_of_the_newer_term_and_follows",
+        guard=CORE_TESTS + "test_core.py::test_a_leader_of_an_older_term_learns_of_the_newer_one_and_follows",
         breaks="I4, or two leaders in a term",
     ),
     Ablation(
@@ -122,7 +122,7 @@ ABLATIONS = (
         old='return f"{name}/{number:x}"',
         new='return f"{name}/0"',
         guard=CONTROLLER_TESTS
-        + "test_consensus_node.py::test_one_that_lost_its_disk_is_taken_in_again_and_counts",
+        + "test_consensus_node.py::test_a_controller_that_lost_its_disk_is_added_again_and_counts",
         breaks="I7",
     ),
     Ablation(
@@ -131,7 +131,7 @@ ABLATIONS = (
         old='            if olds:\n                return Step("remove", olds[0])\n',
         new="",
         guard=CONTROLLER_TESTS
-        + "test_consensus_node.py::test_one_that_lost_its_disk_is_taken_in_again_and_counts",
+        + "test_consensus_node.py::test_a_controller_that_lost_its_disk_is_added_again_and_counts",
         breaks="I15",
     ),
     Ablation(
@@ -139,7 +139,7 @@ ABLATIONS = (
         file=CONSENSUS + "core.py",
         old="if message.to != self.me:\n",
         new="if False:\n",
-        guard=CORE_TESTS + "test_core.py::test_what_is_for_an_earlier_life_is_not_taken",
+        guard=CORE_TESTS + "test_core.py::test_a_message_for_an_earlier_identity_is_ignored",
         seldom="a word must be on its way over the loss of a disk, and the link that carries it ends with it",
     ),
     Ablation(
@@ -183,10 +183,10 @@ ABLATIONS = (
     Ablation(
         name="a question that comes again is not done again",
         file=CONTROLLER + "replicated_state.py",
-        old="        if question.number > session.number:\n",
+        old="        if request.number > session.number:\n",
         new="        if True:\n",
         guard=CONTROLLER_TESTS + "test_replicated_state.py::"
-        "test_a_question_that_comes_again_is_not_done_again_and_gets_the_same_answer",
+        "test_a_repeated_request_is_not_applied_again_and_gets_the_same_answer",
         breaks="I6",
     ),
     Ablation(
@@ -212,7 +212,7 @@ ABLATIONS = (
         old="if new.incarnation in before:",
         new="if False:",
         guard=CONTROLLER_TESTS + "test_state.py::"
-        "test_a_life_that_another_one_followed_never_has_its_seat_again",
+        "test_an_incarnation_that_another_one_followed_never_joins_again",
         seldom="a client has one life at a time; what an earlier one asked expects an older version",
     ),
     Ablation(
@@ -220,7 +220,7 @@ ABLATIONS = (
         file=CONTROLLER + "state.py",
         old="if node is None or not node.live or node.incarnation != command.incarnation:",
         new="if node is None or not node.live:",
-        guard=CONTROLLER_TESTS + "test_state.py::test_the_death_of_an_earlier_life_changes_nothing",
+        guard=CONTROLLER_TESTS + "test_state.py::test_the_death_of_an_earlier_incarnation_changes_nothing",
         seldom="one that is lost by mistake takes its seat again, and nothing checks why it was lost",
     ),
     Ablation(
@@ -230,7 +230,7 @@ ABLATIONS = (
         new="            from adam_async.controller.replicated_state import command_bytes\n"
         "            self.machine.apply(0, command_bytes(Lost(node, incarnation)))\n"
         "            self._applied()\n",
-        guard=CONTROLLER_TESTS + "test_service.py::test_nobody_is_lost_before_that_is_agreed_on",
+        guard=CONTROLLER_TESTS + "test_service.py::test_a_loss_takes_effect_only_once_it_is_committed",
         breaks="I6",
     ),
     Ablation(
@@ -302,7 +302,7 @@ ABLATIONS = (
         file=CONSENSUS + "core.py",
         old="if isinstance(message, AskVote) and not message.transfer and self._leader_is_near():",
         new="if False:",
-        guard=CORE_TESTS + "test_core.py::test_who_hears_a_leader_says_nothing_to_one_who_asks",
+        guard=CORE_TESTS + "test_core.py::test_a_node_that_hears_a_leader_does_not_answer_a_candidate",
         seldom=CALM,
     ),
 )

@@ -100,7 +100,7 @@ async def test_a_cluster_over_tcp_takes_data_from_elsewhere_too(network):
         assert len((await cluster.train()).epochs) == 2
 
 
-async def test_a_cluster_that_ends_in_the_middle_says_goodbye(network):
+async def test_a_cluster_that_ends_in_the_middle_closes_its_links(network):
     async with host_of(network) as host:
         async with cluster_of(config_of(epochs=10_000), host) as cluster, asyncio.TaskGroup() as group:
             training = group.create_task(cluster.train(), name="training")
@@ -123,7 +123,7 @@ async def test_several_data_servers_of_one_cluster_have_one_data_set():
 # --- what goes wrong -------------------------------------------------------------------------
 
 
-async def test_nobody_listens_there(network):
+async def test_an_address_without_a_listener_is_an_error(network):
     async with host_of(network) as host:
         gone = host.address
     waits = Waits(dial_s=0.05)
@@ -134,14 +134,14 @@ async def test_nobody_listens_there(network):
     assert str(raised.value).endswith(f"; start one there with: adam-async data --bind {gone}")
 
 
-async def test_what_listens_there_is_no_data_server(network):
+async def test_another_role_at_the_address_is_an_error(network):
     async with controller_of(network) as controller:
         with pytest.raises(HandshakeRejected, match=re.escape(f"check the address, at {controller.address}")):
             async with asker_of(network, controller):
                 pass
 
 
-async def test_what_listens_there_is_none_of_ours(network):
+async def test_another_program_at_the_address_is_an_error(network):
     def talk(reader, writer):
         writer.write(b"HTTP/1.0 400 Bad Request\r\n" * 40)
         writer.close()
@@ -183,7 +183,7 @@ async def test_it_belongs_to_a_cluster_already(network):
             await asker.serve(controller.address)
 
 
-async def test_hosts_with_different_data_are_told_apart(network):
+async def test_hosts_with_different_data_are_an_error(network):
     async with (
         host_of(network, node="one") as one,
         host_of(network, node="two", dataset=tiny_dataset(50)) as two,
@@ -235,7 +235,7 @@ async def _end_of(cluster):
 # --- addresses -------------------------------------------------------------------------------
 
 
-def test_addresses_are_told_from_data_sets():
+def test_addresses_are_distinguished_from_data_sets():
     assert addresses_in("digits") == addresses_in("/some/folder") == addresses_in("auto") == ()
     assert addresses_in("tcp://a:1, tcp://b:2") == ("tcp://a:1", "tcp://b:2")
 
@@ -270,7 +270,7 @@ def test_addresses_that_cannot_be_dialled_are_refused(data, claim):
         ({"slow": ("worker-0~data-1:5ms",)}, {"dataset": DATA}, "there is no node 'data-1' here"),
     ],
 )
-def test_what_a_cluster_cannot_have_together_is_refused(options, given, claim):
+def test_options_that_exclude_each_other_are_refused(options, given, claim):
     with pytest.raises(ConfigError, match=claim):
         LocalCluster(make_config(options), **given)
 

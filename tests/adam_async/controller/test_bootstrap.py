@@ -48,7 +48,7 @@ def test_others_wait_for_a_leader_and_found_nothing_whatever_they_hear(name):
     assert founding.voters == ()
 
 
-def test_a_founder_that_lost_its_disk_joins_when_one_of_the_others_belongs_to_a_group():
+def test_a_first_controller_that_lost_its_disk_joins_the_group_of_the_others():
     """Whoever that is, and whenever it says so: the others were asked before it, or never."""
     for order, belongs in product(permutations(NAMES[1:3]), product([False, True], repeat=2)):
         founding = founder_of(NAMES[:3], me=identity(NAMES[0], 99))
@@ -70,7 +70,7 @@ def test_one_that_comes_with_a_new_disk_before_the_group_is_founded_is_taken_wit
 @given(
     st.lists(st.tuples(st.sampled_from((*NAMES, "stranger")), st.integers(0, 2), st.booleans()), max_size=12)
 )
-def test_what_is_decided_stays_decided_and_takes_an_answer_of_each(answers):
+def test_a_decision_stays_and_needs_an_answer_of_each(answers):
     founding = founder_of(NAMES[:3])
     heard, decided = {}, None
     for name, disk, belongs in answers:

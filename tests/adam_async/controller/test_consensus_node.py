@@ -97,7 +97,7 @@ def test_after_a_power_cut_of_all_they_go_on_where_they_were(seed):
 
 
 @seeds
-def test_one_that_lost_its_disk_is_taken_in_again_and_counts(seed):
+def test_a_controller_that_lost_its_disk_is_added_again_and_counts(seed):
     """Each in turn, the founder and the leader too; then two of them, the new one among them, are enough."""
 
     async def scenario(trio):
@@ -125,7 +125,7 @@ def test_one_that_lost_its_disk_is_taken_in_again_and_counts(seed):
 
 
 @seeds
-def test_without_files_one_that_was_killed_is_a_stranger_and_is_taken_in(seed):
+def test_without_files_a_killed_controller_has_a_new_identity_and_is_added_again(seed):
     async def scenario(trio):
         leader = await trio.settled()
         client = await (await trio.client(leader)).open()
@@ -142,7 +142,7 @@ def test_without_files_one_that_was_killed_is_a_stranger_and_is_taken_in(seed):
     simulated(scenario, seed=seed, with_files=False)
 
 
-def test_a_founder_whose_disk_is_lost_founds_no_second_group():
+def test_a_first_controller_that_lost_its_disk_begins_no_second_group():
     async def scenario(trio):
         await trio.settled()
         group = trio.running["controller-2"].machine.group
@@ -428,7 +428,7 @@ async def test_three_with_folders_go_on_after_all_have_ended(tmp_path):
         assert len(groups) == 1
 
 
-def test_who_is_not_among_the_controllers_is_told():
+def test_a_controller_missing_from_the_addresses_is_an_error():
     group = ConsensusNode(
         identity=Identity(role="controller", node="controller-9", incarnation=1),
         state=ReplicatedState(),
@@ -464,7 +464,7 @@ async def test_a_folder_of_another_controller_is_refused_with_its_name_and_ours(
     assert str(first_cause(caught.value)) == said
 
 
-async def test_one_of_three_that_is_told_of_no_other_says_whom_it_lacks(tmp_path, caplog):
+async def test_one_of_three_without_the_others_addresses_names_them(tmp_path, caplog):
     async with Disk() as disk:
         async with Three(NETWORKS["tcp"](), tmp_path, disk) as three:
             await three.leader()

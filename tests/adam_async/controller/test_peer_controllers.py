@@ -92,18 +92,18 @@ async def _talk(peers):
 # --- names and identities ------------------------------------------------------------------------
 
 
-def test_who_is_not_among_the_founders_is_told_so():
+def test_addresses_without_the_own_name_are_an_error():
     with pytest.raises(ValueError, match="controller-1 is not one of the controllers controller-2"):
         peers_of(local_network()).set_addresses({"controller-2": "local://two"})
 
 
-def test_an_address_is_known_of_names_that_were_told_whatever_the_disk():
+def test_the_address_of_a_known_name_does_not_depend_on_its_disk():
     peers = met()
     assert peers.address(B) == peers.address(NEW_B) == "local://two"
     assert peers.address("stranger/b") == ""
 
 
-def test_only_those_are_listened_to_who_were_told_and_speak_for_themselves():
+def test_only_known_controllers_that_send_in_their_own_name_are_heard():
     peers = met()
 
     def says(name, sender):
@@ -129,7 +129,7 @@ def next_step(peers, group, *, silent_s=SILENT_S):
     return peers.next_step(group[A], silent_s=silent_s, now=group.now)
 
 
-def test_nobody_is_taken_in_who_belongs_or_is_a_stranger_or_is_us():
+def test_members_unknown_names_and_the_own_name_need_no_step():
     peers, group = met(), leading((A, B, C))
     for name, identity in (
         ("controller-2", B),
@@ -176,7 +176,7 @@ def test_the_latest_identity_of_a_name_is_the_one_to_take_in():
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_both_say_who_they_are_and_then_the_core_is_heard(network):
+async def test_both_exchange_identities_before_messages_of_the_core(network):
     async with linked(NETWORKS[network](), Introduced(identity=B, members=(B,))) as (peers, other):
         word = TakeOver(sender=A, to=B, term=3)
         peers.send(word, group="g")  # there is no link yet: it is dropped
@@ -187,7 +187,7 @@ async def test_both_say_who_they_are_and_then_the_core_is_heard(network):
         peers.send(TakeOver(sender=A, to=C, term=3), group="g")  # nobody dialled that one
 
 
-async def test_the_founder_asks_again_until_all_have_said_who_they_are(monkeypatch):
+async def test_the_first_controller_asks_again_until_all_identities_are_known(monkeypatch):
     monkeypatch.setattr("adam_async.controller.peer_controllers.ASK_S", 0.01)
     answers = (None, None, Introduced(identity=B, members=()))
     async with linked(local_network(), *answers, settled=False) as (peers, other):
@@ -196,7 +196,7 @@ async def test_the_founder_asks_again_until_all_have_said_who_they_are(monkeypat
         assert len(other.asked) == 3
 
 
-async def test_who_finds_that_there_is_a_group_founds_none():
+async def test_a_controller_that_finds_a_group_begins_none():
     async with linked(local_network(), Introduced(identity=B, members=(B,))) as (peers, other):
         await until(lambda: peers.linked and other.asked)
         assert await peers.first_voters() == ()
@@ -210,7 +210,7 @@ async def test_a_link_that_breaks_is_dialled_again():
         assert peers.linked == {"controller-2"}
 
 
-async def test_another_one_at_that_address_is_told_nothing_and_named_once(monkeypatch, caplog):
+async def test_another_controller_at_that_address_gets_no_message_and_is_named_once(monkeypatch, caplog):
     monkeypatch.setattr("adam_async.controller.peer_controllers.REFUSED_S", 0.01)
     with caplog.at_level(logging.WARNING):
         async with linked(local_network(), Introduced(identity=C, members=(C,)), node=3) as (peers, other):
@@ -222,7 +222,7 @@ async def test_another_one_at_that_address_is_told_nothing_and_named_once(monkey
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_what_a_core_says_is_heard_as_it_was_said_whatever_its_size(size):
+def test_a_message_of_a_core_arrives_unchanged_whatever_its_size(size):
     snapshot = Chunk(
         sender="a-1", to="b-2", term=3, index=4, index_term=2, members=Members(("a-1",)),
         size=size, crc=5, offset=0, data=bytes(size), round=6,
@@ -233,7 +233,7 @@ def test_what_a_core_says_is_heard_as_it_was_said_whatever_its_size(size):
 
 
 @pytest.mark.parametrize("said", [b"\xc1", b"\x91\x01"])
-def test_what_is_no_word_of_a_core_is_refused(said):
+def test_an_invalid_message_of_a_core_is_refused(said):
     with pytest.raises(RemoteProtocolError, match="malformed bytes beside Agree"):
         read_agree(pack(Agree(group="g", said=said)))
     with pytest.raises(RemoteProtocolError, match="must carry one packed tensor"):

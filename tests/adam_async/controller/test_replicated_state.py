@@ -92,7 +92,7 @@ commands = st.lists(
 
 @settings(max_examples=150)
 @given(commands, st.integers(0, 40))
-def test_who_takes_the_same_commands_or_a_snapshot_and_the_rest_has_the_same_bytes_and_answers(commands, cut):
+def test_the_same_commands_or_a_snapshot_and_the_rest_give_the_same_bytes_and_answers(commands, cut):
     one, other, late = Log().machine, Log().machine, ReplicatedState()
     late.restore(one.snapshot())
     for index, command in enumerate(commands, 1):
@@ -126,7 +126,7 @@ def test_the_changes_since_any_version_make_the_newest_map(commands):
         assert newest == machine.map
 
 
-def test_a_question_that_comes_again_is_not_done_again_and_gets_the_same_answer():
+def test_a_repeated_request_is_not_applied_again_and_gets_the_same_answer():
     log = Log()
     session = log.open()
     first = log.set(session, 1)
@@ -154,7 +154,7 @@ def test_a_refusal_is_an_answer_that_stays_too(again, outcome):
     assert first == outcome or (first.problem == "invalid" and outcome in first.text)
 
 
-def test_a_conflict_says_which_version_the_record_has():
+def test_a_conflict_has_the_version_of_the_record():
     log = Log()
     session = log.open()
     log.set(session, 1)
@@ -243,7 +243,7 @@ def test_a_value_that_cannot_be_read_or_written_down_is_refused_and_uses_its_num
     log.machine.snapshot()
 
 
-def test_the_loss_of_a_node_is_a_change_like_any_other_and_that_of_an_earlier_life_is_none():
+def test_the_loss_of_a_node_is_a_change_like_any_other_and_that_of_an_earlier_incarnation_is_none():
     log = Log()
     log.set(log.open(), 1, value=node(incarnation=5))
     assert log.apply(Lost("a", 4)) == Outcome()
@@ -263,7 +263,7 @@ def test_changes_of_another_group_or_from_the_beginning_are_the_whole_map():
     assert log.machine.since(2, GROUP) is None
 
 
-def test_who_took_a_whole_state_has_no_history_from_before():
+def test_a_restored_state_has_no_earlier_history():
     log = Log()
     session = log.open()
     log.set(session, 1)

@@ -43,7 +43,7 @@ def link_to(role):
     )
 
 
-async def test_every_role_says_what_it_counted(network):
+async def test_every_role_reports_its_counts(network):
     async with Bare(network) as role, link_to(role) as link:
         reply = await link.call(pack(GetStatistics(run="")), timeout_s=50.0)
         told = unpack(reply, Statistics)
@@ -59,7 +59,7 @@ async def test_every_role_says_what_it_counted(network):
         )
 
 
-async def test_what_is_not_for_a_role_or_malformed_is_refused_and_the_link_lives_on(network):
+async def test_an_unexpected_or_malformed_request_is_refused_and_the_link_stays_open(network):
     async with Bare(network) as role, link_to(role) as link:
         for message, code, said in (
             (Message(type="GetStatistics", meta={"run": 7}), "malformed", "malformed GetStatistics"),
@@ -116,7 +116,7 @@ async def test_an_error_of_a_task_ends_the_block():
 
 
 @pytest.mark.parametrize("trained", [False, True], ids=["before a run", "after one"])
-async def test_who_is_needed_for_no_run_says_goodbye_and_is_waited_for_by_nobody(trained):
+async def test_a_role_outside_of_a_run_reports_its_departure_and_no_node_waits_for_it(trained):
     async with cluster_of(Config(epochs=1, threads=1, data_servers=2, waits=PATIENT)) as cluster:
         if trained:
             await cluster.train()

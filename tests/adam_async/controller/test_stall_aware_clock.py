@@ -46,7 +46,7 @@ def test_one_that_did_not_run_hears_what_came_before_its_deadline_comes(role):
     assert scene.clock.by_the_loop(101.0) == pytest.approx(500.0 + PAUSE_S)
 
 
-def test_who_is_late_for_the_same_deadline_again_goes_on():
+def test_a_process_late_for_the_same_deadline_again_goes_on():
     scene = Scene(101.0, Role.FOLLOWER)
     scene.loop_s = 500.0
     assert scene.clock.begins_pause(scene.core)
@@ -70,7 +70,7 @@ def test_a_deadline_that_rings_early_by_rounding_has_come():
     assert scene.clock.event_time(scene.core) == 100.5
 
 
-def test_the_core_is_never_told_an_earlier_time():
+def test_the_time_of_the_core_never_goes_back():
     scene = Scene(101.0, Role.FOLLOWER)
     scene.loop_s = 100.9
     told = scene.clock.event_time(scene.core)
@@ -80,7 +80,7 @@ def test_the_core_is_never_told_an_earlier_time():
     assert scene.clock.event_time(scene.core) == told
 
 
-def test_what_is_late_by_little_is_just_late():
+def test_a_little_lateness_is_no_stall():
     scene = Scene(101.0, Role.FOLLOWER)
     scene.loop_s = 101.0 + LATE_S * 0.9
     assert not scene.clock.begins_pause(scene.core)

@@ -77,7 +77,7 @@ class Hall:
 # --- who belongs, who leads ----------------------------------------------------------------------
 
 
-def test_a_founded_group_is_said_once_with_all_and_then_who_leads(said):
+def test_a_new_group_has_one_line_with_all_and_then_its_leader(said):
     hall = Hall(kept=False)
     hall.look()
     assert said() == []
@@ -92,7 +92,7 @@ def test_a_founded_group_is_said_once_with_all_and_then_who_leads(said):
 
 
 @pytest.mark.parametrize(("linked", "heard", "count"), [([A], [], 2), ([A], [C], 3), ([A, C], [], 3)])
-def test_a_group_that_is_there_again_is_said_with_those_who_are_linked_or_heard(said, linked, heard, count):
+def test_a_group_after_a_restart_has_a_line_with_the_linked_and_heard_ones(said, linked, heard, count):
     hall = Hall(B, linked=linked)
     for each in heard:
         hall.status_log.heard(name_of(each))
@@ -104,7 +104,7 @@ def test_a_group_that_is_there_again_is_said_with_those_who_are_linked_or_heard(
     ]
 
 
-def test_who_asks_for_votes_is_no_news_and_each_new_leader_is_one_line(said):
+def test_a_request_for_votes_has_no_line_and_each_new_leader_one(said):
     hall = Hall(B, linked=THREE)
     hall.group.elect(A)
     hall.look()
@@ -170,7 +170,7 @@ def test_one_that_was_missing_from_the_beginning_is_not_lost_again_but_is_back(s
     assert said() == ["controller-3 is back; 3 of 3 are there"]
 
 
-def test_who_came_back_while_another_one_led_is_no_news_of_a_later_leader(said):
+def test_a_return_under_another_leader_has_no_line_of_a_later_one(said):
     hall = Hall(B, linked=[A])
     hall.group.elect(A)
     hall.look()
@@ -184,7 +184,7 @@ def test_who_came_back_while_another_one_led_is_no_news_of_a_later_leader(said):
 # --- nobody leads --------------------------------------------------------------------------------
 
 
-def test_a_lost_majority_is_said_once_with_names_until_there_is_a_leader_again(said):
+def test_a_lost_majority_has_one_warning_with_names_until_there_is_a_leader_again(said):
     hall = Hall(linked=THREE)
     hall.group.elect(A)
     hall.look()
@@ -206,7 +206,7 @@ def test_a_lost_majority_is_said_once_with_names_until_there_is_a_leader_again(s
     ]
 
 
-def test_a_follower_that_finds_the_same_leader_again_says_so_only_after_it_missed_it(said):
+def test_a_follower_logs_the_same_leader_again_only_after_a_warning(said):
     hall = Hall(B, linked=THREE)
     hall.group.elect(A)
     hall.look()
@@ -225,7 +225,7 @@ def test_a_follower_that_finds_the_same_leader_again_says_so_only_after_it_misse
     assert heard[1] == "controller-2: controller-1 leads again (term 2)"
 
 
-def test_a_majority_that_elects_nobody_is_not_said_to_be_lacking(said):
+def test_a_majority_without_an_election_is_not_reported_as_missing(said):
     hall = Hall(linked=THREE)
     hall.look()
     hall.status_log.heard("controller-2")
@@ -233,7 +233,7 @@ def test_a_majority_that_elects_nobody_is_not_said_to_be_lacking(said):
     assert said() == ["!controller-1 knows of no leader: questions wait until there is one"]
 
 
-def test_who_was_said_to_be_cut_off_does_not_say_it_in_other_words(said):
+def test_a_controller_reported_as_cut_off_has_no_second_warning(said):
     hall = Hall(is_cut_off=True)
     hall.silence(20.0)
     assert said() == []
@@ -242,7 +242,7 @@ def test_who_was_said_to_be_cut_off_does_not_say_it_in_other_words(said):
 @pytest.mark.parametrize(
     ("linked", "whom"), [([], "for controller-1, controller-3"), ([A, C], "to be taken in")]
 )
-def test_one_that_belongs_to_no_group_says_once_for_whom_it_waits(said, linked, whom):
+def test_a_controller_without_a_group_names_the_missing_ones_once(said, linked, whom):
     group = SmallGroup([A], joiners=[B])
     status_log = StatusLog(
         name_of(B), names=NAMES, linked=lambda: {name_of(each) for each in linked}, kept=False, now=0.0
@@ -252,7 +252,7 @@ def test_one_that_belongs_to_no_group_says_once_for_whom_it_waits(said, linked, 
     assert said() == [f"!controller-2 belongs to no group yet, and waits {whom}"]
 
 
-def test_another_group_is_said_once_for_each_that_speaks_for_it(said):
+def test_another_group_has_one_warning_for_each_of_its_controllers(said):
     hall = Hall()
     for _ in range(5):
         hall.status_log.of_another_group("controller-2", theirs="bb", ours="aa")
@@ -335,7 +335,7 @@ def test_a_node_that_joins_leaves_or_is_lost_makes_a_line():
         assert list(map_lines(here, gone)) == [f"worker-0 {line}"]
 
 
-def test_what_a_driver_reports_is_a_line_once():
+def test_a_notice_of_a_driver_is_a_line_once():
     before = ClusterMap(nodes={"driver": DRIVER})
     after = ClusterMap(nodes={"driver": replace(DRIVER, info={"notice": "a checkpoint failed"})})
     assert list(map_lines(before, after)) == ["driver reports: a checkpoint failed"]

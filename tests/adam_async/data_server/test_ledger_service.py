@@ -282,7 +282,9 @@ async def test_workers_are_spread_over_the_data_servers(network):
 
 
 @pytest.mark.parametrize("servers", [2, 3])
-async def test_when_the_lender_is_lost_another_goes_on_and_every_group_is_counted_once(network, servers):
+async def test_when_the_ledger_leader_is_lost_another_goes_on_and_every_group_is_counted_once(
+    network, servers
+):
     async with party_of(network, servers) as party:
         await party.train()
         await until(lambda: party.finished >= GROUPS // 4)
@@ -298,7 +300,7 @@ async def test_when_the_lender_is_lost_another_goes_on_and_every_group_is_counte
         assert all(worker.asked[-1] != address for worker in party.workers)
 
 
-async def test_one_lender_after_the_other_may_be_lost(network):
+async def test_one_ledger_leader_after_the_other_may_be_lost(network):
     async with party_of(network, 3) as party:
         await party.train()
         for term in (1, 2):
@@ -308,7 +310,7 @@ async def test_one_lender_after_the_other_may_be_lost(network):
         assert party.map.ledger_record.term == 3
 
 
-async def test_who_is_lost_and_does_not_lend_changes_no_term(network):
+async def test_the_loss_of_a_ledger_replica_changes_no_term(network):
     async with party_of(network, 2) as party:
         await party.train()
         await until(lambda: party.finished >= GROUPS // 4)
@@ -318,7 +320,7 @@ async def test_who_is_lost_and_does_not_lend_changes_no_term(network):
         assert len(party.map.ledger_leaders) == 1
 
 
-async def test_who_joins_in_the_middle_has_the_leases_soon_and_can_lend(network):
+async def test_a_data_server_that_joins_in_the_middle_soon_has_the_ledger_and_can_lead(network):
     async with party_of(network, 1) as party:
         await party.train()
         await until(lambda: party.finished >= GROUPS // 4)
@@ -342,7 +344,7 @@ async def test_who_joins_in_the_middle_has_the_leases_soon_and_can_lend(network)
         (tiny_dataset(train=4 * GROUPS, classes=9), "classes is|labels is"),
     ],
 )
-async def test_who_has_other_data_is_refused_and_the_others_go_on(network, other, said):
+async def test_a_server_with_other_data_is_refused_and_the_others_go_on(network, other, said):
     async with party_of(network, 2) as party:
         await party.train()
         with pytest.raises(ExceptionGroup) as failure:
@@ -356,7 +358,7 @@ async def test_who_has_other_data_is_refused_and_the_others_go_on(network, other
 
 
 @pytest.mark.parametrize("inner", NETWORKS)
-async def test_a_keeper_that_answers_nothing_is_struck_out_and_leasing_goes_on(inner):
+async def test_a_silent_ledger_replica_is_removed_and_leasing_goes_on(inner):
     rough = Rough(NETWORKS[inner](), Faults(), dialler="data", towards="data")
     async with party_of(rough, 2) as party:
         await party.train()
@@ -373,7 +375,7 @@ async def test_a_keeper_that_answers_nothing_is_struck_out_and_leasing_goes_on(i
 
 
 @pytest.mark.parametrize("inner", NETWORKS)
-async def test_a_question_that_was_on_its_way_to_a_lost_lender_is_answered_by_the_next(inner):
+async def test_a_request_on_its_way_to_a_lost_ledger_leader_is_answered_by_the_next(inner):
     rough = Rough(NETWORKS[inner](), Faults(), dialler="data", towards="data")
     waits = msgspec.structs.replace(QUICK, grace_s=5.0)
     async with party_of(rough, 2, waits=waits) as party, asyncio.TaskGroup() as group:
@@ -393,7 +395,7 @@ async def test_a_question_that_was_on_its_way_to_a_lost_lender_is_answered_by_th
         assert party.map.ledger_leaders == (other,)
 
 
-async def test_a_lender_that_lives_and_was_taken_for_lost_settles_nothing_more_and_comes_back(network):
+async def test_a_live_ledger_leader_that_was_taken_for_lost_settles_nothing_more_and_comes_back(network):
     async with party_of(network, 2) as party:
         await party.train()
         await until(lambda: party.finished >= GROUPS // 4)
@@ -418,7 +420,7 @@ async def refused(party, server, body, tensors=(), role="data"):
     return failure.value.code
 
 
-async def test_only_the_lender_enters_and_only_for_keepers_of_its_term(network):
+async def test_only_the_ledger_leader_enters_and_only_for_replicas_of_its_term(network):
     async with party_of(network, 2) as party:
         ledger_leader, other = (party.servers[name] for name in party.map.ledger_leaders)
         nothing = [packed_tensor([])]
@@ -433,7 +435,7 @@ async def test_only_the_lender_enters_and_only_for_keepers_of_its_term(network):
                 await link.call(pack(CopyLedger(run=RUN, term=1), nothing), timeout_s=20.0)
 
 
-async def test_a_ledger_of_a_stranger_in_a_later_term_is_not_taken(network):
+async def test_a_ledger_of_a_non_member_in_a_later_term_is_not_taken(network):
     async with party_of(network, 2) as party:
         ledger_leader, other = (party.servers[name] for name in party.map.ledger_leaders)
         foreign = [packed_tensor(Part(first=0, settled=0, opening=Opening()))]
@@ -443,7 +445,7 @@ async def test_a_ledger_of_a_stranger_in_a_later_term_is_not_taken(network):
         assert ledger_leader.statistics()["lending"]["leads"]
 
 
-async def test_a_later_term_is_taken_when_the_map_names_its_lender_and_not_before(network):
+async def test_a_later_term_is_taken_when_the_map_names_its_leader_and_not_before(network):
     async with party_of(network, 2) as party:
         ledger_leader, other = (party.servers[name] for name in party.map.ledger_leaders)
         opening = [packed_tensor(Part(first=0, settled=0, opening=Opening()))]
@@ -511,7 +513,7 @@ async def end_ledger_leader(cluster, *, after, epoch=1):
 
 
 @pytest.mark.parametrize(("mode", "network"), [*((mode, "local") for mode in MODES), ("bsp", "tcp")])
-async def test_in_every_mode_another_data_server_goes_on_where_the_lender_was(mode, network):
+async def test_in_every_mode_another_data_server_goes_on_where_the_ledger_leader_was(mode, network):
     async with (
         elastic(network, data_servers=2, replicas=2, **MODES[mode]) as cluster,
         asyncio.TaskGroup() as group,
@@ -527,7 +529,7 @@ async def test_in_every_mode_another_data_server_goes_on_where_the_lender_was(mo
 
 
 @pytest.mark.parametrize("mode", ["asp", "bsp"])
-async def test_a_pause_for_a_checkpoint_goes_on_when_the_lender_is_lost_in_it(mode, tmp_path):
+async def test_a_pause_for_a_checkpoint_goes_on_when_the_ledger_leader_is_lost_in_it(mode, tmp_path):
     waits = msgspec.structs.replace(CLUSTER_WAITS, dial_s=0.5, call_s=5.0)  # the lost one is asked, in vain
     options = {"checkpoint_every": 15, "data_servers": 2, "replicas": 2, "waits": waits, **MODES[mode]}
     async with elastic(checkpoint=tmp_path, **options) as cluster, asyncio.TaskGroup() as group:

@@ -180,7 +180,7 @@ class CheckingNetwork(TcpNetwork):
 
 
 @pytest.mark.parametrize("way", ["push", "answer"])
-async def test_a_payload_damaged_on_the_way_is_said_again_and_counts_once(way, caplog):
+async def test_a_payload_damaged_on_the_way_is_sent_again_and_counts_once(way, caplog):
     network = CheckingNetwork()
     async with servers_of(network, waits=PATIENT) as servers:
         client = servers.client()
@@ -244,7 +244,7 @@ async def test_a_server_that_answers_nothing_is_named_when_patience_ends():
             await asyncio.Event().wait()
 
 
-async def test_who_waits_for_answers_that_do_not_come_is_told_whose():
+async def test_a_wait_for_missing_answers_ends_with_an_error_that_names_the_server():
     rough = Rough(NETWORKS["local"](), Faults(drop=1.0))
     async with servers_of(rough) as servers:
         client = servers.client().client
@@ -306,7 +306,7 @@ async def test_a_pull_for_a_clock_is_asked_again_until_it_comes_and_lands_where_
 
 
 @pytest.mark.thorough
-async def test_who_waits_for_a_clock_loses_patience_with_silent_servers_only():
+async def test_a_wait_for_a_clock_loses_patience_with_silent_servers_only():
     async with servers_of(NETWORKS["local"](), consistency="ssp:0", waits=IMPATIENT) as servers:
         client, other = servers.client(0).client, servers.client(1).client
         take_part(servers, client, other)
@@ -323,7 +323,7 @@ async def test_who_waits_for_a_clock_loses_patience_with_silent_servers_only():
 
 
 @pytest.mark.parametrize("consistency", ["asp", "ssp:3", "bsp"])
-async def test_who_goes_on_in_a_life_that_is_over_is_heard_no_more_and_holds_nobody_up(consistency):
+async def test_a_client_of_an_ended_replica_generation_is_ignored_and_holds_no_replica_up(consistency):
     async with servers_of(NETWORKS["local"](), consistency=consistency, waits=IMPATIENT) as servers:
         pushing, other = servers.client(0), servers.client(1)
         take_part(servers, pushing.client, other.client)

@@ -49,12 +49,12 @@ def written(frames=FRAMES, *, synced=True):
     return data, [*begins, len(data)]
 
 
-def test_what_was_saved_comes_back():
+def test_a_saved_state_is_recovered():
     data, _ = written()
     assert recover(data, origin="file") == (END, len(data))
 
 
-def test_a_new_file_that_says_the_same_is_read_as_the_same():
+def test_a_new_file_of_the_same_state_is_read_as_the_same():
     data, _ = written([END.records()])
     assert recover(data, origin="file") == (END, len(data))
 
@@ -139,6 +139,6 @@ def test_a_record_of_another_version_is_refused():
         recover(data, origin="file")
 
 
-def test_who_founds_a_group_is_one_of_it():
+def test_the_first_node_of_a_group_is_one_of_its_voters():
     with pytest.raises(ValueError, match="d begins a group of a, b, c, but is not one of them"):
         bootstrapped("d", "abc")
