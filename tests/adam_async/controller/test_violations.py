@@ -14,7 +14,7 @@ from adam_async.controller.consensus.messages import Append, Appended, Chunk, Ta
 from adam_async.controller.consensus.records import Entries
 from adam_async.controller.contents import command_problem, log_problem, state_problem
 from adam_async.controller.log_file import NAME, LogFile
-from adam_async.controller.peer_controllers import say
+from adam_async.controller.peer_controllers import packed_agree
 from adam_async.controller.replicated_state import Lost, Open, Set, command_bytes, first_state
 from adam_async.controller.service import Controller
 from adam_async.errors import DataError, first_cause
@@ -119,7 +119,7 @@ def test_a_controller_outlives_the_lies_of_another_and_ends_its_links(caplog) ->
             false = await trio.client(leader, role="controller", node=liar, incarnation=number + 2)
             lie = make(me, group.introduce().identity, where["term"], where["commit"])
             with suppress(TransportError):
-                await false.link.send(say(lie, group=""))
+                await false.link.send(packed_agree(lie, group=""))
             async with asyncio.timeout(1.0):
                 await false.link.wait_closed()
             assert group.statistics() == where
