@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from adam_async.run.cluster_map import ClusterMap
 
-Life = tuple[str, int]
+Incarnation = tuple[str, int]
 """Node and incarnation."""
 
 
@@ -24,16 +24,18 @@ class Suspicion:
     def __init__(self, *, grace_s: float, find_s: float) -> None:
         self._grace_s = grace_s
         self._find_s = find_s
-        self._until: dict[Life, float] = {}
+        self._until: dict[Incarnation, float] = {}
         self._found_by = -math.inf
         """Deadline for all nodes to find this leader."""
 
-    def led(self, cluster: ClusterMap, here: Iterable[Life], *, now: float) -> None:
+    def led(self, cluster: ClusterMap, here: Iterable[Incarnation], *, now: float) -> None:
         """Begin to lead: suspect every live node without a link here."""
-        lives = [(name, node.incarnation) for name, node in cluster.nodes.items() if node.live]
+        incarnations = [(name, node.incarnation) for name, node in cluster.nodes.items() if node.live]
         present = set(here)
-        self._found_by = now + self._grace_s + self._find_s if lives else -math.inf
-        self._until = {life: self._found_by for life in lives if life not in present}
+        self._found_by = now + self._grace_s + self._find_s if incarnations else -math.inf
+        self._until = {
+            incarnation: self._found_by for incarnation in incarnations if incarnation not in present
+        }
 
     def resigned(self) -> None:
         """Stop leading: suspect no node."""
@@ -57,24 +59,28 @@ class Suspicion:
 
         The reconnects of the stall may still be queued.
         """
-        self._until = {life: max(until, now + self._grace_s) for life, until in self._until.items()}
+        self._until = {
+            incarnation: max(until, now + self._grace_s) for incarnation, until in self._until.items()
+        }
 
-    def due(self, cluster: ClusterMap, *, now: float) -> list[Life]:
+    def due(self, cluster: ClusterMap, *, now: float) -> list[Incarnation]:
         """Return the nodes past their deadline that the map has as live.
 
         A node that the map does not have as live stays suspected until its deadline: its join may still be
         uncommitted.
         """
         self._until = {
-            life: until for life, until in self._until.items() if until > now or _is_live(cluster, life)
+            incarnation: until
+            for incarnation, until in self._until.items()
+            if until > now or _is_live(cluster, incarnation)
         }
-        return [life for life, until in self._until.items() if until <= now]
+        return [incarnation for incarnation, until in self._until.items() if until <= now]
 
     def next_deadline(self) -> float | None:
         """Return the next deadline of a suspect; None without suspects."""
         return min(self._until.values(), default=None)
 
 
-def _is_live(cluster: ClusterMap, life: Life) -> bool:
-    node = cluster.nodes.get(life[0])
-    return node is not None and node.live and node.incarnation == life[1]
+def _is_live(cluster: ClusterMap, incarnation: Incarnation) -> bool:
+    node = cluster.nodes.get(incarnation[0])
+    return node is not None and node.live and node.incarnation == incarnation[1]

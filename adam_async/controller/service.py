@@ -23,7 +23,7 @@ from typing import Any
 
 from adam_async.controller.consensus import Settings
 from adam_async.controller.consensus_node import SETTINGS, SNAPSHOT_ENTRIES, Answer, ConsensusNode, Observe
-from adam_async.controller.failure_detector import Life, Suspicion
+from adam_async.controller.failure_detector import Incarnation, Suspicion
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.peer_controllers import read_agree
 from adam_async.controller.permissions import FORBIDDEN, Attempt, Permits, Refusal, verdict
@@ -174,7 +174,7 @@ class Controller(Role):
         self._shown = self.machine.map
         self._watches: dict[Request, _Watch] = {}
         self._permits = permits
-        self._links: dict[Life, set[Link]] = {}
+        self._links: dict[Incarnation, set[Link]] = {}
         self._warn_again: dict[str, float] = {}
         """Earliest time of the next warning about each controller that sent an invalid message."""
         self._leaving: set[Link] = set()
@@ -208,16 +208,16 @@ class Controller(Role):
         if link.peer.role == "controller":
             await self._on_controller(link)
             return
-        life = (link.peer.node, link.peer.incarnation)
-        links = self._links.setdefault(life, set())
+        node = (link.peer.node, link.peer.incarnation)
+        links = self._links.setdefault(node, set())
         links.add(link)
-        self._suspicion.link_back(*life)
+        self._suspicion.link_back(*node)
         await super()._on_link(link)
         links.discard(link)
         if not links:  # a node may have several: its membership's, and one for statistics
-            del self._links[life]
+            del self._links[node]
             if self._ready:
-                self._suspicion.link_lost(*life, now=self._loop.time())
+                self._suspicion.link_lost(*node, now=self._loop.time())
                 self._timer.rearm()
         for request in [r for r in self._watches if r.link is link]:
             del self._watches[request]

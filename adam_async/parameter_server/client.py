@@ -474,10 +474,10 @@ class ParameterClient:
         question.ask()
 
     def tick(self, server: str, shards: Sequence[ShardId], clock: int, *, epoch: int = 0) -> None:
-        """Tell a server that step `clock` ended without a push for these shards. Never waits.
+        """Report to a server that step `clock` ended without a push for these shards. Never waits.
 
         Args:
-            epoch: In ssp and bsp the epoch that the step belongs to, where it is known.
+            epoch: In ssp and bsp the epoch of the step, if known.
         """
         session = self.connections[server].session
         body = Tick(
