@@ -40,7 +40,7 @@ from adam_async.cluster.roles import (
     model_worker,
     parameter_server,
 )
-from adam_async.controller import map_news, status_log
+from adam_async.controller import status_log
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.service import Controller
 from adam_async.data_server.sources.damage import Policy
@@ -101,7 +101,6 @@ async def serve_controller(options: ControllerOptions, environment: Mapping[str,
     if not options.supervised:
         # A person watches it: what becomes of its group is news to them, if nothing else is.
         status_log.logger.setLevel(logging.INFO)
-        map_news.logger.setLevel(logging.INFO)
     async with AsyncExitStack() as stack:
         file = None
         if options.dir is not None:

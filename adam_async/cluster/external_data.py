@@ -1,4 +1,4 @@
-"""Data servers that were started alone, as who begins a cluster uses them: asks them in, and lets them go."""
+"""Standalone data servers in a cluster: it invites them at its beginning and releases them at its end."""
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -11,6 +11,7 @@ from adam_async.messages import Serve, Serving, pack, read_text_tensor, unpack
 from adam_async.messages.bounds import MOST_INFO_BYTES
 from adam_async.run.addresses import check_address
 from adam_async.run.config import Config, Waits
+from adam_async.runtime.channel import Channel
 from transport import (
     CallTimeout,
     DialFailed,
@@ -23,10 +24,10 @@ from transport import (
 )
 
 SAME = ("shape", "classes", "train_images", "test_images", "digest")
-"""What all data servers of a cluster say alike of their data."""
+"""Fields of their data that all data servers of a cluster must have in common."""
 
 ITS_OWN = {"cache": "auto", "spill": "", "damaged": "error"}
-"""What is said where a data server is started, and what it is when nothing is said."""
+"""Options that belong to the start of a data server, with their defaults."""
 
 
 def addresses_in(data: str) -> tuple[str, ...]:
@@ -47,8 +48,8 @@ def hosts_of(config: Config, data: Sequence[str], *, starts_own: bool) -> tuple[
         starts_own: Whether the caller brings a data set.
 
     Raises:
-        ConfigError: One is no address that can be dialled, or is named twice; or there are addresses and a
-            data set, a number of data servers, or what each of them decides for itself.
+        ConfigError: One is no address that can be dialled, or is named twice; or there are addresses together
+            with a data set, a number of data servers, or options of each server itself.
     """
     if isinstance(data, str):
         raise ConfigError(f"data is a list of addresses, not {data!r}")
@@ -65,7 +66,7 @@ def hosts_of(config: Config, data: Sequence[str], *, starts_own: bool) -> tuple[
     idle = [name for name, usual in ITS_OWN.items() if hosts and getattr(config, name) != usual]
     if idle:
         raise ConfigError(
-            f"{' and '.join(idle)}: no force with data servers at {', '.join(hosts)}: say it where these "
+            f"{' and '.join(idle)}: no force with data servers at {', '.join(hosts)}: give it where these "
             "are started"
         )
     return hosts
@@ -80,27 +81,27 @@ def _checked(addresses: Sequence[str]) -> tuple[str, ...]:
 
 
 async def address_for(hosts: Sequence[str]) -> str:
-    """Where a controller listens so that all hosts reach it: on the way to one that is on another machine.
+    """Return an address for a controller that all hosts reach: on the route to a host on another machine.
 
     Raises:
-        ConfigError: There is no way to that host.
+        ConfigError: There is no route to that host.
     """
     return await address_towards(",".join(hosts))
 
 
 class DataHosts:
-    """Links to data hosts, for as long as a cluster needs them: `async with` dials, leaving says goodbye.
+    """Links to data hosts, for as long as a cluster needs them: `async with` dials, leaving closes the links.
 
     Args:
-        addresses: Where they stand.
-        network: How to reach them, with their token.
-        identity: Who asks: the cluster's driver.
+        addresses: Their addresses.
+        network: Network of the hosts, with their token.
+        identity: The cluster's driver.
         waits: Deadlines: `dial_s` to reach them, `prepare_s` for each to join.
 
     Raises:
-        RoleUnreachable: Nobody listens there.
-        HandshakeRejected: It refused us, or is no data server.
-        RemoteProtocolError: What listens there is none of ours.
+        RoleUnreachable: No program listens there.
+        HandshakeRejected: The host refused the handshake, or is no data server.
+        RemoteProtocolError: Another program listens there.
     """
 
     def __init__(
@@ -116,9 +117,15 @@ class DataHosts:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             for address in self._addresses:
-                link = await self._dial(address)
-                stack.push_async_callback(link.aclose)
-                self._links[address] = link
+                channel = Channel(
+                    peer="a data server",
+                    address=address,
+                    network=self._network,
+                    identity=self._identity,
+                    peer_role="data",
+                )
+                self._links[address] = await self._dial(channel)
+                stack.push_async_callback(channel.aclose)
             self._stack = stack.pop_all()
         return self
 
@@ -127,30 +134,29 @@ class DataHosts:
     ) -> bool | None:
         return await self._stack.__aexit__(kind, error, trace)
 
-    async def _dial(self, address: str) -> Link:
+    async def _dial(self, channel: Channel) -> Link:
+        address = channel.address
         try:
-            return await self._network.dial(
-                address, self._identity, timeout_s=self._waits.dial_s, peer_role="data"
-            )
+            return await channel.dial(self._waits.dial_s)
         except DialFailed as error:
             why = f"{error.reason}; start one there with: adam-async data --bind {address}"
-            raise RoleUnreachable("a data server", address, why) from error
+            raise RoleUnreachable(channel.peer, address, why) from error
         except HandshakeRejected as error:
             raise HandshakeRejected(error.code, f"{error.text}, at {address}") from error
         except RemoteProtocolError as error:
             raise RemoteProtocolError(error.rule, f"{address}: {error.detail}") from error
 
     async def serve(self, controller: str) -> dict[str, Any]:
-        """Ask all of them into a cluster, one after the other; returns what they say of their data.
+        """Let all hosts join a cluster, one after the other; returns the description of their data.
 
         Args:
             controller: The controller's address, or those of several joined by commas.
 
         Raises:
-            ConfigError: One belongs to a cluster already, or they have different data.
-            DeadlineExceeded: One did not join within `prepare_s`.
-            RunFailed: One could not; says why.
-            LinkBroken, LinkClosed: One was lost meanwhile.
+            ConfigError: A host belongs to a cluster already, or the hosts have different data.
+            DeadlineExceeded: A host did not join within `prepare_s`.
+            RunFailed: A host cannot serve, with the reason.
+            LinkBroken, LinkClosed: A host was lost meanwhile.
         """
         infos = {address: await self._ask(address, controller) for address in self._links}
         first, *others = infos

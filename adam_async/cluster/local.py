@@ -237,7 +237,7 @@ class LocalCluster:
         if len(names) > 1:
             peers = {name: each.address for name, each in zip(names, self.controllers, strict=True)}
             for controller in self.controllers:
-                controller.group.meet(peers)
+                controller.group.set_addresses(peers)
 
     async def _open_hosts(self, stack: AsyncExitStack, network: Network, driver: Identity) -> None:
         """Ask the standalone data servers to join."""

@@ -1,34 +1,34 @@
-"""Pure: how controllers that have nothing on their disks become a group, or part of one that there is.
+"""Pure: bootstrap of a group: controllers with empty disks begin a group, or join an existing one.
 
 Theory of operation
 -------------------
-All are told the same names. Each draws an identity (its name, and a number that names its disk) and writes it
-down before it says it to anybody. The *founder* is the first by name. It asks all others who they are, and
-founds the group with their identities once all of them have said that they belong to none; as one node alone
-decides it, and writes it down, there is one answer. The others begin with nothing: whoever leads sends them
-the state, whether they are among its voters or have yet to be taken in. That they count as voters before they
-have it does no harm: only who knows the members asks for votes, and the first of them is the founder.
+All controllers get the same names. Each draws an identity (its name, and a number of its disk) and makes it
+durable before it sends it. The first controller by name decides: it asks all others for their identities, and
+begins the group with them once each has answered that it belongs to none. One node decides, durably, so there
+is one answer. The others begin without a state, and the leader sends it to them, whether they are voters
+already or have yet to be added. To count them as voters before that does no harm: only a node that knows the
+members asks for votes, and at first that is the deciding node alone.
 
-A founder that lost its disk asks again. As soon as anything was committed, a majority had the state, and one
-of the others says that it belongs to a group: then the founder joins it like anybody else, with its new
-identity.
+A deciding controller that lost its disk asks again. Once an entry was committed, a majority has the state,
+and one of the others answers that it belongs to a group. The controller then joins that group with its new
+identity, as any other does.
 """
 
 from collections.abc import Iterable
 from hashlib import blake2b
 
 
-class Founding:
-    """What one controller without a state knows on its way into a group.
+class Bootstrap:
+    """The way of one controller without a state into a group.
 
     Args:
-        me: Its identity.
-        name: Its name, one of `names`.
-        names: Of all controllers that are to found the group.
+        me: Identity of the controller.
+        name: Name of the controller, one of `names`.
+        names: Names of all controllers of the group.
 
     Attributes:
-        voters: With whom to found it; empty if that is not decided, or somebody else's to decide.
-        joins: Whether to wait for a leader.
+        voters: First voters of the group; empty if undecided, or if another controller decides.
+        joins: Whether the controller waits for a leader.
     """
 
     def __init__(self, me: str, *, name: str, names: Iterable[str]) -> None:
@@ -41,11 +41,11 @@ class Founding:
 
     @property
     def is_decided(self) -> bool:
-        """Whether there is nothing more to ask."""
+        """Whether the controller needs no further identities."""
         return bool(self.voters) or self.joins
 
-    def heard(self, name: str, identity: str, *, belongs: bool) -> None:
-        """Another one said who it is, and whether it belongs to a group."""
+    def introduced(self, name: str, identity: str, *, belongs: bool) -> None:
+        """Note the identity of another controller, and whether it belongs to a group."""
         if self.is_decided or name not in self._others:
             return
         self.joins = belongs
@@ -57,16 +57,16 @@ class Founding:
             self.voters = tuple(sorted((self._me, *self._known.values())))
 
     @property
-    def lacking(self) -> list[str]:
-        """Who has not been heard."""
+    def missing(self) -> list[str]:
+        """Names of the controllers without a known identity."""
         return sorted(self._others - set(self._known))
 
 
 def group_name(voters: Iterable[str]) -> str:
-    """Name the group that these founded."""
+    """Return the name of the group with these first voters."""
     return blake2b(" ".join(sorted(voters)).encode(), digest_size=8).hexdigest()
 
 
 def name_of(identity: str) -> str:
-    """The name in an identity; see `consensus.membership.identity`."""
+    """Return the name in an identity; see `consensus.membership.identity`."""
     return identity.rpartition("/")[0]

@@ -1,9 +1,9 @@
-"""What the other roles use of the controllers: a seat in the cluster, and the map as it changes.
+"""The other roles' client of the controllers: membership of the cluster, and the map as it changes.
 
-A `Membership` watches the map, whichever controller leads, and keeps its own node record set in it under one
-incarnation. The map advances version by version; a reader that is slow misses intermediate maps and never the
-last one. A group of controllers that was founded anew counts its versions anew: its members forget what they
-knew of the old one, and take their seats again. Another leader of the same group is no news.
+A `Membership` watches the map, whichever controller leads, and keeps its own node record in it under one
+incarnation. The map advances version by version; a slow reader misses intermediate maps, but never the last.
+A new group of controllers counts versions anew: its members discard the old group's map and join again. A
+leader change within the group needs no action.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from adam_async.controller.leader_connection import parse_controllers as parse_controllers  # for other roles
-from adam_async.controller.map_client import MapClient, News, version_of
+from adam_async.controller.map_client import MapClient, MapUpdate, version_of
 from adam_async.controller.map_history import changed
 from adam_async.controller.records import cut
 from adam_async.errors import AdamError, DeadlineExceeded, RunFailed
@@ -35,37 +35,38 @@ from transport import Identity, Network, RemoteError, RetrySchedule, TransportEr
 logger = logging.getLogger(__name__)
 
 GOODBYE_S = 1.0
-"""How long who leaves, or knows of a death, waits for the controller to hear of it; without that it is missed
-after the grace."""
+"""Maximum time to report a departure or a death to the controller, in seconds; without the report the
+controller notices it after `grace_s`."""
 
 TAKEN = "taken"
-"""Refusal of a seat on which a node of the same id is believed to sit."""
+"""Code of a refusal to join while another process is connected under the same node id."""
 
 TAKEN_PAUSES = RetrySchedule(first_s=0.05, longest_s=1.0)
-"""Before a seat that was taken is asked for again."""
+"""Pauses before another attempt to join after the refusal `taken`, in seconds."""
 
-SAID_S = 0.3
-"""A node that was started again joins within less; a longer wait is for another process, and is logged."""
+WARN_S = 0.3
+"""Wait for a taken node id above which a warning is logged, in seconds. A restarted node joins faster, so a
+longer wait is for another process."""
 
 Record = NodeRecord | RunRecord | RunInPieces | RunPiece | EpochRecord | LedgerRecord
 
 
 class Membership:
-    """A node's seat in the cluster.
+    """A node's membership in the cluster.
 
     Args:
-        network: How to reach the controllers.
-        controller: The address of one, or of several with commas between them.
-        identity: Who we are.
-        record: What the map shall say of this node; `run` keeps it set.
+        network: Network of the controllers.
+        controller: Address of one controller, or of several with commas between them.
+        identity: The member.
+        record: The member's record in the map; `run` keeps it set.
         waits: Deadlines.
-        traffic: Where the links to the controllers are counted.
+        traffic: Counts of the links to the controllers.
         seen: Called with each received version of the map, in order; an error in it ends `run`.
 
-    Run `run` as a task of the owner's group; everything else waits for what it learns.
+    Run `run` as a task of the owner's group; all other methods wait for its results.
 
     Raises:
-        ConfigError: The addresses are none.
+        ConfigError: An address is invalid.
     """
 
     def __init__(
@@ -92,38 +93,38 @@ class Membership:
 
     @property
     def node(self) -> str:
-        """Our node id."""
+        """Node id of the member."""
         return self._identity.node
 
     @property
     def joined(self) -> bool:
-        """Whether the map, as last heard, counts this life of our node as live."""
+        """Whether the newest received map has this incarnation of the node as live."""
         node = self.map.nodes.get(self.node)
         return node is not None and node.live and node.incarnation == self._identity.incarnation
 
     @property
     def leader(self) -> str:
-        """Address of the controller that leads, as far as we know; empty while we look for it."""
+        """Address of the known leader; empty during the search for it."""
         return self._client.leader
 
     @property
     def leading(self) -> str:
-        """Node id of the controller that leads, as far as we know; empty while we look for it."""
+        """Node id of the known leader; empty during the search for it."""
         return self._client.leading
 
     @property
     def controllers(self) -> tuple[str, ...]:
-        """Addresses of all controllers: those that we were given, or if that was one, what a leader named."""
+        """Addresses of all controllers: the given ones, or if that was one, the leader's list."""
         return self._client.controllers
 
     async def run(self) -> None:
         """Stay a member until cancelled.
 
         Raises:
-            RoleUnreachable: No controller was there from the beginning.
-            RoleDied: None has led for `patience_s`.
-            RunFailed: Another process has our seat, and kept it for `dial_s` and `call_s`.
-            HandshakeRejected: A controller refused us.
+            RoleUnreachable: No controller answered within `start_s`.
+            RoleDied: No controller has led for `patience_s`.
+            RunFailed: Another process stayed connected under this node id for `dial_s` and `call_s`.
+            HandshakeRejected: A controller refused the handshake.
         """
         try:
             await self._attend()
@@ -131,22 +132,24 @@ class Membership:
             self._client.close()
 
     async def _attend(self) -> None:
-        async with contextlib.aclosing(self._client.changes()) as all_news:
-            async for news in all_news:
-                await self._take(news)
+        async with contextlib.aclosing(self._client.changes()) as updates:
+            async for update in updates:
+                await self._take(update)
+                # Also after a new group's first map, or after the controllers reported this node lost.
                 if not self.joined and not self._record.left:
-                    await self._sit()
+                    await self._join()
 
-    async def _sit(self) -> None:
-        """Set our own record. A controller may still believe in the link of our last life for a while."""
+    async def _join(self) -> None:
+        """Set the own record. For a while a controller may still see the last incarnation's link as open."""
         key, loop = f"nodes/{self.node}", asyncio.get_running_loop()
         begin, patience_s = loop.time(), self._waits.dial_s + self._waits.call_s
-        pauses, said = TAKEN_PAUSES.waits(), False
+        pauses, warned = TAKEN_PAUSES.waits(), False
         while not self.joined and not self._record.left:
             try:
                 await self._try_set(key, self._record, self._waits.call_s)
             except DeadlineExceeded:
-                if self.leader:  # else none leads, and how long that may take is for the client to say
+                # Without a leader the client's own patience decides how long to wait.
+                if self.leader:
                     raise
             except RemoteError as error:
                 waited_s = loop.time() - begin
@@ -155,8 +158,8 @@ class Membership:
                     raise RunFailed(f"{self.node} cannot join: {self._other_holder()}") from error
                 if error.code != TAKEN:
                     raise _refused(key, error) from error
-                if waited_s >= SAID_S and not said:
-                    said = True
+                if waited_s >= WARN_S and not warned:
+                    warned = True
                     why = self._other_holder()
                     logger.warning("%s cannot join, and tries for %.0f s: %s", self.node, left_s, why)
                 await asyncio.sleep(min(next(pauses), left_s))
@@ -166,17 +169,17 @@ class Membership:
             return "another train drives this cluster; one run at a time has it"
         return f"another process is connected as {self.node}; give this one another --id"
 
-    async def _take(self, news: News) -> None:
-        """Bring the map forward, by what was not known yet."""
-        if news.whole is not None:
-            if news.group == self._group and news.version <= self.map.version:
+    async def _take(self, update: MapUpdate) -> None:
+        """Advance the map; an update of a known version changes nothing."""
+        if update.whole is not None:
+            if update.group == self._group and update.version <= self.map.version:
                 return
-            if self._group not in ("", news.group):
+            if self._group not in ("", update.group):
                 logger.warning("%s: the controller at %s was started again", self.node, self.leader)
-            self._group = news.group
-            await self._show(news.whole)
-        elif news.change is not None and news.group == self._group and news.version > self.map.version:
-            await self._show(changed(self.map, news.change))
+            self._group = update.group
+            await self._show(update.whole)
+        elif update.change is not None and update.group == self._group and update.version > self.map.version:
+            await self._show(changed(self.map, update.change))
 
     async def _show(self, newest: ClusterMap) -> None:
         self.map = newest
@@ -192,7 +195,7 @@ class Membership:
         """Wait until the map satisfies `predicate`. Cancelling it loses nothing.
 
         Raises:
-            DeadlineExceeded: It did not in time; `what` names the wait.
+            DeadlineExceeded: The map did not satisfy it in time; `what` names the wait.
         """
         try:
             async with asyncio.timeout(timeout_s), self._changed:
@@ -202,7 +205,7 @@ class Membership:
             raise DeadlineExceeded(what, timeout_s) from None
 
     async def changes(self) -> AsyncIterator[ClusterMap]:
-        """The map now and after every change, always the newest. Ends only by cancellation."""
+        """Yield the map now and after every change, always the newest. Ends only by cancellation."""
         seen: ClusterMap | None = None
         while True:
             async with self._changed:
@@ -214,14 +217,14 @@ class Membership:
     # --- writing -----------------------------------------------------------------------------
 
     async def set_node(self, **changes: Any) -> None:
-        """Change fields of our own node record, such as ``ready=run_id``."""
+        """Change fields of the own node record, such as ``ready=run_id``."""
         self._record = msgspec.structs.replace(self._record, **changes)
         await self._update(f"nodes/{self.node}", lambda _: self._record)
 
     async def leave(self) -> None:
-        """Say goodbye, for `GOODBYE_S` at most: others need not wait to see whether we come back.
+        """Report the own departure, for `GOODBYE_S` at most, so that other nodes need not wait for a return.
 
-        It is not said where there is no link to say it on.
+        Without a link to the leader nothing is reported.
         """
         if not self.leader or not self.joined:
             return
@@ -230,12 +233,12 @@ class Membership:
             async with asyncio.timeout(GOODBYE_S):
                 await self._update(f"nodes/{self.node}", lambda _: self._record)
         except (TimeoutError, TransportError, AdamError) as error:
-            logger.info("%s leaves without a goodbye: %r", self.node, error)
+            logger.info("%s leaves unreported: %r", self.node, error)
 
     async def report_death(self, node: str) -> None:
-        """Say that the process of another node has ended, for `GOODBYE_S` at most.
+        """Report that the process of another node has ended, for `GOODBYE_S` at most.
 
-        Who started it knows; nobody else need wait to see whether the node comes back.
+        The parent of the process knows of its end; after the report no node waits for a return.
         """
         known = self.map.nodes.get(node)
         if known is None:
@@ -243,6 +246,7 @@ class Membership:
 
         def gone(newest: ClusterMap) -> NodeRecord | None:
             record = newest.nodes.get(node)
+            # A new incarnation is alive: the death of the old one is no longer of interest.
             if record is None or not record.live or record.incarnation != known.incarnation:
                 return None
             return msgspec.structs.replace(record, live=False)
@@ -251,7 +255,7 @@ class Membership:
             async with asyncio.timeout(GOODBYE_S):
                 await self._update(f"nodes/{node}", gone)
         except (TimeoutError, TransportError, AdamError) as error:
-            logger.info("the controller did not hear from %s that %s is gone: %r", self.node, node, error)
+            logger.info("%s could not report the death of %s: %r", self.node, node, error)
 
     async def submit_run(self, record: RunRecord) -> None:
         """Begin a run, as its driver; in pieces if one value of the map cannot hold its record.
@@ -286,7 +290,7 @@ class Membership:
         await self._update("epoch", lambda newest: change(newest.epoch) if newest.epoch is not None else None)
 
     async def update_ledger_record(self, change: Callable[[LedgerRecord], LedgerRecord | None]) -> None:
-        """Change who has the leases, as their lender: like `update_run`."""
+        """Change the ledger replicas, as their leader: like `update_run`."""
 
         def changed(newest: ClusterMap) -> LedgerRecord | None:
             return change(newest.ledger_record) if newest.ledger_record is not None else None
@@ -294,16 +298,16 @@ class Membership:
         await self._update("lending", changed)
 
     async def _update(self, key: str, change: Callable[[ClusterMap], Record | None]) -> None:
-        """Read the map, make the new record of a key and compare-and-set it, until that takes.
+        """Compare-and-set a key with a record made from the newest map, until that succeeds.
 
-        What others wrote meanwhile is never overwritten unseen: `change` is asked again with the newer
-        map, and its None ends the attempt.
+        A write of another node is never overwritten unseen: `change` runs again on the newer map, and its
+        None ends the attempt.
 
         Raises:
             DeadlineExceeded: No controller led, or answered, in `patience_s`; in `call_s` if that is longer.
-            RunFailed: It refused the value.
+            RunFailed: The controller refused the value.
         """
-        # While none leads, who waits for a leader ends after `patience_s`; a change must not end before that.
+        # Without a leader `run` fails after `patience_s`, with the better error; this must not fail before.
         timeout_s = max(self._waits.call_s, self._waits.patience_s)
         try:
             async with asyncio.timeout(timeout_s):
@@ -316,7 +320,7 @@ class Membership:
             raise DeadlineExceeded(f"the controller to set {key}", timeout_s) from None
 
     async def _try_set(self, key: str, value: Record, timeout_s: float) -> bool:
-        """Set a key if it is as we know it. If nobody can tell whether it was set, the newest map does."""
+        """Set a key if its record is the known one; if the outcome is unknown, the newest map shows it."""
         outcome = await self._client.compare_and_set(
             key,
             version_of(self.map, key),
@@ -325,8 +329,8 @@ class Membership:
             group=self._group,
             timeout_s=timeout_s,
         )
-        for news in outcome.news:
-            await self._take(news)
+        for update in outcome.updates:
+            await self._take(update)
         return outcome.done is True
 
     def __repr__(self) -> str:

@@ -1,14 +1,13 @@
-"""One controller's part in the group that agrees: the shell around its consensus core.
+"""One controller's node of the consensus group: the shell around its core.
 
 Theory of operation
 -------------------
-The core (`consensus.core`) says what to send, write and apply; this does it. Every event goes through
-`_take`, one after the other, also those that an effect causes on the spot. What is to be written waits in
-`_unwritten` while the disk is busy, and all of it is forced down at once then (group commit). Without a file
-nothing survives the process, and what is written is durable at once: then a restarted controller is another
-one, as far as the group is concerned, and is taken in again. Who the others are, and the links over which
-they are told things, is known to `peers`; what happens to the core's time while this process does not run, to
-`core_clock`; what is worth a line to whoever watches, to `herald`.
+The core (`consensus.core`) decides the effects, and this shell carries them out. Every event goes through
+`_take`, one after the other, also events that an effect causes at once. Records wait in `_unwritten` while
+the disk is busy, and are then synced all at once (group commit). Without a file nothing survives the process,
+and records count as durable at once: a restarted controller then has a new identity, and the group adds it
+again. `peer_controllers` has the links to the others and their identities, `stall_aware_clock` the core's
+time, `status_log` the log lines about the group.
 """
 
 import asyncio
@@ -48,15 +47,22 @@ from adam_async.controller.consensus import (
     Transfer,
     Unknown,
     Violation,
-    found,
+    bootstrapped,
     identity,
 )
 from adam_async.controller.consensus.messages import Snapshot, TakeOver
 from adam_async.controller.consensus.records import WHAT_TO_DO, Ballot, Born, DamagedLog, Record
 from adam_async.controller.contents import CONTENTS, log_problem
 from adam_async.controller.log_file import LogFile
-from adam_async.controller.peer_controllers import Peers
-from adam_async.controller.replicated_state import DONE, Command, Machine, Outcome, command_bytes, first_state
+from adam_async.controller.peer_controllers import PeerControllers
+from adam_async.controller.replicated_state import (
+    DONE,
+    Command,
+    Outcome,
+    ReplicatedState,
+    command_bytes,
+    first_state,
+)
 from adam_async.controller.stall_aware_clock import CoreClock
 from adam_async.controller.status_log import StatusLog
 from adam_async.errors import ConfigError
@@ -80,52 +86,52 @@ of its leader. A command holds a record of the map, names and numbers; a state h
 to 16 MiB of sessions."""
 
 ADMIT_S = 0.25
-"""Between two looks of a leader at who is to be taken in."""
+"""Interval of a leader's checks for controllers to add to the group, in seconds."""
 
 RESIGN_S = 1.0
-"""What handing over to another leader may take at our end."""
+"""Maximum time to hand over leadership before this controller ends, in seconds."""
 
 SNAPSHOT_ENTRIES = 1000
-"""After so many entries the state is written down in their place; it is written by every node for itself."""
+"""Number of applied entries after which a node replaces them by a snapshot of its own."""
 
 SNAPSHOT_BYTES = 4 << 20
-"""The same, by the commands in these entries."""
+"""Size of the applied commands after which a node does the same, in bytes."""
 
 SLOW_S = 0.05
-"""How long a simulated controller may hesitate before it writes."""
+"""Delay of a simulated controller before it writes, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a question."""
+    """The answer to a request."""
 
     outcome: Outcome = DONE
     refused: str = ""
-    """Why nothing was done, nor will be, where that is so."""
+    """Reason of a refusal; the request then has no effect, now or later. Else empty."""
     unknown: bool = False
-    """Whether it may have been done, or may yet be."""
+    """Whether the request may take effect, now or later."""
 
 
-Observe = Callable[[Core, Machine, Event | None, Sequence[Effect]], None]
-"""Watches a group at work, as simulations do; it begins without an event."""
+Observe = Callable[[Core, ReplicatedState, Event | None, Sequence[Effect]], None]
+"""Observer of a node's events and effects, for simulations; the first call has no event."""
 
 
-class Group:
-    """Agrees with other controllers on what is done to a state machine.
+class ConsensusNode:
+    """One node of the group that agrees on the commands of a replicated state.
 
     Args:
-        identity: Who we are; its node is our name in the group.
-        machine: What agreed commands are applied to.
-        network: How to reach the others.
-        traffic: Where the links to them are counted.
-        entropy: Dice, for our identity in the group and the spread of elections.
-        file: Where it is kept what must not be forgotten; without it nothing is.
-        told: Told what came of a question, by its tag.
-        led: Told whenever another one leads, or nobody is known to.
-        applied: Told after commands were applied, or a whole state was taken.
+        identity: This controller; its node is its name in the group.
+        state: State that applies the agreed commands.
+        network: Network of the other controllers.
+        traffic: Counts of the links to them.
+        entropy: Random bytes, for the identity in the group and the election time-outs.
+        file: File of the durable records; None keeps nothing.
+        on_answer: Called with the answer to a request, by its tag.
+        on_led: Called after each change of the known leader.
+        on_applied: Called after commands were applied, or a whole state was restored.
         settings: Times and sizes, the same for all.
-        observe: Told after each event, when all that it led to is done.
-        snapshot_entries: After so many entries the state is written down in their place.
+        observe: Called after each event and all its effects.
+        snapshot_entries: Number of applied entries after which a snapshot replaces them.
 
     Run `run` as a task of the owner's group.
     """
@@ -134,30 +140,32 @@ class Group:
         self,
         *,
         identity: Identity,
-        machine: Machine,
+        state: ReplicatedState,
         network: Network,
         traffic: Traffic,
         entropy: Callable[[int], bytes],
         file: LogFile | None,
-        told: Callable[[Hashable, Answer], None],
-        led: Callable[[], None],
-        applied: Callable[[], None],
+        on_answer: Callable[[Hashable, Answer], None],
+        on_led: Callable[[], None],
+        on_applied: Callable[[], None],
         settings: Settings = SETTINGS,
         snapshot_entries: int = SNAPSHOT_ENTRIES,
         observe: Observe | None = None,
     ) -> None:
         self._identity = identity
-        self._machine = machine
+        self._state = state
         self._entropy = entropy
         self._file = file
-        self._told = told
-        self._on_led = led
-        self._on_applied = applied
+        self._on_answer = on_answer
+        self._on_led = on_led
+        self._on_applied = on_applied
         self._settings = settings
         self._snapshot_entries = snapshot_entries
         self._observe = observe
-        self._peers = Peers(identity=identity, network=network, traffic=traffic, is_settled=self._is_counted)
-        self._met = asyncio.Event()
+        self._peers = PeerControllers(
+            identity=identity, network=network, traffic=traffic, is_settled=self._is_counted
+        )
+        self._has_addresses = asyncio.Event()
         self._core: Core | None = None
         self._events: deque[Event] = deque()
         self._taking = False
@@ -165,89 +173,89 @@ class Group:
         self._writing = asyncio.Event()
         self._outcomes: dict[int, Outcome] = {}
         self._entries = self._entry_bytes = 0
-        """Applied since the last snapshot."""
+        """Number and bytes of the entries applied since the last snapshot."""
         self._resigned = asyncio.Event()
         self._leading = asyncio.Event()
         self._clock: CoreClock  # made by `run`
         self._status_log: StatusLog  # made with the core
         self._timer = Timer(self._next_deadline, self._due)
 
-    # --- what the owner asks -----------------------------------------------------------------
+    # --- requests of the owner ---------------------------------------------------------------
 
-    def meet(self, peers: Mapping[str, str]) -> None:
-        """Say who founds the group: names and addresses, ours among them. Before that nothing happens.
+    def set_addresses(self, addresses: Mapping[str, str]) -> None:
+        """Set names and addresses of all controllers, this one among them. The node starts with them.
 
         Raises:
-            ValueError: We are not among them.
+            ValueError: This controller is not among them.
         """
-        self._peers.meet(peers)
-        self._met.set()
+        self._peers.set_addresses(addresses)
+        self._has_addresses.set()
 
     @property
     def leads(self) -> bool:
-        """Whether this controller leads, as far as it knows."""
+        """Whether this controller leads; a newer leader may exist that it has not heard from."""
         return self._core is not None and self._core.role is Role.LEADER
 
     @property
     def term(self) -> int:
-        """The term that this controller is in; grows with each election."""
+        """Term of this controller; grows with each election."""
         return self._core.term if self._core is not None else 0
 
     @property
     def leader(self) -> str:
-        """Address of who leads; empty if that is not known."""
+        """Address of the leader; empty if unknown."""
         leader = self._core.leader if self._core is not None else None
         return self._peers.address(leader) if leader is not None else ""
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where all its controllers listen, in the order of their names; empty where there is one alone."""
+        """Addresses of all controllers in the order of names; empty for a single one."""
         return self._peers.addresses
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether nobody told us how to reach a majority of our group."""
+        """Whether the known addresses lack a majority of the group."""
         members = self._core.members if self._core is not None else Members()
         unknown = self._unknown()
         return bool(unknown) and len(members.voters) - len(unknown) < members.quorum
 
     def propose(self, tag: Hashable, command: Command) -> None:
-        """Have a command applied everywhere; what comes of it is told once."""
+        """Propose a command; `on_answer` gets one answer."""
         self._ask(Propose(tag, command_bytes(command)), tag)
 
     def read(self, tag: Hashable) -> None:
-        """Have it told when the machine, as it is here, has all that was answered to anybody before now."""
+        """Call `on_answer` once the state here has all changes acknowledged before now."""
         self._ask(Read(tag), tag)
 
     def _ask(self, question: Propose | Read, tag: Hashable) -> None:
         if self._core is None:
-            self._told(tag, Answer(refused="this controller belongs to no group yet"))
+            self._on_answer(tag, Answer(refused="this controller belongs to no group yet"))
         else:
             self._take(question)
 
     def introduce(self) -> Introduced | None:
-        """Say who we are; None while we do not know it."""
+        """Return the identity of this controller; None before it is durable."""
         if not self._peers.me:
             return None
         members = self._core.members.all if self._core is not None else ()
         return Introduced(identity=self._peers.me, members=members)
 
     def introduced(self, name: str, identity: str) -> None:
-        """Another controller said who it is."""
+        """Note the identity of another controller."""
         self._peers.introduced(name, identity)
 
     def receive(self, name: str, group: str, message: Message) -> None:
-        """Another controller's core says something, as one of a group; empty where it knows of none.
+        """Take a message of another controller's core; `group` is its group, empty if it has none.
 
-        A controller that `meet` did not name is ignored, whatever its messages say.
+        Messages of a controller without a known address are ignored.
 
         Raises:
             RemoteProtocolError: No correct controller sends this; nothing has changed. Close its link.
         """
         if self._core is None or not self._peers.listens_to(name, message):
             return
-        if group and self._machine.group and group != self._machine.group:
-            self._status_log.of_another_group(name, theirs=group, ours=self._machine.group)
+        if group and self._state.group and group != self._state.group:
+            self._status_log.of_another_group(name, theirs=group, ours=self._state.group)
             return
         try:
             self._take(Received(message))
@@ -256,12 +264,12 @@ class Group:
         self._status_log.heard(name)
 
     def statistics(self) -> dict[str, Any]:
-        """Where this controller stands in its group."""
+        """Return this controller's position in its group."""
         core = self._core
         if core is None:
             return {"group": "", "role": "founding"}
         return {
-            "group": self._machine.group,
+            "group": self._state.group,
             "role": core.role.value,
             "term": core.term,
             "leader": name_of(core.leader) if core.leader else "",
@@ -272,7 +280,7 @@ class Group:
         }
 
     async def resign(self) -> None:
-        """Hand over to another controller if we lead and there is one, for `RESIGN_S` at most."""
+        """Hand over leadership, if this controller leads and has a linked voter, in `RESIGN_S` at most."""
         core = self._core
         if core is None or not self.leads:
             return
@@ -291,19 +299,19 @@ class Group:
             async with asyncio.timeout(RESIGN_S):
                 await self._resigned.wait()
         except TimeoutError:
-            logger.info("%s ends as the leader: nobody took over in %g s", self._identity.node, RESIGN_S)
+            logger.info("%s ends as leader: no controller took over in %g s", self._identity.node, RESIGN_S)
 
-    # --- life --------------------------------------------------------------------------------
+    # --- run ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Take part until cancelled.
 
         Raises:
-            ConfigError: The file is another process's, or another controller's; or it could not be written.
-            DamagedLog: What is in it was damaged, or is not for this release.
+            ConfigError: The file belongs to another process or controller, or cannot be written.
+            DamagedLog: The file is damaged, or of another release.
         """
         self._clock = CoreClock(asyncio.get_running_loop().time)
-        await self._met.wait()
+        await self._has_addresses.wait()
         async with AsyncExitStack() as stack:
             saved = await stack.enter_async_context(self._file.opened()) if self._file is not None else None
             if saved is None:
@@ -325,15 +333,15 @@ class Group:
             await self._timer.run()
 
     async def _begin(self, saved: Saved) -> None:
-        """Start the core; a founder first founds the group."""
+        """Start the core; on empty disks the first controller by name begins the group."""
         blank = not saved.snapshot.index and not saved.entries
         if blank and not saved.term:
-            voters = await self._peers.founders()
+            voters = await self._peers.first_voters()
             if voters:
-                saved = found(saved.me, voters, first_state(group_name(voters)))
+                saved = bootstrapped(saved.me, voters, first_state(group_name(voters)))
                 await self._write_down((Ballot(saved.term, saved.vote), saved.snapshot))
         if saved.snapshot.index:
-            self._machine.restore(saved.snapshot.state)
+            self._state.restore(saved.snapshot.state)
         core = self._core = Core(
             saved, self._settings, draw=self._draw, now=self._clock.now(), contents=CONTENTS
         )
@@ -347,21 +355,21 @@ class Group:
             is_cut_off=self.is_cut_off,
         )
         if self._observe is not None:
-            self._observe(core, self._machine, None, ())
+            self._observe(core, self._state, None, ())
         if core.members.voters == (saved.me,):
-            # Nobody else could lead: there is nothing to wait for.
+            # The only voter need not wait for an election time-out.
             self._take(Received(TakeOver(sender=saved.me, to=saved.me, term=core.term)))
 
     def _unknown(self) -> list[str]:
-        """The names of voters whose addresses nobody told us."""
+        """Return the names of voters without a known address."""
         voters = self._core.members.voters if self._core is not None else ()
         return sorted(name_of(voter) for voter in voters if not self._peers.address(voter))
 
     def _warn_of_unknown(self) -> None:
-        """Say so where nobody told us how to reach a majority: we would wait for it in silence."""
+        """Warn if the addresses lack a majority, for which this controller would wait in silence."""
         if self.is_cut_off:
             logger.warning(
-                "%s was one of a group with %s, whose addresses nobody gave: without a majority it waits; "
+                "%s was one of a group with %s, whose addresses were not given: without a majority it waits; "
                 "name them all in --peers",
                 self._identity.node,
                 ", ".join(self._unknown()),
@@ -383,17 +391,17 @@ class Group:
         core = self._core
         assert core is not None
         if not self._clock.begins_pause(core):
-            self._clock.meets(core.next_deadline())
+            self._clock.reached(core.next_deadline())
             self._take(Tick())
 
     def _take(self, event: Event) -> None:
-        """Take an event, after those that came before it, and do what follows from it."""
+        """Handle an event after the earlier ones, and carry out its effects."""
         self._events.append(event)
         if self._taking:
-            return
+            return  # the outer call handles it: an effect caused this event
         core = self._core
         assert core is not None
-        now = self._clock.tell(core)
+        now = self._clock.event_time(core)
         self._taking = True
         try:
             while self._events:
@@ -402,8 +410,8 @@ class Group:
                 for effect in effects:
                     self._carry_out(effect)
                 if self._observe is not None:
-                    self._observe(core, self._machine, event, effects)
-            self._status_log.look(core, now=now)
+                    self._observe(core, self._state, event, effects)
+            self._status_log.update(core, now=now)
         finally:
             self._taking = False
         self._timer.rearm()
@@ -411,7 +419,7 @@ class Group:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Send(message):
-                self._peers.send(message, group=self._machine.group)
+                self._peers.send(message, group=self._state.group)
             case Persist(number):
                 if self._file is None:
                     self._events.append(Persisted(number))
@@ -423,26 +431,26 @@ class Group:
             case Restore(snapshot):
                 if fault_points.ON:
                     fault_points.sometimes("a controller was sent a whole state")
-                self._machine.restore(snapshot.state)
+                self._state.restore(snapshot.state)
                 self._entries = self._entry_bytes = 0
                 self._on_applied()
             case Done("resign", _):
                 self._resigned.set()
             case Done(tag, index):
                 if not isinstance(tag, Step):
-                    self._told(tag, Answer(self._outcomes[index]))
+                    self._on_answer(tag, Answer(self._outcomes[index]))
             case ReadReady(tag):
-                self._told(tag, Answer())
+                self._on_answer(tag, Answer())
             case Refused(tag, reason):
                 if isinstance(tag, Step):
                     logger.debug("%s: %s %s later: %s", self._identity.node, tag.kind, tag.node, reason)
                 elif tag != "resign":
-                    self._told(tag, Answer(refused=reason))
+                    self._on_answer(tag, Answer(refused=reason))
             case Unknown(tag):
                 if fault_points.ON:
                     fault_points.sometimes("leadership was lost with a question under way")
                 if not isinstance(tag, Step):
-                    self._told(tag, Answer(unknown=True))
+                    self._on_answer(tag, Answer(unknown=True))
             case Led():
                 (self._leading.set if self.leads else self._leading.clear)()
                 self._on_led()
@@ -452,17 +460,17 @@ class Group:
         self._outcomes.clear()
         for entry in effect.entries:
             if entry.command is not None:
-                self._outcomes[entry.index] = self._machine.apply(entry.index, entry.command)
+                self._outcomes[entry.index] = self._state.apply(entry.index, entry.command)
                 self._entry_bytes += len(entry.command)
         self._entries += len(effect.entries)
         self._on_applied()
         is_due = self._entries >= self._snapshot_entries or self._entry_bytes >= SNAPSHOT_BYTES
         if is_due or (fault_points.ON and fault_points.fires("controller.snapshot.early")):
             self._entries = self._entry_bytes = 0
-            self._events.append(Snapshotted(effect.entries[-1].index, self._machine.snapshot()))
+            self._events.append(Snapshotted(effect.entries[-1].index, self._state.snapshot()))
 
     async def _write(self) -> None:
-        """Force down what the core wants written, all that waits at once."""
+        """Sync the core's records, all waiting ones at once."""
         file = self._file
         while file is not None:
             await self._writing.wait()
@@ -472,6 +480,7 @@ class Group:
             core, batch = self._core, self._unwritten
             assert core is not None
             self._unwritten = []
+            # A new file holds the snapshot and what follows it, so the entries before it can go.
             if any(isinstance(record, Snapshot) for persist in batch for record in persist.records):
                 await file.begin_anew(core.saved.records())
             else:
@@ -481,11 +490,11 @@ class Group:
     # --- members -----------------------------------------------------------------------------
 
     def _is_counted(self) -> bool:
-        """Whether we are one of the voters, and nobody has to be told any more who we are."""
+        """Return whether this identity is a voter, so that no controller needs to learn it any more."""
         return self._core is not None and self._core.me in self._core.members.voters
 
     async def _admit(self) -> None:
-        """While we lead, take in those who are not in the group, one step at a time."""
+        """While this controller leads, add the other controllers to the group, one step at a time."""
         core = self._core
         assert core is not None
         while True:
@@ -499,4 +508,4 @@ class Group:
             await asyncio.sleep(ADMIT_S)
 
     def __repr__(self) -> str:
-        return f"<Group {self._identity.node} {self._core!r}>"
+        return f"<ConsensusNode {self._identity.node} {self._core!r}>"

@@ -2,7 +2,7 @@
 
 Other controllers send commands and states, and a file holds those of an earlier process. Unreadable bytes
 would end this controller when it applies them, and again at every start. So it checks them before they enter
-the log, and again when it reads a file.
+the log, and when it reads a file.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, Recurs
 
 
 def command_problem(command: bytes) -> str:
-    """Return why the machine cannot read a command; empty if it can."""
+    """Return why the state machine cannot read a command; empty if it can."""
     try:
         read = read_command(command)
         if not isinstance(read, Set):
@@ -39,7 +39,7 @@ def command_problem(command: bytes) -> str:
 
 
 def state_problem(state: bytes) -> str:
-    """Return why the machine cannot load a state, or could not send it on; empty if it can do both."""
+    """Return why the state machine cannot load or send on a state; empty if it can do both."""
     try:
         cluster = read_state(state).map
         if not 0 <= cluster.version <= MOST_VERSION:
@@ -55,7 +55,7 @@ CONTENTS = Contents(command=command_problem, state=state_problem)
 
 
 def log_problem(saved: Saved) -> str:
-    """Name the first part of a log that the machine cannot read; empty if it can read the whole log."""
+    """Name the first part of a log that the state machine cannot read; empty if it can read the whole log."""
     problem = state_problem(saved.snapshot.state) if saved.snapshot.index else ""
     if problem:
         return f"the state at entry {saved.snapshot.index}: {problem}"

@@ -1,7 +1,7 @@
-"""Pure: nodes that may be lost: whose link to the leader broke, and who have not found a new leader yet.
+"""Pure: suspicion of nodes whose link to the leader broke, or which have not found a new leader yet.
 
-A timer and nothing more: that a node is lost, and what it had goes to others, is decided by an entry of the
-log (`machine.Lost`). Only the leader suspects anybody. Times are absolute seconds on the caller's clock.
+The detector only keeps time. An entry of the log (`replicated_state.Lost`) decides that a node is lost. Only
+the leader suspects nodes. Times are absolute seconds on the caller's clock.
 """
 
 import math
@@ -9,67 +9,78 @@ from collections.abc import Iterable
 
 from adam_async.run.cluster_map import ClusterMap
 
-Life = tuple[str, int]
+Incarnation = tuple[str, int]
 """Node and incarnation."""
 
 
 class Suspicion:
-    """Who is suspected, and until when it may come back.
+    """Suspected nodes, and the deadlines of their return.
 
     Args:
-        grace_s: How long a node whose link broke may stay away, in seconds.
-        find_s: How much longer it may take when the leader is new, and all have to find it.
+        grace_s: Time for a node to return after its link broke, in seconds.
+        find_s: Additional time to find a new leader, in seconds.
     """
 
     def __init__(self, *, grace_s: float, find_s: float) -> None:
         self._grace_s = grace_s
         self._find_s = find_s
-        self._until: dict[Life, float] = {}
+        self._until: dict[Incarnation, float] = {}
         self._found_by = -math.inf
-        """When everybody has had the time to find us."""
+        """Deadline for all nodes to find this leader."""
 
-    def led(self, cluster: ClusterMap, here: Iterable[Life], *, now: float) -> None:
-        """We lead from now on: whoever is live has to come here, but for those who are here."""
-        lives = [(name, node.incarnation) for name, node in cluster.nodes.items() if node.live]
+    def led(self, cluster: ClusterMap, here: Iterable[Incarnation], *, now: float) -> None:
+        """Begin to lead: suspect every live node without a link here."""
+        incarnations = [(name, node.incarnation) for name, node in cluster.nodes.items() if node.live]
         present = set(here)
-        self._found_by = now + self._grace_s + self._find_s if lives else -math.inf
-        self._until = {life: self._found_by for life in lives if life not in present}
+        self._found_by = now + self._grace_s + self._find_s if incarnations else -math.inf
+        self._until = {
+            incarnation: self._found_by for incarnation in incarnations if incarnation not in present
+        }
 
     def resigned(self) -> None:
-        """Others lead, or nobody."""
+        """Stop leading: suspect no node."""
         self._until.clear()
         self._found_by = -math.inf
 
     def link_lost(self, node: str, incarnation: int, *, now: float) -> None:
-        """A node's last link broke: suspect it unless it comes back in time.
+        """Suspect a node whose last link broke.
 
-        One that was here when we began to lead may just have gone to look for the leader elsewhere.
+        A node linked before this leader's election may have left to search for the leader, so it has the
+        search's deadline at least.
         """
         self._until[node, incarnation] = max(now + self._grace_s, self._found_by)
 
     def link_back(self, node: str, incarnation: int) -> None:
-        """A suspected node was heard again."""
+        """Clear the suspicion of a node with a link."""
         self._until.pop((node, incarnation), None)
 
     def stood_still(self, *, now: float) -> None:
-        """We did not run for a while: who came back meanwhile knocks now, and has a whole grace for it."""
-        self._until = {life: max(until, now + self._grace_s) for life, until in self._until.items()}
+        """Give every suspect a full grace period after a stall of this process.
 
-    def due(self, cluster: ClusterMap, *, now: float) -> list[Life]:
-        """Lives that stayed away too long and still count as live.
-
-        One that does not is suspected all the same until its time is over: its seat may yet be agreed on.
+        The reconnects of the stall may still be queued.
         """
         self._until = {
-            life: until for life, until in self._until.items() if until > now or _is_live(cluster, life)
+            incarnation: max(until, now + self._grace_s) for incarnation, until in self._until.items()
         }
-        return [life for life, until in self._until.items() if until <= now]
+
+    def due(self, cluster: ClusterMap, *, now: float) -> list[Incarnation]:
+        """Return the nodes past their deadline that the map has as live.
+
+        A node that the map does not have as live stays suspected until its deadline: its join may still be
+        uncommitted.
+        """
+        self._until = {
+            incarnation: until
+            for incarnation, until in self._until.items()
+            if until > now or _is_live(cluster, incarnation)
+        }
+        return [incarnation for incarnation, until in self._until.items() if until <= now]
 
     def next_deadline(self) -> float | None:
-        """When `due` may next have news; None while nobody is suspected."""
+        """Return the next deadline of a suspect; None without suspects."""
         return min(self._until.values(), default=None)
 
 
-def _is_live(cluster: ClusterMap, life: Life) -> bool:
-    node = cluster.nodes.get(life[0])
-    return node is not None and node.live and node.incarnation == life[1]
+def _is_live(cluster: ClusterMap, incarnation: Incarnation) -> bool:
+    node = cluster.nodes.get(incarnation[0])
+    return node is not None and node.live and node.incarnation == incarnation[1]

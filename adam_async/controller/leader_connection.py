@@ -1,18 +1,18 @@
-"""One link to whichever controller leads: finding it, noticing that it leads no more, finding it again.
+"""The link to the leading controller: search for the leader, detection of its loss, search again.
 
 Theory of operation
 -------------------
-Whoever has a question and finds no link looks for the leader: where it was said to be, then at all addresses
-in turn, with a pause after each round. A machine that is gone does not even refuse, so nobody waits for it
-alone: after `NEXT_S` the next address is tried beside it, or the next round begun. A link is taken for the
-leader's once a first word is answered on it, and that ends all other attempts. The answer also says whose
-group it is, before anything is asked that would mean something else in another group.
+The first request without a link starts the search: at the leader's last known address, then at all addresses
+in turn, with a pause after each round. A dead host does not even refuse a connection, so the search never
+waits for one address alone: after `NEXT_S` it tries the next address in parallel, or begins the next round. A
+link belongs to the leader once a first request is answered on it; the answer ends all other attempts. It
+also names the controllers' group, before any request that would mean something else in another group.
 
-Who has looked for `SAID_S` says once whom it waits for, and what came of each address.
+After `WARN_S` without a leader a warning names the missing controllers and the result at each address.
 
-A link is given up when it breaks, when the controller says that it does not lead, and, where there are others
-to turn to, when it has been silent for `SILENT_S` beyond the time that it was given: it is frozen or cut off.
-While our own loop stands still nobody's silence counts.
+A link is given up when it breaks, when its controller answers that it does not lead, and, if there are other
+controllers, when it stays silent for `SILENT_S` beyond the request's own time: its controller is frozen or
+cut off. Silence does not count while this process's own loop stands still.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ import logging
 from adam_async.errors import ConfigError, Leaderless, RoleDied, RoleUnreachable, first_cause
 from adam_async.messages import NOT_LEADER, UNKNOWN, MapChanges, MapState, WatchMap, pack, unpack
 from adam_async.run.config import Waits
+from adam_async.runtime.channel import Channel
 from adam_async.runtime.traffic import Traffic
 from transport import (
     CallTimeout,
@@ -41,40 +42,40 @@ from transport import (
 logger = logging.getLogger(__name__)
 
 DIAL_S = 1.0
-"""One attempt to reach one of several controllers."""
+"""Deadline of one attempt at one of several controllers, in seconds."""
 
 NEXT_S = 0.2
-"""An attempt that takes longer gets the next one beside it."""
+"""Delay after which the next address is tried in parallel, in seconds."""
 
 SILENT_S = 1.5
-"""How much longer than it was given a leader may be silent, where there are several controllers."""
+"""Silence beyond a request's own time that ends a leader's link, in seconds, if it is one of several."""
 
-LOOKS = 3
-"""Into so many parts that time is cut; only those count in which our own loop ran."""
+PARTS = 3
+"""Number of parts of `SILENT_S`; only parts during which the own loop ran count."""
 
 LATE_S = 0.2
-"""A part that took this much longer was not ours to wait in: our own loop stood still."""
+"""Lateness of a part that shows that the own loop stood still, in seconds."""
 
 PAUSES = RetrySchedule(first_s=0.05, longest_s=0.5)
-"""Between rounds in which no controller led."""
+"""Pauses between rounds without a leader, in seconds."""
 
-SAID_S = 2.0
-"""Who has found no leader for so long says so."""
+WARN_S = 2.0
+"""Duration of a search after which a warning is logged, in seconds."""
 
 ONCE = RetrySchedule(attempts=1)
 
 BUSY = "busy"
-"""A leader that cannot take a question just now; nothing was done."""
+"""Code of a leader's refusal of a request for now; the request had no effect."""
 
 LOST = (LinkClosed, LinkBroken, RemoteProtocolError, CallTimeout)
-"""What becomes of a question whose fate is not known."""
+"""Errors that leave the fate of a request unknown."""
 
 
 def parse_controllers(text: str) -> tuple[str, ...]:
     """Read the addresses of the controllers: one, or several with commas between them.
 
     Raises:
-        ConfigError: One is empty, no address, or there twice.
+        ConfigError: An address is empty, invalid, or given twice.
     """
     addresses = tuple(address.strip() for address in text.split(","))
     for address in addresses:
@@ -89,10 +90,10 @@ def parse_controllers(text: str) -> tuple[str, ...]:
 
 
 def unpack_answer(answer: Message) -> MapState | MapChanges:
-    """What a controller says of the map, whole or not.
+    """Unpack a controller's answer: the whole map, or changes.
 
     Raises:
-        RemoteProtocolError: It is something else.
+        RemoteProtocolError: The message is neither.
     """
     if answer.type == MapState.__name__:
         return unpack(answer, MapState)
@@ -103,17 +104,17 @@ class LeaderLink:
     """Holds a link to the leader.
 
     Args:
-        network: How to reach the controllers.
-        controllers: Their addresses, with commas between them. One is enough while it is there: it names the
+        network: Network of the controllers.
+        controllers: Their addresses, with commas between them. One is enough while it runs: it names the
             leader, and the leader all others.
-        identity: Who we are.
-        waits: Deadlines. Before any controller was reached they are given `start_s`, later `patience_s`.
-        traffic: Where the links are counted.
+        identity: The dialling node.
+        waits: Deadlines. The search may take `start_s` before a first contact, later `patience_s`.
+        traffic: Counts of the links.
 
     Attributes:
         link: The link; None while there is none.
-        group: Of the controller at the end of the last link.
-        first_word: Position and answer of the first word on this link, until somebody takes it.
+        group: Group of the controller on the last link.
+        first_answer: Version, group and answer of the first request on this link, until it is used.
 
     Raises:
         ConfigError: See `parse_controllers`.
@@ -129,63 +130,65 @@ class LeaderLink:
         self._waits = waits
         self._traffic = traffic
         self._order = list(self._addresses)
-        """In which they are tried, with those that were named to us: who could not be reached is the last."""
+        """Addresses in the order of attempts, with those named by controllers; unreachable ones are last."""
         self._named_all: tuple[str, ...] = ()
-        """What a leader named."""
+        """All controllers' addresses as a leader named them."""
         self._hint = ""
-        """Where the leader was, or was said to be."""
+        """Likely address of the leader."""
         self._ahead: list[str] = []
-        """Whose turn it is in this round, and of those that had theirs."""
+        """Addresses of this round, those already tried among them."""
+        self._channels: dict[str, Channel] = {}
+        """Channels by address."""
         self._attempts: dict[str, asyncio.Task[None]] = {}
-        """The last one at each address."""
+        """Last attempt at each address."""
         self._at = ""
         self.link: Link | None = None
         self.group = ""
-        self.first_word: tuple[int, str, Message] | None = None
+        self.first_answer: tuple[int, str, Message] | None = None
         self._finding = asyncio.Lock()
-        self._met = False
-        self._looks_since: float | None = None
-        self._said = False
-        """Whether we said that none leads."""
+        self._reached = False
+        """Whether any controller was ever reached."""
+        self._search_since: float | None = None
+        self._warned = False
         self._reason = ""
-        self._words: dict[str, str] = {}
-        """By address, what came of the last attempt."""
+        self._results: dict[str, str] = {}
+        """Result of the last attempt, by address."""
         self._closed = False
 
     @property
     def address(self) -> str:
-        """Of the controller that leads, as far as we know; empty while we look for it."""
+        """Address of the known leader; empty during the search for it."""
         return self._at if self.link is not None else ""
 
     @property
     def node(self) -> str:
-        """Id of that controller."""
+        """Node id of the known leader; empty during the search for it."""
         return self.link.peer.node if self.link is not None else ""
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Of all controllers: those that we were given, or what a leader named where that was one."""
+        """Addresses of all controllers: the given ones, or if that was one, the leader's list."""
         return self._addresses if len(self._addresses) > 1 else self._named_all or self._addresses
 
     @property
     def several(self) -> bool:
-        """Whether there are others to turn to."""
+        """Whether more than one controller is known."""
         return len(self._order) > 1
 
     def close(self) -> None:
-        """Give up the link. Whoever asks, now or later, is told with `LinkClosed`."""
+        """Give up the link. Present and later requests raise `LinkClosed`."""
         self._closed = True
         if self.link is not None:
-            self._give_up(self.link)
+            self._give_up()
 
-    # --- one question ------------------------------------------------------------------------
+    # --- one request -------------------------------------------------------------------------
 
-    async def say(self, link: Link, message: Message, wait_s: float) -> Message:
-        """Say something and wait for the answer: `wait_s`, and what silence is allowed beyond that.
+    async def call(self, link: Link, message: Message, wait_s: float) -> Message:
+        """Send a request and wait for its answer: `wait_s`, and the allowed silence beyond that.
 
         Raises:
-            CallTimeout: There was none.
-            RemoteError, LinkClosed, LinkBroken, RemoteProtocolError: As `Link.call` raises it.
+            CallTimeout: There was no answer.
+            RemoteError, LinkClosed, LinkBroken, RemoteProtocolError: See `Link.call`.
         """
         longest_s = wait_s + self._waits.call_s
         if not self.several:
@@ -196,13 +199,14 @@ class LeaderLink:
         except WouldBlock:
             raise CallTimeout(message.type, wait_s, str(link.peer)) from None
         try:
-            part_s, left = SILENT_S / LOOKS, LOOKS
+            part_s, left = SILENT_S / PARTS, PARTS
             pause_s = wait_s + part_s
             while left:
                 begin = loop.time()
                 await asyncio.wait((answer,), timeout=pause_s)
                 if answer.done():
                     return answer.result()
+                # A late wake-up shows that this process stood still: the answer may lie unread in the socket.
                 if loop.time() - begin < pause_s + LATE_S:
                     left -= 1
                 pause_s = part_s
@@ -211,26 +215,26 @@ class LeaderLink:
             answer.cancel()
 
     async def refused(self, link: Link, error: RemoteError) -> None:
-        """Turn elsewhere, or wait, if who refused does not lead or is busy; otherwise raise the refusal."""
+        """Search again after a refusal by a follower, pause after one by a busy leader, else raise it."""
         if error.code == BUSY:
             await asyncio.sleep(PAUSES.first_s)
         elif error.code in (NOT_LEADER, UNKNOWN):
             if link is self.link:
                 logger.info("%s: the controller at %s leads no more", self._identity.node, self._at)
-                self._named(error)
-                self._give_up(link)
+                self._note_leader(error)
+                self._give_up()
         else:
             raise error
 
     def lose(self, link: Link, error: TransportError) -> None:
-        """The link broke, or the controller was silent on it."""
+        """Give up a broken link, or one with a silent controller."""
         if link is not self.link:
             return
         if isinstance(error, CallTimeout):
             if not self.several:
-                return  # the answer was lost; if the controller is gone the link will tell
+                return  # only the answer was lost: a link to a dead controller ends by itself
             self._put_last(self._at)
-        # Where there are several the next one leads in a moment; if it does not, that is said.
+        # With several controllers a new leader is normal within seconds; a longer search warns by itself.
         logger.log(
             logging.INFO if self.several else logging.WARNING,
             "%s: lost the controller at %s (%s); trying for %g s",
@@ -240,40 +244,39 @@ class LeaderLink:
             self._waits.patience_s,
         )
         self._reason = str(error)
-        self._give_up(link)
+        self._give_up()
 
-    def _give_up(self, link: Link) -> None:
+    def _give_up(self) -> None:
         self.link = None
-        link.abort()
-        self._traffic.gone(link)
+        self._channels[self._at].drop()
 
-    def _named(self, error: RemoteError) -> None:
-        """Note who leads, as one says who does not."""
+    def _note_leader(self, error: RemoteError) -> None:
+        """Note the leader's address from a follower's refusal."""
         self._hint = error.text if error.code == NOT_LEADER else ""
         if self._hint and self._hint not in self._order:
             self._order.append(self._hint)
 
     def _put_last(self, address: str) -> None:
-        """Try it only after all others."""
+        """Try an address only after all others."""
         if self._hint == address:
             self._hint = ""
         if address in self._order:
             self._order.remove(address)
             self._order.append(address)
 
-    # --- finding it --------------------------------------------------------------------------
+    # --- search ------------------------------------------------------------------------------
 
     async def find(self, after: int, group: str) -> Link:
-        """Return the link, or make one.
+        """Return the link to the leader, after a search if there is none.
 
         Args:
-            after: The first word on a new link asks what became of the map since this version, -1: for all.
-            group: Of whose map that is a version.
+            after: Version after which the first request on a new link asks for changes; -1: the whole map.
+            group: Group of that version.
 
         Raises:
-            RoleUnreachable: No controller was ever there.
-            RoleDied: None has led for `patience_s`; `Leaderless` where there are several.
-            HandshakeRejected: One refused us.
+            RoleUnreachable: No controller was ever reached.
+            RoleDied: No controller has led for `patience_s`; `Leaderless` if there are several.
+            HandshakeRejected: A controller refused the handshake.
             LinkClosed: See `close`.
         """
         async with self._finding:
@@ -286,56 +289,58 @@ class LeaderLink:
 
     async def _find(self, after: int, group: str) -> Link:
         loop = asyncio.get_running_loop()
-        if self._looks_since is None:
-            self._looks_since = loop.time()
-        saying = loop.call_at(self._looks_since + SAID_S, self._say_that_none_leads)
+        # A cancelled search goes on with the next request: its time counts from the first one.
+        if self._search_since is None:
+            self._search_since = loop.time()
+        warning = loop.call_at(self._search_since + WARN_S, self._warn)
         try:
             async with asyncio.TaskGroup() as task_group:
-                return await self._look(task_group, after, group)
+                return await self._search(task_group, after, group)
         except BaseExceptionGroup as errors:
             cause = first_cause(errors)
             raise cause from cause.__cause__
         finally:
-            saying.cancel()
+            warning.cancel()
 
-    async def _look(self, task_group: asyncio.TaskGroup, after: int, group: str) -> Link:
+    async def _search(self, task_group: asyncio.TaskGroup, after: int, group: str) -> Link:
         pauses = PAUSES.waits()
         while True:
             await self._round(task_group, after, group)
             if self.link is not None:
                 return self.link
             if self._left_s() <= 0:
-                if not self._met:
+                if not self._reached:
                     raise RoleUnreachable("the controller", self._controllers, self._reason)
                 if self.several:
                     raise Leaderless(sorted(self._order), self._waits.patience_s, self._reason)
                 raise RoleDied("the controller", self._reason)
             await asyncio.sleep(min(next(pauses), self._left_s()))
 
-    def _say_that_none_leads(self) -> None:
-        if self._said or self._closed or self.link is not None:
+    def _warn(self) -> None:
+        """Warn that no controller leads, once in a search."""
+        if self._warned or self._closed or self.link is not None:
             return
-        self._said = True
-        words = [f"{address}: {self._words.get(address, 'no answer yet')}" for address in sorted(self._order)]
-        one_of = f"one of {len(words)} controllers to lead, for which more than half must run"
+        self._warned = True
+        results = [f"{each}: {self._results.get(each, 'no answer yet')}" for each in sorted(self._order)]
+        one_of = f"one of {len(results)} controllers to lead, for which more than half must run"
         logger.warning(
             "%s waits for %s, for %.0f s more; tried %s",
             self._identity.node,
             one_of if self.several else "the controller",
             max(0.0, self._left_s()),
-            "; ".join(words),
+            "; ".join(results),
         )
 
     def _left_s(self) -> float:
-        """How much longer we look for a leader."""
-        assert self._looks_since is not None
-        waits_s = self._waits.patience_s if self._met else self._waits.start_s
-        return self._looks_since + waits_s - asyncio.get_running_loop().time()
+        """Return the seconds left of the search."""
+        assert self._search_since is not None
+        waits_s = self._waits.patience_s if self._reached else self._waits.start_s
+        return self._search_since + waits_s - asyncio.get_running_loop().time()
 
     async def _round(self, task_group: asyncio.TaskGroup, after: int, group: str) -> None:
-        """Try where the leader is said to be, then every other controller, each once, until one leads.
+        """Try the likely leader, then every other controller, each once, until one leads.
 
-        Who is silent for `NEXT_S` may answer in a later round, and is not tried beside itself.
+        A controller silent for `NEXT_S` may answer in a later round; it has one attempt at a time.
         """
         self._ahead, tried = [self._hint, *self._order], {""}
         while self.link is None:
@@ -349,6 +354,7 @@ class LeaderLink:
                 self._attempts[address] = under_way[address] = task_group.create_task(attempt, name=name)
             if not under_way:
                 break
+            # After the last address of a round, silent ones do not hold up the next round.
             again = self.several and self._left_s() > 0
             wait_s = NEXT_S if address or again else None
             ended, _ = await asyncio.wait(
@@ -359,70 +365,81 @@ class LeaderLink:
                     break
                 self._put_last(address)
 
-    async def _dial(self, address: str) -> Link | None:
+    def _channel_to(self, address: str) -> Channel:
+        if address not in self._channels:
+            self._channels[address] = Channel(
+                peer="the controller",
+                address=address,
+                network=self._network,
+                identity=self._identity,
+                traffic=self._traffic,
+            )
+        return self._channels[address]
+
+    async def _dial(self, channel: Channel) -> Link | None:
         left_s = self._left_s()
-        # Whoever looked last may have been cancelled long ago: one round is always tried.
+        # The search may have begun long ago and been cancelled: one round is always tried.
         timeout_s = DIAL_S if self.several or left_s <= 0 else left_s
         retry = ONCE if self.several else None
         try:
-            link = await self._network.dial(address, self._identity, timeout_s=timeout_s, retry=retry)
+            link = await channel.dial(timeout_s, retry=retry)
         except (TransportError, ValueError) as error:
+            address = channel.address
             if not isinstance(error, DialFailed) and address in self._addresses:
-                raise  # and not one that a controller named, which reaches the others in another way
-            self._words[address] = error.reason if isinstance(error, DialFailed) else str(error)
-            self._reason = self._words[address] if not self._met else str(error)
+                raise  # an address named by a controller may be valid from its host alone, and does not count
+            self._results[address] = error.reason if isinstance(error, DialFailed) else str(error)
+            self._reason = self._results[address] if not self._reached else str(error)
             self._put_last(address)
             return None
-        self._met = True
-        self._traffic.watch(link)
+        self._reached = True
         return link
 
     async def _attempt(self, address: str, after: int, group: str) -> None:
-        """Hear a first word from a controller, and take its link if it leads; else who does is the next."""
-        link = await self._dial(address)
+        """Send a controller a first request, and take its link if it leads; else try its leader next."""
+        channel = self._channel_to(address)
+        link = await self._dial(channel)
         if link is None:
             return
         try:
             first = WatchMap(after=after, group=group, wait_s=0.0)
-            answer = await self.say(link, pack(first), 0.0)
-            said = unpack_answer(answer)
-            if not said.group:
-                self._found(address, "belongs to no group yet")
+            answer = await self.call(link, pack(first), 0.0)
+            body = unpack_answer(answer)
+            if not body.group:
+                self._note_result(address, "belongs to no group yet")
             elif not self._closed:
                 self._take(link, address)
-                self.group, self.first_word = said.group, (after, group, answer)
-                if isinstance(said, MapState) and said.controllers:
-                    self._named_all = said.controllers
-                    self._order += [each for each in said.controllers if each not in self._order]
+                self.group, self.first_answer = body.group, (after, group, answer)
+                if isinstance(body, MapState) and body.controllers:
+                    self._named_all = body.controllers
+                    self._order += [each for each in body.controllers if each not in self._order]
         except TransportError as error:
             if isinstance(error, RemoteError) and error.code in (NOT_LEADER, UNKNOWN, BUSY):
-                self._named(error)
+                self._note_leader(error)
                 self._ahead.insert(0, self._hint)
-                self._found(address, "does not lead, nor does any other")
+                self._note_result(address, "does not lead, nor does any other")
             elif isinstance(error, LOST) or address not in self._addresses:
-                self._found(address, f"said nothing: {error}")
+                self._note_result(address, f"sent no answer: {error}")
                 self._put_last(address)
             else:
                 raise
         finally:
             if link is not self.link:
-                link.abort()
-                self._traffic.gone(link)
+                channel.drop()
 
     def _take(self, link: Link, address: str) -> None:
-        """This is the leader's link. No other attempt does anything any more."""
+        """Keep the leader's link, and end all other attempts."""
         for other, attempt in self._attempts.items():
             if other != address:
                 attempt.cancel()
         self.link, self._at, self._hint = link, address, address
-        if self._said:
+        if self._warned:
             logger.warning("%s: the controller at %s leads", self._identity.node, address)
-        self._looks_since, self._said = None, False
-        self._words.clear()
+        self._search_since, self._warned = None, False
+        self._results.clear()
 
-    def _found(self, address: str, what: str) -> None:
-        self._words[address] = what
-        self._reason = f"the controller at {address} {what}"
+    def _note_result(self, address: str, result: str) -> None:
+        self._results[address] = result
+        self._reason = f"the controller at {address} {result}"
 
     def __repr__(self) -> str:
         return f"<LeaderLink {self._identity.node} {f'to {self._at}' if self.link is not None else 'away'}>"

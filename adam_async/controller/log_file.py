@@ -1,11 +1,10 @@
-"""The file of one controller: what its consensus core must not forget (`consensus.records`), on a disk.
+"""The log file of one controller: the durable records of its consensus core (`consensus.records`).
 
-One file at a time, appended to and forced down; when the core has put a snapshot in place of its entries, a
-new file that begins with all there is takes the place of the old one. The first record comes in the same way,
-so a file is there with a whole first record or not at all: what a crash may tear is what was appended last,
-and a file that does not begin with a whole record is no log, and is left as it is. A lock beside it keeps a
-second process out. Whatever fails, fails the controller: nothing may be promised after a write whose fate is
-unknown.
+There is one file, appended to and synced. After the core's snapshot a new file with the whole state replaces
+it. The first record is written in the same way, so a file exists with a whole first record or not at all. A
+crash can tear only the last append; a file that does not begin with a whole record is no log, and stays
+untouched. A lock beside the file keeps a second process out. Each error ends the controller: no promise may
+follow a write of unknown fate.
 """
 
 import asyncio
@@ -25,10 +24,10 @@ logger = logging.getLogger(__name__)
 NAME = "controller.log"
 
 ASIDE = re.compile(re.escape(NAME) + r"\.[0-9]+\.aside")
-"""Names of files that were to take the place of the log: `Disk.write_atomic` makes them."""
+"""Pattern of the names of unfinished new logs, made by `Disk.write_atomic`."""
 
 REMOVED = f"{NAME}.removed"
-"""A folder for these, as the port removes folders alone."""
+"""Name of a folder for these, because `Disk` removes folders alone."""
 
 
 class LogFile:
@@ -36,10 +35,10 @@ class LogFile:
 
     Args:
         disk: Disk of the log; a private one, see `Disk`.
-        folder: Made if it is not there; of one controller alone.
+        folder: Folder of one controller alone; it is made if absent.
 
     Attributes:
-        begun: Set when the file was read and says whose it is, or when a new one was written.
+        begun: Set once the file has a durable identity, read or written.
     """
 
     def __init__(self, disk: Disk, folder: Path) -> None:
@@ -51,19 +50,19 @@ class LogFile:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Saved | None]:
-        """Read it, or begin it, and keep others out for as long as the block lasts.
+        """Lock and read the file, for as long as the block lasts.
 
-        Yields what was saved; None if nothing was.
+        Yields the saved state; None if there is none.
 
         Raises:
-            ConfigError: Another process has it, or it cannot be read or made.
-            DamagedLog: It was damaged after it was written, or is no log; it is left as it is.
+            ConfigError: Another process has the file, or it cannot be read or made.
+            DamagedLog: The file is damaged, or is no log; it stays untouched.
         """
         self.begun.clear()
         async with AsyncExitStack() as stack:
             try:
                 await self._disk.make_folder(self._folder)
-                # A life that was killed may have made it, and not forced its name down.
+                # A killed process may have made it without syncing its name.
                 await self._disk.sync_folder(self._folder.parent)
                 await stack.enter_async_context(self._disk.hold(self._folder / "lock"))
                 await self._remove_asides()
@@ -82,7 +81,7 @@ class LogFile:
             yield saved
 
     async def _remove_asides(self) -> None:
-        """Remove what lives that were killed meant to put in the place of the log."""
+        """Remove the unfinished new logs of killed processes."""
         for name in await self._disk.names(self._folder):
             if ASIDE.fullmatch(name):
                 await self._disk.make_folder(self._folder / REMOVED)
@@ -102,8 +101,7 @@ class LogFile:
             )
         if data:
             await self._keep_private()
-            # What was found may be in the page cache alone, its name as well; and what is behind it must not
-            # come back.
+            # The bytes and the name may be in the page cache alone, and the torn tail must not come back.
             await self._disk.truncate_durably(self._path, end)
             await self._disk.sync_folder(self._folder)
         self._writer = Writer(end)
@@ -120,10 +118,10 @@ class LogFile:
                 logger.warning("others could read %s, its mode was %s; it is 0600 now", self._path, mode)
 
     async def append(self, batches: Sequence[tuple[Record, ...]]) -> None:
-        """Write these down, each in a frame of its own; they are durable on return.
+        """Append records, each batch in a frame of its own; they are durable on return.
 
         Raises:
-            ConfigError: They may be, or not: the file must not be used again.
+            ConfigError: Their fate is unknown: the file must not be used again.
         """
         position = self._writer.position
         data = b"".join([self._writer.frame(records) for records in batches])
@@ -138,7 +136,7 @@ class LogFile:
         self.begun.set()
 
     async def begin_anew(self, records: tuple[Record, ...]) -> None:
-        """Put a file that begins with these in the place of this one; durable on return.
+        """Replace the file by a new one with these records; it is durable on return.
 
         Raises:
             ConfigError: As for `append`.
@@ -153,7 +151,7 @@ class LogFile:
 
     @property
     def folder(self) -> Path:
-        """Where the file is."""
+        """Folder of the file."""
         return self._folder
 
     def _unwritable(self, error: OSError) -> ConfigError:

@@ -1,15 +1,16 @@
-"""Asks the controllers about the cluster map, whichever of them leads.
+"""The client of the cluster map, whichever controller leads.
 
 Theory of operation
 -------------------
-All goes over one link, to the leader (`leader_link`); that link is also how the leader knows that we live.
+All requests use one link, to the leader (`leader_connection`). To the leader this link shows that the node
+is alive.
 
-*Changes* are asked for one answer after the other, each with the version that the one before ended at, so
-nothing is missed or told twice, whoever answers.
+*Changes.* One request follows the other, each from the version at which the last answer ended. So each
+version arrives once, whichever controller answers.
 
-*Compare-and-set* is asked once, however often it is said: its number in our session stays the same over all
-links and leaders, until one of them knows what came of it. Where the session is over meanwhile, the map may
-still tell that nothing was done; otherwise nobody can tell, and that is the answer.
+*Compare-and-set.* A request is applied once, however often it is sent: its number in the session stays the
+same over all links and leaders, until a leader answers with its outcome. If the session ends meanwhile, the
+map may still show that the request was not applied; otherwise the outcome is unknown, and so is the answer.
 """
 
 import asyncio
@@ -42,19 +43,19 @@ from adam_async.runtime.traffic import Traffic
 from transport import Identity, Link, Message, Network, RemoteError, RemoteProtocolError
 
 WATCH_S = 1.0
-"""A watch without news is answered after this long, where there are several controllers. Other questions may
-take as long."""
+"""Maximum wait of a watch without changes, and of any other request, in seconds, if there are several
+controllers."""
 
 LONG_WATCH_S = 60.0
-"""The same where there is one: if it is gone, its silent link tells."""
+"""Maximum wait of a watch on a single controller, in seconds; its silent link shows that it is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class News:
-    """One version of the map: what became of the one before, or the whole map where that is not known."""
+class MapUpdate:
+    """One version of the map: the change from the version before, or the whole map."""
 
     group: str
-    """Of whose map this is. Of another group's, versions are counted anew, and it begins with a whole map."""
+    """Group of controllers with this map. Another group counts versions anew and begins with a whole map."""
     version: int
     change: Change | None = None
     whole: ClusterMap | None = None
@@ -62,20 +63,20 @@ class News:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a compare-and-set.
+    """The outcome of a compare-and-set.
 
-    `done` is None where nobody can tell any more: it was done, or never will be.
+    `done` is None if the outcome is unknown: it was applied, or never will be.
     """
 
     done: bool | None
     at: int = 0
-    """Version that the key's record has."""
-    news: tuple[News, ...] = ()
-    """What became of the map beyond the version that was named."""
+    """Version of the key's record."""
+    updates: tuple[MapUpdate, ...] = ()
+    """Updates of the map after the version named in the request."""
 
 
 def version_of(cluster: ClusterMap, key: str) -> int:
-    """At which version of the map a key's record last changed; 0 if there is none."""
+    """Return the version of the map at which a key's record last changed; 0 if there is no record."""
     record: NodeRecord | RunRecord | RunPiece | EpochRecord | LedgerRecord | None
     if key.startswith("nodes/"):
         record = cluster.nodes.get(key.removeprefix("nodes/"))
@@ -87,9 +88,9 @@ def version_of(cluster: ClusterMap, key: str) -> int:
 
 
 class MapClient:
-    """Asks whichever controller leads. Arguments are those of `LeaderLink`.
+    """Sends requests to the leader. Arguments are those of `LeaderLink`.
 
-    Whatever asks may raise what `LeaderLink.find` raises. Close it at the end: it holds a link.
+    Each request may raise the errors of `LeaderLink.find`. Close the client at the end: it holds a link.
     """
 
     def __init__(
@@ -101,38 +102,38 @@ class MapClient:
         self._waits = waits
         self._session = 0
         self._session_of: str | None = None
-        """Group in which it was opened; in another one the same number is somebody else's session."""
+        """Group of the session; in another group the same number is another client's session."""
         self._number = 0
         self._asking = asyncio.Lock()
 
     @property
     def leader(self) -> str:
-        """Address of the controller that leads, as far as we know; empty while we look for it."""
+        """Address of the known leader; empty during the search for it."""
         return self._leader.address
 
     @property
     def leading(self) -> str:
-        """Node id of the controller that leads, as far as we know; empty while we look for it."""
+        """Node id of the known leader; empty during the search for it."""
         return self._leader.node
 
     @property
     def controllers(self) -> tuple[str, ...]:
-        """Addresses of all controllers: those that we were given, or if that was one, what a leader named."""
+        """Addresses of all controllers: the given ones, or if that was one, the leader's list."""
         return self._leader.addresses
 
     def close(self) -> None:
-        """Give up the link. Whoever asks, now or later, is told with `LinkClosed`."""
+        """Give up the link. Present and later requests raise `LinkClosed`."""
         self._leader.close()
 
     # --- questions ---------------------------------------------------------------------------
 
-    async def get(self, *, timeout_s: float | None = None) -> News:
-        """Return the whole map, with all that was answered to anybody before this was asked.
+    async def get(self, *, timeout_s: float | None = None) -> MapUpdate:
+        """Return the whole map, with all changes that were acknowledged before this request.
 
         Raises:
             DeadlineExceeded: No leader answered within `timeout_s`, by default `call_s`.
         """
-        async with self._deadline("the controller to say the cluster map", timeout_s):
+        async with self._deadline("the controller to send the cluster map", timeout_s):
             return await self._whole()
 
     async def compare_and_set(
@@ -145,20 +146,19 @@ class MapClient:
         group: str = "",
         timeout_s: float | None = None,
     ) -> Outcome:
-        """Set a key if its record still has version `expected`. One is asked at a time; others wait.
+        """Set a key if its record still has version `expected`. One request runs at a time; others wait.
 
         Args:
             key: Such as ``nodes/worker-0``.
-            expected: 0 if it must not exist.
+            expected: Expected version; 0 if the record must not exist.
             value: The new record.
-            after: The outcome tells what became of the map beyond this version; -1: the whole map.
-            group: Of whose map these are versions. Another group is not asked: then it is not done. Empty: of
-                whoever leads.
-            timeout_s: By default `call_s`.
+            after: Version after which the outcome has updates of the map; -1: the whole map.
+            group: Group of the versions. Another group applies nothing. Empty: any group.
+            timeout_s: Deadline in seconds, by default `call_s`.
 
         Raises:
-            DeadlineExceeded: No leader answered in time. It may have been done, or may yet be.
-            RemoteError: It was refused, with the code ``invalid`` or ``taken``; nothing was done.
+            DeadlineExceeded: No leader answered in time. The change may be applied, now or later.
+            RemoteError: The leader refused it, with the code ``invalid`` or ``taken``; it was not applied.
         """
         async with self._deadline(f"the controller to set {key}", timeout_s), self._asking:
             return await self._compare_and_set(key, expected, value, after, group)
@@ -166,60 +166,65 @@ class MapClient:
     async def _compare_and_set(self, key: str, expected: int, value: Any, after: int, group: str) -> Outcome:
         leader = self._leader
         number = 0
-        said_in: str | None = None  # the group in whose log it may be, or may yet come
+        sent_in: str | None = None  # the group whose log may have the request, or may get it later
         while True:
             link = await leader.find(after, group)
-            if said_in not in (None, leader.group):
-                return Outcome(done=None, news=(await self._whole(),))
+            if sent_in not in (None, leader.group):
+                return Outcome(done=None, updates=(await self._whole(),))
             if group not in ("", leader.group):
-                return Outcome(done=False, news=(await self._whole(),))
-            before = said_in
+                return Outcome(done=False, updates=(await self._whole(),))
+            before = sent_in
             try:
                 if self._session_of != leader.group:
                     await self._open(link)
                     number = 0
-                    continue  # perhaps over another link
+                    continue  # the session may have been opened over another link
+                # The number is drawn once: a repeated request must be recognised as the same one.
                 if not number:
                     self._number = number = self._number + 1
                 question = CompareAndSet(
                     key=key, expected=expected, session=self._session, number=number, after=after, group=group
                 )
-                said_in = leader.group
-                answer = await leader.say(link, pack(question, [text_tensor(value)]), WATCH_S)
+                sent_in = leader.group
+                answer = await leader.call(link, pack(question, [text_tensor(value)]), WATCH_S)
                 body = unpack_answer(answer)
-                news = tuple(_read(answer, after, group)) if link is leader.link else ()
-                return Outcome(done=body.done, at=body.at, news=news)
+                # An answer on a former leader's link may be older than the updates seen since.
+                updates = tuple(_read(answer, after, group)) if link is leader.link else ()
+                return Outcome(done=body.done, at=body.at, updates=updates)
             except RemoteError as error:
+                # These refusals show that this attempt put nothing into the log; an earlier one may have.
                 if error.code in (NOT_LEADER, BUSY, SESSION_OVER):
-                    said_in = before
+                    sent_in = before
                 if error.code != SESSION_OVER:
                     await leader.refused(link, error)
                     continue
                 self._session_of = None
-                if said_in is not None:
-                    # A session that is over does nothing any more: the map is the last word.
-                    told = await self._whole()
-                    at = version_of(told.whole, key) if told.whole is not None else 0
-                    if told.group != said_in or at != expected:
-                        return Outcome(done=None, at=at, news=(told,))
-                    said_in = None
+                if sent_in is not None:
+                    # An ended session applies nothing any more, so an unchanged record shows that the request
+                    # was not applied, and it can be sent again in a new session.
+                    newest = await self._whole()
+                    at = version_of(newest.whole, key) if newest.whole is not None else 0
+                    if newest.group != sent_in or at != expected:
+                        return Outcome(done=None, at=at, updates=(newest,))
+                    sent_in = None
             except LOST as error:
                 leader.lose(link, error)
 
     async def _open(self, link: Link) -> None:
-        answer = await self._leader.say(link, pack(OpenSession()), WATCH_S)
+        answer = await self._leader.call(link, pack(OpenSession()), WATCH_S)
+        # On a former leader's link, `group` may already be that of another group.
         if link is self._leader.link:
             self._session = unpack(answer, SessionOpened).session
             self._session_of, self._number = self._leader.group, 0
 
-    async def _whole(self) -> News:
+    async def _whole(self) -> MapUpdate:
         while True:
             link = await self._leader.find(-1, "")
             try:
-                answer = await self._leader.say(link, pack(GetMap()), WATCH_S)
+                answer = await self._leader.call(link, pack(GetMap()), WATCH_S)
                 state = unpack(answer, MapState)
                 whole: ClusterMap = read_text_tensor(answer, ClusterMap, MOST_MAP_TEXT_BYTES)
-                return News(group=state.group, version=state.version, whole=whole)
+                return MapUpdate(group=state.group, version=state.version, whole=whole)
             except RemoteError as error:
                 await self._leader.refused(link, error)
             except LOST as error:
@@ -236,27 +241,27 @@ class MapClient:
 
     # --- changes -----------------------------------------------------------------------------
 
-    async def changes(self, after: int = -1, group: str = "") -> AsyncGenerator[News, None]:
-        """Every version beyond `after`, once, in order and without a gap. Ends only by cancellation.
+    async def changes(self, after: int = -1, group: str = "") -> AsyncGenerator[MapUpdate, None]:
+        """Yield every version beyond `after`, once, in order and without a gap. Ends only by cancellation.
 
-        What is no longer known version by version comes as a whole map, and says so: at the beginning, after
-        a long absence, and where another group leads. Close it (`contextlib.aclosing`).
+        A whole map replaces versions that the controllers no longer keep: at the beginning, after a long
+        absence, and from another group. Close the generator (`contextlib.aclosing`).
 
         Args:
-            after: The last version that is known; -1: begin with the whole map.
-            group: Of whose map that is a version.
+            after: The last known version; -1: begin with the whole map.
+            group: Group of that version.
         """
         leader = self._leader
         while True:
             link = await leader.find(after, group)
-            first, leader.first_word = leader.first_word, None
+            first, leader.first_answer = leader.first_answer, None
             try:
                 if first is not None and first[:2] == (after, group):
                     answer = first[2]
                 else:
                     wait_s = WATCH_S if leader.several else LONG_WATCH_S
                     watch = WatchMap(after=after, group=group, wait_s=wait_s)
-                    answer = await leader.say(link, pack(watch), wait_s)
+                    answer = await leader.call(link, pack(watch), wait_s)
                 found = _read(answer, after, group)
             except RemoteError as error:
                 await leader.refused(link, error)
@@ -265,31 +270,31 @@ class MapClient:
                 leader.lose(link, error)
                 continue
             if link is not leader.link:
-                continue  # there is a newer leader, and this answer may be older than what that one said
-            for news in found:
-                yield news
-                after, group = news.version, news.group
+                continue  # there is a newer leader, and this answer may be older than that one's
+            for update in found:
+                yield update
+                after, group = update.version, update.group
 
     def __repr__(self) -> str:
         return f"<MapClient over {self._leader!r}>"
 
 
-def _read(answer: Message, after: int, group: str) -> list[News]:
-    """What an answer tells of the versions beyond the one that was named in the question.
+def _read(answer: Message, after: int, group: str) -> list[MapUpdate]:
+    """Return the updates in an answer, beyond the version in the request.
 
     Raises:
-        RemoteProtocolError: There is a gap, or it is no such answer.
+        RemoteProtocolError: The versions have a gap, or the message is no such answer.
     """
     body = unpack_answer(answer)
     if isinstance(body, MapState):
         if body.group == group and body.version <= after:
             return []
         whole: ClusterMap = read_text_tensor(answer, ClusterMap, MOST_MAP_TEXT_BYTES)
-        return [News(group=body.group, version=body.version, whole=whole)]
+        return [MapUpdate(group=body.group, version=body.version, whole=whole)]
     changes: list[Change] = read_text_tensor(answer, list[Change], MOST_MAP_TEXT_BYTES)
     if changes and (body.group != group or after < 0):
-        raise RemoteProtocolError("changes", f"they are of group {body.group!r}, asked for were {group!r}'s")
+        raise RemoteProtocolError("changes", f"they are of group {body.group!r}, not of {group!r}")
     for expected, change in enumerate(changes, after + 1):
         if change.version != expected:
-            raise RemoteProtocolError("changes", f"version {change.version} came where {expected} was next")
-    return [News(group=group, version=change.version, change=change) for change in changes]
+            raise RemoteProtocolError("changes", f"version {change.version} arrived, {expected} was next")
+    return [MapUpdate(group=group, version=change.version, change=change) for change in changes]

@@ -1,4 +1,4 @@
-"""Pure: one version of the cluster map to the next, as what became of it, and the last of these in a row.
+"""Pure: the changes between versions of the cluster map, and the history of the last ones.
 
 A `Change` holds the changed fields of the map: new records of nodes and the names of departed ones, added
 results of epochs, and the variable fields of a continuing run. So its length does not grow with the number of
@@ -24,13 +24,13 @@ from adam_async.run.cluster_map import (
 )
 
 KEPT = 1024
-"""Changes that a controller keeps for watchers; who was away for longer gets the whole map."""
+"""Number of changes that a controller keeps; a watcher behind them gets the whole map."""
 
 
 class Change(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"ledger_record": "lending"}
 ):
-    """What is new in one version of the map. Fields are those of `ClusterMap`; those unset are as before."""
+    """The changes of one version of the map. Fields are those of `ClusterMap`; unset ones are unchanged."""
 
     version: int
     nodes: dict[str, NodeRecord] = {}
@@ -112,8 +112,8 @@ class History:
     """The last changes of a map, without a gap.
 
     Args:
-        version: Of the map with which it begins.
-        limit: How many are kept.
+        version: Version of the first map.
+        limit: Maximum number of changes.
     """
 
     def __init__(self, version: int = 0, *, limit: int = KEPT) -> None:
@@ -121,13 +121,13 @@ class History:
         self._changes: deque[Change] = deque(maxlen=limit)
 
     def add(self, change: Change) -> None:
-        """Take the change that follows the last one."""
+        """Append the change after the last one."""
         assert change.version == self._version + 1, (change.version, self._version)
         self._changes.append(change)
         self._version = change.version
 
     def since(self, version: int) -> Sequence[Change] | None:
-        """All changes beyond a version, in order; None where some of them are not kept, or it never was."""
+        """Return all changes beyond a version, in order; None if one is not kept, or the version is new."""
         lacking = self._version - version
         if not 0 <= lacking <= len(self._changes):
             return None

@@ -90,7 +90,7 @@ class MapSize:
         """Return why the map has no room for a record; empty if it has.
 
         Args:
-            key: Key of the record. The run, its epoch and its lending always have room.
+            key: Key of the record. The run, its epoch and its ledger record always have room.
             size: Bytes of the record's JSON text.
         """
         held = self._of.get(key, 0)

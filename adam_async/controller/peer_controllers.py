@@ -1,26 +1,25 @@
-"""The other controllers of a group: links to them, who they say they are, and who is to be taken in.
+"""The other controllers of a group: links to them, their identities, and the next change of the membership.
 
 Theory of operation
 -------------------
-Each controller dials each other one, and says things only over the link that it dialled itself; what cannot
-be sent at once is dropped: the core says everything again that matters. At the beginning of a link both say
-who they are, and again every `ASK_S` until those who have to know us do.
+Each controller dials each other one, and sends only over its own link. A message that cannot leave at once is
+dropped: the core repeats all that matters. Both sides of a new link exchange their identities, again every
+`ASK_S` until the group has this controller as a voter.
 
-*Names and identities.* The names and addresses are told once, to all the same (`meet`); who has another name
-is a stranger, whatever it says it is. A name stands for as many identities as its disk was lost (`founding`);
-the latest that was told is the one to take in.
+*Names and identities.* All controllers get the same names and addresses once (`set_addresses`); messages
+under other names are ignored. A name gets a new identity whenever its disk is lost (`bootstrap`); the newest
+one is to be added to the group.
 
-*Who belongs to the group.* A node whose disk was lost, or who never had one, comes with an identity of its
-own. The leader takes it in, as a learner, then in place of the identity of the same name that nobody has
-heard of lately: three changes of the membership, one after the other, each of which can be taken up by the
-next leader. `next_step` says which one is next; the group makes it.
+*Membership.* A controller with an empty disk has a new identity. The leader adds it as a learner, removes the
+silent old identity of the same name, and promotes the new one: three changes of the membership, one after the
+other, which a next leader can continue. `next_step` names the next one; the consensus node proposes it.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from adam_async.controller.bootstrap import Founding, name_of
+from adam_async.controller.bootstrap import Bootstrap, name_of
 from adam_async.controller.consensus import Core, Message, Step
 from adam_async.controller.consensus.violations import NAME_BYTES
 from adam_async.messages import (
@@ -35,6 +34,7 @@ from adam_async.messages import (
 )
 from adam_async.messages.bounds import MOST_AGREE_BYTES
 from adam_async.runtime import fault_points
+from adam_async.runtime.channel import Channel
 from adam_async.runtime.traffic import Traffic
 from transport import (
     DialFailed,
@@ -51,39 +51,40 @@ from transport import Message as LinkMessage
 logger = logging.getLogger(__name__)
 
 ASK_S = 0.2
-"""Between two questions to those who have not said what we wait for."""
+"""Interval between two requests for the other controllers' identities, in seconds."""
 
 DIAL_S = 2.0
-"""One attempt to reach another controller; there is always a next one."""
+"""Deadline of one dial, in seconds; another one follows."""
 
 REFUSED_S = 1.0
-"""Before one that let us not in, or is another one, is tried again."""
+"""Pause after a refusal, or after another controller answered at the address, in seconds."""
 
 INTRODUCE_S = 2.0
-"""What another controller may take to say who it is."""
+"""Deadline of an answer with an identity, in seconds."""
 
 RETRY = RetrySchedule(first_s=0.02, longest_s=0.3)
+"""Pauses between the attempts of one dial, in seconds."""
 
-WAITS_SAID_S = 5.0
-"""Who waits for others to found a group says so after this long, and again when it waits for others."""
+WARN_S = 5.0
+"""Wait for the first members of a group above which a warning names the missing ones, in seconds."""
 
 SMALL_BYTES = 4096
-"""What is no larger than this travels in a message, in place of beside it: that takes half the time."""
+"""Maximum size of a core's message inside a link's message, in bytes; a tensor takes twice the time."""
 
 
-def say(message: Message, *, group: str) -> LinkMessage:
-    """Turn what a core says into what a link carries."""
+def packed_agree(message: Message, *, group: str) -> LinkMessage:
+    """Pack a core's message for a link."""
     packed = packed_tensor(message)
     if packed.nbytes > SMALL_BYTES:
         return pack(Agree(group=group), [packed])
     return pack(Agree(group=group, packed=packed.tobytes()))
 
 
-def hear(message: LinkMessage) -> tuple[str, Message]:
-    """Read what another controller's core says; the group that it is of comes first.
+def read_agree(message: LinkMessage) -> tuple[str, Message]:
+    """Return the sender's group, and the message of its core.
 
     Raises:
-        RemoteProtocolError: It is something else.
+        RemoteProtocolError: It is no message of a core.
     """
     agree = unpack(message, Agree)
     if agree.packed:
@@ -91,17 +92,17 @@ def hear(message: LinkMessage) -> tuple[str, Message]:
     return agree.group, read_packed_tensor(message, Message, MOST_AGREE_BYTES)
 
 
-class Peers:
-    """All other controllers of a group, as one of them knows them.
+class PeerControllers:
+    """The other controllers of a group.
 
     Args:
-        identity: Who we are; its node is our name in the group.
-        network: How to reach the others.
-        traffic: Where the links to them are counted.
-        is_settled: Says whether the others know all of us that they need to know.
+        identity: This controller; its node is its name in the group.
+        network: Network of the others.
+        traffic: Counts of the links to them.
+        is_settled: Returns whether the group has this controller's present identity as a voter.
 
     Attributes:
-        me: Our identity in the group; empty until it is written down.
+        me: Identity in the group; empty until it is durable.
     """
 
     def __init__(
@@ -113,21 +114,21 @@ class Peers:
         self._is_settled = is_settled
         self.me = ""
         self._addresses: dict[str, str] = {}
-        """Of all controllers, us among them, by name."""
+        """Addresses of all controllers, this one among them, by name."""
         self._links: dict[str, Link] = {}
         self._known: dict[str, str] = {}
-        """By name, the identities that others have told."""
+        """Newest reported identities, by name."""
         self._complaints: dict[str, str] = {}
-        """By name, what was said of it last, since there was a link to it."""
-        self._founding: Founding | None = None
+        """Last warning about each name since the last link to it."""
+        self._bootstrap: Bootstrap | None = None
         self._decided = asyncio.Event()
-        """Set when it is clear who founds the group."""
+        """Set when the first members of the group are decided."""
 
-    def meet(self, addresses: Mapping[str, str]) -> None:
-        """Learn who founds the group: names and addresses, ours among them.
+    def set_addresses(self, addresses: Mapping[str, str]) -> None:
+        """Set names and addresses of all controllers, this one among them.
 
         Raises:
-            ValueError: We are not among them.
+            ValueError: This controller is not among them.
         """
         if self._identity.node not in addresses:
             raise ValueError(
@@ -136,72 +137,76 @@ class Peers:
         self._addresses = dict(addresses)
 
     def begin(self, group: asyncio.TaskGroup, me: str) -> None:
-        """Keep a link to each of them from now on, by tasks of `group`, and say that we are `me`."""
+        """Keep a link to each other controller, in tasks of `group`, under the identity `me`."""
         self.me = me
         for name in sorted(set(self._addresses) - {self._identity.node}):
-            group.create_task(self._talk(name), name=f"{self._identity.node}/to {name}")
+            group.create_task(self._keep_link(name), name=f"{self._identity.node}/to {name}")
 
-    async def founders(self) -> tuple[str, ...]:
-        """Ask the others until it is clear who founds the group. Returns with whom, if it is for us to do."""
-        founding = Founding(self.me, name=self._identity.node, names=self._addresses)
-        self._founding = founding
-        said: list[str] = []
-        while not founding.is_decided:
+    async def first_voters(self) -> tuple[str, ...]:
+        """Wait until the first members of the group are decided.
+
+        Returns:
+            The first voters if this controller begins the group; empty if it joins one.
+        """
+        bootstrap = Bootstrap(self.me, name=self._identity.node, names=self._addresses)
+        self._bootstrap = bootstrap
+        warned: list[str] = []
+        while not bootstrap.is_decided:
             try:
-                async with asyncio.timeout(WAITS_SAID_S):
+                async with asyncio.timeout(WARN_S):
                     await self._decided.wait()
             except TimeoutError:
-                if founding.lacking != said:
-                    said = founding.lacking
-                    logger.warning("%s waits for %s to found a group", self._identity.node, ", ".join(said))
-        return founding.voters
+                if bootstrap.missing != warned:
+                    warned = bootstrap.missing
+                    logger.warning("%s waits for %s to begin a group", self._identity.node, ", ".join(warned))
+        return bootstrap.voters
 
-    # --- who they are ------------------------------------------------------------------------
+    # --- identities --------------------------------------------------------------------------
 
     @property
     def linked(self) -> set[str]:
-        """Names of those to whom something can be said."""
+        """Names of the controllers with an open link."""
         return {name for name, link in self._links.items() if not link.closed}
 
     @property
     def names(self) -> list[str]:
-        """Of all controllers that we were told of, ourselves among them."""
+        """Names of all known controllers, this one among them."""
         return sorted(self._addresses)
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where all controllers listen that we were told of, in the order of names; empty for one alone."""
+        """Addresses of all known controllers in the order of names; empty for a single one."""
         several = self.names if len(self._addresses) > 1 else []
         return tuple(self._addresses[name] for name in several)
 
     def address(self, identity: str) -> str:
-        """Where an identity is; empty if we were not told of its name."""
+        """Return the address of an identity; empty for an unknown name."""
         return self._addresses.get(name_of(identity), "")
 
     def introduced(self, name: str, identity: str) -> None:
-        """Another controller said who it is."""
+        """Note the identity of another controller."""
         if len(identity.encode()) > NAME_BYTES:
             return  # adding a member with so long a name would be a violation
         if name_of(identity) == name and name in self._addresses and name != self._identity.node:
             self._known[name] = identity
 
     def listens_to(self, name: str, message: Message) -> bool:
-        """Whether `name` is another controller with a known address, and sends in its own name."""
+        """Return whether `name` is another controller with a known address, and sends in its own name."""
         return name in self._addresses and name != self._identity.node and name_of(message.sender) == name
 
     def next_step(self, core: Core, *, silent_s: float, now: float) -> Step | None:
-        """The next change by which somebody is taken in; None if all whom we know are.
+        """Return the next change of the membership; None if all known identities are voters.
 
         Args:
-            core: Ours, which leads.
-            silent_s: An identity that was heard of since then keeps its name to itself.
+            core: Core of this controller, which leads.
+            silent_s: Silence after which a new identity may replace an old one, in seconds.
             now: The core's time.
         """
         members = core.members
         for name, me in sorted(self._known.items()):
             olds = [node for node in members.all if name_of(node) == name and node != me]
             if any(core.silent_s(node, now=now) < silent_s for node in olds):
-                continue  # that identity is about: somebody was given a name that is taken
+                continue  # the old identity runs: two controllers have the same name
             if me not in members.all:
                 return Step("add", me)
             if olds:
@@ -213,75 +218,80 @@ class Peers:
     # --- links -------------------------------------------------------------------------------
 
     def send(self, message: Message, *, group: str) -> None:
-        """Say something to another core, as one of `group`, if it can be said at once."""
+        """Send a message to another core, as a member of `group`, if it can leave at once."""
         link = self._links.get(name_of(message.to))
         if link is None or link.closed:
             return
         try:
-            link.send_nowait(say(message, group=group))
+            link.send_nowait(packed_agree(message, group=group))
             if fault_points.ON and fault_points.fires("controller.message.twice"):
-                link.send_nowait(say(message, group=group))
+                link.send_nowait(packed_agree(message, group=group))
         except (WouldBlock, TransportError):
-            return  # the core says again what matters
+            return  # the core repeats all that matters
 
-    async def _talk(self, name: str) -> None:
-        """Keep a link to another controller, and know who it is."""
-        address = self._addresses[name]
+    async def _keep_link(self, name: str) -> None:
+        """Keep a link to another controller, and its identity up to date."""
+        channel = Channel(
+            peer=name,
+            address=self._addresses[name],
+            network=self._network,
+            identity=self._identity,
+            peer_role="controller",
+            traffic=self._traffic,
+            pauses=RetrySchedule(first_s=REFUSED_S, longest_s=REFUSED_S),
+        )
         while True:
             try:
-                link = await self._network.dial(
-                    address, self._identity, timeout_s=DIAL_S, retry=RETRY, peer_role="controller"
-                )
+                link = await channel.dial(DIAL_S, retry=RETRY)
             except DialFailed:
+                continue  # the dial itself has paused between its attempts
+            except TransportError as error:  # another role listens there, or refuses this controller
+                self._complain(name, f"no controller {channel}: {error}")
+                await channel.pause()
                 continue
-            except TransportError as error:  # somebody else is there, or lets us not in
-                self._complain(name, f"no controller {name} at {address}: {error}")
-                await asyncio.sleep(REFUSED_S)
-                continue
-            self._traffic.watch(link)
             try:
                 if link.peer.node == name:
                     await self._stay(name, link)
                 else:
-                    self._complain(name, f"at {address} is {link.peer.node} instead of {name}")
-                    await asyncio.sleep(REFUSED_S)
+                    self._complain(name, f"at {channel.address} is {link.peer.node} instead of {name}")
+                    await channel.pause()
             except TransportError as error:
                 logger.info("%s: lost %s (%s)", self._identity.node, name, error)
             finally:
                 if self._links.get(name) is link:
                     del self._links[name]
-                link.abort()
-                self._traffic.gone(link)
+                channel.drop()
 
-    def _complain(self, name: str, words: str) -> None:
-        """Say what is wrong with a place, once for as long as it stays so."""
-        if self._complaints.get(name) != words:
-            self._complaints[name] = words
-            logger.warning("%s: %s", self._identity.node, words)
+    def _complain(self, name: str, problem: str) -> None:
+        """Warn of a problem with a controller, once while it stays the same."""
+        if self._complaints.get(name) != problem:
+            self._complaints[name] = problem
+            logger.warning("%s: %s", self._identity.node, problem)
 
     async def _stay(self, name: str, link: Link) -> None:
         self._links[name] = link
         self._complaints.pop(name, None)
         while not link.closed:
-            await self._ask_who(name, link)
+            await self._ask_identity(name, link)
             try:
                 async with asyncio.timeout(None if self._is_settled() else ASK_S):
                     await link.wait_closed()
             except TimeoutError:
                 continue
 
-    async def _ask_who(self, name: str, link: Link) -> None:
+    async def _ask_identity(self, name: str, link: Link) -> None:
         try:
             reply = unpack(
                 await link.call(pack(Introduce(identity=self.me)), timeout_s=INTRODUCE_S), Introduced
             )
         except RemoteError:
-            return  # it does not know it yet
+            return  # the other has no durable identity yet
         self.introduced(name, reply.identity)
-        if self._founding is not None:
-            self._founding.heard(name, reply.identity, belongs=bool(reply.members))
-            if self._founding.is_decided:
+        if self._bootstrap is not None:
+            self._bootstrap.introduced(name, reply.identity, belongs=bool(reply.members))
+            if self._bootstrap.is_decided:
                 self._decided.set()
 
     def __repr__(self) -> str:
-        return f"<Peers of {self._identity.node}: {', '.join(sorted(self._addresses)) or 'not met'}>"
+        names = ", ".join(sorted(self._addresses)) or "no addresses"
+        return f"<PeerControllers of {self._identity.node}: {names}>"

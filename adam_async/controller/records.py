@@ -77,7 +77,7 @@ def nests_too_deep(text: bytes, most: int = MAX_DEPTH) -> bool:
 
 def value_too_large(key: str, size: int) -> str:
     """Explain why the controller refuses a record of the map undecoded, and how to repair it."""
-    return f"{key} of {size} bytes is above the limit of {MOST_VALUE_BYTES}: say less in it"
+    return f"{key} of {size} bytes is above the limit of {MOST_VALUE_BYTES}: put less into it"
 
 
 ADDRESS = re.compile(r"tcp://[^\s/]+:\d{1,5}|local://.+")
@@ -109,9 +109,9 @@ def check_node(record: NodeRecord) -> str:
 
 
 def check_epoch(record: EpochRecord, old: EpochRecord | None) -> str:
-    """Say what is wrong with a change of a run's epoch; empty if there is nothing.
+    """Return the fault of a change of a run's epoch; empty if it has none.
 
-    The controllers begin epochs and share them out. Nodes set only its pause, its end and its result.
+    The controllers begin epochs and share them out. Nodes set only pause, end and result.
     """
     if old is None:
         return "no epoch is in progress, and the controllers begin each of them"
@@ -126,16 +126,16 @@ def check_epoch(record: EpochRecord, old: EpochRecord | None) -> str:
 
 
 def check_ledger_record(record: LedgerRecord, old: LedgerRecord | None) -> str:
-    """Say what is wrong with a change of the record of a run's leases; empty if there is nothing.
+    """Return the fault of a change of a run's ledger record; empty if it has none.
 
-    The controllers name the first lender, and begin terms. Nodes set only the keepers.
+    The controllers name the first ledger leader, and begin terms. Nodes set only the ledger replicas.
     """
     if not record.ledger_replicas:
-        return "somebody has to have the leases: there are no keepers"
+        return "keepers is empty: a run's ledger needs a replica"
     if old is None:
-        return "no data server lends, and the controllers name the first one"
+        return "no data server leads the ledger, and the controllers name the first one"
     if (record.run, record.term) != (old.run, old.term):
-        return f"only the keepers of term {old.term} of run {old.run} can be set"
+        return f"only keepers of term {old.term} of run {old.run} can be set"
     return ""
 
 

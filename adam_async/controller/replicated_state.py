@@ -1,15 +1,15 @@
-"""Pure: what the controllers agree on: the cluster map, and which questions have been answered.
+"""Pure: the replicated state machine of the controllers: the cluster map, and the sessions of its clients.
 
-The replicated state machine. The log holds commands as bytes; `apply` takes them in the order of the log and
-says what came of each. Whoever takes the same commands has the same state, byte for byte, and `snapshot`
-writes all of it down. The map's own rules are in `state`.
+The log holds commands as bytes; `apply` takes them in the order of the log and returns each outcome. Equal
+commands give equal states, byte for byte, and `snapshot` encodes the whole state. The map's own rules are in
+`state`.
 
-*Sessions.* A question whose answer was lost is asked again, perhaps of another controller. A session's
-questions are numbered, and asked one at a time: of each session the last number is kept with what came of it.
-The same number again gets the same answer; a lower one is late, its answer is of no use to anybody, and it is
-not done. A session begins with a command of its own, whose place in the log is its name; so none is ever made
-again by a question that was long on its way: the controllers know it, or it is over. Those that were not used
-for longest are forgotten beyond `MAX_SESSIONS`, or as many as the group is told to know.
+*Sessions.* A client repeats a request with a lost answer, perhaps to another controller. Requests of a
+session are numbered and sent one at a time, and the state keeps each session's last number and outcome. The
+same number again gets the same outcome. A lower number is late: its answer is of no use, and it is not
+applied. A command opens a session, and its index in the log names the session. So a delayed request never
+creates a session anew: the controllers know its session, or it is over. Beyond `MAX_SESSIONS`, or the group's
+own limit, the least recently used sessions are dropped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,14 +30,14 @@ from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.run.cluster_map import ClusterMap
 
 MAX_SESSIONS = 4096
-"""So many are known where nothing else is said."""
+"""Default maximum number of sessions."""
 
 MOST_TEXT = 1000
-"""Maximum length of a refusal, in characters; the machine keeps it as long as its session."""
+"""Maximum length of a refusal, in characters; the state keeps it as long as its session."""
 
 UNWORKABLE = (AdamError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What the map's rules may raise at a record that they did not expect. It would be raised again at every
-restart, for the command is in the log; so it is refused."""
+"""Errors of the map's rules on an unexpected record. The command is in the log, so the error would come again
+at every restart; the state refuses the command instead."""
 
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
@@ -56,7 +56,7 @@ class Set(msgspec.Struct, frozen=True, tag="set"):
 
 
 class Lost(msgspec.Struct, frozen=True, tag="lost"):
-    """This life of a node is over."""
+    """An incarnation of a node is lost."""
 
     node: str
     incarnation: int
@@ -70,13 +70,13 @@ _DECODER: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a command."""
+    """The outcome of a command."""
 
     done: bool = True
     at: int = 0
-    """Version that the record has now, or the session's number."""
+    """Version of the record, or number of the session."""
     problem: str = ""
-    """Code of the refusal, where it is one: `invalid`, `session-over`, `late`."""
+    """Code of a refusal: `invalid`, `session-over`, `late`; else empty."""
     text: str = ""
 
 
@@ -84,7 +84,7 @@ DONE = Outcome()
 
 
 class _Session(msgspec.Struct, array_like=True):
-    """The last question of a session, and what came of it."""
+    """The last request of a session, and its outcome."""
 
     number: int = 0
     done: bool = True
@@ -94,19 +94,19 @@ class _Session(msgspec.Struct, array_like=True):
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True):
-    """All there is, as it is written down."""
+    """The whole state, as encoded."""
 
     group: str
     map: ClusterMap
     sessions: list[tuple[int, _Session]]
-    """In the order of their last use."""
+    """Sessions in the order of their last use."""
 
 
 _STATES = msgspec.msgpack.Decoder(_State)
 
 
 def command_bytes(command: Command) -> bytes:
-    """Write a command down for the log."""
+    """Encode a command for the log."""
     return _ENCODER.encode(command)
 
 
@@ -120,7 +120,7 @@ def read_command(command: bytes) -> Command:
 
 
 def read_state(state: bytes) -> _State:
-    """Read a whole state, as `Machine.snapshot` writes it.
+    """Read a whole state, as `ReplicatedState.snapshot` writes it.
 
     Raises:
         DecodeError: This release cannot read the state.
@@ -129,19 +129,19 @@ def read_state(state: bytes) -> _State:
 
 
 def first_state(group: str) -> bytes:
-    """What the founders of a group begin with."""
+    """Return the encoded state with which a group begins."""
     return _ENCODER.encode(_State(group, ClusterMap(), []))
 
 
-class Machine:
-    """The state of one controller, as far as it has applied the log.
+class ReplicatedState:
+    """One controller's copy of the state, as far as it has applied the log.
 
     Args:
         layers: Kinds of layers that models may use; all controllers of a group must have the same.
-        most_sessions: So many are known at once; the same in all of a group.
+        most_sessions: Maximum number of sessions; the same in all of a group.
 
     Attributes:
-        group: Which group's state this is; empty before there is one.
+        group: Group of this state; empty before there is one.
         state: The map and its rules.
         history: The last changes of the map.
         size: Bytes of the map's records.
@@ -159,11 +159,11 @@ class Machine:
 
     @property
     def map(self) -> ClusterMap:
-        """The map as it is here."""
+        """The map of this copy."""
         return self.state.map
 
     def apply(self, index: int, command: bytes) -> Outcome:
-        """Apply the command at one place of the log. The same commands give the same state."""
+        """Apply the command at an index of the log. Equal commands give equal states."""
         match read_command(command):
             case Open():
                 self._sessions[index] = _Session()
@@ -173,37 +173,37 @@ class Machine:
             case Lost(node, incarnation):
                 self._change(NodeLost(node, incarnation))
                 return Outcome()
-            case Set() as question:
-                return self._set(question)
+            case Set() as request:
+                return self._set(request)
             case unknown:
                 assert_never(unknown)
 
-    def _set(self, question: Set) -> Outcome:
-        session = self._sessions.pop(question.session, None)
+    def _set(self, request: Set) -> Outcome:
+        session = self._sessions.pop(request.session, None)
         if session is None:
-            return Outcome(done=False, problem=SESSION_OVER, text=f"there is no session {question.session}")
-        self._sessions[question.session] = session  # the one that was used last
-        if question.number < max(1, session.number):
-            return Outcome(done=False, problem="late", text=f"question {session.number} came before it")
-        if question.number > session.number:
-            outcome = self._compare_and_set(question)
-            session = _Session(question.number, outcome.done, outcome.at, outcome.problem, outcome.text)
-            self._sessions[question.session] = session
+            return Outcome(done=False, problem=SESSION_OVER, text=f"there is no session {request.session}")
+        self._sessions[request.session] = session  # as the most recently used one
+        if request.number < max(1, session.number):
+            return Outcome(done=False, problem="late", text=f"request {session.number} came before it")
+        if request.number > session.number:
+            outcome = self._compare_and_set(request)
+            session = _Session(request.number, outcome.done, outcome.at, outcome.problem, outcome.text)
+            self._sessions[request.session] = session
         return Outcome(done=session.done, at=session.at, problem=session.problem, text=session.text)
 
-    def _compare_and_set(self, question: Set) -> Outcome:
-        if len(question.value) > MOST_VALUE_BYTES:
-            text = value_too_large(question.key, len(question.value))
+    def _compare_and_set(self, request: Set) -> Outcome:
+        if len(request.value) > MOST_VALUE_BYTES:
+            text = value_too_large(request.key, len(request.value))
             return Outcome(done=False, problem="invalid", text=text)
-        refusal = self.size.refusal(question.key, len(question.value))
+        refusal = self.size.refusal(request.key, len(request.value))
         if refusal:
             return Outcome(done=False, problem="invalid", text=refusal)
         try:
-            value: dict[str, Any] = msgspec.json.decode(question.value, type=dict[str, Any])
-            _ENCODER.encode(value)  # what the map holds is written down, and not all that JSON says can be
+            value: dict[str, Any] = msgspec.json.decode(request.value, type=dict[str, Any])
+            _ENCODER.encode(value)  # snapshots encode the map, and some JSON values have no encoding
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
-            return Outcome(done=False, problem="invalid", text=f"{question.key}: {error}"[:MOST_TEXT])
-        event = self._change(CompareAndSet(key=question.key, expected=question.expected, value=value))
+            return Outcome(done=False, problem="invalid", text=f"{request.key}: {error}"[:MOST_TEXT])
+        event = self._change(CompareAndSet(key=request.key, expected=request.expected, value=value))
         match event:
             case Invalid(reason):
                 return Outcome(done=False, problem="invalid", text=reason[:MOST_TEXT])
@@ -226,20 +226,20 @@ class Machine:
         return events[0] if events else None
 
     def since(self, version: int, group: str) -> list[Change] | None:
-        """The changes beyond a version of a group's map; None where only the whole map will do."""
+        """Return the changes beyond a version of a group's map; None if the watcher needs the whole map."""
         if group != self.group or version < 0:
             return None
         changes = self.history.since(version)
         return None if changes is None else list(changes)
 
-    # --- all of it -------------------------------------------------------------------------
+    # --- snapshots -------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
-        """Write all of it down. Equal states give equal bytes."""
+        """Encode the whole state. Equal states give equal bytes."""
         return _ENCODER.encode(_State(self.group, self.map, list(self._sessions.items())))
 
     def restore(self, state: bytes) -> None:
-        """Take what another controller, or this one in an earlier life, wrote down."""
+        """Replace the state by one encoded by another controller, or by an earlier process of this one."""
         saved = read_state(state)
         self.group = saved.group
         self.state.map = saved.map

@@ -1,17 +1,17 @@
-"""The controller role: one of a group that agrees on the cluster map, and serves it while it leads.
+"""The controller role: one node of the group that agrees on the cluster map, and serves it while it leads.
 
 Theory of operation
 -------------------
-A question about the map is answered by who leads; the others say who that is. A change becomes a command of
-the log and is answered when it has been applied here, by then a majority has it on disk (`group`); a read
-waits until it is sure that nobody else leads (`Group.read`); a watch is answered from the history of the map,
-with each version once, and a new leader answers it only when it has all that earlier leaders answered. Who
-lags behind what a watcher has seen elsewhere keeps it waiting, so nobody ever sees the map go back.
+The leader answers requests about the map; the others name the leader. A change becomes a command of the log,
+and its answer waits until it is applied here; a majority has it on disk by then (`consensus_node`). A read
+waits for a proof that no other controller leads (`ConsensusNode.read`). A watch is answered from the history
+of the map, each version once. A new leader answers watches only once it has all versions that earlier leaders
+sent, and a controller behind a watcher's version lets it wait, so no watcher sees the map go back.
 
-Members keep a link to the leader. When the last one of a life breaks, or a new leader is not found in time,
-that life is suspected (`suspicion`), and then its loss is proposed like any other change.
+Members keep a link to the leader. When the last link of an incarnation breaks, or a new leader stays unfound,
+the leader suspects it (`failure_detector`), and after the grace proposes its loss like any other change.
 
-A controller alone is a group of one: the same code, with nobody to wait for.
+A single controller is a group of one, and runs the same code.
 """
 
 import asyncio
@@ -21,24 +21,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from adam_async.controller import map_news
 from adam_async.controller.consensus import Settings
-from adam_async.controller.consensus_node import SETTINGS, SNAPSHOT_ENTRIES, Answer, Group, Observe
-from adam_async.controller.failure_detector import Life, Suspicion
+from adam_async.controller.consensus_node import SETTINGS, SNAPSHOT_ENTRIES, Answer, ConsensusNode, Observe
+from adam_async.controller.failure_detector import Incarnation, Suspicion
 from adam_async.controller.log_file import LogFile
-from adam_async.controller.peer_controllers import hear
+from adam_async.controller.peer_controllers import read_agree
 from adam_async.controller.permissions import FORBIDDEN, Attempt, Permits, Refusal, verdict
 from adam_async.controller.records import MAX_DEPTH, nests_too_deep, value_too_large
 from adam_async.controller.replicated_state import (
     DONE,
     MAX_SESSIONS,
     Lost,
-    Machine,
     Open,
     Outcome,
+    ReplicatedState,
     Set,
 )
 from adam_async.controller.role import Role, RoleSettings, reply_when_room
+from adam_async.controller.status_log import report_changes
 from adam_async.messages import (
     NOT_LEADER,
     SESSION_OVER,
@@ -78,16 +78,16 @@ from transport import (
 logger = logging.getLogger(__name__)
 
 FIND_S = 5.0
-"""How much longer than `grace_s` a member may take to find a new leader."""
+"""Time to find a new leader beyond `grace_s`, in seconds."""
 
 STOOD_STILL_S = 1.0
-"""A timer that rings so late says that this process did not run, and heard nobody."""
+"""Lateness of a timer that shows a stall of this process, in seconds."""
 
-MOST_NEWS_BYTES = MOST_MAP_BYTES // 2
+MOST_CHANGES_BYTES = MOST_MAP_BYTES // 2
 """Size of changes above which the controller sends the whole map instead, in bytes of JSON text."""
 
 MOST_WAIT_S = 60.0
-"""A watch without news is answered after this long at the latest."""
+"""Maximum wait of a watch without changes, in seconds."""
 
 WARN_EVERY_S = 10.0
 """Minimum interval between two warnings about invalid messages of one controller, in seconds."""
@@ -98,7 +98,7 @@ MOST_WARNED = 64
 
 @dataclass(slots=True)
 class _Watch:
-    """A watch that waits for news."""
+    """A watch that waits for changes."""
 
     after: int
     group: str
@@ -109,26 +109,25 @@ class Controller(Role):
     """One controller, from `async with` to its end.
 
     Args:
-        network: Where it listens, and how it reaches the other controllers.
-        address: What it binds, such as ``tcp://127.0.0.1:0`` or ``local://controller``.
+        network: Network of its listener and of the other controllers.
+        address: Address to bind, such as ``tcp://127.0.0.1:0`` or ``local://controller``.
         identity: Its role, node id and incarnation.
-        peers: All controllers of its group, itself among them: node ids and addresses. Without it the
-            controller is
-            alone; with several `meet` may say it later.
-        alone: Whether it is, if `peers` is empty.
-        file: Where it keeps what it must not forget; without it, a group of which no majority runs is lost.
+        peers: Node ids and addresses of all controllers of the group, this one among them. If it is empty,
+            and `alone` is false, `group.set_addresses` sets them later.
+        alone: Whether the controller is a group of one if `peers` is empty.
+        file: File of its durable records; without one, a group without a running majority is lost.
         layers: Kinds of layers that models may use; the same in all of a group.
-        waits: Deadlines; `grace_s` is how long a broken link may take to come back.
-        entropy: Dice for its identity in the group, and elections.
+        waits: Deadlines; `grace_s` is the time for a node to return after its link broke.
+        entropy: Random bytes for its identity in the group, and elections.
         settings: Times and sizes of the group, the same for all of it.
-        snapshot_entries: After so many entries the state is written down in their place.
-        most_sessions: So many sessions of clients are known at once; the same in all of a group.
+        snapshot_entries: Number of applied entries after which a snapshot replaces them.
+        most_sessions: Maximum number of client sessions; the same in all of a group.
         permits: Permission table of the map's keys; the same for all controllers of a group.
-        observe: Told after each event of the group, when all that it led to is done.
+        observe: Called after each event of the group and all its effects.
 
     Attributes:
-        group: Its part in the group.
-        machine: The state that the group agrees on, as it is here.
+        group: Its node of the consensus group.
+        machine: Its copy of the replicated state.
 
     Cancelling the block closes every link; members notice and dial again until their patience ends.
     """
@@ -152,30 +151,30 @@ class Controller(Role):
         observe: Observe | None = None,
     ) -> None:
         super().__init__(RoleSettings(network=network, address=address, identity=identity, waits=waits))
-        self.machine = Machine(layers=layers, most_sessions=most_sessions)
-        self.group = Group(
+        self.machine = ReplicatedState(layers=layers, most_sessions=most_sessions)
+        self.group = ConsensusNode(
             identity=identity,
-            machine=self.machine,
+            state=self.machine,
             network=network,
             traffic=self._traffic,
             entropy=entropy,
             file=file,
-            told=self._told,
-            led=self._led,
-            applied=self._applied,
+            on_answer=self._on_answer,
+            on_led=self._on_led,
+            on_applied=self._on_applied,
             settings=settings,
             snapshot_entries=snapshot_entries,
             observe=observe,
         )
         self._file = file
         if peers or alone:
-            self.group.meet(peers or {identity.node: address})
+            self.group.set_addresses(peers or {identity.node: address})
         self._ready = False
-        """Whether we lead and have applied all that earlier leaders answered."""
+        """Whether this controller leads and has applied all that earlier leaders acknowledged."""
         self._shown = self.machine.map
         self._watches: dict[Request, _Watch] = {}
         self._permits = permits
-        self._links: dict[Life, set[Link]] = {}
+        self._links: dict[Incarnation, set[Link]] = {}
         self._warn_again: dict[str, float] = {}
         """Earliest time of the next warning about each controller that sent an invalid message."""
         self._leaving: set[Link] = set()
@@ -190,17 +189,17 @@ class Controller(Role):
         await self.group.resign()
 
     async def joined(self) -> None:
-        """Wait until it has read its file, and knows who it is. The others of its group need not be there."""
+        """Wait until the controller has read its file and has an identity; the others need not run."""
         if self._file is not None:
             await self._file.begun.wait()
             if self.group.introduce() is None:
-                # The file is another controller's: the group's task has failed, and ends this block. Nothing
-                # is waited for between reading the file and knowing our name: there is no other reason.
+                # The file belongs to another controller: the group's task has failed, and its error ends this
+                # block. No other cause is possible, for the identity follows the read without a wait.
                 await asyncio.Event().wait()
 
     @property
     def map(self) -> ClusterMap:
-        """The map as it is here; behind that of the leader, if this is another one."""
+        """This controller's copy of the map; on a follower it may be behind the leader's."""
         return self.machine.map
 
     # --- links -------------------------------------------------------------------------------
@@ -209,16 +208,16 @@ class Controller(Role):
         if link.peer.role == "controller":
             await self._on_controller(link)
             return
-        life = (link.peer.node, link.peer.incarnation)
-        links = self._links.setdefault(life, set())
+        node = (link.peer.node, link.peer.incarnation)
+        links = self._links.setdefault(node, set())
         links.add(link)
-        self._suspicion.link_back(*life)
+        self._suspicion.link_back(*node)
         await super()._on_link(link)
         links.discard(link)
-        if not links:  # a node may have several: its seat, and one to ask for statistics
-            del self._links[life]
+        if not links:  # a node may have several: its membership's, and one for statistics
+            del self._links[node]
             if self._ready:
-                self._suspicion.link_lost(*life, now=self._loop.time())
+                self._suspicion.link_lost(*node, now=self._loop.time())
                 self._timer.rearm()
         for request in [r for r in self._watches if r.link is link]:
             del self._watches[request]
@@ -229,12 +228,12 @@ class Controller(Role):
         try:
             while True:
                 message = await link.receive()
-                self.group.receive(link.peer.node, *hear(message))
+                self.group.receive(link.peer.node, *read_agree(message))
         except ProtocolError as error:
             # A peer that breaks a rule loses its link; this controller stays unchanged.
             self._warn_of(link.peer.node, error)
         except TransportError:
-            pass  # the link is over: the other one dials again
+            pass  # the link has ended, and the other controller dials again
         finally:
             link.abort()
             self._traffic.gone(link)
@@ -272,7 +271,7 @@ class Controller(Role):
         self.group.introduced(request.link.peer.node, body.identity)
         answer = self.group.introduce()
         if answer is None:
-            request.fail("starting", f"{self._identity.node} does not know it yet: ask again")
+            request.fail("starting", f"{self._identity.node} has no identity yet: ask again")
         else:
             request.reply(pack(answer))
 
@@ -318,7 +317,7 @@ class Controller(Role):
             closing.add_done_callback(lambda _: self._leaving.discard(link))
 
     def _is_taken(self, key: str, peer: Identity) -> bool:
-        """Whether a node asks for the seat of one that sits there and is heard."""
+        """Return whether another connected process has the peer's node id."""
         node = self.map.nodes.get(key.removeprefix("nodes/"))
         if node is None or not node.live or node.incarnation == peer.incarnation:
             return False
@@ -326,9 +325,10 @@ class Controller(Role):
 
     # --- answers -----------------------------------------------------------------------------
 
-    def _told(self, tag: Hashable, answer: Answer) -> None:
+    def _on_answer(self, tag: Hashable, answer: Answer) -> None:
         if isinstance(tag, Request):
             self._reply(tag, answer)
+        # A read at the beginning of a term: once it is answered, all that earlier leaders sent is applied.
         elif tag == "first" and not answer.refused and self.group.leads:
             self._ready = True
             self._suspicion.led(self.map, self._links, now=self._loop.time())
@@ -342,7 +342,7 @@ class Controller(Role):
         elif answer.refused:
             request.fail(NOT_LEADER, self.group.leader)
         elif answer.unknown:
-            request.fail(UNKNOWN, "leadership was lost while this was under way")
+            request.fail(UNKNOWN, "leadership was lost while the request was under way")
         elif outcome.problem:
             request.fail(outcome.problem, outcome.text)
         elif request.message.type == GetMap.__name__:
@@ -351,7 +351,7 @@ class Controller(Role):
             request.reply(pack(SessionOpened(session=outcome.at)))
         else:
             body = unpack(request.message, CompareAndSet)
-            self._reply_news(request, body.after, body.group, outcome)
+            self._reply_changes(request, body.after, body.group, outcome)
 
     def _whole(self, outcome: Outcome = DONE) -> Message:
         state = MapState(
@@ -363,17 +363,17 @@ class Controller(Role):
         )
         return pack(state, [text_tensor(self.map)])
 
-    def _reply_news(self, request: Request, after: int, group: str, outcome: Outcome = DONE) -> None:
+    def _reply_changes(self, request: Request, after: int, group: str, outcome: Outcome = DONE) -> None:
         """Answer a request with the changes since a version, or with the whole map, charged at their size."""
         changes = self.machine.since(after, group)
-        size = MOST_NEWS_BYTES + 1 if changes is None else text_tensor(changes).nbytes
-        if size > MOST_NEWS_BYTES:
+        size = MOST_CHANGES_BYTES + 1 if changes is None else text_tensor(changes).nbytes
+        if size > MOST_CHANGES_BYTES:
             size = self.machine.size.most_text
-        # The text is made again, so that an answer that waits for room holds no text.
-        reply_when_room(request, size, partial(self._news, after, group, outcome))
+        # The text is made again later, so that an answer that waits for room holds no memory.
+        reply_when_room(request, size, partial(self._changes, after, group, outcome))
 
-    def _news(self, after: int, group: str, outcome: Outcome = DONE) -> Message:
-        """What became of the map since a version, or all of it."""
+    def _changes(self, after: int, group: str, outcome: Outcome = DONE) -> Message:
+        """Return the changes since a version, or the whole map."""
         changes = self.machine.since(after, group)
         if fault_points.ON and after >= 0 and fault_points.fires("controller.history.short"):
             changes = None
@@ -382,7 +382,7 @@ class Controller(Role):
         if changes is None:
             return self._whole(outcome)
         text = text_tensor(changes)
-        if text.nbytes > MOST_NEWS_BYTES:
+        if text.nbytes > MOST_CHANGES_BYTES:
             return self._whole(outcome)
         body = MapChanges(
             version=after + len(changes), group=self.machine.group, done=outcome.done, at=outcome.at
@@ -394,22 +394,22 @@ class Controller(Role):
     def _watch(self, request: Request, body: WatchMap) -> None:
         until = self._loop.time() + min(body.wait_s, MOST_WAIT_S)
         watch = _Watch(body.after, body.group, until)
-        if self._has_news(watch):
-            self._reply_news(request, watch.after, watch.group)
+        if self._has_changes(watch):
+            self._reply_changes(request, watch.after, watch.group)
         else:
             self._watches[request] = watch
             self._timer.rearm()
 
-    def _has_news(self, watch: _Watch) -> bool:
+    def _has_changes(self, watch: _Watch) -> bool:
         return self._ready and (watch.group != self.machine.group or watch.after < self.map.version)
 
     def _answer_watches(self) -> None:
         for request, watch in list(self._watches.items()):
-            if self._has_news(watch):
+            if self._has_changes(watch):
                 del self._watches[request]
-                self._reply_news(request, watch.after, watch.group)
+                self._reply_changes(request, watch.after, watch.group)
 
-    def _led(self) -> None:
+    def _on_led(self) -> None:
         if self.group.leads:
             self.group.read("first")
             return
@@ -419,11 +419,11 @@ class Controller(Role):
         for request in watches:
             request.fail(NOT_LEADER, self.group.leader)
 
-    def _applied(self) -> None:
+    def _on_applied(self) -> None:
         before, self._shown = self._shown, self.map
         if self._shown is not before:
             if self.group.leads:
-                map_news.report(before, self._shown)
+                report_changes(before, self._shown)
             self._answer_watches()
 
     # --- time --------------------------------------------------------------------------------
@@ -446,11 +446,12 @@ class Controller(Role):
                 same = MapChanges(version=watch.after, group=watch.group)
                 request.reply(pack(same, [text_tensor([])]))
         for node, incarnation in self._suspicion.due(self.map, now=now):
-            self._suspicion.link_lost(node, incarnation, now=now)  # again, if this is not agreed on
+            # A new deadline: the proposal may fail, and is then repeated.
+            self._suspicion.link_lost(node, incarnation, now=now)
             self.group.propose(("lost", node), Lost(node, incarnation))
 
     def statistics(self) -> dict[str, Any]:
-        """Version of the map, the group, the traffic of each link, and the process."""
+        """Return the version of the map, the group, the traffic of each link, and the process."""
         return {
             "version": self.map.version,
             "controllers": self.group.statistics(),

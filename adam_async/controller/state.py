@@ -1,29 +1,28 @@
-"""Pure: the controller's decisions: who is a member, where buckets live, when an epoch begins.
+"""Pure: the rules of the cluster map: members, places of buckets, begin and end of epochs.
 
-A log-applied state machine: `apply` takes one command and returns the events it caused. After each
-command the standing rules run, each of which reads the map and may change it:
+A state machine: `apply` takes one command and returns the events that it caused. After each command the
+standing rules run, each of which reads the map and may change it:
 
     place     a run is submitted and enough servers are live: buckets get their primaries
-    number    a live worker without a place gets one: a replica, and a part of its model
-    lend      a data server is ready: it leases the run's groups; a lost one is replaced by the next keeper
-    begin     all primaries, a data server and as many replicas as the run wants are ready: it begins
+    number    a live worker without a slot gets one: a replica, and a part of its model
+    lead      a data server is ready: it leads the run's ledger; the next replica replaces a lost leader
+    begin     all primaries, a data server and the wanted number of replicas are ready: the run begins
     advance   the driver moved the run to its next epoch: its groups are shared out
-    fail      a primary, the last data server that has the leases, or the driver is lost: the run has failed
+    fail      a primary, the last ledger replica, or the driver is lost: the run has failed
     forget    the map drops departed nodes, except the last `DEPARTED_KEPT` of each role and those of the run
 
-A replica consists of as many workers as its model is cut over, and restarts as a unit: with one of its
-workers it is out, until another one has the place and all are ready for the life that begins then. Who gets
-which place stands in `places`.
+A replica has one worker for each part of its model, and restarts as a unit: without one of its workers it is
+out, until another worker has the slot and all are ready for the next replica generation. `worker_assignment`
+assigns the slots.
 
-A run has as many replicas as there are workers for: those beyond the number that it wants to begin with, and
-those that join later, take part as soon as they are ready. A run that continues another one begins with
-the epoch that this one was in; its results so far count as this run's.
+A run has all replicas that the workers suffice for: replicas beyond the wanted number, and later ones, take
+part as soon as they are ready. A run that continues another one begins with that run's current epoch, and
+takes over its results.
 
-With one copy of each shard a lost primary means lost parameters, so the run fails and says so. A
-lost worker is only a line in the log: its replica number is free for a successor.
+With one copy of each shard a lost primary means lost parameters, so the run fails and names it. A lost worker
+is only a line in the log: its replica number is free for a successor.
 
-That a node is lost is a command, `NodeLost`; who is suspected, and how long it may stay away, stands in
-`suspicion`.
+The loss of a node is a command, `NodeLost`; `failure_detector` decides when to propose it.
 """
 
 from collections import Counter
@@ -34,7 +33,7 @@ from typing import Any, assert_never
 import msgspec
 
 from adam_async.controller.records import check_epoch, check_ledger_record, check_node, is_piece, joined
-from adam_async.controller.worker_assignment import place_workers
+from adam_async.controller.worker_assignment import assign_workers
 from adam_async.errors import LOST_SHARDS, AdamError
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
@@ -58,16 +57,16 @@ from adam_async.run.partition import run_table
 from adam_async.run.shard_table import assign_buckets
 
 _NO_PLACE = {"replica": -1, "partition": 0, "placed": 0}
-"""Fields of a node that has none."""
+"""Fields of a node without a slot."""
 
-LIVES_KEPT = 16
-"""Maximum number of ended lives that the map remembers of a node."""
+INCARNATIONS_KEPT = 16
+"""Maximum number of ended incarnations that the map keeps of a node."""
 
 DEPARTED_KEPT = 64
 """Maximum number of departed nodes of each role in the map; the last ones to leave stay."""
 
 MAX_SHARDS = 100_000
-"""Of a run. Placing them takes a second, in which nobody is answered."""
+"""Maximum number of shards of a run. Placing them blocks the controller for a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +80,7 @@ class CompareAndSet:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """This life of the node is over."""
+    """An incarnation of the node is lost."""
 
     node: str
     incarnation: int
@@ -211,12 +210,12 @@ class ControllerState:
             return Invalid(f"nodes/{name}: {problem}")
         before = old.before if old is not None else ()
         if new.incarnation in before:
-            return Invalid(f"nodes/{name}: another life of {name} has followed this one; start it again")
+            return Invalid(f"nodes/{name}: a later incarnation of {name} has joined; start this one again")
         if old is not None and old.incarnation != new.incarnation:
-            before = (*before, old.incarnation)[-LIVES_KEPT:]
+            before = (*before, old.incarnation)[-INCARNATIONS_KEPT:]
         new = msgspec.structs.replace(new, before=before)
         if old is not None and old.live and old.incarnation != new.incarnation:
-            # The node restarted before its old life was reported lost; the state of that life is lost too.
+            # The old incarnation was not reported lost yet, but its state is lost all the same.
             self._node_lost(NodeLost(name, old.incarnation))
             self._fail_if_lost()
         if old is not None and old.incarnation == new.incarnation and old.live:
@@ -258,7 +257,7 @@ class ControllerState:
         self._strike_out()
 
     def _strike_out(self) -> None:
-        """Take lost data servers out of those that have the leases; the next one lends in their place."""
+        """Remove lost data servers from the ledger replicas; a new leader begins a new term."""
         ledger_record, nodes = self.map.ledger_record, self.map.nodes
         if ledger_record is None:
             return
@@ -279,7 +278,7 @@ class ControllerState:
     def _forget_departed(self) -> None:
         """Remove nodes that left long ago from the map, except those of its run.
 
-        A removed node can join again as a new one; the map also forgets its ended lives.
+        A removed node can join again as a new one; the map also drops its ended incarnations.
         """
         run, kept = self.map.run, set(self.map.buckets)
         if run is not None:
@@ -313,7 +312,7 @@ class ControllerState:
             return
         self._place(run)
         self._number_replicas(run)
-        self._lend(run)
+        self._name_ledger_leader(run)
         self._begin(run)
         self._advance()
 
@@ -328,12 +327,12 @@ class ControllerState:
         for name in sorted(set(self.map.buckets)):
             if not nodes[name].live:
                 lost, reason = name, f"{name} died: {LOST_SHARDS}"
-        said = [
+        failures = [
             f"{name}: {node.failed}" for name, node in nodes.items() if node.role == "data" and node.failed
         ]
         live, ledger_leader = self.map.live("data"), "the data server"
-        if said and all(nodes[name].failed for name in live):
-            lost, reason = ledger_leader, f"{ledger_leader} cannot serve the run: {said[0]}"
+        if failures and all(nodes[name].failed for name in live):
+            lost, reason = ledger_leader, f"{ledger_leader} cannot serve the run: {failures[0]}"
         elif self.map.epoch is not None and not self.map.ledger_leaders:
             others = "no other has all its leases" if live else "no other has joined"
             lost, reason = ledger_leader, f"{ledger_leader} died: {others}"
@@ -353,7 +352,7 @@ class ControllerState:
         self._set(buckets=tuple(primaries), generation=self.map.generation + 1)
 
     def _number_replicas(self, run: RunRecord) -> None:
-        places = {
+        slots = {
             name: (self.map.nodes[name].replica, self.map.nodes[name].partition)
             for name in self.map.live("worker")
         }
@@ -362,14 +361,14 @@ class ControllerState:
             name: msgspec.structs.replace(
                 self.map.nodes[name], replica=replica, partition=partition, placed=changed, changed=changed
             )
-            for name, (replica, partition) in place_workers(places, int(run.config["partitions"])).items()
-            if (replica, partition) != places[name]
+            for name, (replica, partition) in assign_workers(slots, int(run.config["partitions"])).items()
+            if (replica, partition) != slots[name]
         }
         if moved:
             self._set(nodes={**self.map.nodes, **moved})
 
-    def _lend(self, run: RunRecord) -> None:
-        """The first data server that is ready lends; while there is no epoch there is nothing to be lost."""
+    def _name_ledger_leader(self, run: RunRecord) -> None:
+        """Let the first ready data server lead the ledger; before the first epoch the ledger is empty."""
         nodes, ledger_record = self.map.nodes, self.map.ledger_record
         ready = [name for name in self.map.live("data") if nodes[name].ready == run.id]
         if self.map.ledger_leaders or not ready:
@@ -451,16 +450,16 @@ class ControllerState:
         )
 
     def _last_clock(self) -> int:
-        """Where the clocks met at the end of the epoch before."""
+        """Return the sync clock at the end of the epoch before."""
         return int(self.map.results[-1].get("clock", 0)) if self.map.results else 0
 
     # --- invariants --------------------------------------------------------------------------
 
     def check_invariants(self) -> None:
-        """Assert what must hold after every command."""
+        """Assert the invariants after a command."""
         workers = [self.map.nodes[name] for name in self.map.live("worker")]
         taken = Counter((node.replica, node.partition) for node in workers if node.replica >= 0)
-        assert all(count == 1 for count in taken.values()), f"two live workers share a place: {taken}"
+        assert all(count == 1 for count in taken.values()), f"two live workers share a slot: {taken}"
         run, epoch = self.map.run, self.map.epoch
         if run is not None and run.phase == "training":
             assert epoch is not None
@@ -481,7 +480,7 @@ class ControllerState:
 
 
 def _check_node(record: NodeRecord) -> str:
-    """Say what the standing rules could not work with in a record; empty if there is nothing."""
+    """Return a fault that the standing rules cannot work with; empty if there is none."""
     if record.role == "data" and record.live:
         images = record.info.get("train_images")
         if not isinstance(images, int) or images < 1:
@@ -490,10 +489,10 @@ def _check_node(record: NodeRecord) -> str:
 
 
 def _check_run(record: RunRecord, layers: Mapping[str, type[Layer]]) -> str:
-    """The same for the record of a run that begins."""
+    """Return the fault of the record of a new run; empty if it has none."""
     resumed = record.resumed
     if resumed is not None and not min(resumed.epoch - 1, 1) <= len(resumed.results) < resumed.epoch:
-        return f"it takes up epoch {resumed.epoch}, but has the results of {len(resumed.results)} before it"
+        return f"it resumes epoch {resumed.epoch}, but has the results of {len(resumed.results)} before it"
     try:
         config = make_config(record.config)
         network = Network(ModelSpec.from_dict(record.spec), dtype=config.dtype, layers=layers)
@@ -511,5 +510,5 @@ def _check_run(record: RunRecord, layers: Mapping[str, type[Layer]]) -> str:
 
 
 def _within(ranges: tuple[tuple[int, int], ...], groups: int) -> tuple[tuple[int, int], ...]:
-    """The parts of the ranges that name groups of the epoch."""
+    """Return the parts of the ranges within the groups of the epoch."""
     return tuple((max(start, 0), min(stop, groups)) for start, stop in ranges if start < min(stop, groups))

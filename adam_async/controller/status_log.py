@@ -1,52 +1,55 @@
-"""What a controller says of its group to whoever watches it: one line for each change, and none twice.
+"""Log lines of a controller about its group and the cluster: one line for each change.
 
 Theory of operation
 -------------------
-The group shows its core after every event; what the herald has said last is all that it keeps. It has no
-timer: a core's own ticks come at least once in two election time-outs, and a leader's with each heartbeat, so
-a line is late by no more than that.
+The consensus node shows its core after every event; the log keeps the last reported state alone. It has no
+timer: a core has a tick at least once in two election time-outs, and a leader one with each heartbeat, so a
+line is late by no more than that.
 
-*Who leads* is news once that one is known to be elected; that somebody asked for votes is none. *Who is lost*
-or back is said by the leader, which knows for how long each voter has not answered; in its first `LOST_S` it
-knows nothing yet. *That there is no majority* is said where nobody has led for `LEADERLESS_S`, with the names
-of those of whom nothing was heard meanwhile: all who can are asked for their votes in that time.
+*Leader.* A line follows an election; a request for votes has none. *Lost and returned controllers.* The
+leader reports them, for it knows each voter's silence; in its first `LOST_S` it knows none. *No majority.* A
+warning follows `LEADERLESS_S` without a leader. It names the controllers silent meanwhile: within that time
+every controller that can run has asked for votes.
 
-What a person who started the controllers wants to see is of level `INFO`, and that there is no majority a
-`WARNING`: a training that has its controllers beside it names those that die itself, and is told no more.
+The leading controller also logs each important change of the map (`report_changes`).
+
+Lines for an operator have level `INFO`, a missing majority `WARNING`: a program that starts controllers
+beside other roles reports changes of the cluster itself. The command `controller` shows both.
 """
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from adam_async.controller.bootstrap import name_of
 from adam_async.controller.consensus import Core, Role
+from adam_async.run.cluster_map import ClusterMap
 
 logger = logging.getLogger(__name__)
 
 LOST_S = 2.0
-"""Of whom a leader has heard nothing for so long is said to be lost."""
+"""Silence after which the leader reports a controller lost, in seconds."""
 
 LEADERLESS_S = 2.0
-"""So long nobody may lead before it is said."""
+"""Time without a leader before a warning, in seconds."""
 
 GROUPLESS_S = 5.0
-"""So long one that belongs to no group may wait before it is said."""
+"""Time outside of any group before a warning, in seconds."""
 
-LOOK_S = 0.1
-"""Between two looks of a leader at who is there."""
+CHECK_S = 0.1
+"""Interval of a leader's checks of the others, in seconds."""
 
 
 class StatusLog:
-    """Says what becomes of one controller's group.
+    """Logs the changes of one controller's group.
 
     Args:
-        name: Of the controller.
-        names: Of all controllers that it was told of, itself among them.
-        linked: Says which others it has a link to.
-        kept: Whether it began with what it had kept of a group.
+        name: Name of the controller.
+        names: Names of all known controllers, this one among them.
+        linked: Returns the names of the controllers with an open link.
+        kept: Whether the controller started with durable records of a group.
         now: The core's time.
-        is_cut_off: Whether it was said already that no majority can be reached.
+        is_cut_off: Whether a warning about unreachable majorities was logged already.
     """
 
     def __init__(
@@ -64,30 +67,31 @@ class StatusLog:
         self._linked = linked
         self._kept = kept
         self._belongs = False
-        """Whether it was said that we belong to the group."""
+        """Whether the membership in the group was logged."""
         self._leader: tuple[int, str] | None = None
-        """Term and leader that were named last."""
+        """Term and leader of the last line."""
         self._leaderless_since: float | None = now
         self._heard: set[str] = set()
-        """Who said something while nobody led."""
+        """Names of the controllers with a message since the leader was lost."""
         self._waits = is_cut_off
-        """Whether it was said that there is no leader."""
+        """Whether the missing leader was logged."""
         self._leads_in = 0
-        """The last term in which we led."""
-        self._look_at = math.inf
+        """Last term with this controller as leader."""
+        self._check_at = math.inf
         self._lost: set[str] = set()
-        """Who was said to be lost, and not yet to be back, since nobody else leads."""
-        self._strangers: set[tuple[str, str]] = set()
+        """Names of the controllers logged as lost and not as back, in the terms of one leader."""
+        self._other_groups: set[tuple[str, str]] = set()
+        """Pairs of a controller and its other group that were logged."""
 
     def heard(self, name: str) -> None:
-        """Another controller of the group said something."""
+        """Note a message of another controller of the group."""
         if self._leaderless_since is not None:
             self._heard.add(name)
 
     def of_another_group(self, name: str, *, theirs: str, ours: str) -> None:
-        """Another controller speaks for another group."""
-        if (name, theirs) not in self._strangers:
-            self._strangers.add((name, theirs))
+        """Warn once of another controller in another group."""
+        if (name, theirs) not in self._other_groups:
+            self._other_groups.add((name, theirs))
             logger.warning(
                 "%s belongs to group %s, %s to group %s: one of them has to begin anew, with an empty folder",
                 self._name,
@@ -96,43 +100,43 @@ class StatusLog:
                 theirs,
             )
 
-    def look(self, core: Core, *, now: float) -> None:
-        """Say what is new since the last look."""
+    def update(self, core: Core, *, now: float) -> None:
+        """Log the changes since the last call."""
         if core.leader is None:
-            self._look_for_a_leader(core, now)
+            self._check_leaderless(core, now)
             return
         self._leaderless_since = None
         if core.me not in core.members.voters or len(core.members.voters) == 1:
-            return  # it is being taken in; or alone, and there is nobody to say anything of
+            return  # this controller is no voter yet, or is a group of one
         if not self._belongs:
-            self._say_that_we_belong(core)
+            self._log_membership(core)
         if self._leader != (core.term, core.leader) or self._waits:
-            self._say_who_leads(core.term, core.leader)
+            self._log_leader(core.term, core.leader)
         if core.role is Role.LEADER:
-            self._look_at_the_others(core, now)
+            self._check_others(core, now)
 
-    def _say_that_we_belong(self, core: Core) -> None:
+    def _log_membership(self, core: Core) -> None:
         self._belongs = True
         names = {name_of(voter) for voter in core.members.voters}
         if not self._kept and core.me in core.log.snapshot.members.voters:
-            how = "the group is founded"  # by all of them: they had to meet first
+            how = "the group is founded"  # its first members all answered before
         else:
             how = "the group is there again" if self._kept else "it is taken into the group"
             self._lost = names - self._linked() - self._heard - {self._name}
         logger.info("%s: %s, with %d of %d controllers", self._name, how, len(names - self._lost), len(names))
 
-    def _say_who_leads(self, term: int, leader: str) -> None:
+    def _log_leader(self, term: int, leader: str) -> None:
         how = "again" if self._leader == (term, leader) else "now"
         self._leader, self._waits = (term, leader), False
         prefix = ""
         if name_of(leader) != self._name:
             prefix = f"{self._name}: "
-            self._lost.clear()  # who comes back is news of that one
+            self._lost.clear()  # the new leader reports the returns
         logger.info("%s%s leads %s (term %d)", prefix, name_of(leader), how, term)
 
     # --- no leader ---------------------------------------------------------------------------
 
-    def _look_for_a_leader(self, core: Core, now: float) -> None:
+    def _check_leaderless(self, core: Core, now: float) -> None:
         if self._leaderless_since is None:
             self._leaderless_since = now
             self._heard.clear()
@@ -160,19 +164,58 @@ class StatusLog:
             len(names),
         )
 
-    # --- the others, as the leader knows them ------------------------------------------------
+    # --- the other controllers, on the leader ------------------------------------------------
 
-    def _look_at_the_others(self, core: Core, now: float) -> None:
+    def _check_others(self, core: Core, now: float) -> None:
+        # A new leader has heard no controller yet: it reports none lost for a while.
         if self._leads_in != core.term:
-            self._leads_in, self._look_at = core.term, now + LOST_S
-        if now < self._look_at:
+            self._leads_in, self._check_at = core.term, now + LOST_S
+        if now < self._check_at:
             return
-        self._look_at = now + LOOK_S
+        self._check_at = now + CHECK_S
         voters = [voter for voter in core.members.voters if voter != core.me]
         gone = {name_of(voter) for voter in voters if core.silent_s(voter, now=now) >= LOST_S}
         there = {name_of(voter) for voter in voters} - gone
-        news = [(name, f"is lost: nothing was heard of it for {LOST_S:g} s") for name in gone - self._lost]
-        news += [(name, "is back") for name in self._lost & there]
+        changes = [(name, f"is lost: nothing was heard of it for {LOST_S:g} s") for name in gone - self._lost]
+        changes += [(name, "is back") for name in self._lost & there]
         self._lost = (self._lost | gone) - there
-        for name, what in sorted(news):
-            logger.info("%s %s; %d of %d are there", name, what, len(there) + 1, len(voters) + 1)
+        for name, change in sorted(changes):
+            logger.info("%s %s; %d of %d are there", name, change, len(there) + 1, len(voters) + 1)
+
+
+# --- the cluster map -----------------------------------------------------------------------------
+
+NOTICE = "notice"
+"""Key of a driver's `NodeRecord.info`: the newest sentence for the operator of the controllers."""
+
+
+def report_changes(before: ClusterMap, after: ClusterMap) -> None:
+    """Log the important changes from one map to the next, as the leader."""
+    for line in map_lines(before, after):
+        logger.info("%s", line)
+
+
+def map_lines(before: ClusterMap, after: ClusterMap) -> Iterator[str]:
+    """Yield lines for members that join, leave or are lost, for phases of the run and drivers' notices."""
+    for name, node in after.nodes.items():
+        was = before.nodes.get(name)
+        if was is None or was.live != node.live or was.incarnation != node.incarnation:
+            yield f"{name} {'joined' if node.live else 'left' if node.left else 'is lost'}"
+        elif node.info.get(NOTICE) != was.info.get(NOTICE):
+            yield f"{name} reports: {node.info.get(NOTICE)}"
+    run, ran = after.run, before.run
+    if run is not None and (ran is None or (ran.id, ran.phase, ran.epoch) != (run.id, run.phase, run.epoch)):
+        if run.phase == "failed":
+            yield f"run {run.id} failed: {run.reason}"
+        elif run.phase in ("preparing", "finished") or ran is None or ran.phase == "preparing":
+            yield f"run {run.id} {PHASES[run.phase]}"
+
+
+PHASES = {
+    "preparing": "is preparing",
+    "training": "is training",
+    "between": "is training",
+    "finished": "has finished",
+    "failed": "has failed",
+}
+"""Phases of a run in words."""

@@ -1,29 +1,29 @@
-"""Pure: which worker trains which part of which replica.
+"""Pure: the assignment of workers to replicas and to parts of the model.
 
-A replica is of use only with all its workers. So gaps are filled before a replica begins, the lowest first;
-who is left over waits as a spare. At most one replica lacks workers: where several do, the highest gives its
-own up.
+A replica works only with all its workers. So free workers fill gaps before they begin a replica, the lowest
+gap first, and the rest wait as spares. At most one replica lacks workers: of several such, the highest one
+gives up its own.
 """
 
 import itertools
 from collections.abc import Iterable, Mapping
 
-Place = tuple[int, int]
-"""Replica and part; ``(-1, 0)`` for who has none."""
+Slot = tuple[int, int]
+"""Replica and part; ``(-1, 0)`` for a spare worker."""
 
 
-def place_workers(places: Mapping[str, Place], partitions: int) -> dict[str, Place]:
-    """Give everybody a place who is needed in one.
+def assign_workers(slots: Mapping[str, Slot], partitions: int) -> dict[str, Slot]:
+    """Assign workers to slots.
 
     Args:
-        places: The live workers, with the places that they have. No two share one.
+        slots: The live workers with their present slots; no two share one.
         partitions: Workers of a replica.
 
     Returns:
-        All of them with their places; who has one in a complete replica keeps it.
+        All workers with their slots; a worker of a complete replica keeps its own.
     """
-    placed = {name: place for name, place in sorted(places.items()) if place[0] >= 0}
-    free = sorted(set(places) - set(placed))
+    placed = {name: slot for name, slot in sorted(slots.items()) if slot[0] >= 0}
+    free = sorted(set(slots) - set(placed))
     while True:
         gaps = _gaps(placed.values(), partitions)
         while free and gaps:
@@ -43,9 +43,9 @@ def place_workers(places: Mapping[str, Place], partitions: int) -> dict[str, Pla
     return {**placed, **dict.fromkeys(free, (-1, 0))}
 
 
-def _gaps(placed: Iterable[Place], partitions: int) -> list[Place]:
-    """Places without a worker in replicas that have some, the lowest first."""
+def _gaps(placed: Iterable[Slot], partitions: int) -> list[Slot]:
+    """Return the empty slots of replicas with workers, the lowest first."""
     taken = set(placed)
     replicas = sorted({replica for replica, _ in taken})
     everything = ((replica, part) for replica in replicas for part in range(partitions))
-    return [place for place in everything if place not in taken]
+    return [slot for slot in everything if slot not in taken]

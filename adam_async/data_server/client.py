@@ -1,13 +1,13 @@
-"""What a worker uses of a data server: groups ahead of need, reports behind.
+"""A worker's client of the data servers: groups ahead of need, reports behind.
 
 A `DataClient` holds a few groups ahead, so that a compute thread never waits for input in steady state
-(AD-06); it counts the times that one did. Two conversations share its link: one asks for groups when
-there is room and may be parked at the server, the other reports what is finished. When the link breaks, or
-another data server is to be asked, both begin again on a new one. A question says how many groups have come
-before it, so that none is missing whatever became of an answer, and whoever it came from.
+(AD-06); it counts the waits. Two tasks share its link: one requests groups when there is room, and the server
+may hold the request back; the other reports finished groups. After the link breaks, or when another data
+server is to be used, both begin again on a new link. A request has the number of groups received before it,
+so no group is missing after a lost answer, or at another server.
 
-Where replicas' clocks may not drift apart, the data server says with the groups at which clock they begin,
-and with the last ones where all replicas meet then; both go on to whoever trains the groups, who ticks.
+In ssp and bsp the data server sends with the groups the clock at which they begin, and with the last ones the
+sync clock of all replicas after them. Both reach the trainer of the groups, which ticks.
 """
 
 import asyncio
@@ -23,16 +23,14 @@ from adam_async.errors import RoleFailed
 from adam_async.messages import Finished, Groups, Lease, LeaseGroups, Reported, ReportGroups, pack, unpack
 from adam_async.run.config import Waits
 from adam_async.run.group_limits import GroupLimits
+from adam_async.runtime.channel import Channel, wait_set
 from adam_async.runtime.traffic import Traffic
-from transport import DialFailed, Identity, Link, Network, RemoteProtocolError, RetrySchedule, TransportError
+from transport import DialFailed, Identity, Link, Network, RemoteProtocolError, TransportError
 
 logger = logging.getLogger(__name__)
 
-PAUSES = RetrySchedule(first_s=0.01, longest_s=0.5)
-"""Between two links on which nothing was answered: a peer that refuses everything is not hounded."""
-
 DIAL_S = 1.0
-"""How long one server is dialled before we look whether another one is to be asked."""
+"""Deadline of a dial before the client checks for another server, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,17 +39,17 @@ class ImageGroup:
 
     lease: Lease
     images: NDArray[Any] | None
-    """None where none were asked for."""
+    """None if only labels were requested."""
     labels: NDArray[Any]
     clock: int = 0
-    """It begins no earlier than this clock; 0 where that was not said."""
+    """Minimum clock at which the group begins; 0 if the server sent none."""
     sync_clock: int = 0
-    """Where all replicas met before it; 0 where they did not."""
+    """Sync clock of all replicas before the group; 0 without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataClientStatistics:
-    """How often training waited for input."""
+    """Counts of groups, and of waits for them."""
 
     groups: int
     blocked_fetches: int
@@ -62,20 +60,20 @@ class DataClient:
     """Reads the groups of one worker of a replica ahead of need.
 
     Args:
-        network: How to reach data servers.
-        address: That of the one to ask, after so many in a row that did not answer; empty while there is
-            none. After a change, `look`.
-        identity: Who we are.
+        network: Network of the data servers.
+        address: Function from the number of servers in a row without an answer to the address of the next
+            one; empty while there is none. Call `map_changed` after a change.
+        identity: The worker.
         run: Id of the run.
-        replica: Whose share we read.
-        life: The life of the replica in which we do.
-        partition: Our part of it.
-        ahead: Groups to hold.
+        replica: The worker's replica.
+        replica_generation: Generation of the replica.
+        partition: The worker's part of the model.
+        ahead: Number of groups to hold.
         limits: Limits of the run's groups.
-        rows: First row of the images that we need, and the one behind the last; ``(0, 0)``: labels only.
-            None: whole images.
+        rows: First needed row of the images, and the one behind the last; ``(0, 0)``: labels only. None:
+            whole images.
         waits: Deadlines.
-        traffic: Where the links are counted.
+        traffic: Counts of the links.
 
     Run `run` as a task of the owner's group.
     """
@@ -96,13 +94,18 @@ class DataClient:
         traffic: Traffic,
         rows: tuple[int, int] | None = None,
     ) -> None:
-        self._network = network
+        self._channel = Channel(
+            peer="the data server",
+            address="",
+            network=network,
+            identity=identity,
+            traffic=traffic,
+            patience_s=waits.patience_s,
+        )
         self._address = address
-        self._asked = ""
         self._silent = 0
-        """How many that we asked in a row did not answer; the one that does is stayed with."""
-        self._looked = asyncio.Event()
-        self._link: Link | None = None
+        """Number of servers in a row without an answer; the client stays with one that answers."""
+        self._changed = asyncio.Event()
         self._identity = identity
         self._run = run
         self._replica = replica
@@ -111,13 +114,12 @@ class DataClient:
         self._rows = rows
         self._ahead = ahead
         self._limits = limits
-        self._traffic = traffic
         self._waits = waits
         self._groups: deque[ImageGroup] = deque()
         self._position = 0
         self._open: set[tuple[int, int, int]] = set()
         """Epoch, number and attempt of the groups that are not finished."""
-        self._heard = -1
+        self._known_end = -1
         self._reports: list[Finished] = []
         self._has_group = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -129,7 +131,7 @@ class DataClient:
         self._end = 0
         self._answered = False
         self._refused = ""
-        """The fault of an impossible answer on this link."""
+        """Fault of an impossible answer on this link; else empty."""
 
     async def run(self) -> None:
         """Read ahead until cancelled.
@@ -137,80 +139,64 @@ class DataClient:
         Raises:
             RoleFailed: No data server could be reached, or none gave a correct answer, for `patience_s`.
         """
-        loop = asyncio.get_running_loop()
-        patience_s = self._waits.patience_s
-        deadline, pauses = loop.time() + patience_s, PAUSES.waits()
-        problem = ""
-        while True:
-            left = deadline - loop.time()
-            if left <= 0:
-                what = "a correct answer" if self._refused else "an answer"
-                why = f": {problem}" if problem else ""
-                raise RoleFailed("the data server", f"did not give {what} for {patience_s:g} s{why}")
-            self._looked.clear()
-            self._asked = self._address(self._silent)
-            if not self._asked:
-                await self._wait_look(left)
+        channel, problem = self._channel, ""
+        channel.renew()
+        while (left_s := channel.left_s) > 0:
+            self._changed.clear()
+            channel.address = self._address(self._silent)
+            if not channel.address:
+                await wait_set(self._changed, left_s)
                 continue
             try:
-                link = await self._network.dial(self._asked, self._identity, timeout_s=min(left, DIAL_S))
+                link = await channel.dial(min(left_s, DIAL_S))
             except DialFailed as error:
                 problem = str(error)
                 self._silent += 1
                 continue
-            if self._address(self._silent) != self._asked:  # it has changed while we dialled
-                link.abort()
+            if self._address(self._silent) != channel.address:  # it has changed during the dial
+                channel.drop()
             elif await self._attend(link):
-                deadline, pauses = loop.time() + patience_s, PAUSES.waits()
+                channel.progressed()
             else:
                 problem = self._refused or problem
-                self._silent += not self._looked.is_set()
-                await self._wait_look(next(pauses))
+                self._silent += not self._changed.is_set()
+                await channel.pause(self._changed)
+        what = "a correct answer" if self._refused else "an answer"
+        why = f": {problem}" if problem else ""
+        raise RoleFailed(channel.peer, f"did not give {what} for {self._waits.patience_s:g} s{why}")
 
-    async def _wait_look(self, timeout_s: float) -> None:
-        """Wait until somebody else may have to be asked, but not for long."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._looked.wait()
-        except TimeoutError:
-            return
-
-    def look(self) -> None:
-        """See whether another data server is to be asked."""
-        if self._address(self._silent) != self._asked:
-            self._looked.set()
-            if self._link is not None:
-                self._link.abort()
+    def map_changed(self) -> None:
+        """Turn to another data server if the cluster map names another one."""
+        if self._address(self._silent) != self._channel.address:
+            self._changed.set()
+            if self._channel.link is not None:
+                self._channel.link.abort()
 
     async def _attend(self, link: Link) -> bool:
-        """Hold both conversations until the link ends. Returns whether all answers on it, one at least, were
-        correct."""
-        self._answered, self._refused, self._link = False, "", link
-        self._traffic.watch(link)
+        """Run both tasks until the link ends. Returns whether it had an answer, and all were correct."""
+        self._answered, self._refused = False, ""
         node = self._identity.node
         try:
             async with asyncio.TaskGroup() as group:
-                talks = (
-                    group.create_task(self._talk(link, self._read), name=f"{node}/read-ahead"),
-                    group.create_task(self._talk(link, self._report), name=f"{node}/report"),
+                tasks = (
+                    group.create_task(self._use(link, self._read), name=f"{node}/read-ahead"),
+                    group.create_task(self._use(link, self._report), name=f"{node}/report"),
                 )
                 await link.wait_closed()
-                for talk in talks:
-                    talk.cancel()
+                for task in tasks:
+                    task.cancel()
         finally:
-            self._link = None
-            link.abort()
-            self._traffic.gone(link)
+            self._channel.drop()
         return self._answered and not self._refused
 
-    async def _talk(self, link: Link, talk: Callable[[Link], Awaitable[None]]) -> None:
-        """Hold one of the conversations; whatever breaks it ends the link, and with it the other one.
+    async def _use(self, link: Link, work: Callable[[Link], Awaitable[None]]) -> None:
+        """Run one of the two tasks; an error ends the link, and with it the other task.
 
-        The error goes no further: a task group that hears of one while its owner waits for the end
-        leaves the owner marked as cancelled (in Python 3.11 and 3.12).
+        The error goes no further: a task group with a failed task, while its owner waits for the end, leaves
+        the owner marked as cancelled (in Python 3.11 and 3.12).
         """
         try:
-            await talk(link)
+            await work(link)
         except TransportError as error:
             logger.info("%s: link to the data server broke: %s", self._identity.node, error)
             # A server with impossible answers is left for the next one, like a silent server.
@@ -220,7 +206,7 @@ class DataClient:
 
     async def _read(self, link: Link) -> None:
         while True:
-            # Ask when half of what we hold is used up, not for every single group.
+            # One request for half of the groups costs less than one for each group.
             while len(self._groups) > self._ahead // 2:
                 self._has_room.clear()
                 await self._has_room.wait()
@@ -230,10 +216,10 @@ class DataClient:
                 replica_generation=self._replica_generation,
                 partition=self._partition,
                 position=self._position,
-                # Where nothing more waits, what comes next comes when all that we hold is trained.
+                # After the last group the next ones come only once all held groups are trained.
                 count=self._ahead - (0 if self._last else len(self._groups)),
                 wait_s=self._waits.call_s / 2,
-                heard=self._heard,
+                heard=self._known_end,
                 rows=self._rows,
             )
             reply = await link.call(pack(body), timeout_s=self._waits.call_s)
@@ -244,7 +230,7 @@ class DataClient:
         self._limits.check(answer.leases, tensors)
         tags = {(lease.epoch, lease.number, lease.attempt) for lease in answer.leases}
         if len(answer.leases) > asked or len(tags) < len(answer.leases) or not tags.isdisjoint(self._open):
-            raise RemoteProtocolError("groups", f"{asked} groups that are not held were asked for")
+            raise RemoteProtocolError("groups", f"{asked} groups that are not held were requested")
         images = _images_of(answer.leases, tensors, labels_only=self._rows == (0, 0))
         if not answer.leases and not answer.last:
             return
@@ -254,7 +240,7 @@ class DataClient:
             clock = sync_clock = 0
         self._open |= tags
         self._position += len(answer.leases)
-        self._heard = answer.end if answer.last else -1
+        self._known_end = answer.end if answer.last else -1
         self._last = answer.last
         self._end = answer.end if answer.last else 0
         if answer.last:
@@ -263,7 +249,7 @@ class DataClient:
 
     async def _report(self, link: Link) -> None:
         while True:
-            # A few at a time; but at once where the epoch, or more groups for us, may wait for these.
+            # A few at a time; at once if the epoch, or further groups, may wait for these reports.
             while not self._reports or not (len(self._reports) >= self._ahead // 2 or self._is_short):
                 self._has_reports.clear()
                 await self._has_reports.wait()
@@ -281,18 +267,18 @@ class DataClient:
 
     @property
     def exhausted(self) -> bool:
-        """Whether everything that waited for this replica has been taken."""
+        """Whether all groups for this replica have been taken."""
         return self._last and not self._groups
 
     @property
     def end(self) -> int:
-        """Where all replicas meet when everything that waited for this one is pushed; 0 if not said."""
+        """Sync clock of all replicas after the last group for this one; 0 if the server sent none."""
         return self._end
 
     async def wait_group(self) -> None:
-        """Wait for a group to take, or for word that none waits for this replica: look which it is.
+        """Wait for a group, or for the answer that there is none for this replica; check which it is.
 
-        Without a deadline: an epoch may be over, or others still busy. Cancelling it loses nothing.
+        It has no deadline: the epoch may be over, or other replicas busy. Cancelling it loses nothing.
         """
         if self._groups:
             return
@@ -325,7 +311,7 @@ class DataClient:
         return group
 
     def finished(self, report: Finished) -> None:
-        """A group was trained and its push acknowledged; tell the data server soon."""
+        """Note a trained group with an acknowledged push; its report leaves soon."""
         self._open.discard((report.epoch, report.number, report.attempt))
         self._reports.append(report)
         if self._is_short or len(self._reports) >= self._ahead // 2:
@@ -333,11 +319,11 @@ class DataClient:
 
     @property
     def _is_short(self) -> bool:
-        """Whether we hold nothing ahead: all is taken, or more is given only for reports."""
+        """Whether no group is held: all are taken, or more come only for reports."""
         return self._last or not self._groups
 
     def statistics(self) -> DataClientStatistics:
-        """Count groups and waits for them."""
+        """Return the counts of groups, and of waits for them."""
         return DataClientStatistics(
             groups=self._taken, blocked_fetches=self._blocked_fetches, blocked_s=self._blocked_s
         )
@@ -349,11 +335,10 @@ class DataClient:
 def _images_of(
     leases: Sequence[Lease], tensors: Sequence[NDArray[Any]], *, labels_only: bool
 ) -> list[tuple[NDArray[Any] | None, NDArray[Any]]]:
-    """Cut what rides beside leases into the images and labels of each; views.
+    """Cut the tensors of an answer into the images and labels of each lease; views.
 
     Raises:
-        RemoteProtocolError: There are not as many images and labels as the leases say, or a group is in two
-            tensors.
+        RemoteProtocolError: Images and labels do not match the leases' counts, or a group is in two tensors.
     """
     if not leases and not tensors:
         return []

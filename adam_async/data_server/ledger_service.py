@@ -1,11 +1,11 @@
-"""One data server's part in leasing, whichever of them is the lender: the shell around `keeping`.
+"""One data server's part in the ledger of leases, as leader or replica: a shell of `ledger_replication`.
 
-`enter` takes events, and `on_settled` is told later what came of them: from the lender they go into the
-ledger at once, from another keeper over a link to the lender, and once more, to whoever lends then, if that
-link or the lender is lost before they are settled. Who is no keeper enters nothing.
+`enter` takes events, and `on_settled` gets their results later. On the ledger leader events enter the ledger
+at once. A ledger replica forwards them to the leader, and again to the next leader if the link or the leader
+is lost before they are settled. A server that is no replica enters nothing.
 
-For each server that copies the ledger there is a task with a link to it. One that cannot be reached is struck
-out of the cluster map, and then tried again as somebody new.
+The leader has a task with a link for each server that copies the ledger. It removes an unreachable server
+from the cluster map, and then tries it again as a new one.
 """
 
 import asyncio
@@ -42,36 +42,37 @@ from adam_async.messages import (
 from adam_async.messages.bounds import MOST_LEDGER_BYTES
 from adam_async.run.cluster_map import ClusterMap, LedgerRecord
 from adam_async.run.config import Waits
+from adam_async.runtime.channel import Channel
 from adam_async.runtime.timer import Timer
 from adam_async.runtime.traffic import Traffic
-from transport import Identity, Link, Network, RemoteProtocolError, Request, TransportError
+from transport import Identity, Link, Network, RemoteProtocolError, Request, RetrySchedule, TransportError
 
 logger = logging.getLogger(__name__)
 
 PART_ENTRIES = 1024
-"""Entries of one message at most: some hundred kilobytes."""
+"""Maximum number of entries in one message: some hundred kilobytes."""
 
 MOST_TERMS = 16
-"""Maximum number of terms by which a lender may be ahead of the map that a keeper knows."""
+"""Maximum number of terms by which a leader may be ahead of a replica's map."""
 
-PAUSE_S = 0.05
-"""Between two attempts to reach the same server."""
+PAUSES = RetrySchedule(first_s=0.05, longest_s=0.05)
+"""Pauses between two links to the same server, in seconds."""
 
 Entering = LeaseAsked | GroupsReported
-"""What other data servers may have entered."""
+"""Events that other data servers may enter."""
 
 
 class LedgerService:
-    """Enters events into the ledger of a run's leases, wherever that is led.
+    """Enters events into the ledger of a run's leases, whichever server leads it.
 
     Args:
-        network: How to reach the other data servers.
-        identity: Who we are.
+        network: Network of the data servers.
+        identity: This data server.
         waits: Deadlines.
-        traffic: Where links are counted.
-        on_settled: Told of each event that is settled, with what to do about it.
-        on_lead: Told when we have become the lender.
-        open_events: What was entered here and is not answered, oldest first.
+        traffic: Counts of the links.
+        on_settled: Called with each settled event and its result.
+        on_lead: Called when this server has become the ledger leader.
+        open_events: Returns the events entered here without an answer, oldest first.
 
     Run `run` as a task of the owner's group.
     """
@@ -101,17 +102,17 @@ class LedgerService:
         self._membership: Membership
         self._group: asyncio.TaskGroup
         self._tasks: dict[LedgerReplica, asyncio.Task[None]] = {}
-        """By whom they have a link to."""
-        self._news = asyncio.Event()
+        """Tasks with a link, by the server at its other end."""
+        self._wakeup = asyncio.Event()
         self._outbox: list[Event] = []
         self._partitions = 1
         self._orders: EpochOrders
         self._early: dict[str, tuple[Request, CopyLedger]] = {}
-        """Copies of terms that the map does not name yet, by sender."""
+        """Copies of terms ahead of the map, by sender."""
         self._timer = Timer(self._next_deadline, lambda: self.enter(TimePassed()))
 
     async def run(self, membership: Membership) -> None:
-        """Copy the ledger, or have events entered, until cancelled."""
+        """Copy the ledger, or forward events, until cancelled."""
         self._membership = membership
         async with asyncio.TaskGroup() as group:
             self._group = group
@@ -119,17 +120,17 @@ class LedgerService:
 
     @property
     def state(self) -> DataState:
-        """Who has what, as far as we have heard."""
+        """State of the leases, as far as this server has the ledger."""
         return self._ledger_replication.ledger.state
 
     @property
     def leads(self) -> bool:
-        """Whether we are the lender."""
+        """Whether this server is the ledger leader."""
         return self._ledger_replication.leads
 
     @property
     def keeps(self) -> bool:
-        """Whether workers may ask us."""
+        """Whether this server is a ledger replica of the run, and may serve workers."""
         ledger_record = self._map.ledger_record
         return (
             ledger_record is not None
@@ -142,8 +143,8 @@ class LedgerService:
 
         Args:
             run: Its id.
-            partitions: Workers of a replica that take groups.
-            orders: The orders of its epochs.
+            partitions: Number of workers of a replica that take groups.
+            orders: Orders of its epochs.
         """
         self._end_tasks()
         self._outbox.clear()
@@ -151,8 +152,8 @@ class LedgerService:
         self._partitions, self._orders = partitions, orders
         self._ledger_replication = LedgerReplication(self._me, Opening(partitions=partitions))
 
-    def look(self, cluster: ClusterMap) -> None:
-        """The cluster map has changed: see who lends, and who else is there."""
+    def map_changed(self, cluster: ClusterMap) -> None:
+        """Follow the cluster map: its ledger leader and its data servers."""
         self._map = cluster
         self._follow_map(cluster)
         early, self._early = self._early, {}
@@ -187,7 +188,9 @@ class LedgerService:
         if not ledger_replication.leads or ledger_replication.term < ledger_record.term:
             self._end_tasks()
             ledger_replication.lead(ledger_record.term, ledger_record.ledger_replicas, now=_now())
-            logger.info("%s lends in run %s, term %d", self._identity.node, self._run, ledger_record.term)
+            logger.info(
+                "%s leads the ledger of run %s, term %d", self._identity.node, self._run, ledger_record.term
+            )
             self._outbox.clear()
             self._settle(ledger_replication.enter(self._open_events(), now=_now()))
             self._on_lead()
@@ -199,7 +202,7 @@ class LedgerService:
         for ledger_replica in [
             ledger_replica for ledger_replica in ledger_replication.copies() if ledger_replica not in there
         ]:
-            self._end_task(ledger_replica)  # and who is not live was struck out of the map
+            self._end_task(ledger_replica)  # the controllers have removed it from the map
             self._settle(ledger_replication.strike_out(ledger_replica))
         for ledger_replica, ready in there.items():
             if ledger_replica != self._me and (ready or ledger_replica in ledger_record.ledger_replicas):
@@ -208,7 +211,7 @@ class LedgerService:
     # --- events ------------------------------------------------------------------------------
 
     def enter(self, *events: Event) -> None:
-        """Have events entered: at once if we lend."""
+        """Enter events: at once on the leader, else through it."""
         if self._ledger_replication.leads:
             self._settle(self._ledger_replication.enter(events, now=_now()))
             if any(isinstance(event, LeaseAsked) for event in events):
@@ -218,16 +221,16 @@ class LedgerService:
             self._wake()
 
     def answer_enter(self, request: Request, body: Enter) -> None:
-        """Another keeper has events for the ledger.
+        """Enter the events of another ledger replica.
 
         Raises:
-            RemoteProtocolError: They are none.
+            RemoteProtocolError: The message holds no valid events.
         """
         peer = request.link.peer
         if not self._is_of(request, body.run):
             return
         if not self._ledger_replication.leads or body.term != self._ledger_replication.term:
-            request.fail("not-lender", f"{self._identity.node} does not lend in term {body.term}")
+            request.fail("not-lender", f"{self._identity.node} does not lead the ledger in term {body.term}")
         elif not self._ledger_replication.counts((peer.node, peer.incarnation)):
             request.fail("not-keeper", f"{peer.node} does not have the ledger")
         else:
@@ -238,10 +241,10 @@ class LedgerService:
             request.reply(pack(Entered()))
 
     def answer_copy(self, request: Request, body: CopyLedger) -> None:
-        """A lender sends a part of the ledger. Only the lender that the map names is believed.
+        """Take a part of the ledger from the leader that the map names; refuse others.
 
         Raises:
-            RemoteProtocolError: It is none.
+            RemoteProtocolError: The message holds no valid part.
         """
         if not self._is_of(request, body.run):
             return
@@ -252,7 +255,7 @@ class LedgerService:
             or not record.live
             or (record.role, record.incarnation) != ("data", peer.incarnation)
         ):
-            # A copy in a later term from a node outside the cluster would end this lending, and the run.
+            # A copy in a later term from a node outside the cluster would end this leadership, and the run.
             request.fail(
                 "not-member", f"{peer.node} is no live data server of the cluster: it has to join it"
             )
@@ -267,12 +270,12 @@ class LedgerService:
         elif ledger_record.term > body.term:
             request.fail("old-term", f"this is term {ledger_record.term}, not {body.term}")
         elif ledger_record.ledger_replicas[:1] != ((peer.node, peer.incarnation),):
-            request.fail("not-lender", f"{peer.node} does not lend in term {body.term}")
+            request.fail("not-lender", f"{peer.node} does not lead the ledger in term {body.term}")
         else:
             self._take_copy(request, body)
 
     def _wait_for_map(self, request: Request, body: CopyLedger) -> None:
-        """Keep a copy of a later term until the map names its lender; of each server the last one."""
+        """Keep a copy of a later term until the map names its leader; one of each server, the last."""
         node = request.link.peer.node
         if node in self._early:
             self._early[node][0].fail("not-lender", f"{node} has sent another copy since")
@@ -291,10 +294,10 @@ class LedgerService:
             request.fail(refused.code, str(refused))
             return
         if led:
-            self._end_tasks()  # we hear of the new lender before the map says so: ours copy nothing more
+            self._end_tasks()  # the new leader's copy came before the new map: copy nothing more
         request.reply(pack(LedgerCopied()))
         self._settle(settled)
-        if part.opening is not None:  # what we had entered may not be in this ledger
+        if part.opening is not None:  # a new ledger may lack the events entered here
             self._outbox = self._open_events()
             self._wake()
 
@@ -304,15 +307,15 @@ class LedgerService:
         return run == self._run
 
     def _settle(self, settled: Sequence[Settled]) -> None:
-        """Do what is settled, and let those who copy know."""
+        """Report settled events, and wake the copying tasks."""
         for each in settled:
             self._on_settled(each)
         self._wake()
 
     def _wake(self) -> None:
         if self._tasks:
-            self._news.set()
-            self._news = asyncio.Event()
+            self._wakeup.set()
+            self._wakeup = asyncio.Event()
 
     def _next_deadline(self) -> float | None:
         deadline = self.state.next_deadline() if self._ledger_replication.leads else None
@@ -335,17 +338,18 @@ class LedgerService:
             self._end_task(peer)
 
     async def _forward(self, ledger_leader: LedgerReplica) -> None:
-        """Have our events entered by the lender, until there is another."""
+        """Forward events to the ledger leader, until there is another one."""
+        channel = self._channel_to(ledger_leader)
         while True:
-            await self._talk(ledger_leader, self._forward_on)
-            await asyncio.sleep(PAUSE_S)
+            await self._use_link(channel, ledger_leader, self._forward_on)
+            await channel.pause()
 
     async def _forward_on(self, link: Link, ledger_leader: LedgerReplica) -> None:
         self._outbox = self._open_events()
         while True:
-            news = self._news
+            wakeup = self._wakeup
             if not self._outbox:
-                await news.wait()
+                await wakeup.wait()
                 continue
             events, self._outbox = self._outbox, []
             term = self._map.ledger_record.term if self._map.ledger_record is not None else 0
@@ -354,24 +358,25 @@ class LedgerService:
             unpack(reply, Entered)
 
     async def _copy_for(self, ledger_replica: LedgerReplica) -> None:
-        """Copy the ledger for somebody, until we do not lend or it is lost."""
+        """Copy the ledger to a server, until this one stops leading or that one is lost."""
         ledger_replication = self._ledger_replication
+        channel = self._channel_to(ledger_replica)
         while True:
             ledger_replication.welcome(ledger_replica)
             ledger_replication.begin_anew(ledger_replica)
-            await self._talk(ledger_replica, self._copy_on)
+            await self._use_link(channel, ledger_replica, self._copy_on)
             if ledger_replication.counts(ledger_replica):
                 await self._strike_out(ledger_replica)
             self._settle(ledger_replication.strike_out(ledger_replica))
-            await asyncio.sleep(PAUSE_S)
+            await channel.pause()
 
     async def _copy_on(self, link: Link, ledger_replica: LedgerReplica) -> None:
         ledger_replication = self._ledger_replication
         while True:
-            news = self._news
+            wakeup = self._wakeup
             part = ledger_replication.part_for(ledger_replica, PART_ENTRIES)
             if part is None:
-                await news.wait()
+                await wakeup.wait()
                 continue
             body = CopyLedger(run=self._run, term=ledger_replication.term)
             reply = await link.call(pack(body, [packed_tensor(part)]), timeout_s=self._reach_s)
@@ -385,22 +390,32 @@ class LedgerService:
             ):
                 await self._write_in(ledger_replica)
 
-    async def _talk(self, peer: LedgerReplica, talk: Callable[[Link, LedgerReplica], Any]) -> None:
-        """Hold a conversation with another data server until it breaks."""
-        address = self._map.nodes[peer[0]].address
+    def _channel_to(self, peer: LedgerReplica) -> Channel:
+        return Channel(
+            peer=peer[0],
+            address="",
+            network=self._network,
+            identity=self._identity,
+            traffic=self._traffic,
+            pauses=PAUSES,
+        )
+
+    async def _use_link(
+        self, channel: Channel, peer: LedgerReplica, work: Callable[[Link, LedgerReplica], Any]
+    ) -> None:
+        """Dial another data server, where the map names it now, and use the link until it breaks."""
+        channel.address = self._map.nodes[channel.peer].address
         try:
-            link = await self._network.dial(address, self._identity, timeout_s=self._reach_s)
+            link = await channel.dial(self._reach_s)
         except TransportError as error:
-            logger.info("%s: %s cannot be reached: %s", self._identity.node, peer[0], error)
+            logger.info("%s: %s cannot be reached: %s", self._identity.node, channel.peer, error)
             return
-        self._traffic.watch(link)
         try:
-            await talk(link, peer)
+            await work(link, peer)
         except TransportError as error:
-            logger.info("%s: link to %s broke: %s", self._identity.node, peer[0], error)
+            logger.info("%s: link to %s broke: %s", self._identity.node, channel.peer, error)
         finally:
-            link.abort()
-            self._traffic.gone(link)
+            channel.drop()
 
     # --- the map -----------------------------------------------------------------------------
 
@@ -409,20 +424,20 @@ class LedgerService:
             lambda ledger_replicas: (
                 None if ledger_replica in ledger_replicas else (*ledger_replicas, ledger_replica)
             ),
-            f"{ledger_replica[0]} to have the leases",
+            f"{ledger_replica[0]} to become a ledger replica",
         )
 
     async def _strike_out(self, ledger_replica: LedgerReplica) -> None:
-        # Also where it is not in: what we asked for before, and may still be on its way, is void then.
+        # Also if the map does not have it: an earlier change under way is void then.
         await self._change(
             lambda ledger_replicas: tuple(each for each in ledger_replicas if each != ledger_replica),
-            f"{ledger_replica[0]} to be left out",
+            f"{ledger_replica[0]} to be removed",
         )
 
     async def _change(
         self, change: Callable[[tuple[LedgerReplica, ...]], tuple[LedgerReplica, ...] | None], what: str
     ) -> None:
-        """Change the keepers in the map; waits for the controller as long as we lend."""
+        """Change the ledger replicas in the map; waits for the controllers while this server leads."""
         run, term = self._run, self._ledger_replication.term
 
         def changed(record: LedgerRecord) -> LedgerRecord | None:
@@ -443,10 +458,12 @@ class LedgerService:
                 logger.warning("%s waits for the controller: %s", self._identity.node, what)
         newest = self._membership.map.ledger_record
         if newest is None or (newest.run, newest.term) != (run, term):
-            await asyncio.get_running_loop().create_future()  # somebody else lends: `look` ends this task
+            await (
+                asyncio.get_running_loop().create_future()
+            )  # another server leads: `map_changed` ends this task
 
     def statistics(self) -> dict[str, Any]:
-        """Who lends, in which term, and how many have the ledger."""
+        """Return the role in the ledger, its term, and the number of replicas."""
         ledger_record = self._map.ledger_record
         return {
             "leads": self._ledger_replication.leads,
@@ -455,7 +472,7 @@ class LedgerService:
         }
 
     def __repr__(self) -> str:
-        return f"<Lending of {self._identity.node}: {self._ledger_replication!r}>"
+        return f"<LedgerService of {self._identity.node}: {self._ledger_replication!r}>"
 
 
 def _now() -> float:

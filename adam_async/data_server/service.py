@@ -195,7 +195,7 @@ class DataServer(Role):
             if cluster.ledger_leaders:
                 self._check_data(cluster)
             self._questions.takers = takers(cluster)
-            self._ledger.look(cluster)
+            self._ledger.map_changed(cluster)
             if not self._ledger.keeps:
                 self._questions.refuse_all(
                     "not-lending", f"{self._identity.node} has no leases of run {self._run}"

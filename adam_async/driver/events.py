@@ -10,7 +10,7 @@ from collections.abc import AsyncIterable, Callable
 from typing import Any
 
 from adam_async.controller.client import Membership
-from adam_async.controller.map_news import NOTICE
+from adam_async.controller.status_log import NOTICE
 from adam_async.driver.progress_poll import HEARD, SILENT
 from adam_async.errors import AdamError
 from adam_async.run.cluster_map import MOST_REASON, ClusterMap

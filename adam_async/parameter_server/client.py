@@ -1,13 +1,13 @@
-"""What workers and drivers use of parameter servers: push, pull, tick, each applied exactly once.
+"""The client of the parameter servers: push, pull and tick, each applied exactly once.
 
-A `ParameterClient` keeps one *channel* per server. A channel owns one link at a time and the session
-with that server; questions leave as soon as they are asked, many may be open, and answers are handled
-as they come. When anything goes wrong on a link (it breaks, an answer is late, a push left a gap) the
-channel drops the link, dials again and says everything that is open again, in order, under the same
-numbers (`session.py`). If that has not helped for `patience_s` the client fails and names the server.
+A `ParameterClient` keeps a `ServerConnection` to each server: one link at a time, and the session. Requests
+leave at once, many may be open, and answers are handled as they arrive. After any fault of a link (it breaks,
+an answer is late, a push left a gap) the connection drops the link, dials again and repeats all open
+requests, in order, under the same numbers (`session.py`). Without progress for `patience_s` the client fails
+and names the server.
 
-Asking never waits; `admit` does: it waits while a server owes more than `MAX_UNACKNOWLEDGED` answers
-to pushes, which is what bounds the memory of push buffers.
+Requests never wait; `admit` waits while a server owes more than `MAX_UNACKNOWLEDGED` answers to pushes. That
+bounds the memory of push buffers.
 """
 
 import asyncio
@@ -40,6 +40,7 @@ from adam_async.parameter_server.session import Exchange, Session
 from adam_async.run.config import Waits
 from adam_async.run.ids import ShardId
 from adam_async.runtime.callbacks import Callbacks
+from adam_async.runtime.channel import Channel
 from adam_async.runtime.traffic import Traffic
 from transport import (
     DialFailed,
@@ -49,18 +50,14 @@ from transport import (
     Network,
     RemoteError,
     RemoteProtocolError,
-    RetrySchedule,
     TransportError,
     WouldBlock,
 )
 
 logger = logging.getLogger(__name__)
 
-PAUSES = RetrySchedule(first_s=0.01, longest_s=0.5)
-"""Pauses between two links if nothing was answered on the first one, or a question was refused on it."""
-
 MAX_UNACKNOWLEDGED = 8
-"""Pushes that one server may owe answers for before admission waits."""
+"""Maximum number of unanswered pushes to one server; above it `admit` waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +72,7 @@ class SessionIdentity:
 
 
 class StepPush(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The part of a step's gradients that one server gets in one message."""
+    """The part of a step's gradients for one server, in one message."""
 
     parts: tuple[Part, ...]
     shards: tuple[ShardId, ...]
@@ -91,16 +88,16 @@ class StepPush(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 OnValues = Callable[[Sequence[int], NDArray[Any], int], None]
-"""Takes the versions of the shards asked for, their values, one after the other, flat, and the clock up to
-which all pushes of live replicas are in them (0 in asp, where nobody waits for a clock)."""
+"""Takes the versions of the requested shards, their values, one after the other, flat, and the clock up to
+which they contain all pushes of live replicas (0 in asp, which waits for no clock)."""
 
 OnBehind = Callable[[Values], None]
-"""Takes an answer without values: how far the slowest clock is, and which replicas are waited for."""
+"""Takes an answer without values: the slowest clock, and the replicas behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientStatistics:
-    """What a client did, over all its servers."""
+    """Counts of a client over all its servers."""
 
     acknowledged: int
     duplicates: int
@@ -111,8 +108,8 @@ class ClientStatistics:
     admission_wait_s: float
 
 
-class Channel:
-    """The conversation with one server."""
+class ServerConnection:
+    """The session with one server, over one link after the other."""
 
     def __init__(
         self,
@@ -125,14 +122,17 @@ class Channel:
         traffic: Traffic,
         callbacks: Callbacks,
     ) -> None:
-        self._network = network
-        self._traffic = traffic
+        self.channel = Channel(
+            peer=server,
+            address=address,
+            network=network,
+            identity=identity,
+            traffic=traffic,
+            patience_s=waits.patience_s,
+        )
         self._callbacks = callbacks
-        self.server = server
-        self._address = address
         self._identity = identity
         self._waits = waits
-        self._link: Link | None = None
         self._trouble = asyncio.Event()
         self._progress = asyncio.Event()
         self._backlog: deque[Exchange] = deque()
@@ -143,60 +143,54 @@ class Channel:
         self.reconnects = -1
 
     async def run(self) -> None:
-        """Keep a link and say what is open on each new one, until cancelled.
+        """Keep a link, and repeat all open requests on each new one, until cancelled.
 
         Raises:
-            ShardUnavailable: No progress for `patience_s`; names the server.
+            ShardUnavailable: There was no progress for `patience_s`; names the server.
         """
-        loop = asyncio.get_running_loop()
-        deadline, pauses = loop.time() + self._waits.patience_s, PAUSES.waits()
-        while True:
-            left = deadline - loop.time()
-            if left <= 0:
-                what = f"{self.server} at {self._address}, the primary of this shard"
-                raise ShardUnavailable(what, self._waits.patience_s)
+        channel = self.channel
+        channel.renew()
+        while channel.left_s > 0:
             try:
-                link = await self._network.dial(self._address, self._identity, timeout_s=left)
+                link = await channel.dial()
             except DialFailed:
                 continue
             self.reconnects += 1
             settled = await self._attend(link)
-            if settled or not self.session.open:
-                # An idle link that breaks owed nothing: patience begins with this trouble.
-                deadline = loop.time() + self._waits.patience_s
             if settled:
-                pauses = PAUSES.waits()
+                channel.progressed()
+            elif not self.session.open:
+                # An idle link that breaks owed nothing: patience begins with this trouble.
+                channel.renew()
             if self._refused or not settled:
-                await asyncio.sleep(next(pauses))
+                await channel.pause()
+        raise ShardUnavailable(f"{channel}, the primary of this shard", self._waits.patience_s)
 
     async def _attend(self, link: Link) -> bool:
-        """Use one link until trouble. Returns whether anything was settled on it."""
+        """Use one link until a fault. Returns whether any request was settled on it."""
         self._trouble.clear()
         self._settled, self._refused = 0, False
-        self._link = link
-        self._traffic.watch(link)
+        node, server = self._identity.node, self.channel.peer
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch(link), name=f"{self._identity.node}/watch-{self.server}")
+            group.create_task(self._watch(link), name=f"{node}/watch-{server}")
             self._backlog.clear()
             self._backlog.extend(self.session.to_send_again())
-            pump = group.create_task(self._pump(link), name=f"{self._identity.node}/pump-{self.server}")
+            pump = group.create_task(self._pump(link), name=f"{node}/pump-{server}")
             try:
                 await self._trouble.wait()
             finally:
-                self._link = None
                 pump.cancel()
-                link.abort()
-                self._traffic.gone(link)
+                self.channel.drop()
         return self._settled > 0
 
     async def _watch(self, link: Link) -> None:
         await link.wait_closed()
         self._trouble.set()
 
-    def say(self, exchange: Exchange) -> None:
-        """Say something for the first time; without a link just now, it goes out on the next one."""
+    def send(self, exchange: Exchange) -> None:
+        """Send a new request; without a link it leaves on the next one."""
         self.session.opened(exchange)
-        link = self._link
+        link = self.channel.link
         if link is None:
             return
         if self._backlog or not self._send(link, exchange):
@@ -204,7 +198,7 @@ class Channel:
             self._has_backlog.set()
 
     async def _pump(self, link: Link) -> None:
-        """Send what could not leave at once, in order, as fast as the server reads."""
+        """Send the backlog in order, as fast as the server reads."""
         while True:
             while self._backlog:
                 if self._send(link, self._backlog[0]):
@@ -215,7 +209,7 @@ class Channel:
             await self._has_backlog.wait()
 
     def _send(self, link: Link, exchange: Exchange) -> bool:
-        """Say it on this link. Returns False if the server does not read fast enough."""
+        """Send a request on this link. Returns False if the server does not read fast enough."""
         try:
             link.ask(
                 exchange.message,
@@ -252,8 +246,8 @@ class Channel:
                     return
         if isinstance(error, RemoteError):
             self._refused = True
-            logger.warning("%s refused %s: %s", self.server, exchange.message.type, error)
-        if link is self._link:
+            logger.warning("%s refused %s: %s", self.channel.peer, exchange.message.type, error)
+        if link is self.channel.link:
             self._trouble.set()
 
     async def wait_progress(self) -> None:
@@ -262,26 +256,25 @@ class Channel:
         await self._progress.wait()
 
     def __repr__(self) -> str:
-        state = "linked" if self._link is not None else "away"
-        return f"<Channel to {self.server} {state}, {len(self.session.open)} open>"
+        return f"<ServerConnection over {self.channel!r}, {len(self.session.open)} open>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Question:
     """A pull, asked again until the values are there.
 
-    No two functions that know each other: such a circle, and the memory that the values landed in, would stay
-    until a garbage collector came by.
+    A class, because two functions with references to each other would keep the memory of the values until a
+    garbage collection.
     """
 
-    channel: Channel
+    server: ServerConnection
     message: Message
     into: tuple[NDArray[Any]] | None
     on_values: Callable[[Values, NDArray[Any]], None]
     on_behind: OnBehind | None
 
     def ask(self) -> None:
-        self.channel.say(Exchange(message=self.message, on_answer=self.answered, into=self.into))
+        self.server.send(Exchange(message=self.message, on_answer=self.answered, into=self.into))
 
     def answered(self, answer: Message) -> bool:
         values = unpack(answer, Values)
@@ -298,12 +291,12 @@ class ParameterClient:
     """Pushes and pulls of one worker, or the pulls of a driver, over all servers of a run.
 
     Args:
-        network: How to reach the servers.
-        identity: Who we are.
-        session: What makes our pushes exactly-once.
-        addresses: Server id to address, for every server that holds shards of ours.
+        network: Network of the servers.
+        identity: The client's node.
+        session: Identity of the exactly-once session.
+        addresses: Addresses of all servers of the run, by server id.
         waits: Deadlines.
-        traffic: Where the links are counted.
+        traffic: Counts of the links.
 
     Run `run` as a task of the owner's group.
     """
@@ -321,8 +314,8 @@ class ParameterClient:
         self._waits = waits
         self._session = session
         self._callbacks = Callbacks(identity.node)
-        self.channels = {
-            server: Channel(
+        self.connections = {
+            server: ServerConnection(
                 network=network,
                 server=server,
                 address=address,
@@ -333,23 +326,23 @@ class ParameterClient:
             )
             for server, address in addresses.items()
         }
-        self._all = tuple(self.channels.values())
+        self._all = tuple(self.connections.values())
         self._admission_waits = 0
         self._admission_wait_s = 0.0
 
     async def run(self) -> None:
-        """Keep the channels until cancelled.
+        """Keep the connections until cancelled.
 
         Raises:
             ShardUnavailable: A server could not be reached, or made no progress, for `patience_s`.
             Exception: An error in a callback of an answer.
         """
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._callbacks.failure(), name="channel-callbacks")
-            for server, channel in self.channels.items():
-                group.create_task(channel.run(), name=f"channel-{server}")
+            group.create_task(self._callbacks.failure(), name="connection-callbacks")
+            for server, connection in self.connections.items():
+                group.create_task(connection.run(), name=f"connection-{server}")
 
-    # --- asking ------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------
 
     def push(
         self,
@@ -363,12 +356,12 @@ class ParameterClient:
         """Push gradients under the next numbers. Never waits; see `admit`.
 
         Args:
-            on_free: Called once, when every shard has acknowledged (or refused what is not finite) and
-                nothing reads the tensors any more: only then may they be written again.
-            on_values: For a push that pulls: called once with what came back.
-            into: Where the values shall land; without it they lie in pooled memory.
+            on_free: Called once, when every shard has acknowledged the push (or refused non-finite values)
+                and no send reads the tensors any more: only then may they be written again.
+            on_values: Called once with the answered values of a push that pulls.
+            into: Memory for the values; pooled memory without it.
         """
-        session = self.channels[server].session
+        session = self.connections[server].session
         body = Push(
             run=self._session.run,
             session=self._session.session,
@@ -395,7 +388,7 @@ class ParameterClient:
                 on_values(acknowledged.versions, _values_of(answer), acknowledged.clock)
             return True
 
-        self.channels[server].say(
+        self.connections[server].send(
             Exchange(
                 message=pack(body, step.tensors),
                 on_answer=on_answer,
@@ -419,7 +412,7 @@ class ParameterClient:
             shards: All shards of this server; every step was applied to each of them.
             on_answer: Called once, when the server has counted them.
         """
-        session = self.channels[server].session
+        session = self.connections[server].session
         body = Record(
             run=self._session.run,
             session=self._session.session,
@@ -438,7 +431,7 @@ class ParameterClient:
             on_answer()
             return True
 
-        self.channels[server].say(Exchange(message=pack(body), on_answer=answered, is_push=True))
+        self.connections[server].send(Exchange(message=pack(body), on_answer=answered, is_push=True))
 
     def answer_nothing(self, on_answered: Callable[[], None]) -> None:
         """Call back in a later turn of the loop, as an answer would: for a question of no shards."""
@@ -460,7 +453,7 @@ class ParameterClient:
             on_values: Called once with the answer and the values, one shard after the other, flat.
             clock: Ask for values in which all pushes of live replicas up to this clock are; 0: for those of
                 now. The question is asked again for as long as they are not there.
-            into: Where the values shall land; without it they lie in pooled memory.
+            into: Memory for the values; pooled memory without it.
             on_behind: Called each time the server had to answer without values, before it is asked again,
                 which is at least every half of `answer_s`. It must not raise.
         """
@@ -472,7 +465,7 @@ class ParameterClient:
             wait_s=self._waits.answer_s / 2 if clock else 0.0,
         )
         question = _Question(
-            channel=self.channels[server],
+            server=self.connections[server],
             message=pack(body),
             into=None if into is None else (into,),
             on_values=on_values,
@@ -481,12 +474,12 @@ class ParameterClient:
         question.ask()
 
     def tick(self, server: str, shards: Sequence[ShardId], clock: int, *, epoch: int = 0) -> None:
-        """Tell a server that step `clock` ended without a push for these shards. Never waits.
+        """Report to a server that step `clock` ended without a push for these shards. Never waits.
 
         Args:
-            epoch: In ssp and bsp the epoch that the step belongs to, where it is known.
+            epoch: In ssp and bsp the epoch of the step, if known.
         """
-        session = self.channels[server].session
+        session = self.connections[server].session
         body = Tick(
             run=self._session.run,
             session=self._session.session,
@@ -503,19 +496,19 @@ class ParameterClient:
             unpack(answer, Ticked)
             return True
 
-        self.channels[server].say(Exchange(message=pack(body), on_answer=on_answer))
+        self.connections[server].send(Exchange(message=pack(body), on_answer=on_answer))
 
     # --- waiting -----------------------------------------------------------------------------
 
     def allow_unacknowledged(self, pushes: int) -> None:
         """Let every server owe answers to this many pushes, `MAX_UNACKNOWLEDGED` at most."""
-        for channel in self._all:
-            channel.session.limit = min(pushes, MAX_UNACKNOWLEDGED)
+        for connection in self._all:
+            connection.session.limit = min(pushes, MAX_UNACKNOWLEDGED)
 
     @property
     def may_push(self) -> bool:
         """Whether no server owes too many answers."""
-        return all(channel.session.may_push for channel in self._all)
+        return all(connection.session.may_push for connection in self._all)
 
     async def admit(self) -> None:
         """Wait until every server may be pushed to. Cancelling it loses nothing.
@@ -523,13 +516,13 @@ class ParameterClient:
         Raises:
             ShardUnavailable: A server owed answers, and gave none, for `patience_s`.
         """
-        for channel in self.channels.values():
-            if channel.session.may_push:
+        for connection in self.connections.values():
+            if connection.session.may_push:
                 continue
             loop = asyncio.get_running_loop()
             begin = loop.time()
             self._admission_waits += 1
-            await self._wait(channel, lambda: channel.session.may_push)  # noqa: B023 - awaited here
+            await self._wait(connection, lambda: connection.session.may_push)  # noqa: B023 - awaited here
             self._admission_wait_s += loop.time() - begin
 
     async def flush(self) -> None:
@@ -538,35 +531,35 @@ class ParameterClient:
         Raises:
             ShardUnavailable: A server owed answers, and gave none, for `patience_s`.
         """
-        for channel in self.channels.values():
-            await self._wait(channel, lambda: not channel.session.open)  # noqa: B023 - awaited here
+        for connection in self.connections.values():
+            await self._wait(connection, lambda: not connection.session.open)  # noqa: B023 - awaited here
 
-    async def _wait(self, channel: Channel, done: Callable[[], bool]) -> None:
+    async def _wait(self, connection: ServerConnection, done: Callable[[], bool]) -> None:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._waits.patience_s) as patience:
                 while not done():
-                    await channel.wait_progress()
+                    await connection.wait_progress()
                     # A server that answers is not the one to give up, however long others keep it waiting.
                     patience.reschedule(loop.time() + self._waits.patience_s)
         except TimeoutError:
-            raise ShardUnavailable(f"answers of {channel.server}", self._waits.patience_s) from None
+            raise ShardUnavailable(f"answers of {connection.channel.peer}", self._waits.patience_s) from None
 
     def statistics(self) -> ClientStatistics:
         """Count acknowledgements, repetitions and waits."""
-        counts = [channel.session.counts for channel in self.channels.values()]
+        counts = [connection.session.counts for connection in self.connections.values()]
         return ClientStatistics(
             acknowledged=sum(c.acknowledged for c in counts),
             duplicates=sum(c.duplicates for c in counts),
             refused=sum(c.refused for c in counts),
             resent=sum(c.resent for c in counts),
-            reconnects=sum(max(channel.reconnects, 0) for channel in self.channels.values()),
+            reconnects=sum(max(connection.reconnects, 0) for connection in self.connections.values()),
             admission_waits=self._admission_waits,
             admission_wait_s=self._admission_wait_s,
         )
 
     def __repr__(self) -> str:
-        return f"<ParameterClient of {self._session.run} {list(self.channels.values())}>"
+        return f"<ParameterClient of {self._session.run} {list(self.connections.values())}>"
 
 
 def _values_of(answer: Message) -> NDArray[Any]:

@@ -1,18 +1,18 @@
-"""The other workers of a replica: links to all of them, and blocks that go both ways.
+"""The other workers of a replica: links to all of them, and blocks in both directions.
 
 Theory of operation
 -------------------
-Of two workers the one with the lower part dials. Either side begins with a `Greet` that says for which life
-of the replica it speaks and how many blocks it has: sending goes on behind those (`block_stream.py`). A
-worker of another life is not talked to, so what an earlier life still says is refused as a whole.
+Of two workers the one with the lower part dials. Both sides begin with a `Greet`: the replica generation, and
+the number of blocks received, behind which sending goes on (`reliable_stream.py`). A worker of another
+generation gets no answer, so all messages of an earlier generation are refused.
 
-Blocks that become ready in one turn of the loop leave in one message, whatever groups they belong to; what
-arrives is handed to the engine at once. Confirmations ride on the blocks of the other way; where nothing
-goes that way for `CONFIRM_BLOCKS`, a message without blocks brings them.
+Blocks that become ready in one iteration of the loop leave in one message, whatever their groups; received
+blocks go to the engine at once. Confirmations travel with the blocks of the other direction; after
+`CONFIRM_BLOCKS` without any, a message without blocks carries them.
 
-A worker that sends and gets nothing back, such as one whose layers are all frozen, could run away from one
-that is slower. So each says how many groups it has begun, and nobody begins a group that is more than a
-*lead* ahead of a worker that it sends to: so many groups wait anywhere, and no more.
+A worker that sends and gets nothing back, such as one with only frozen layers, could run far ahead of a
+slower one. So each worker reports its number of begun groups, and begins no group more than a *lead* ahead of
+a worker that it sends to. That bounds the waiting groups everywhere.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ from adam_async.model.partition.network import Partition
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.runtime.callbacks import Callbacks
+from adam_async.runtime.channel import Channel
 from adam_async.runtime.traffic import Traffic
 from adam_async.worker.reliable_stream import Parcel, ReceivingStream, SendingStream
 from transport import (
@@ -42,7 +43,6 @@ from transport import (
     Message,
     Network,
     RemoteProtocolError,
-    RetrySchedule,
     TransportError,
     WouldBlock,
 )
@@ -50,43 +50,40 @@ from transport import (
 logger = logging.getLogger(__name__)
 
 BLOCKS = 64
-"""Blocks of one message at most; what describes them must fit into a frame's meta."""
+"""Maximum number of blocks in one message; their description must fit into a frame's meta."""
 
 MESSAGE_BYTES = 32 << 20
-"""Their tensors at most, unless it is a single one."""
+"""Maximum size of their tensors, in bytes, unless there is a single one."""
 
 MOST_BEGUN = 1 << 16
-"""Maximum number of groups that the other side begins between two messages."""
+"""Maximum number of groups that the other side may begin between two messages."""
 
 CONFIRM_BLOCKS = 32
-"""After so many blocks that nothing was said behind, they are confirmed by a message of their own."""
+"""Number of unconfirmed blocks after which a message of its own confirms them."""
 
-TELL_SHARE = 4
-"""Who sends to us hears that often of the groups that we begin, while he goes through his lead."""
+REPORT_SHARE = 4
+"""Number of reports of begun groups that a sending worker gets within its lead."""
 
 ROOM_S = 0.005
-"""When the other side does not read fast enough, it is tried again after this long."""
-
-PAUSES = RetrySchedule(first_s=0.01, longest_s=0.5)
-"""Between two links on which the other side said nothing."""
+"""Pause before another attempt to send if the other side does not read fast enough, in seconds."""
 
 OnBlocks = Callable[[Sequence[tuple[Block, NDArray[Any]]]], None]
-"""Takes what came in one message."""
+"""Takes the blocks of one message."""
 
 
 class Neighbour:
     """One of the other workers, over one link after the other.
 
     Args:
-        part: Which part of the model it has.
+        part: Its part of the model.
         node: Its node id.
-        address: Where it listens.
-        expects: Shape, but for the images, of what crosses from there, by number of the crossing.
-        dtype: Of all of it.
+        address: Its address.
+        expects: Functions from a number of images to the shape of a block from there, by crossing.
+        dtype: Type of all blocks.
         group_images: Function from the number of a group to its number of images; 0 if no epoch has it.
-        lead: Groups that who sends may be ahead of who receives.
-        heeded: Whether we send to it, and so wait until it has begun enough groups.
-        on_blocks: Takes what arrives.
+        lead: Maximum number of groups that a sender is ahead of a receiver.
+        heeded: Whether this worker sends to it, and so waits until it has begun enough groups.
+        on_blocks: Takes received blocks.
         on_progress: Called when it has begun more groups.
         on_linked: Called when there is a link to it.
         callbacks: Runs the sending callbacks in a later iteration of the loop.
@@ -113,7 +110,7 @@ class Neighbour:
         self._dtype = dtype
         self._group_images = group_images
         self._lead, self._heeded = lead, heeded
-        self._tell_every = max(1, lead // TELL_SHARE)
+        self._report_every = max(1, lead // REPORT_SHARE)
         self._on_blocks = on_blocks
         self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
         self._on_progress = on_progress
@@ -121,12 +118,14 @@ class Neighbour:
         self._callbacks = callbacks
         self._sending = SendingStream()
         self._receiving = ReceivingStream()
-        self._told = 0
-        """Blocks that the other side knows us to have."""
+        self._confirmed = 0
+        """Number of received blocks last sent to the other side."""
         self._begun = 0
-        """Groups that we have begun; then those that the other side knows of, and those that it has begun."""
-        self._told_begun = 0
+        """Number of groups begun here."""
+        self._reported_begun = 0
+        """Number of groups begun here last sent to the other side."""
         self._has_begun = 0
+        """Number of groups begun on the other side."""
         self._link: Link | None = None
         self._flushing = False
         self.links = 0
@@ -134,31 +133,31 @@ class Neighbour:
 
     @property
     def received(self) -> int:
-        """Blocks that we have from it."""
+        """Number of blocks received from it."""
         return self._receiving.received
 
     def put(self, parcel: Parcel) -> None:
-        """Send a block with whatever else becomes ready in this turn of the loop. Never waits."""
+        """Send a block with the others of this iteration of the loop. Never waits."""
         self._sending.add(parcel)
         self._flush_soon()
 
     @property
     def keeps_up(self) -> bool:
-        """Whether we may begin one more group, as far as it is concerned."""
+        """Whether it permits one more group to begin here."""
         return not self._heeded or self._begun - self._has_begun < self._lead
 
     def begin(self) -> None:
-        """We have begun one more group. Never waits."""
+        """Count one more group begun here. Never waits."""
         self._begun += 1
-        if self._owes_word:
+        if self._owes_report:
             self._flush_soon()
 
     @property
-    def _owes_word(self) -> bool:
-        """Whether the other side must hear of us, even if there is no block to say."""
-        if self.received - self._told >= CONFIRM_BLOCKS:
+    def _owes_report(self) -> bool:
+        """Whether the other side needs a message, even without a block to send."""
+        if self.received - self._confirmed >= CONFIRM_BLOCKS:
             return True
-        return self._begun - self._told_begun >= self._tell_every and bool(self._expects)
+        return self._begun - self._reported_begun >= self._report_every and bool(self._expects)
 
     def _flush_soon(self) -> None:
         if not self._flushing and self._link is not None:
@@ -168,12 +167,12 @@ class Neighbour:
     def _flush(self) -> None:
         self._flushing = False
         link = self._link
-        while link is not None and not link.closed and (self._sending.waiting or self._owes_word):
-            if not self._say(link):
+        while link is not None and not link.closed and (self._sending.waiting or self._owes_report):
+            if not self._send(link):
                 return
 
-    def _say(self, link: Link) -> bool:
-        """Say the next blocks; False if the other side does not read fast enough, and we are told later."""
+    def _send(self, link: Link) -> bool:
+        """Send the next blocks; False if the link has ended, or takes them only later."""
         first, parcels = self._sending.take(BLOCKS, MESSAGE_BYTES)
         for parcel in parcels:
             parcel.hold()
@@ -190,20 +189,20 @@ class Neighbour:
                 self._callbacks.call_later(ROOM_S, self._flush)
             return False
         self.messages += 1
-        self._told, self._told_begun = self.received, self._begun
+        self._confirmed, self._reported_begun = self.received, self._begun
         return True
 
     async def converse(self, link: Link, greet: Greet) -> None:
-        """Send and receive on a link whose other side has greeted us, until it ends.
+        """Send and receive on a link after the other side's `Greet`, until it ends.
 
         Raises:
-            RemoteProtocolError: The other side does not keep to the rules.
-            TransportError: The link is over.
+            RemoteProtocolError: The other side breaks a rule.
+            TransportError: The link has ended.
         """
         if self._link is not None:
-            self._link.abort()  # it is over, and we have not noticed yet
+            self._link.abort()  # it has ended on the other side, and this one has not noticed yet
         self._sending.resume(greet.received)
-        self._hear(greet.begun)
+        self._note_begun(greet.begun)
         self._link = link
         self.links += 1
         self._on_linked()
@@ -216,12 +215,12 @@ class Neighbour:
                 self._link = None
 
     def hello(self, ours: Greet) -> Greet:
-        """What we say first on a new link: `ours`, and what we have of the other side."""
-        self._told, self._told_begun = self.received, self._begun
+        """Return the first message on a new link: `ours` with the present counts."""
+        self._confirmed, self._reported_begun = self.received, self._begun
         return msgspec.structs.replace(ours, received=self.received, begun=self._begun)
 
     def close(self) -> None:
-        """This life of the replica is over."""
+        """End the link, with this replica generation."""
         if self._link is not None:
             self._link.abort()
 
@@ -232,17 +231,17 @@ class Neighbour:
                 "blocks", f"{len(body.blocks)} blocks with {len(message.tensors)} tensors"
             )
         self._sending.confirm(body.received)
-        self._hear(body.begun)
+        self._note_begun(body.begun)
         if body.blocks:
             arrived = tuple(zip(body.blocks, message.tensors, strict=True))
             for block, tensor in arrived:
                 self._check(block, tensor)
             known = self._receiving.accept(body.first, len(arrived))
             self._on_blocks(arrived[known:])
-        if self._owes_word:
+        if self._owes_report:
             self._flush_soon()
 
-    def _hear(self, begun: int) -> None:
+    def _note_begun(self, begun: int) -> None:
         if begun > self._has_begun + MOST_BEGUN:
             raise RemoteProtocolError(
                 "blocks", f"{begun} groups begun, and {self._has_begun} a moment before"
@@ -255,7 +254,7 @@ class Neighbour:
         images = self._group_images(block.number)
         shape = self._shapes.get((block.crossing, images))
         if shape == tensor.shape and tensor.dtype == self._dtype:
-            return  # as most do
+            return  # the shape was checked before: the common case
         expected = self._expects.get(block.crossing)
         if expected is None:
             raise RemoteProtocolError(
@@ -267,7 +266,7 @@ class Neighbour:
         self._shapes[block.crossing, images] = tensor.shape
 
     def statistics(self) -> dict[str, int]:
-        """How the talk went."""
+        """Return the counts of links, messages and blocks."""
         return {
             "links": self.links,
             "messages": self.messages,
@@ -287,16 +286,16 @@ class Neighbours:
     """All other workers of the replica.
 
     Args:
-        network: How to reach them.
-        identity: Who we are.
-        greet: What we say first; its counts are filled in.
-        cluster: Who the others are, and where.
-        partition: Our part.
+        network: Network of the workers.
+        identity: This worker.
+        greet: First message on a link; its counts are filled in.
+        cluster: Map with the other workers.
+        partition: This worker's part.
         group_images: As in `Neighbour`.
-        lead: Groups that who sends may be ahead of who receives.
-        on_blocks: Takes what arrives.
+        lead: As in `Neighbour`.
+        on_blocks: Takes received blocks.
         waits: Deadlines.
-        traffic: Where the links are counted.
+        traffic: Counts of the links.
 
     Run `run` as a task of the owner's group.
     """
@@ -348,20 +347,20 @@ class Neighbours:
         self._others[part].put(parcel)
 
     def begin(self) -> None:
-        """We have begun one more group. Never waits."""
+        """Count one more group begun here. Never waits."""
         for other in self._others.values():
             other.begin()
 
     @property
     def keep_up(self) -> bool:
-        """Whether we may begin one more group, as far as those are concerned that we send to."""
+        """Whether all workers that this one sends to permit one more group to begin here."""
         return all(other.keeps_up for other in self._others.values())
 
     async def wait_linked(self) -> None:
-        """Wait until we have talked to each of them. Cancelling it loses nothing.
+        """Wait until there was a link to each of them. Cancelling it loses nothing.
 
         Raises:
-            DeadlineExceeded: One is not to be reached for `waits.patience_s`; names it.
+            DeadlineExceeded: A worker had no link for `waits.patience_s`; names it.
         """
         try:
             async with asyncio.timeout(self._waits.patience_s):
@@ -376,7 +375,7 @@ class Neighbours:
         """Wait until one of them has begun another group. Cancelling it loses nothing.
 
         Raises:
-            DeadlineExceeded: None has for `waits.clock_s`.
+            DeadlineExceeded: No worker did for `waits.clock_s`.
         """
         late = ", ".join(other.node for other in self._others.values() if not other.keeps_up)
         self._progress.clear()
@@ -387,10 +386,10 @@ class Neighbours:
             raise DeadlineExceeded(f"{late} to begin another group", self._waits.clock_s) from None
 
     async def run(self) -> None:
-        """Keep a link to each worker with a higher part until cancelled; the others dial us.
+        """Keep a link to each worker with a higher part until cancelled; the others dial this one.
 
         Raises:
-            RoleDied: One of them could not be reached for `patience_s`.
+            RoleDied: A worker could not be reached for `patience_s`.
             Exception: An error in a callback that sends.
         """
         try:
@@ -404,30 +403,36 @@ class Neighbours:
                 other.close()
 
     async def _keep(self, other: Neighbour) -> None:
-        loop = asyncio.get_running_loop()
-        patience_s = self._waits.patience_s
-        deadline, pauses = loop.time() + patience_s, PAUSES.waits()
-        while True:
-            left = deadline - loop.time()
-            if left <= 0:
-                raise RoleDied(other.node, f"it talked to us no more for {patience_s:g} s")
+        channel = Channel(
+            peer=other.node,
+            address=other.address,
+            network=self._network,
+            identity=self._identity,
+            peer_role="worker",
+            traffic=self._traffic,
+            patience_s=self._waits.patience_s,
+        )
+        channel.renew()
+        while channel.left_s > 0:
             try:
-                link = await self._network.dial(
-                    other.address, self._identity, timeout_s=left, peer_role="worker"
-                )
+                link = await channel.dial()
             except DialFailed as error:
-                raise RoleDied(other.node, str(error)) from error
-            if await self._dialled(link, other):
-                deadline, pauses = loop.time() + patience_s, PAUSES.waits()
+                raise RoleDied(channel.peer, str(error)) from error
+            try:
+                known = await self._dialled(link, other)
+            finally:
+                channel.drop()
+            if known:
+                channel.progressed()
             else:
-                await asyncio.sleep(next(pauses))
+                await channel.pause()
+        raise RoleDied(channel.peer, f"it did not answer for {self._waits.patience_s:g} s")
 
     async def _dialled(self, link: Link, other: Neighbour) -> bool:
-        """Talk on a link that we dialled; returns whether the other side was of our life."""
-        self._traffic.watch(link)
+        """Use a dialled link; returns whether the other side has the same replica generation."""
         known = False
         try:
-            self._say_hello(link, other)
+            self._send_greet(link, other)
             async with asyncio.timeout(self._waits.call_s):
                 answer = unpack(await link.receive(), Greet)
             if not self.knows(answer, link.peer):
@@ -435,17 +440,14 @@ class Neighbours:
             known = True
             await other.converse(link, answer)
         except RemoteProtocolError as error:
-            logger.warning("%s does not keep to the rules: %s", other.node, error)
+            logger.warning("%s broke a rule: %s", other.node, error)
             known = False
         except (TransportError, TimeoutError) as error:
             logger.info("link to %s ended: %s", other.node, error)
-        finally:
-            link.abort()
-            self._traffic.gone(link)
         return known
 
     def knows(self, greet: Greet, peer: Identity) -> bool:
-        """Whether a peer is the known worker of its part, in this life of this replica."""
+        """Return whether a peer is the known worker of its part, in this replica generation."""
         ours, other = self._greet, self._others.get(greet.partition)
         if other is None or other.node != peer.node:
             return False
@@ -456,17 +458,17 @@ class Neighbours:
         )
 
     async def welcome(self, link: Link, greet: Greet) -> None:
-        """Talk on a link that another worker, whom we know, has dialled; until it ends."""
+        """Use a link that another known worker has dialled, until it ends."""
         other = self._others[greet.partition]
         try:
-            self._say_hello(link, other)
+            self._send_greet(link, other)
             await other.converse(link, greet)
         except TransportError as error:
             logger.info("link to %s ended: %s", other.node, error)
 
-    def _say_hello(self, link: Link, other: Neighbour) -> None:
+    def _send_greet(self, link: Link, other: Neighbour) -> None:
         link.send_nowait(pack(other.hello(self._greet)))
 
     def statistics(self) -> dict[str, Any]:
-        """By node, how the talk went."""
+        """Return the counts of each link, by node."""
         return {other.node: other.statistics() for other in self._others.values()}

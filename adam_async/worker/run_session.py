@@ -300,7 +300,7 @@ class RunSession:
         """Take up a newer cluster map, which may name another data server."""
         self._cluster = cluster
         self._limits.map_changed(cluster)
-        self._data.look()
+        self._data.map_changed()
 
     async def run(self) -> None:
         """Prepare, then train until cancelled."""

@@ -99,7 +99,7 @@ BOUNDS = (
         "        return _WRONG\n",
         new="",
         guard=TEST_CONTROLLER
-        + "test_permissions.py::test_a_member_sets_its_own_node_as_what_its_link_says_it_is",
+        + "test_permissions.py::test_a_member_sets_its_own_node_with_the_role_of_its_link",
         breaks="records belong to their roles",
         scenario="hostile",
     ),
@@ -132,7 +132,7 @@ BOUNDS = (
         '            or (record.role, record.incarnation) != ("data", peer.incarnation)\n',
         new="            False\n",
         guard="tests/adam_async/data_server/test_ledger_service.py::"
-        "test_a_ledger_of_a_stranger_in_a_later_term_is_not_taken",
+        "test_a_ledger_of_a_non_member_in_a_later_term_is_not_taken",
         breaks=REFUSED,
         scenario="hostile",
     ),

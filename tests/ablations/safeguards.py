@@ -64,7 +64,7 @@ ABLATIONS = (
     Ablation(
         name="messages of old terms are refused (fence)",
         patch=patches.handle_old_terms,
-        guard=CORE_TESTS + "test_core.py::test_an_older_leader_is_told_of_the_newer_term_and_follows",
+        guard=CORE_TESTS + "test_core.py::test_a_leader_of_an_older_term_learns_of_the_newer_one_and_follows",
         breaks="I4, or two leaders in a term",
     ),
     Ablation(
@@ -116,20 +116,20 @@ ABLATIONS = (
         name="an empty disk has another identity",
         patch=patches.keep_identity_without_disk,
         guard=CONTROLLER_TESTS
-        + "test_consensus_node.py::test_one_that_lost_its_disk_is_taken_in_again_and_counts",
+        + "test_consensus_node.py::test_a_controller_that_lost_its_disk_is_added_again_and_counts",
         breaks="I7",
     ),
     Ablation(
         name="an identity with a lost disk leaves the group",
         patch=patches.keep_lost_identities,
         guard=CONTROLLER_TESTS
-        + "test_consensus_node.py::test_one_that_lost_its_disk_is_taken_in_again_and_counts",
+        + "test_consensus_node.py::test_a_controller_that_lost_its_disk_is_added_again_and_counts",
         breaks="I15",
     ),
     Ablation(
         name="messages for an earlier identity are dropped",
         patch=patches.take_messages_for_earlier_identities,
-        guard=CORE_TESTS + "test_core.py::test_what_is_for_an_earlier_life_is_not_taken",
+        guard=CORE_TESTS + "test_core.py::test_a_message_for_an_earlier_identity_is_ignored",
         seldom="a message must be in flight during the loss of a disk, and its link ends with the loss",
     ),
     Ablation(
@@ -166,7 +166,7 @@ ABLATIONS = (
         name="a repeated question is applied once",
         patch=patches.repeat_questions,
         guard=CONTROLLER_TESTS + "test_replicated_state.py::"
-        "test_a_question_that_comes_again_is_not_done_again_and_gets_the_same_answer",
+        "test_a_repeated_request_is_not_applied_again_and_gets_the_same_answer",
         breaks="I6",
     ),
     Ablation(
@@ -190,19 +190,19 @@ ABLATIONS = (
         old="if new.incarnation in before:",
         new="if False:",
         guard=CONTROLLER_TESTS + "test_state.py::"
-        "test_a_life_that_another_one_followed_never_has_its_seat_again",
+        "test_an_incarnation_that_another_one_followed_never_joins_again",
         seldom="a client has one incarnation at a time; questions of an earlier one expect an older version",
     ),
     Ablation(
         name="the death of an earlier incarnation has no effect",
         patch=patches.lose_later_incarnations,
-        guard=CONTROLLER_TESTS + "test_state.py::test_the_death_of_an_earlier_life_changes_nothing",
+        guard=CONTROLLER_TESTS + "test_state.py::test_the_death_of_an_earlier_incarnation_changes_nothing",
         seldom="a member lost by mistake joins again, and no checker asks for the reason of the loss",
     ),
     Ablation(
         name="a loss takes effect after agreement",
         patch=patches.lose_without_agreement,
-        guard=CONTROLLER_TESTS + "test_service.py::test_nobody_is_lost_before_that_is_agreed_on",
+        guard=CONTROLLER_TESTS + "test_service.py::test_a_loss_takes_effect_only_once_it_is_committed",
         breaks="I6",
     ),
     Ablation(
@@ -261,7 +261,7 @@ ABLATIONS = (
     Ablation(
         name="a node with a leader ignores candidates",
         patch=patches.answer_candidates,
-        guard=CORE_TESTS + "test_core.py::test_who_hears_a_leader_says_nothing_to_one_who_asks",
+        guard=CORE_TESTS + "test_core.py::test_a_node_that_hears_a_leader_does_not_answer_a_candidate",
         seldom=CALM,
     ),
 )

@@ -1,6 +1,6 @@
-"""Pure: a group of nodes that agree on a log of commands, whatever network, disks and clocks do.
+"""Pure: consensus on a log of commands, under faults of network, disks and clocks.
 
-`core.py` says how it works and why it is safe, docs/consensus.md what a shell has to do.
+`core.py` explains the protocol and its safety, docs/consensus.md the duties of a shell.
 """
 
 from adam_async.controller.consensus.core import Core
@@ -27,7 +27,7 @@ from adam_async.controller.consensus.events import (
 )
 from adam_async.controller.consensus.membership import Members, MembershipError, Step, identity
 from adam_async.controller.consensus.messages import Entry, Message, Snapshot
-from adam_async.controller.consensus.records import DamagedLog, Saved, Writer, found, recover
+from adam_async.controller.consensus.records import DamagedLog, Saved, Writer, bootstrapped, recover
 from adam_async.controller.consensus.roles import Role
 from adam_async.controller.consensus.settings import Settings
 from adam_async.controller.consensus.violations import Contents, Violation
@@ -66,7 +66,7 @@ __all__ = [
     "Unknown",
     "Violation",
     "Writer",
-    "found",
+    "bootstrapped",
     "identity",
     "recover",
 ]

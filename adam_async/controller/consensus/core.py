@@ -1,43 +1,44 @@
-"""Pure: one node of a group that agrees on a log of commands: Multi-Paxos with a stable leader, told as Raft.
+"""Pure: one node of a consensus group with a replicated log: Multi-Paxos with a stable leader, as in Raft.
 
 Theory of operation
 -------------------
-Events go in, effects come out. Time is an argument, and dice are a function that was given. Nothing here
-waits: what would wait is a field, and is looked at again after each event.
+Events go in, effects come out. Time and random numbers are arguments. The core never waits: pending work is a
+field, and every event examines it again.
 
-*Terms.* Each term has at most one leader, for a node votes once in a term and a leader has the votes of a
-majority. Entries are named by index and term, and a term's leader never puts two at one index; so two logs
-that have the same entry are the same up to it, because entries are only taken after an entry that both have.
+*Terms.* Each term has at most one leader: a node votes once in a term, and a leader has the votes of a
+majority. Index and term name an entry, and the leader of a term never puts two entries at one index. A
+follower takes entries only after an entry that both logs have. So two logs with one entry in common are equal
+up to it.
 
-*Durable first.* What was changed in memory and not yet on disk is in records that `Persist` carries out.
-Whatever is said to others is held until all records that were made before it are on disk; even to oneself: a
-candidate's own vote and a leader's own entries count when they come back from the disk as any other's would.
-So a crash only forgets what nobody was told. Entries are sent by a leader before it has them on disk itself;
-its term, which is what makes them its own, was durable before it was elected. That a group of one works, and
-that all that came while the disk was busy is synced at once, follows from this one rule.
+*Durable first.* Changes in memory that are not on disk yet are records, which the effect `Persist` carries
+out. A message waits until all records made before it are on disk. This holds for messages to the node itself
+too: a candidate's own vote and a leader's own entries count when they come back from the disk. So a crash
+forgets only state that no other node has seen. A leader sends entries before they are on its own disk; its
+term, which makes them its own, was durable before its election. A group of one, and group commit, follow from
+this rule.
 
-*Why a leader has all committed entries.* An entry of the leader's own term is committed when a majority has
-it. A later leader has votes of a majority, so one of its voters had the entry when it voted, and voted only
-for a log that ends as late as its own: by that, and by induction over the terms between, the later leader has
-the entry. An entry of an earlier term is never committed by counting, because a log without it may end later;
-it is committed with the first one after it that is of the leader's term, and each leader begins its term with
-an entry for that.
+*Why a leader has all committed entries.* An entry of the leader's own term is committed once a majority has
+it. A later leader has votes of a majority, so one of its voters had the entry when it voted, and a vote goes
+only to a log that ends as late as the voter's. By induction over the terms between, the later leader has the
+entry. A leader never commits an entry of an earlier term by counting, because a log without it may end later.
+The first committed entry of the leader's own term commits the earlier ones too, and each leader begins its
+term with an empty entry for that.
 
-*Why reads see all writes.* A read notes the highest index known to be committed, but at least that of the
-leader's first entry, before which lies all that earlier leaders had committed. It then begins a round, or
-joins the next: if a majority answers in this term, then no later leader can have been elected when the round
-began, so nothing that was committed by then is missing. The answer waits until the index has been applied.
+*Why reads see all writes.* A read notes the commit index, or the index of the leader's first entry if that is
+higher: all entries that earlier leaders committed lie before it. The read then joins the next round of
+messages. If a majority answers the round in this term, no later leader existed when the round began, so the
+noted index covers all writes committed by then. The answer waits until that index is applied.
 
-*Why membership may change by one node.* A membership holds as soon as it is in a log. Majorities of two that
-are one step apart overlap, so elections and commits of both exclude each other. A step begins only when the
-one before is committed, and after an entry of the leader's own term is: without that, leaders of different
-terms could each have a step that the other does not know, which are two steps apart.
+*Why membership may change by one node.* A membership is in force as soon as it is in a log. Majorities of two
+memberships one step apart overlap, so their elections and commits exclude each other. A step begins only
+after the step before, and an entry of the leader's own term, are committed. Otherwise leaders of two terms
+could each have a step unknown to the other, and these memberships are two steps apart.
 
-*Calm.* Before a term is raised the voters are asked whether they would agree (*pre-vote*); who hears a leader
-says nothing at all. So a node that was cut off neither raises terms meanwhile nor deposes anybody when it
-comes back. A leader that has not heard a majority for an election time-out gives up (*check-quorum*), so one
-that can be heard but hears nobody does not keep the others from finding a better one. None of this is needed
-for safety, and no clock is."""
+*Calm.* Before a node raises its term, it asks the voters whether they would vote for it (*pre-vote*). A node
+that hears a leader does not answer. So a partitioned node raises no term and deposes no leader when it
+returns. A leader without messages of a majority for an election time-out resigns (*check-quorum*): a leader
+that sends and receives nothing would keep the others from an election. Safety needs none of this, and no
+clock."""
 
 from collections.abc import Callable
 from typing import Any
@@ -62,9 +63,8 @@ from adam_async.controller.consensus.events import (
     Transfer,
     Unknown,
 )
-from adam_async.controller.consensus.incoming import Incoming
 from adam_async.controller.consensus.leading import Handover, Leading, Progress, WaitingRead
-from adam_async.controller.consensus.log import Log
+from adam_async.controller.consensus.log import IncomingSnapshot, Log
 from adam_async.controller.consensus.membership import Members, MembershipError
 from adam_async.controller.consensus.messages import (
     Append,
@@ -86,13 +86,13 @@ from adam_async.controller.consensus.violations import ANY_CONTENTS, Contents, G
 
 
 class Core:
-    """One node. The shell has restored `saved.snapshot` into its state machine before it handles any event.
+    """One node. The shell restores `saved.snapshot` into its state machine before the first event.
 
     Args:
-        saved: What `records.recover` found, what `records.found` made, or `Saved` with nothing but a new
-            identity for a node that joins; in the latter two cases it is on disk already.
+        saved: The durable state: the result of `records.recover` or `records.bootstrapped`, or for a joining
+            node `Saved` with a new identity alone. The latter two are on disk already.
         settings: Times and sizes.
-        draw: Returns a number from 0 to 1, another one each time: it spreads the election time-outs.
+        draw: Returns a new random number from 0 to 1 at each call; it spreads the election time-outs.
         now: The time, in seconds of the caller's clock.
         contents: Checks that the state machine can read commands and states of other nodes.
     """
@@ -112,20 +112,21 @@ class Core:
         self.role = Role.FOLLOWER
         self.leader: str | None = None
         self.commit = saved.snapshot.index
-        """All entries up to here are committed, and were given out to be applied."""
+        """Index of the last entry that is committed and left as an `Apply`."""
         self.log = Log(saved.snapshot, saved.entries)
         self._settings = settings
         self._draw = draw
         self._now = now
         self._heard = now
-        """When `leader` was last heard."""
+        """Time of the last message of `leader`."""
         self._votes: set[str] = set()
         self._leading: Leading | None = None
-        self._incoming = Incoming()
+        self._incoming = IncomingSnapshot()
         self._guard = Guard(self.me, settings, contents, self._incoming)
         self._effects: list[Effect] = []
         self._outbox = Outbox()
-        self._told: tuple[int, str | None] = (self.term, None)
+        self._reported: tuple[int, str | None] = (self.term, None)
+        """Term and leader of the last `Led`."""
         self._wait_for_leader()
 
     @property
@@ -135,13 +136,13 @@ class Core:
 
     @property
     def saved(self) -> Saved:
-        """What a new file may begin with, in place of all records so far."""
+        """The durable state; a new file may begin with it in place of all earlier records."""
         return Saved(
             me=self.me, term=self.term, vote=self.vote, snapshot=self.log.snapshot, entries=self.log.entries
         )
 
     def silent_s(self, node: str, *, now: float) -> float:
-        """For how long one of the group has not answered us; 0 where we do not lead, or it is not known."""
+        """Return the seconds since a node's last answer; 0 on a follower, and for an unknown node."""
         known = self._leading.progress.get(node) if self._leading is not None else None
         return now - known.heard if known is not None and node != self.me else 0.0
 
@@ -150,7 +151,7 @@ class Core:
         return f"<Core {self.me} {self.role.value} term {self.term} {where}>"
 
     def next_deadline(self) -> float:
-        """When to send a `Tick`, in seconds of the caller's clock."""
+        """Return the time of the next `Tick`, in seconds of the caller's clock."""
         return self._deadline
 
     def handle(self, event: Event, *, now: float) -> list[Effect]:
@@ -159,6 +160,7 @@ class Core:
         Raises:
             Violation: No correct node sends the received message; nothing has changed.
         """
+        # The check comes before any change: a violation must leave this node as it was.
         if isinstance(event, Received):
             self._guard.check(event.message, self.log, self.commit, self._leading, self.term, self.leader)
         self._now = now
@@ -172,10 +174,11 @@ class Core:
         effects, self._effects = self._effects, []
         return effects
 
-    # --- what is said waits for what is written ------------------------------------------------
+    # --- messages wait for durable records -----------------------------------------------------
 
     def _settle(self) -> None:
-        """Give out what is to be written, and what has waited for what is written by now."""
+        """Emit the new records, and the messages whose records are durable."""
+        # A loop, because a message to this node itself may make records and messages again.
         while True:
             persist = self._outbox.persist()
             if persist is not None:
@@ -187,15 +190,17 @@ class Core:
                 self._receive(message)
             else:
                 self._effects.append(Send(message))
-        if self._told != (self.term, self.leader):
-            self._told = (self.term, self.leader)
-            self._effects.append(Led(*self._told))
+        if self._reported != (self.term, self.leader):
+            self._reported = (self.term, self.leader)
+            self._effects.append(Led(*self._reported))
 
     # --- terms and roles -----------------------------------------------------------------------
 
     def _receive(self, message: Message) -> None:
         if message.to != self.me:
-            return  # for an earlier life of this place, which may have promised what we know nothing of
+            return  # for an earlier identity on this address, whose promises this node does not know
+        # A silent refusal: any answer would let a returning node raise the term and depose the leader.
+        # With `transfer` the leader itself wants the election.
         if isinstance(message, AskVote) and not message.transfer and self._leader_is_near():
             return
         if message.term > self.term:
@@ -211,7 +216,7 @@ class Core:
         return self.leader is not None and self._now < self._heard + self._settings.election_s
 
     def _correct(self, message: Message) -> None:
-        """Tell one who asks in an old term which one it is. Answers of old terms come too late."""
+        """Answer a request of an old term with the present one. Answers of old terms need no answer."""
         sender = message.sender
         if isinstance(message, AskVote):
             self._outbox.hold(Vote(sender=self.me, to=sender, term=self.term, pre=message.pre, granted=False))
@@ -219,7 +224,7 @@ class Core:
             self._outbox.hold(Appended(sender=self.me, to=sender, term=self.term, ok=False, match=0, round=0))
 
     def _become(self, cause: Cause, *, term: int | None = None, vote: str | None = None) -> None:
-        """Move to the role that follows from `cause`, and into `term`, if it is given, with `vote`."""
+        """Take the role that follows from `cause`, and enter `term`, if it is given, with `vote`."""
         old, self.role = self.role, TRANSITIONS[self.role, cause]
         if term is not None:
             assert term > self.term, (term, self.term)
@@ -227,6 +232,8 @@ class Core:
         if self.role is not Role.LEADER:
             self.leader = None
             self._resign()
+        # A follower that only enters a new term keeps its time-out: otherwise a candidate that cannot win
+        # would put off the election of one that can.
         if old is not Role.FOLLOWER or self.role is not Role.FOLLOWER:
             self._wait_for_leader()
         self._votes.clear()
@@ -242,6 +249,7 @@ class Core:
         leading, self._leading = self._leading, None
         if leading is None:
             return
+        # A later leader may have these entries and commit them, so their fate is unknown, not refused.
         self._effects.extend(Unknown(tag) for tag in leading.waiting.values())
         self._effects.extend(Refused(read.tag, "leadership was lost", None) for read in leading.reads)
         if leading.handover is not None:
@@ -252,7 +260,8 @@ class Core:
     def _seek(self, _: Tick) -> None:
         if self._now < self._deadline:
             return
-        # One whose removal is in its own log alone may be the only one whom the others could elect.
+        # The test covers every membership from the commit index on: a node whose removal is in its own log
+        # alone may be the only electable one.
         if not self.log.has_voter_since(self.commit, self.me):
             self._wait_for_leader()
             return
@@ -261,15 +270,16 @@ class Core:
 
     def _take_over(self, _: TakeOver) -> None:
         if self.me in self.members.voters:
-            self._runner(Cause.ASKED)
+            self._campaign(Cause.ASKED)
 
-    def _runner(self, cause: Cause) -> None:
+    def _campaign(self, cause: Cause) -> None:
         self._become(cause, term=self.term + 1, vote=self.me)
         self._ask(pre=False, transfer=cause is Cause.ASKED)
 
     def _ask(self, *, pre: bool, transfer: bool = False) -> None:
         for voter in self.members.voters:
             if voter == self.me:
+                # The own vote goes through the outbox as well: it counts once the ballot is durable.
                 self._outbox.hold(Vote(sender=voter, to=voter, term=self.term, pre=pre, granted=True))
             else:
                 ask = AskVote(
@@ -285,6 +295,7 @@ class Core:
 
     def _consider(self, ask: AskVote) -> None:
         granted = (ask.last_term, ask.last_index) >= (self.log.last_term, self.log.last_index)
+        # A pre-vote promises nothing: it is not recorded, and a node may give several.
         if not ask.pre:
             granted = granted and self.vote in (None, ask.sender)
             if granted and self.vote is None:
@@ -294,13 +305,14 @@ class Core:
 
     def _count(self, vote: Vote) -> None:
         members = self.members
+        # A late pre-vote must not count as a vote of the same term's election.
         if vote.pre != (self.role is Role.PROBER) or not vote.granted or vote.sender not in members.voters:
             return
         self._votes.add(vote.sender)
         if len(self._votes) < members.quorum:
             return
         if vote.pre:
-            self._runner(Cause.ENCOURAGED)
+            self._campaign(Cause.ENCOURAGED)
         else:
             self._lead()
 
@@ -310,30 +322,35 @@ class Core:
         self._deadline = self._now + self._settings.heartbeat_s
         self._leading = Leading(self.me, self.term, self._settings, first=self.log.last_index + 1)
         self._leading.regroup(self.members, last_index=self.log.last_index, now=self._now)
+        # The empty entry of the new term: earlier entries can be committed only together with it.
         self._add()
-        self._speak()
+        self._broadcast()
 
     # --- following -----------------------------------------------------------------------------
 
-    def _hear(self, leader: str) -> None:
+    def _heed(self, leader: str) -> None:
         if self.role is not Role.FOLLOWER:
             self._become(Cause.LED)
         self.leader, self._heard = leader, self._now
         self._wait_for_leader()
 
     def _follow(self, append: Append) -> None:
-        self._hear(append.sender)
+        self._heed(append.sender)
         previous = append.prev_index
+        # Committed entries are the same in all logs, so only a later previous entry can differ.
         if previous > self.commit and self.log.term_at(previous) != append.prev_term:
             last = self.log.last_index
+            # A hint skips the whole term in conflict; one index per answer would take a round trip each.
             match = last if previous > last else self.log.before_term_of(previous, self.commit)
             self._answer(append, ok=False, match=match)
             return
+        # Cut the log only at a real conflict: a late, shorter `Append` must not remove acknowledged entries.
         for position, entry in enumerate(append.entries):
             if entry.index > self.commit and self.log.term_at(entry.index) != entry.term:
                 self._put(append.entries[position:])
                 break
         match = previous + len(append.entries)
+        # Entries beyond `match` are not known to be the leader's, whatever it has committed.
         self._commit_to(min(append.commit, match))
         self._answer(append, ok=True, match=match)
 
@@ -362,8 +379,9 @@ class Core:
         self._effects.append(Apply(entries))
 
     def _receive_chunk(self, chunk: Chunk) -> None:
-        self._hear(chunk.sender)
+        self._heed(chunk.sender)
         if chunk.index <= self.commit:
+            # The snapshot covers nothing new: the leader can send entries at once.
             self._answer(chunk, ok=True, match=self.commit)
             return
         state = self._incoming.whole(chunk)
@@ -397,7 +415,7 @@ class Core:
             )
         term = self.log.term_at(taken.index)
         if term is None or taken.index == self.log.snapshot.index:
-            return  # a later one was received meanwhile
+            return  # a later snapshot arrived meanwhile and replaced these entries
         snapshot = Snapshot(taken.index, term, self.log.members_at(taken.index), taken.state)
         self.log.install(snapshot)
         self._outbox.record(snapshot)
@@ -410,11 +428,13 @@ class Core:
         return self._leading
 
     def _add(self, command: bytes | None = None, members: Members | None = None) -> int:
-        """Put an entry of one's own at the end of the log, and send it."""
+        """Append an entry of this leader to the log, and send it. Returns its index."""
         index = self.log.last_index + 1
         self._put((Entry(index, self.term, command, members),))
+        # The leader acknowledges its own entry through the outbox: it counts once it is durable here.
         self._outbox.hold(Appended(sender=self.me, to=self.me, term=self.term, ok=True, match=index, round=0))
         if members is not None:
+            # A membership is in force from the log on, so the new node gets this very entry.
             self._led.regroup(members, last_index=index, now=self._now)
         for node in self._others():
             self._feed(node)
@@ -423,15 +443,16 @@ class Core:
     def _others(self) -> list[str]:
         return [node for node in self._led.progress if node != self.me]
 
-    def _speak(self) -> None:
-        """Say something to everybody."""
+    def _broadcast(self) -> None:
+        """Send each other node at least one message."""
         for node in self._others():
-            self._feed(node, speak=True)
+            self._feed(node, force=True)
 
-    def _feed(self, node: str, *, speak: bool = False) -> None:
-        self._effects.extend(map(Send, self._led.feed(node, self.log, self.commit, speak=speak)))
+    def _feed(self, node: str, *, force: bool = False) -> None:
+        # Sent past the outbox: these entries need not be durable here first (see *Durable first*).
+        self._effects.extend(map(Send, self._led.feed(node, self.log, self.commit, force=force)))
 
-    def _hear_from(self, answer: Appended | Taken) -> Progress | None:
+    def _note_answer(self, answer: Appended | Taken) -> Progress | None:
         known = self._led.progress.get(answer.sender)
         if known is not None:
             known.heard = self._now
@@ -439,17 +460,20 @@ class Core:
         return known
 
     def _count_entries(self, answer: Appended) -> None:
-        known = self._hear_from(answer)
+        known = self._note_answer(answer)
         if known is None:
             return
         if answer.ok:
             known.matched(answer.match)
-            self._commit_what_is_decided()
+            self._advance_commit()
+        # While the common prefix is searched, only the answer to the last probe moves it: others are late.
         elif known.snapshot is None and (known.sure or answer.prev_index == known.next - 1):
+            # A refusal at or before `match` is late: those entries were acknowledged since.
             if answer.prev_index > known.match:
                 known.sure = False
                 known.next = max(known.match, min(answer.prev_index - 1, answer.match)) + 1
-                self._feed(answer.sender, speak=True)
+                self._feed(answer.sender, force=True)
+        # The commit above may have removed this leader from the group.
         if self._leading is not None:
             self._serve_reads()
             if answer.ok and answer.sender in self._others():
@@ -457,39 +481,44 @@ class Core:
                 self._hand_over()
 
     def _continue_snapshot(self, taken: Taken) -> None:
-        known = self._hear_from(taken)
+        known = self._note_answer(taken)
         if known is not None and known.snapshot is not None and known.snapshot.index == taken.index:
+            # An answer with the same offset is a copy: a chunk for each copy would multiply them.
             if known.offset != taken.offset:
                 known.offset = taken.offset
-                self._feed(taken.sender, speak=True)
+                self._feed(taken.sender, force=True)
         self._serve_reads()
 
-    def _commit_what_is_decided(self) -> None:
+    def _advance_commit(self) -> None:
         leading, before = self._led, self.commit
         if before < self.log.last_index:
             decided = leading.matched(self.members)
+            # Counting commits entries of this term alone: a log without an earlier one may still win.
             if decided > before and self.log.term_at(decided) == self.term:
                 self._commit_to(decided)
             for index in range(before + 1, self.commit + 1):
                 if index in leading.waiting:
                     self._effects.append(Done(leading.waiting.pop(index), index))
         if self.me not in self.members.voters and self.log.members_index <= self.commit:
-            self._speak()  # so that those who stay hear of it from one who knows
+            # The remaining nodes learn of the commit now: no later message of this leader would carry it.
+            self._broadcast()
             self._become(Cause.REMOVED)
 
     def _beat(self, _: Tick) -> None:
         if self._now < self._deadline:
             return
         leading, settings = self._led, self._settings
+        # A leader hears itself, if it is a member: its own vote counts for check-quorum.
         if self.me in leading.progress:
             leading.progress[self.me].heard = self._now
         if leading.heard(self.members) < self._now - settings.election_s:
             self._become(Cause.DEAF)
             return
         self._deadline = self._now + settings.heartbeat_s
-        self._speak()
+        self._broadcast()
         handover = leading.handover
         if handover is not None and self._now >= handover.deadline:
+            # A lost `TakeOver` must not block proposals for ever: the leader works on after the deadline.
             leading.handover = None
             self._effects.append(
                 Refused(handover.tag, f"{handover.to} did not take over in {settings.election_s} s", self.me)
@@ -498,6 +527,7 @@ class Core:
 
     def _hand_over(self) -> None:
         handover = self._led.handover
+        # The successor must have the whole log, or the voters would refuse it.
         if handover is not None and self._led.progress[handover.to].match == self.log.last_index:
             self._effects.append(Send(TakeOver(sender=self.me, to=handover.to, term=self.term)))
 
@@ -514,10 +544,12 @@ class Core:
 
     def _change(self, change: Change) -> None:
         leading, step = self._led, change.step
+        # See *Why membership may change by one node* for the first two refusals.
         if self.commit < leading.first:
             self._refuse(change, "no entry of this term is committed yet; try again")
         elif self.log.members_index > self.commit:
             self._refuse(change, "another change of the membership is not committed yet; try again")
+        # A voter that lacks many entries would hold up commits, if its vote were needed for a majority.
         elif step.kind == "promote" and self._lag(step.node) > self._settings.catch_up:
             self._refuse(change, f"{step.node} lacks {self._lag(step.node)} entries; try again")
         elif self._may_add(change):
@@ -533,6 +565,7 @@ class Core:
         return self.log.last_index - known.match if known is not None else 0
 
     def _may_add(self, question: Propose | Change) -> bool:
+        # An entry behind the handover's last index would keep the successor from ever having all of them.
         if self._led.handover is not None:
             self._refuse(question, f"leadership is on its way to {self._led.handover.to}")
             return False
@@ -546,12 +579,14 @@ class Core:
         if len(leading.reads) >= self._settings.backlog:
             self._refuse(read, f"{self._settings.backlog} reads wait for an answer; try again later")
             return
+        # The next round, not the present one: it may have begun before a write that this read must see.
         leading.reads.append(WaitingRead(read.tag, max(self.commit, leading.first), leading.round + 1))
         self._serve_reads()
 
     def _serve_reads(self) -> None:
-        """Answer the reads that may be, and begin a round for the others if none is under way."""
+        """Answer the reads with a confirmed round, and begin a round for the others if none is under way."""
         leading = self._led
+        # A loop: in a group of one a new round is confirmed at once.
         while leading.reads:
             confirmed = leading.confirmed(self.members)
             while (
@@ -565,7 +600,7 @@ class Core:
             leading.round += 1
             if self.me in leading.progress:
                 leading.progress[self.me].round = leading.round
-            self._speak()
+            self._broadcast()
 
     def _transfer(self, transfer: Transfer) -> None:
         leading = self._led
@@ -585,16 +620,16 @@ class Core:
     def _refer(self, question: Propose | Change | Read | Transfer) -> None:
         self._refuse(question, "this node does not lead")
 
-    # --- events that a role has nothing to do with ------------------------------------------------
+    # --- events without effect in a role -----------------------------------------------------------
 
     def _ignore(self, _: object) -> None:
-        """A word that came too late."""
+        """Ignore a message that came too late for this role."""
 
     def _refuse_rival(self, message: Append | Chunk) -> None:
         raise AssertionError(f"{message.sender} leads in term {self.term} as well as {self.me}")
 
     def check_invariants(self) -> None:
-        """Assert what must hold between two events."""
+        """Assert the invariants between two events."""
         log, members = self.log, self.members
         assert log.snapshot.index <= self.commit <= log.last_index, self
         assert log.last_term <= self.term, self
@@ -634,4 +669,4 @@ HANDLERS: dict[type, dict[Role, _Handler]] = {
     Transfer: if_leading(Core._transfer, otherwise=Core._refer),
     Snapshotted: always(Core._keep_snapshot),
 }
-"""What a node does with an event, or with a message of its own term, in each role."""
+"""Handlers of events, and of messages of the node's own term, by role."""

@@ -1,7 +1,6 @@
-"""Pure: what happens to a node of a group, and what its shell is to do about it.
+"""Pure: the events of a consensus node, and the effects that its shell carries out.
 
-`tag` is whatever the caller wants to find its question by again; every question is answered once, unless
-the process ends first.
+A `tag` is the caller's key of its request. Each request is answered once, unless the process ends first.
 """
 
 from collections.abc import Hashable
@@ -11,31 +10,31 @@ from adam_async.controller.consensus.membership import Step
 from adam_async.controller.consensus.messages import Entry, Message, Snapshot
 from adam_async.controller.consensus.records import Record
 
-# --- what happens ----------------------------------------------------------------------------
+# --- events ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message came. It may be late, come twice, or be meant for an earlier life."""
+    """A message arrived. It may be late, a copy, or for an earlier identity."""
 
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The time of `next_deadline` has come."""
+    """The time of `next_deadline` is reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Persisted:
-    """All records up to those of this `Persist` are on disk, synced."""
+    """All records up to those of the `Persist` with this number are synced to disk."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """Someone wants a command to be applied everywhere."""
+    """A request to apply a command on all nodes."""
 
     tag: Hashable
     command: bytes
@@ -43,7 +42,7 @@ class Propose:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Someone wants the membership to change by one step."""
+    """A request to change the membership by one step."""
 
     tag: Hashable
     step: Step
@@ -51,14 +50,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Someone wants to read a state that has all that was committed before now."""
+    """A request to read a state with all entries committed before now."""
 
     tag: Hashable
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Someone wants another voter to lead, such as before this node stops."""
+    """A request to hand leadership to another voter, such as before this node stops."""
 
     tag: Hashable
     to: str
@@ -66,7 +65,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Snapshotted:
-    """The shell wrote down its state as it was after the entry at `index`."""
+    """The shell's state after the entry at `index`."""
 
     index: int
     state: bytes
@@ -74,21 +73,21 @@ class Snapshotted:
 
 Event = Received | Tick | Persisted | Propose | Change | Read | Transfer | Snapshotted
 
-# --- what to do ------------------------------------------------------------------------------
+# --- effects ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send this, now; it may be lost."""
+    """Send this message now; it may be lost."""
 
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Append these records to the file, in order, sync it, then say `Persisted(number)`.
+    """Append these records to the file, in order, sync it, then hand in `Persisted(number)`.
 
-    Several of them may be synced at once: say the last number.
+    Several of them may be synced at once; the last number then stands for all.
     """
 
     number: int
@@ -97,37 +96,37 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """These entries are committed, and follow the last ones. Those without a command change nothing."""
+    """Apply these committed entries, which follow the last ones. Entries without a command change nothing."""
 
     entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Forget the state; this is a later one."""
+    """Replace the state by this later one."""
 
     snapshot: Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What was proposed is committed and has been applied here; or this node leads no more, as wanted."""
+    """The proposal is committed and applied here; or the transfer has ended this node's leadership."""
 
     tag: Hashable
     index: int
-    """Where it stands; 0 after a transfer."""
+    """Index of the entry; 0 after a transfer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadReady:
-    """The state as it is here, now, is what may be read."""
+    """The present state of this node answers the read."""
 
     tag: Hashable
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing was done, nor will be. `leader` is who may do it, if that is known."""
+    """The request has no effect, now or later. `leader` is the known leader, if any."""
 
     tag: Hashable
     reason: str
@@ -136,14 +135,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """What was proposed may be committed, or may not be, then or later: the leader of its term is gone."""
+    """The proposal's fate is open: a later leader may commit it or not."""
 
     tag: Hashable
 
 
 @dataclass(frozen=True, slots=True)
 class Led:
-    """In this term the group is led by this node; None: by nobody that is known here."""
+    """The leader of this term; None while this node knows of none."""
 
     term: int
     leader: str | None

@@ -1,4 +1,4 @@
-"""Pure: what a leader knows of the others, and who waits for it."""
+"""Pure: a leader's view of the other nodes' logs, and the requests that wait for it."""
 
 from collections import deque
 from collections.abc import Hashable, Iterator
@@ -13,30 +13,30 @@ from adam_async.controller.consensus.settings import Settings
 
 @dataclass(slots=True)
 class Progress:
-    """What one node is known to have, and what it is sent next."""
+    """One node's log as the leader knows it, and the next entries to send."""
 
     next: int
-    """The first entry that it has not been sent."""
+    """Index of the first entry that was not sent to it."""
     heard: float
-    """When it last answered in this term."""
+    """Time of its last answer in this term, in seconds."""
     match: int = 0
-    """It has all entries up to here, durably."""
+    """Index up to which it has all entries durably."""
     round: int = 0
-    """The latest round that it answered."""
+    """Latest round that it answered."""
     sure: bool = False
     """Whether its log is known to be the same up to `match`, so that entries may be sent ahead of answers."""
     snapshot: Snapshot | None = None
-    """What it is being sent because the entries that it lacks are gone."""
+    """Snapshot on its way to the node, whose missing entries are no longer kept; else None."""
     crc: int = 0
     offset: int = 0
-    """It has the snapshot up to here."""
+    """Bytes of the snapshot that it has."""
 
     def begin_snapshot(self, snapshot: Snapshot) -> None:
-        """Send this before any entries."""
+        """Send a snapshot before any entries."""
         self.snapshot, self.crc, self.offset, self.sure = snapshot, crc32(snapshot.state), 0, False
 
     def matched(self, index: int) -> None:
-        """It has all entries up to here."""
+        """Note that the node has all entries up to `index`."""
         self.match = max(self.match, index)
         if self.snapshot is None or self.match >= self.snapshot.index:
             self.snapshot, self.sure = None, True
@@ -45,7 +45,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class WaitingRead:
-    """A read that may be answered when its round is confirmed and this index applied."""
+    """A read whose answer waits for a confirmed round and an applied index."""
 
     tag: Hashable
     index: int
@@ -54,7 +54,7 @@ class WaitingRead:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """Leadership is on its way to another."""
+    """A transfer of leadership under way."""
 
     tag: Hashable
     to: str
@@ -62,15 +62,15 @@ class Handover:
 
 
 class Leading:
-    """One term of leading.
+    """A leader's state in one term.
 
-    A *round* begins with a word to everybody. Once a majority has answered it, or a later one, nobody else
-    had become leader when it began.
+    A *round* begins with a message to each node. Once a majority has answered this round or a later one, no
+    other leader existed when it began.
 
     Args:
-        me: Who leads.
-        term: In which it does.
-        settings: Sizes of what is sent.
+        me: Identity of the leader.
+        term: Term of the leader.
+        settings: Sizes of messages.
         first: Index of the first entry of this term.
     """
 
@@ -81,43 +81,45 @@ class Leading:
         self.first = first
         self.progress: dict[str, Progress] = {}
         self.waiting: dict[int, Hashable] = {}
-        """By index, who proposed what is not committed."""
+        """Tags of uncommitted proposals by index."""
         self.reads: deque[WaitingRead] = deque()
         self.round = 0
         self.handover: Handover | None = None
 
     def regroup(self, members: Members, *, last_index: int, now: float) -> None:
-        """The membership has changed."""
+        """Follow a change of the membership."""
         self.progress = {
             node: self.progress.get(node) or Progress(last_index + 1, now) for node in members.all
         }
 
     def matched(self, members: Members) -> int:
-        """A majority has all entries up to here."""
+        """Return the index up to which a majority has all entries."""
         return int(members.decided({node: known.match for node, known in self.progress.items()}))
 
     def confirmed(self, members: Members) -> int:
-        """A majority has answered this round."""
+        """Return the latest round that a majority has answered."""
         return int(members.decided({node: known.round for node, known in self.progress.items()}))
 
     def heard(self, members: Members) -> float:
-        """A majority has answered since then."""
+        """Return the time since which a majority has answered."""
         return members.decided({node: known.heard for node, known in self.progress.items()})
 
-    def feed(self, node: str, log: Log, commit: int, *, speak: bool) -> Iterator[Append | Chunk]:
-        """Say what a node lacks and may be sent now; with `speak`, at least something."""
+    def feed(self, node: str, log: Log, commit: int, *, force: bool) -> Iterator[Append | Chunk]:
+        """Yield the entries that a node lacks and may get now; with `force`, at least one message."""
         known, settings = self.progress[node], self._settings
         if known.snapshot is None and log.term_at(known.next - 1) is None:
             known.begin_snapshot(log.snapshot)
-            speak = True
+            force = True
         if known.snapshot is not None:
-            if speak:
+            # One chunk per answer, or per heartbeat if an answer was lost.
+            if force:
                 yield self._chunk(node, known, known.snapshot)
             return
         while True:
-            may_send = known.next - known.match <= settings.window if known.sure else speak
+            # Until the common prefix is known, each message is a probe and waits for its answer.
+            may_send = known.next - known.match <= settings.window if known.sure else force
             entries = log.load(known.next, settings.message_bytes) if may_send else ()
-            if not entries and not speak:
+            if not entries and not force:
                 return
             yield Append(
                 sender=self._me,
@@ -132,7 +134,7 @@ class Leading:
             if not known.sure:
                 return
             known.next += len(entries)
-            speak = False
+            force = False
 
     def _chunk(self, node: str, known: Progress, snapshot: Snapshot) -> Chunk:
         return Chunk(

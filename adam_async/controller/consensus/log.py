@@ -1,27 +1,28 @@
-"""Pure: the log of one node: a snapshot, and the entries after it.
+"""Pure: the log of one node: a snapshot, the entries after it, and the chunks of a snapshot in transfer.
 
-The membership in force is the last one in the log, committed or not, so it changes with what is put and what
-is cut off. Entries are put over what was there: from the first of them on, the old ones are gone.
+The membership in force is the last one in the log, committed or not, so it changes with each added and
+removed entry. New entries replace all old ones from the first new index on.
 """
 
 from collections.abc import Iterable, Sequence
+from zlib import crc32
 
 from adam_async.controller.consensus.membership import Members
-from adam_async.controller.consensus.messages import Entry, Snapshot
+from adam_async.controller.consensus.messages import Chunk, Entry, Snapshot
 
 ENTRY_BYTES = 32
-"""What an entry is taken to need beside its command, when messages are filled."""
+"""Size assumed of an entry beside its command when a message is filled, in bytes."""
 
 
 class Log:
     """Entries by index, without gaps.
 
     Args:
-        snapshot: What stands for all entries up to its index.
-        entries: Those after it.
+        snapshot: Replaces all entries up to its index.
+        entries: Entries after the snapshot.
 
     Attributes:
-        last_index: Of the last entry.
+        last_index: Index of the last entry.
         members: The membership in force.
     """
 
@@ -29,7 +30,7 @@ class Log:
         self.snapshot = snapshot
         self._entries: list[Entry] = []
         self._changes: list[Entry] = []
-        """Those that have a membership."""
+        """Entries with a membership."""
         self.last_index = snapshot.index
         self.members = snapshot.members
         self.put(tuple(entries))
@@ -40,40 +41,40 @@ class Log:
 
     @property
     def members_index(self) -> int:
-        """Where the membership in force stands in the log; the snapshot's index if it is in there."""
+        """Index of the membership in force; the snapshot's index if it is the snapshot's."""
         return self._changes[-1].index if self._changes else self.snapshot.index
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """All that are kept."""
+        """The entries after the snapshot."""
         return tuple(self._entries)
 
     def term_at(self, index: int) -> int | None:
-        """The term of the entry at `index`; None if it is not there, or no longer."""
+        """Return the term of the entry at `index`; None if the log does not hold it."""
         position = index - self.snapshot.index - 1
         if 0 <= position < len(self._entries):
             return self._entries[position].term
         return self.snapshot.term if position == -1 else None
 
     def members_at(self, index: int) -> Members:
-        """The membership of the entries up to `index`."""
+        """Return the membership in force at `index`."""
         for change in reversed(self._changes):
             if change.index <= index and change.members is not None:
                 return change.members
         return self.snapshot.members
 
     def has_voter_since(self, index: int, node: str) -> bool:
-        """Whether a node is a voter in the membership at `index`, or in one that follows in the log."""
+        """Return whether a node is a voter in the membership at `index`, or in a later one of the log."""
         later = (change.members for change in self._changes if change.index > index and change.members)
         return any(node in members.voters for members in (self.members_at(index), *later))
 
     def run(self, first: int, last: int) -> tuple[Entry, ...]:
-        """The entries from `first` to `last`, both included, as far as they are there."""
+        """Return the entries from `first` to `last`, both included, as far as the log holds them."""
         base = self.snapshot.index + 1
         return tuple(self._entries[max(0, first - base) : max(0, last + 1 - base)])
 
     def load(self, first: int, limit_bytes: int) -> tuple[Entry, ...]:
-        """Entries from `first` on that fit into a message; at least one, if there is one."""
+        """Return entries from `first` on that fit into a message; at least one, if there is one."""
         begin = end = first - self.snapshot.index - 1
         room = limit_bytes
         while end < len(self._entries):
@@ -84,14 +85,14 @@ class Log:
         return tuple(self._entries[begin:end])
 
     def before_term_of(self, index: int, floor: int) -> int:
-        """The last index before `index` with another term than there, but not below `floor`."""
+        """Return the last index before `index` with another term, but at least `floor`."""
         term = self.term_at(index)
         while index > floor and self.term_at(index) == term:
             index -= 1
         return index
 
     def put(self, entries: Sequence[Entry]) -> None:
-        """Put entries over what is there, from the index of the first on."""
+        """Replace all entries from the index of the first new one on."""
         if not entries:
             return
         position = entries[0].index - self.snapshot.index - 1
@@ -100,18 +101,59 @@ class Log:
         while self._changes and self._changes[-1].index >= entries[0].index:
             self._changes.pop()
         self._changes.extend([entry for entry in entries if entry.members is not None])
-        self._look()
+        self._update()
 
     def install(self, snapshot: Snapshot) -> None:
-        """Let a later snapshot stand for what it covers; keep what follows it, if the log agrees with it."""
+        """Replace the entries up to a later snapshot; keep the entries after it if the log agrees with it."""
+        # Without the snapshot's last entry in the log, the entries after it may be of another history.
         agrees = self.term_at(snapshot.index) == snapshot.term
         kept = self.run(snapshot.index + 1, self.last_index) if agrees else ()
         self.snapshot = snapshot
         self._entries = list(kept)
         self._changes = [entry for entry in kept if entry.members is not None]
-        self._look()
+        self._update()
 
-    def _look(self) -> None:
-        """Note what is asked for at every event."""
+    def _update(self) -> None:
+        """Store the values that every event reads."""
         self.last_index = self.snapshot.index + len(self._entries)
         self.members = self.members_at(self.last_index)
+
+
+class IncomingSnapshot:
+    """Assembles one state from its chunks; a chunk of another state discards the earlier ones."""
+
+    def __init__(self) -> None:
+        self._which: tuple[int, int, int, int] | None = None
+        self._state = bytearray()
+
+    def whole(self, chunk: Chunk) -> bytes | None:
+        """Return the state if this chunk completes it and its checksum matches. Changes nothing."""
+        if not self._follows(chunk) or chunk.offset + len(chunk.data) < chunk.size:
+            return None
+        known = self._state if _which(chunk) == self._which else b""
+        state = bytes(known) + chunk.data
+        return state if crc32(state) == chunk.crc else None
+
+    def take(self, chunk: Chunk) -> int:
+        """Keep a chunk that follows the last. Returns the number of bytes kept; 0 after a damaged state."""
+        follows = self._follows(chunk)
+        if _which(chunk) != self._which:
+            self._which = _which(chunk)
+            self._state.clear()
+        if follows:
+            self._state += chunk.data
+        if len(self._state) >= chunk.size:
+            self.forget()
+        return len(self._state)
+
+    def _follows(self, chunk: Chunk) -> bool:
+        return chunk.offset == (len(self._state) if _which(chunk) == self._which else 0)
+
+    def forget(self) -> None:
+        """Discard the chunks kept so far."""
+        self._which = None
+        self._state = bytearray()
+
+
+def _which(chunk: Chunk) -> tuple[int, int, int, int]:
+    return (chunk.index, chunk.index_term, chunk.size, chunk.crc)

@@ -1,12 +1,12 @@
-"""Pure: who belongs to the group, and the steps in which that may change.
+"""Pure: the membership of a group, and the steps that change it.
 
-Voters are counted, learners are only sent everything. One step adds a learner, makes a learner a voter, or
-removes one node. Two voter sets that are one step apart differ by one node, so each majority of the one
-shares a node with each majority of the other: no group can be decided past another while both are in force.
+Majorities count voters; learners only receive the log. One step adds a learner, promotes a learner to voter,
+or removes one node. Two voter sets one step apart differ by one node, so each majority of one shares a node
+with each majority of the other: two memberships in force cannot decide against each other.
 
-A node is known by its *identity*, a name and a number drawn when its disk was empty. One that lost its disk
-has a new identity and is a stranger: what its old life voted for and acknowledged is not asked of it, and it
-counts again only after it was added, caught up and was made a voter."""
+A node's *identity* is its name and a number drawn when its disk was empty. A node that lost its disk has a
+new identity: the votes and acknowledgements of the old one do not bind it, and it counts again only after it
+was added, has caught up and was promoted."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -15,7 +15,7 @@ import msgspec
 
 
 class MembershipError(ValueError):
-    """A change that cannot be made to this group. The message says why."""
+    """A step that does not fit the membership, with the reason."""
 
 
 class Members(msgspec.Struct, frozen=True, array_like=True):
@@ -31,11 +31,11 @@ class Members(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def quorum(self) -> int:
-        """How many voters are a majority."""
+        """Number of voters in a majority."""
         return len(self.voters) // 2 + 1
 
     def decided(self, values: Mapping[str, float]) -> float:
-        """The highest value that a majority of the voters has reached; those without one have reached 0."""
+        """Return the highest value that a majority of the voters has reached; an absent value counts as 0."""
         reached = sorted((values.get(voter, 0) for voter in self.voters), reverse=True)
         return reached[self.quorum - 1]
 
@@ -65,17 +65,17 @@ class Members(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
-    """One change of a group: `node` becomes a learner, a learner becomes a voter, or is removed."""
+    """One change of a membership: `node` becomes a learner, becomes a voter, or leaves."""
 
     kind: Literal["add", "promote", "remove"]
     node: str
 
 
 def identity(name: str, number: int) -> str:
-    """Name one life of a disk.
+    """Return the identity of a node with one disk.
 
     Args:
-        name: Of the node; a restart with the same disk or with another one keeps it.
-        number: Drawn when the disk was found empty; never the same twice.
+        name: Name of the node; it stays over restarts and changes of the disk.
+        number: Number drawn when the disk was found empty; never the same twice.
     """
     return f"{name}/{number:x}"

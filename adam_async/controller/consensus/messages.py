@@ -1,11 +1,11 @@
-"""Pure: what the nodes of a group say to each other, and what they agree on.
+"""Pure: the messages between the nodes of a group, and the entries of their log.
 
-    AskVote   -> Vote        shall I lead? with `pre`: would you say yes, if I asked?
-    Append    -> Appended    here are entries, or none: a heartbeat
-    Chunk     -> Taken       here is a piece of a snapshot, for one whose entries are no longer kept
-    TakeOver                 ask for votes now: I am leaving
+    AskVote   -> Vote        request for a vote; with `pre` for a pre-vote
+    Append    -> Appended    entries, or a heartbeat without any
+    Chunk     -> Taken       piece of a snapshot, for a node whose next entries are no longer kept
+    TakeOver                 request to start an election at once: the leader leaves
 
-Every message says who it is for. An answer has the term of the one who answers.
+Every message names its receiver's identity. An answer has the answering node's term.
 """
 
 import msgspec
@@ -14,11 +14,11 @@ from adam_async.controller.consensus.membership import Members
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One place of the log: a command, a new membership, or, with neither, the first word of a leader."""
+    """One log entry: a command, a new membership, or neither: the first entry of a leader's term."""
 
     index: int
     term: int
-    """Of the leader that put it there."""
+    """Term of the leader that appended it."""
     command: bytes | None = None
     members: Members | None = None
 
@@ -28,9 +28,9 @@ class Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
 
     index: int = 0
     term: int = 0
-    """Of the entry at `index`."""
+    """Term of the entry at `index`."""
     members: Members = Members()
-    """In force at `index`."""
+    """Membership in force at `index`."""
     state: bytes = b""
 
 
@@ -47,10 +47,10 @@ class AskVote(Body, frozen=True, kw_only=True):
 
     last_index: int
     last_term: int
-    """Of the last entry of its log."""
+    """Term of the last entry of its log."""
     pre: bool
     transfer: bool = False
-    """The leader wants this: a leader that is heard is no reason to say no."""
+    """Whether the leader asked for this election: then hearing a leader does not refuse it."""
 
 
 class Vote(Body, frozen=True, kw_only=True):
@@ -71,9 +71,9 @@ class Append(Body, frozen=True, kw_only=True):
     prev_term: int
     entries: tuple[Entry, ...]
     commit: int
-    """All entries up to here are committed."""
+    """Commit index of the leader."""
     round: int
-    """Reads that wait for answers to this or a later round may be answered."""
+    """Latest round of reads; an answer repeats it."""
 
     def __post_init__(self) -> None:
         for index, entry in enumerate(self.entries, self.prev_index + 1):
@@ -84,13 +84,13 @@ class Append(Body, frozen=True, kw_only=True):
 
 
 class Appended(Body, frozen=True, kw_only=True):
-    """The answer to `Append`; also that to the last `Chunk`, and to one that is not needed."""
+    """The answer to an `Append`, to the last `Chunk`, and to an unneeded one."""
 
     ok: bool
     match: int
-    """If `ok`, both logs are the same up to here, durably. If not, they may be."""
+    """Index up to which both logs are equal, durably, if `ok`; otherwise they may be equal up to it."""
     prev_index: int = 0
-    """Of the `Append` that did not fit."""
+    """Previous index of the refused `Append`."""
     round: int
 
 

@@ -1,24 +1,24 @@
-"""Pure: what a node keeps on disk, as bytes, and how it finds its way back from them.
+"""Pure: a node's durable records as bytes, and recovery from them.
 
 The file is append-only. Each `Persist` of the core becomes one *frame*, integers little-endian:
 
     magic      4 bytes
     size       4 bytes, of the payload
-    durable    8 bytes: the file was known to be on disk up to here when the frame was made
+    durable    8 bytes: position up to which the file was on disk when the frame was made
     crc        4 bytes, of the payload
     head crc   4 bytes, of all before it and of the position of the frame in the file
     payload    the records, as MessagePack
 
 Theory of operation
 -------------------
-After a crash the frames that nobody was told of yet may be there, not there, or torn, each on its own: they
-may be dropped. A frame that was durable may not: votes and entries in it were promised to others. `durable`
-tells the two apart. The first bad frame stands at some position; if a whole frame after it knows of a durable
-position beyond that, then the bad one was durable once, the file is damaged, and the node must not start with
-it. Otherwise all from there on was in flight, and is cut off.
+After a crash each frame that was not synced may be whole, absent or torn, and may be dropped. A durable frame
+may not: its votes and entries were promised to other nodes. `durable` separates the two. If a whole frame
+after the first bad one has a durable position beyond the bad one, then the bad one was durable, the file is
+damaged, and the node must not start with it. Otherwise all frames from the bad one on were in flight, and
+recovery cuts them off.
 
-What this cannot see is damage to the last frames, after which nothing durable was written: they look like a
-torn tail. Sizes are not believed before the checksum over them has been, and a frame of another place or file
+Undetected is damage to the last frames, after which nothing durable was written: they look like a torn tail.
+The checksum of the head covers the size, so a wrong size is never used; a frame from another position or file
 has the wrong checksum."""
 
 from collections.abc import Iterable
@@ -40,30 +40,30 @@ _PLACE = Struct("<Q")
 HEAD_BYTES = _HEAD.size + _CRC.size
 
 WHAT_TO_DO = (
-    "empty its folder and start it again: the others take in who comes with an empty disk, one that is alone "
+    "empty its folder and start it again: the others take in a controller with an empty disk, a single one "
     "begins anew"
 )
 
 
 class DamagedLog(DataError):
-    """What a node keeps on disk was damaged after it was written. It must not take part with it."""
+    """A node's durable records are damaged. The node must not take part with them."""
 
 
 class Born(msgspec.Struct, frozen=True, tag="born"):
-    """The first record: whose file this is."""
+    """The first record: the identity of the file's node."""
 
     me: str
 
 
 class Ballot(msgspec.Struct, frozen=True, tag="ballot"):
-    """The node is in this term, and voted for this identity in it, or for none yet."""
+    """The node's term, and the identity that it voted for in it, if any."""
 
     term: int
     vote: str | None
 
 
 class Entries(msgspec.Struct, frozen=True, tag="entries"):
-    """Entries, put over what was there from the first of them on."""
+    """Entries that replace all entries from the first one's index on."""
 
     entries: tuple[Entry, ...]
 
@@ -76,7 +76,7 @@ _DECODER = msgspec.msgpack.Decoder(tuple[Record, ...])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """All that a node must not forget."""
+    """The durable state of a node."""
 
     me: str
     term: int = 0
@@ -85,20 +85,20 @@ class Saved:
     entries: tuple[Entry, ...] = ()
 
     def records(self) -> tuple[Record, ...]:
-        """Say it as records: the beginning of a new file."""
+        """Return the state as the first records of a new file."""
         first: tuple[Record, ...] = (Born(self.me), Ballot(self.term, self.vote), self.snapshot)
         return (*first, Entries(self.entries)) if self.entries else first
 
 
-def found(me: str, voters: Iterable[str], state: bytes = b"") -> Saved:
-    """What a founder of a group begins with. All founders must be given the same voters and state.
+def bootstrapped(me: str, voters: Iterable[str], state: bytes = b"") -> Saved:
+    """Return the first durable state of a group's first node. All first nodes need the same voters and state.
 
-    The group begins with a snapshot, as if one entry had been committed in term 1; so a node that joins has
-    nothing, and is sent the state.
+    The group begins with a snapshot, as if one entry had been committed in term 1. So a joining node, which
+    has nothing, gets the state.
     """
     members = Members(tuple(sorted(voters)))
     if me not in members.voters:
-        raise ValueError(f"{me} founds a group of {', '.join(members.voters)}, but is not one of them")
+        raise ValueError(f"{me} begins a group of {', '.join(members.voters)}, but is not one of them")
     return Saved(me=me, term=1, snapshot=Snapshot(index=1, term=1, members=members, state=state))
 
 
@@ -106,8 +106,8 @@ class Writer:
     """Makes the frames of one file.
 
     Args:
-        position: Where the next frame goes: 0 in a new file, else where `recover` says that the old ones end.
-            All before it is durable.
+        position: Position of the next frame: 0 in a new file, else the end that `recover` returned. All
+            bytes before it are durable.
     """
 
     def __init__(self, position: int = 0) -> None:
@@ -115,7 +115,7 @@ class Writer:
         self._durable = position
 
     def frame(self, records: tuple[Record, ...]) -> bytes:
-        """Make the bytes to append to the file."""
+        """Return the bytes to append to the file."""
         payload = _ENCODER.encode(records)
         head = _HEAD.pack(MAGIC, len(payload), self._durable, crc32(payload))
         frame = head + _CRC.pack(crc32(_PLACE.pack(self.position) + head)) + payload
@@ -123,7 +123,7 @@ class Writer:
         return frame
 
     def durable(self, position: int) -> None:
-        """The file is on disk up to here: what `position` was when that was asked for."""
+        """Note that the file is on disk up to `position`, as it was when the sync began."""
         self._durable = max(self._durable, position)
 
 
@@ -132,10 +132,10 @@ def recover(data: bytes, *, origin: str) -> tuple[Saved | None, int]:
 
     Args:
         data: The whole file.
-        origin: What to call it in an error, such as its path.
+        origin: Name of the file in errors, such as its path.
 
     Returns:
-        What was saved, None if nothing was; and where the file ends: cut off what is behind.
+        The saved state, None if there is none; and the end of the good frames. Cut the file off there.
 
     Raises:
         DamagedLog: A record that was durable is damaged.
@@ -167,7 +167,7 @@ def _replay(saved: Saved | None, log: Log, record: Record, where: str) -> Saved:
     if isinstance(record, Born):
         return Saved(me=record.me)
     if saved is None:
-        raise DamagedLog(f"{where}: the file does not begin with whose it is; {WHAT_TO_DO}")
+        raise DamagedLog(f"{where}: the file does not begin with its node's identity; {WHAT_TO_DO}")
     match record:
         case Ballot():
             return Saved(me=saved.me, term=record.term, vote=record.vote)
@@ -182,7 +182,7 @@ def _replay(saved: Saved | None, log: Log, record: Record, where: str) -> Saved:
 
 
 def _frame_at(data: bytes, at: int) -> tuple[bytes, int] | None:
-    """The payload of the frame that begins here, and what it knew to be durable; None if it is not whole."""
+    """Return the payload of the frame at `at`, and its durable position; None if the frame is not whole."""
     begin = at + HEAD_BYTES
     if len(data) < begin:
         return None
@@ -199,5 +199,7 @@ def _refuse_damage(data: bytes, end: int, what: str) -> None:
     while at >= 0:
         frame = _frame_at(data, at)
         if frame is not None and frame[1] > end:
-            raise DamagedLog(f"{what}: all up to byte {frame[1]} was on disk, says byte {at}; {WHAT_TO_DO}")
+            raise DamagedLog(
+                f"{what}: byte {at} shows that all before byte {frame[1]} was durable; {WHAT_TO_DO}"
+            )
         at = data.find(MAGIC, at + 1)

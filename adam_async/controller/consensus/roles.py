@@ -1,4 +1,4 @@
-"""Pure: the roles of a node, and what moves it from one to another."""
+"""Pure: the roles of a node, and the causes of its changes of role."""
 
 from enum import Enum
 from typing import TypeVar
@@ -7,7 +7,7 @@ _Handler = TypeVar("_Handler")
 
 
 class Role(Enum):
-    """What a node is doing for its group."""
+    """Role of a node in its group."""
 
     FOLLOWER = "follower"
     PROBER = "prober"
@@ -16,7 +16,7 @@ class Role(Enum):
 
 
 class Cause(Enum):
-    """Why a node's role changes."""
+    """Cause of a change of role."""
 
     SILENCE = "silence: no leader for an election time-out"
     ENCOURAGED = "a majority would vote for it"
@@ -45,7 +45,7 @@ TRANSITIONS = {
     (Role.LEADER, Cause.DEAF): Role.FOLLOWER,
     (Role.LEADER, Cause.REMOVED): Role.FOLLOWER,
 }
-"""All there are; a node that is moved in another way has an error in it."""
+"""All changes of role; any other is a defect."""
 
 
 def diagram() -> str:

@@ -1,30 +1,30 @@
-"""Pure: the times and sizes that a group works with."""
+"""Pure: times and sizes of a consensus group."""
 
 from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All nodes of a group should have the same; safety does not depend on it."""
+    """Times and sizes. All nodes of a group should have the same; safety does not depend on them."""
 
     heartbeat_s: float = 0.1
-    """Between two words of the leader to each of the others."""
+    """Interval of the leader's messages to each other node, in seconds."""
     election_s: float = 1.0
-    """Least silence after which a leader is looked for; at most twice that. etcd's default is 1 s as well."""
+    """Minimum silence of the leader before an election, in seconds; the maximum is twice that. etcd: 1 s."""
     command_bytes: int = 1 << 20
-    """Largest command that is taken."""
+    """Maximum size of a command, in bytes."""
     message_bytes: int = 1 << 20
-    """Entries in one message, unless the first alone is larger."""
+    """Maximum size of the entries in one message, in bytes, unless the first alone is larger."""
     state_bytes: int = 64 << 20
     """Maximum size of a snapshot's state from another node, in bytes."""
     chunk_bytes: int = 256 << 10
-    """Piece of a snapshot in one message."""
+    """Size of the piece of a snapshot in one message, in bytes."""
     window: int = 64
-    """Entries that are sent to a node ahead of its answers."""
+    """Maximum number of entries sent to a node ahead of its answers."""
     backlog: int = 128
-    """Entries that may wait to be committed, and reads that may wait for an answer; more are refused."""
+    """Maximum number of uncommitted entries, and of waiting reads; more are refused."""
     catch_up: int = 64
-    """A learner may lack so many entries when it is made a voter."""
+    """Maximum number of entries that a learner lacks when it is promoted."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

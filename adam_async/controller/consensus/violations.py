@@ -9,9 +9,8 @@ then fail to agree; it cannot make this node raise, overwrite committed entries,
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from adam_async.controller.consensus.incoming import Incoming
 from adam_async.controller.consensus.leading import Leading
-from adam_async.controller.consensus.log import Log
+from adam_async.controller.consensus.log import IncomingSnapshot, Log
 from adam_async.controller.consensus.membership import Members
 from adam_async.controller.consensus.messages import (
     Append,
@@ -79,7 +78,7 @@ class Guard:
         incoming: The snapshot in transfer.
     """
 
-    def __init__(self, me: str, settings: Settings, contents: Contents, incoming: Incoming) -> None:
+    def __init__(self, me: str, settings: Settings, contents: Contents, incoming: IncomingSnapshot) -> None:
         self._me = me
         self._settings = settings
         self._contents = contents

@@ -1,13 +1,12 @@
-"""One of the other servers of a staging: reached, asked, and given up once it stays silent.
+"""One of the other servers of a staging: its link, requests to it, and its loss once it stays silent.
 
-A question has a deadline. One that is missed drops the link, so that whatever hangs there does not hang here;
-the next question dials again. A server that could not be reached for `join_s`, or for `back_s` once it had
-been there, or that missed deadline after deadline, is given up (`PeerLost`). One that answers but has not got
-the file is waited for, as long as it moves.
+A request has a deadline. A missed deadline drops the link, so that a hanging server does not hang this one;
+the next request dials again. A server is given up (`PeerLost`) if it cannot be reached for `join_s`, or for
+`back_s` after a first contact, or if it misses several deadlines in a row. A server that answers without
+having the file is waited for while it makes progress.
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
@@ -28,6 +27,7 @@ from adam_async.messages import (
     unpack,
 )
 from adam_async.messages.bounds import MOST_MANIFEST_BYTES
+from adam_async.runtime.channel import Channel
 from adam_async.runtime.traffic import Traffic
 from transport import (
     DialFailed,
@@ -42,46 +42,46 @@ from transport import (
 )
 
 FILE_TEXT_BYTES = 256
-"""Bytes of text charged in advance for an entry of the list of files."""
+"""Size charged in advance for an entry of the list of files, in bytes of text."""
 
 LISTED = 2000
-"""Files of a manifest that one answer holds."""
+"""Number of files of a manifest in one answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """Deadlines of a staging, in seconds, and how often things are tried."""
+    """Deadlines of a staging, in seconds, and numbers of attempts."""
 
     join_s: float = 60.0
-    """A server that has not been met yet may come this late; then others read what belongs to it."""
+    """Time for a first contact with a server; then others read its files."""
     back_s: float = 10.0
-    """The same for one that has been met."""
+    """Time to reach a server again."""
     wait_s: float = 10.0
-    """A server that has not got a file yet answers after this long, and is asked again."""
+    """Time after which a server answers that it does not have a file yet; then it is asked again."""
     answer_s: float = 10.0
-    """An answer, beyond that."""
+    """Time for an answer beyond that."""
     stall_s: float = 300.0
-    """A server that answers but has staged nothing more for this long is given up."""
+    """Time without progress after which an answering server is given up."""
     read_s: float = 30.0
-    """One piece of a file of the source."""
+    """Time to read one piece of a file of the source."""
     tries: int = 3
-    """Times that a read or a question is tried."""
+    """Maximum number of attempts at a read or a request."""
 
 
 class PeerLost(Exception):
-    """A server of the staging is not asked any more; the message says why."""
+    """A server of the staging is given up, with the reason."""
 
 
 class PeerFailed(Exception):
-    """A server did not give a file this time; the message says why."""
+    """A server did not send a file this time, with the reason."""
 
 
 class PeerRefused(Exception):
-    """A server will not give a file at all; the message says why."""
+    """A server refused a file, with the reason."""
 
 
 class NotYet(Exception):
-    """A server that was asked without patience has not got the file."""
+    """A server does not have the file yet, and the request was not to wait."""
 
 
 class Peer:
@@ -89,13 +89,13 @@ class Peer:
 
     Args:
         number: Its number.
-        address: Where it listens.
-        plan: What this server knows of the staging.
-        network: How it is reached.
-        identity: This server's.
+        address: Its address.
+        plan: This server's view of the staging.
+        network: Network of the servers.
+        identity: This server's identity.
         patience: Deadlines.
-        traffic: Where its links are counted.
-        clock: Seconds of the loop.
+        traffic: Counts of its links.
+        clock: Clock of the loop, in seconds.
     """
 
     def __init__(
@@ -112,15 +112,22 @@ class Peer:
     ) -> None:
         self.number = number
         self.address = address
+        self._channel = Channel(
+            peer=f"server {number}",
+            address=address,
+            network=network,
+            identity=identity,
+            peer_role="data",
+            traffic=traffic,
+            patience_s=patience.join_s,
+            pauses=RetrySchedule(),
+            clock=clock,
+        )
         self.met = False
-        """Whether it has been talked to."""
+        """Whether it was ever reached."""
         self._plan = plan
-        self._network = network
-        self._identity = identity
         self._patience = patience
-        self._traffic = traffic
         self._clock = clock
-        self._link: Link | None = None
         self._dialling = asyncio.Lock()
         self._called = asyncio.Event()
         self._differs = False
@@ -129,55 +136,44 @@ class Peer:
         self._moved = 0.0
 
     def called(self, *, differs: bool) -> None:
-        """Take in that it has called here: it can be reached now. `differs`: it stages something else."""
+        """Note its request here: it can be reached now. `differs`: it stages another source."""
         self._differs = self._differs or differs
         self._called.set()
 
     async def look(self) -> None:
-        """Try once to reach it, and compare what there is to stage.
+        """Try once to reach it, and compare both sources.
 
         Raises:
-            PeerLost, PeerFailed, PeerRefused: It is not there, or not in order.
-            DataError: It stages something else.
+            PeerLost, PeerFailed, PeerRefused: It cannot be reached, or does not answer correctly.
+            DataError: It stages another source.
         """
         await self._reach(self._patience.answer_s, RetrySchedule(attempts=1))
 
     async def meet(self) -> None:
-        """Look again and again, and whenever it calls here, until it is there. Raises as `look` does."""
-        given_up = self._clock() + self._patience.join_s
-        for wait_s in RetrySchedule().waits():
+        """Try to reach it until it answers, also at each request of it here. Raises the errors of `look`."""
+        self._channel.progressed()
+        while True:
             self._called.clear()
             try:
                 return await self.look()
             except PeerLost:
-                if self._clock() >= given_up or self._plan.gone(self.number):
+                if self._channel.left_s <= 0 or self._plan.gone(self.number):
                     raise
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._called.wait()
+            await self._channel.pause(self._called)
 
     async def aclose(self) -> None:
-        """Say goodbye, if there is a link."""
-        if self._link is not None:
-            await self._link.aclose()
-            self._drop()
-
-    def _drop(self) -> None:
-        """Forget the link, and whatever waits on it."""
-        if self._link is not None:
-            self._link.abort()
-            self._traffic.gone(self._link)
-            self._link = None
+        """End the link, if there is one, after its last messages have left."""
+        await self._channel.aclose()
 
     async def pieces(
         self, file: int, *, patient: bool, on_checksum: Callable[[str], None]
     ) -> AsyncGenerator[bytes, None]:
-        """Yield a file piece by piece, once it is there, and tell its checksum before the first.
+        """Yield a file piece by piece, once the server has it; `on_checksum` comes before the first.
 
         Raises:
-            PeerLost, PeerFailed, PeerRefused: It does not give it.
-            NotYet: It has not got it, and this is not patient.
-            DataError: It stages something else.
+            PeerLost, PeerFailed, PeerRefused: The server does not send it.
+            NotYet: The server does not have it yet, and `patient` is false.
+            DataError: The server stages another source.
         """
         size, offset = self._plan.files[file].size, 0
         while True:
@@ -210,7 +206,7 @@ class Peer:
         return part, reply.tensors[0].tobytes()
 
     def _wait_on(self, progress: int) -> None:
-        """Take in that it has not got a file yet, and how far it is."""
+        """Note that it does not have a file yet, and its progress."""
         now = self._clock()
         if progress != self._progress:
             self._progress, self._moved = progress, now
@@ -225,10 +221,10 @@ class Peer:
             raise PeerRefused(error.text) from None
         except TransportError as error:
             self._check_same()
-            # Whoever misses a deadline may be stuck for good: the link goes. What else waited on it fails
-            # with it, and is no silence of its own.
-            if link is self._link:
-                self._drop()
+            # A server that misses a deadline may hang for good, so the link is dropped. Other requests on it
+            # fail with it, and count as no further silence.
+            if link is self._channel.link:
+                self._channel.drop()
                 self._silences += 1
             if self._silences >= self._patience.tries:
                 raise PeerLost(str(error)) from None
@@ -237,54 +233,50 @@ class Peer:
         return reply
 
     async def _reach(self, timeout_s: float, retry: RetrySchedule | None) -> Link:
-        """Return the link, or make one."""
+        """Return the link, or dial a new one."""
         async with self._dialling:
             if self._plan.gone(self.number):
                 raise PeerLost("it was given up")
-            if self._link is not None and not self._link.closed:
-                return self._link
+            channel = self._channel
+            if channel.link is not None and not channel.link.closed:
+                return channel.link
             try:
-                link = await self._network.dial(
-                    self.address, self._identity, timeout_s=timeout_s, retry=retry, peer_role="data"
-                )
+                link = await channel.dial(timeout_s, retry=retry)
             except (DialFailed, HandshakeRejected) as error:
                 self._check_same()
                 raise PeerLost(str(error)) from None
             except TransportError as error:
                 raise PeerLost(f"{self.address} answers, but not as a data server: {error}") from None
-            self._drop()
-            self._link = link
-            self._traffic.watch(link)
             try:
                 await self._compare(link)
             except BaseException:
-                self._drop()
+                channel.drop()
                 raise
             self.met = True
             return link
 
     async def _compare(self, link: Link) -> None:
-        """Check that it is the server we take it for, and stages what we stage."""
+        """Check its number and its source against this server's."""
         plan = self._plan
-        told, _ = await self._manifest(link, 0, 0)
-        if (told.server, told.servers) != (self.number, plan.servers):
+        theirs, _ = await self._manifest(link, 0, 0)
+        if (theirs.server, theirs.servers) != (self.number, plan.servers):
             raise DataError(
-                f"{self.address} is server {told.server} of {told.servers} in its own list, "
+                f"{self.address} is server {theirs.server} of {theirs.servers} in its own list, "
                 f"and {self.number} of {plan.servers} here; give all servers the same list in the same order"
             )
-        if told.digest != plan.digest:
+        if theirs.digest != plan.digest:
             try:
                 difference = await self._difference(link)
             except (PeerLost, PeerFailed, PeerRefused) as error:
-                difference = f"it did not say which files ({error})"
+                difference = f"it did not send its list of files ({error})"
             raise self._other_source(difference)
-        if told.yours > 0:
+        if theirs.yours > 0:
             plan.holder(self.number)
 
     def _check_same(self) -> None:
-        """Raise if it has said itself that it stages something else; it will have left for that reason."""
+        """Raise if it has reported another source: it has left for that reason."""
         if self._differs:
-            raise self._other_source("it has left before it said which files")
+            raise self._other_source("it has left before it sent its list of files")
 
     def _other_source(self, difference: str) -> DataError:
         return DataError(
@@ -313,5 +305,5 @@ class Peer:
 
 
 def damaged(checksum: str, expected: str) -> WrongBytes:
-    """What is raised when a copy is not what was sent."""
+    """Return the error of a copy with another checksum."""
     return WrongBytes(f"its checksum is {checksum[:12]}..., expected {expected[:12]}...")

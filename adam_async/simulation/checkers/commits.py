@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from zlib import crc32
 
 from adam_async.controller.consensus import Apply, Core, Effect, Entry, Event, Restore, Role
-from adam_async.controller.replicated_state import Machine
+from adam_async.controller.replicated_state import ReplicatedState
 from adam_async.simulation.scenario import Violation
 
 
@@ -29,7 +29,9 @@ class Commits:
         self._leaders: set[int] = set()
         """Terms whose leader was checked."""
 
-    def saw(self, core: Core, machine: Machine, event: Event | None, effects: Sequence[Effect]) -> None:
+    def saw(
+        self, core: Core, machine: ReplicatedState, event: Event | None, effects: Sequence[Effect]
+    ) -> None:
         """Check a core after an event (None: its start) and its effects.
 
         Raises:
@@ -65,7 +67,7 @@ class Commits:
             raise Violation("I7", f"{core.me} applied {entry}, where {known} was committed")
         self.last = max(self.last, entry.index)
 
-    def _same_state(self, core: Core, machine: Machine) -> None:
+    def _same_state(self, core: Core, machine: ReplicatedState) -> None:
         index, digest = self._applied[id(core)], crc32(machine.snapshot())
         if index and self._states.setdefault(index, digest) != digest:
             raise Violation("I7", f"the state of {core.me} after entry {index} is not that of others")

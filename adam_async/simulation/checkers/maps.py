@@ -5,7 +5,7 @@ back. A replaced incarnation of a node is never live again.
 """
 
 from adam_async.controller.map_history import changed
-from adam_async.controller.replicated_state import Machine
+from adam_async.controller.replicated_state import ReplicatedState
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.simulation.scenario import Violation
 
@@ -25,7 +25,7 @@ class Maps:
         self._over: set[tuple[str, int]] = set()
         """Replaced incarnations, by node."""
 
-    def saw(self, machine: Machine) -> None:
+    def saw(self, machine: ReplicatedState) -> None:
         """Check the map of a controller, if its version is new.
 
         Raises:

@@ -10,7 +10,7 @@ from adam_async.controller.consensus import Core, DamagedLog, Effect, Event, Per
 from adam_async.controller.consensus.records import Record
 from adam_async.controller.log_file import NAME, LogFile
 from adam_async.controller.permissions import Attempt, Refusal
-from adam_async.controller.replicated_state import MAX_SESSIONS, Machine
+from adam_async.controller.replicated_state import MAX_SESSIONS, ReplicatedState
 from adam_async.controller.service import Controller
 from adam_async.errors import ConfigError
 from adam_async.messages import role_table
@@ -129,7 +129,9 @@ class ControllerGroup:
         self.damaged.discard(name)
 
     async def _serve(self, node: Node) -> None:
-        def observe(core: Core, machine: Machine, event: Event | None, effects: Sequence[Effect]) -> None:
+        def observe(
+            core: Core, machine: ReplicatedState, event: Event | None, effects: Sequence[Effect]
+        ) -> None:
             self._saw(node.name, core, machine, event, effects)
 
         controller = Controller(
@@ -164,7 +166,7 @@ class ControllerGroup:
         return node.disk_conditions.fail > 0 or node.disk_model.used_bytes >= node.disk_model.capacity_bytes
 
     def _saw(
-        self, name: str, core: Core, machine: Machine, event: Event | None, effects: Sequence[Effect]
+        self, name: str, core: Core, machine: ReplicatedState, event: Event | None, effects: Sequence[Effect]
     ) -> None:
         self.cores[name] = core
         for effect in effects:

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from adam_async.controller.map_client import MapClient, News, version_of
+from adam_async.controller.map_client import MapClient, MapUpdate, version_of
 from adam_async.controller.map_history import changed
 from adam_async.errors import DeadlineExceeded, RoleDied
 from adam_async.run.cluster_map import ClusterMap
@@ -154,7 +154,7 @@ class MapClientUser:
                 raise Violation("protocol", text) from None
             operations.refused(handle)
             return
-        for news in outcome.news:
+        for news in outcome.updates:
             state.map = state.show(news, state.map, "asks")
         if group == ANOTHER and outcome.done is False:
             operations.refused(handle)
@@ -188,7 +188,7 @@ class _State:
                     if self.dice.chance(0.02):
                         break
 
-    def show(self, news: News, seen: ClusterMap, what: str) -> ClusterMap:
+    def show(self, news: MapUpdate, seen: ClusterMap, what: str) -> ClusterMap:
         """Apply an answer of the client to the map, and record its version."""
         if news.whole is not None:
             seen = news.whole

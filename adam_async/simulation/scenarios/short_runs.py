@@ -210,7 +210,7 @@ class ShortRuns:
                 before, place = place, _place(cluster, membership)
                 if place == before:
                     if client is not None:
-                        client.look()
+                        client.map_changed()
                     continue
                 if task is not None:
                     task.cancel()

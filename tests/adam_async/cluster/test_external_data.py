@@ -100,7 +100,7 @@ async def test_a_cluster_over_tcp_takes_data_from_elsewhere_too(network):
         assert len((await cluster.train()).epochs) == 2
 
 
-async def test_a_cluster_that_ends_within_a_run_leaves_its_data_servers(network):
+async def test_a_cluster_that_ends_in_the_middle_closes_its_links(network):
     async with host_of(network) as host:
         async with cluster_of(config_of(epochs=10_000), host) as cluster, asyncio.TaskGroup() as group:
             training = group.create_task(cluster.train(), name="training")
@@ -134,14 +134,14 @@ async def test_an_address_without_a_listener_is_an_error(network):
     assert str(raised.value).endswith(f"; start one there with: adam-async data --bind {gone}")
 
 
-async def test_an_address_of_another_role_is_an_error(network):
+async def test_another_role_at_the_address_is_an_error(network):
     async with controller_of(network) as controller:
         with pytest.raises(HandshakeRejected, match=re.escape(f"check the address, at {controller.address}")):
             async with asker_of(network, controller):
                 pass
 
 
-async def test_an_address_of_a_foreign_program_is_an_error(network):
+async def test_another_program_at_the_address_is_an_error(network):
     def talk(reader, writer):
         writer.write(b"HTTP/1.0 400 Bad Request\r\n" * 40)
         writer.close()
@@ -183,7 +183,7 @@ async def test_it_belongs_to_a_cluster_already(network):
             await asker.serve(controller.address)
 
 
-async def test_hosts_with_different_data_are_refused_by_name(network):
+async def test_hosts_with_different_data_are_an_error(network):
     async with (
         host_of(network, node="one") as one,
         host_of(network, node="two", dataset=tiny_dataset(50)) as two,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.controller.bootstrap import Founding, group_name, name_of
+from adam_async.controller.bootstrap import Bootstrap, group_name, name_of
 from adam_async.controller.consensus import identity
 
 NAMES = tuple(f"controller-{number}" for number in range(1, 6))
@@ -14,7 +14,7 @@ SELF = {name: identity(name, number) for number, name in enumerate(NAMES, start=
 
 
 def founder_of(names, *, me=None):
-    return Founding(me or SELF[names[0]], name=names[0], names=names)
+    return Bootstrap(me or SELF[names[0]], name=names[0], names=names)
 
 
 @pytest.mark.parametrize("count", [1, 3, 5])
@@ -24,45 +24,45 @@ def test_the_first_by_name_founds_the_group_whatever_the_order_of_answers(count)
         founding = founder_of(names)
         for heard, name in enumerate(order):
             assert not founding.is_decided
-            assert founding.lacking == sorted(order[heard:])
-            founding.heard(name, SELF[name], belongs=False)
+            assert founding.missing == sorted(order[heard:])
+            founding.introduced(name, SELF[name], belongs=False)
         assert founding.is_decided
         assert not founding.joins
         assert founding.voters == tuple(sorted(SELF[name] for name in names))
-        assert founding.lacking == []
+        assert founding.missing == []
 
 
 def test_the_order_in_which_names_were_given_changes_nothing():
     for names in permutations(NAMES[:3]):
-        founders = [name for name in names if not Founding(SELF[name], name=name, names=names).joins]
+        founders = [name for name in names if not Bootstrap(SELF[name], name=name, names=names).joins]
         assert founders == ["controller-1"]
 
 
 @pytest.mark.parametrize("name", NAMES[1:3])
 def test_others_wait_for_a_leader_and_found_nothing_whatever_they_hear(name):
-    founding = Founding(SELF[name], name=name, names=NAMES[:3])
+    founding = Bootstrap(SELF[name], name=name, names=NAMES[:3])
     for other in NAMES[:3]:
-        founding.heard(other, SELF[other], belongs=False)
+        founding.introduced(other, SELF[other], belongs=False)
     assert founding.is_decided
     assert founding.joins
     assert founding.voters == ()
 
 
-def test_a_founder_that_lost_its_disk_joins_when_one_of_the_others_belongs_to_a_group():
+def test_a_first_controller_that_lost_its_disk_joins_the_group_of_the_others():
     """Whoever that is, and whenever it says so: the others were asked before it, or never."""
     for order, belongs in product(permutations(NAMES[1:3]), product([False, True], repeat=2)):
         founding = founder_of(NAMES[:3], me=identity(NAMES[0], 99))
         for name, one in zip(order, belongs, strict=True):
-            founding.heard(name, SELF[name], belongs=one)
+            founding.introduced(name, SELF[name], belongs=one)
         assert founding.joins == any(belongs)
         assert bool(founding.voters) != any(belongs)
 
 
 def test_one_that_comes_with_a_new_disk_before_the_group_is_founded_is_taken_with_that():
     founding = founder_of(NAMES[:3])
-    founding.heard("controller-2", identity("controller-2", 1), belongs=False)
-    founding.heard("controller-2", identity("controller-2", 2), belongs=False)
-    founding.heard("controller-3", SELF["controller-3"], belongs=False)
+    founding.introduced("controller-2", identity("controller-2", 1), belongs=False)
+    founding.introduced("controller-2", identity("controller-2", 2), belongs=False)
+    founding.introduced("controller-3", SELF["controller-3"], belongs=False)
     assert identity("controller-2", 2) in founding.voters
     assert identity("controller-2", 1) not in founding.voters
 
@@ -70,11 +70,11 @@ def test_one_that_comes_with_a_new_disk_before_the_group_is_founded_is_taken_wit
 @given(
     st.lists(st.tuples(st.sampled_from((*NAMES, "stranger")), st.integers(0, 2), st.booleans()), max_size=12)
 )
-def test_what_is_decided_stays_decided_and_takes_an_answer_of_each(answers):
+def test_a_decision_stays_and_needs_an_answer_of_each(answers):
     founding = founder_of(NAMES[:3])
     heard, decided = {}, None
     for name, disk, belongs in answers:
-        founding.heard(name, identity(name, disk), belongs=belongs)
+        founding.introduced(name, identity(name, disk), belongs=belongs)
         if decided is None and name in NAMES[1:3]:
             heard[name] = identity(name, disk)
             if belongs:

@@ -111,14 +111,16 @@ async def group_table_of(network, waits=FORGIVING):
             )
             controllers.append(await stack.enter_async_context(controller))
         for controller in controllers:
-            controller.group.meet({f"controller-{n}": each.address for n, each in enumerate(controllers, 1)})
+            controller.group.set_addresses(
+                {f"controller-{n}": each.address for n, each in enumerate(controllers, 1)}
+            )
         table = Table(network, controllers, group)
         stack.callback(lambda: [task.cancel() for task in table.tasks.values()])
         yield table
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_everybody_sees_who_joins_and_who_leaves(network):
+async def test_every_member_sees_all_joins_and_departures(network):
     async with table_of(NETWORKS[network]()) as table:
         one, other = await table.joined("worker-0"), await table.joined("worker-1")
         await one.wait_for(lambda m: len(m.live("worker")) == 2, "the other", 20.0)
@@ -139,7 +141,7 @@ class SecondOnly:
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_a_link_that_breaks_while_the_seat_is_taken_is_dialled_again(network):
+async def test_a_link_that_breaks_during_the_join_is_dialled_again(network):
     rough = Rough(NETWORKS[network](), Faults(cut=0.5), towards="controller")
     rough.dice = SecondOnly()  # the first asks for the map, the second for the seat
     async with table_of(rough) as table:
@@ -173,7 +175,7 @@ async def test_a_death_that_somebody_knows_of_is_believed_before_the_grace_is_ov
         assert not table.controller.map.nodes["worker-0"].left
 
 
-async def test_a_death_that_is_told_late_does_not_touch_the_next_life():
+async def test_a_late_report_of_a_death_does_not_touch_the_next_incarnation():
     async with table_of(NETWORKS["local"]()) as table:
         driver, old = await table.joined("driver", role="driver"), await table.joined("worker-0")
         await driver.wait_for(lambda m: m.live("worker"), "the worker", 20.0)
@@ -187,7 +189,7 @@ async def test_a_death_that_is_told_late_does_not_touch_the_next_life():
         assert table.controller.map.nodes["worker-0"].live
 
 
-async def test_a_restarted_node_takes_its_own_seat():
+async def test_a_restarted_node_joins_in_place_of_its_earlier_incarnation():
     async with table_of(NETWORKS["local"]()) as table:
         old = await table.joined("worker-0", incarnation=9)
         await table.leave(old)
@@ -202,7 +204,7 @@ async def test_a_restarted_node_takes_its_own_seat():
         ("driver", "another train drives this cluster; one run at a time has it"),
     ],
 )
-async def test_who_has_the_name_of_a_connected_node_is_told_so_at_once_and_refused_in_the_end(
+async def test_a_node_with_the_id_of_a_connected_one_gets_a_warning_at_once_and_a_refusal_in_the_end(
     role, said, caplog
 ):
     brief = msgspec.structs.replace(WAITS, dial_s=0.4, call_s=0.4)
@@ -321,7 +323,7 @@ async def test_the_id_of_a_node_that_is_connected_is_refused_to_another(network)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_a_seat_on_which_an_earlier_life_is_believed_to_sit_is_asked_for_until_it_is_free(network):
+async def test_a_node_tries_to_join_until_the_link_of_its_earlier_incarnation_has_ended(network):
     async with table_of(NETWORKS[network]()) as table:
         old = await table.joined("worker-0", incarnation=1)
         new = table.member("worker-0", incarnation=2)
@@ -364,7 +366,7 @@ async def follow(member, seen):
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_what_several_count_while_leaders_end_is_counted_once_each(network):
+async def test_counts_of_several_members_over_changes_of_leaders_are_each_counted_once(network):
     async def count(member, times):
         for _ in range(times):
             await member.update_epoch(count_up)

@@ -10,9 +10,9 @@ import pytest
 
 from adam_async.controller.consensus import Settings, identity
 from adam_async.controller.consensus.records import Born
-from adam_async.controller.consensus_node import SETTINGS, Group
+from adam_async.controller.consensus_node import SETTINGS, ConsensusNode
 from adam_async.controller.log_file import NAME, LogFile
-from adam_async.controller.replicated_state import Machine
+from adam_async.controller.replicated_state import ReplicatedState
 from adam_async.controller.service import Controller
 from adam_async.controller.stall_aware_clock import LATE_S
 from adam_async.errors import ConfigError, first_cause
@@ -73,7 +73,7 @@ def test_a_group_is_founded_when_the_last_one_comes_and_not_before(caplog):
 
     with caplog.at_level(logging.WARNING):
         simulated(scenario)
-    assert caplog.text.count("controller-1 waits for controller-3 to found a group") == 1
+    assert caplog.text.count("controller-1 waits for controller-3 to begin a group") == 1
     assert caplog.text.count("controller-2 belongs to no group yet, and waits for controller-3") == 1
 
 
@@ -97,7 +97,7 @@ def test_after_a_power_cut_of_all_they_go_on_where_they_were(seed):
 
 
 @seeds
-def test_one_that_lost_its_disk_is_taken_in_again_and_counts(seed):
+def test_a_controller_that_lost_its_disk_is_added_again_and_counts(seed):
     """Each in turn, the founder and the leader too; then two of them, the new one among them, are enough."""
 
     async def scenario(trio):
@@ -125,7 +125,7 @@ def test_one_that_lost_its_disk_is_taken_in_again_and_counts(seed):
 
 
 @seeds
-def test_without_files_one_that_was_killed_is_a_stranger_and_is_taken_in(seed):
+def test_without_files_a_killed_controller_has_a_new_identity_and_is_added_again(seed):
     async def scenario(trio):
         leader = await trio.settled()
         client = await (await trio.client(leader)).open()
@@ -142,7 +142,7 @@ def test_without_files_one_that_was_killed_is_a_stranger_and_is_taken_in(seed):
     simulated(scenario, seed=seed, with_files=False)
 
 
-def test_a_founder_whose_disk_is_lost_founds_no_second_group():
+def test_a_first_controller_that_lost_its_disk_begins_no_second_group():
     async def scenario(trio):
         await trio.settled()
         group = trio.running["controller-2"].machine.group
@@ -377,7 +377,7 @@ class Three:
             self.stacks.append(stack)
         peers = {f"controller-{number}": it.address for number, it in enumerate(self.controllers, start=1)}
         for controller in self.controllers:
-            controller.group.meet(peers)
+            controller.group.set_addresses(peers)
 
     async def leader(self):
         while True:
@@ -428,20 +428,20 @@ async def test_three_with_folders_go_on_after_all_have_ended(tmp_path):
         assert len(groups) == 1
 
 
-def test_who_is_not_among_the_controllers_is_told():
-    group = Group(
+def test_a_controller_missing_from_the_addresses_is_an_error():
+    group = ConsensusNode(
         identity=Identity(role="controller", node="controller-9", incarnation=1),
-        machine=Machine(),
+        state=ReplicatedState(),
         network=local_network(),
         traffic=Traffic("x"),
         entropy=entropy_of("x"),
         file=None,
-        told=lambda tag, answer: None,
-        led=lambda: None,
-        applied=lambda: None,
+        on_answer=lambda tag, answer: None,
+        on_led=lambda: None,
+        on_applied=lambda: None,
     )
     with pytest.raises(ValueError, match="controller-9 is not one of the controllers controller-1"):
-        group.meet({"controller-1": "tcp://a:1"})
+        group.set_addresses({"controller-1": "tcp://a:1"})
 
 
 async def test_a_folder_of_another_controller_is_refused_with_its_name_and_ours(tmp_path):
@@ -464,7 +464,7 @@ async def test_a_folder_of_another_controller_is_refused_with_its_name_and_ours(
     assert str(first_cause(caught.value)) == said
 
 
-async def test_one_of_three_that_is_told_of_no_other_says_whom_it_lacks(tmp_path, caplog):
+async def test_one_of_three_without_the_others_addresses_names_them(tmp_path, caplog):
     async with Disk() as disk:
         async with Three(NETWORKS["tcp"](), tmp_path, disk) as three:
             await three.leader()

@@ -10,9 +10,9 @@ import pytest
 
 from adam_async.controller.consensus import DamagedLog, Saved, recover
 from adam_async.controller.consensus.records import HEAD_BYTES
-from adam_async.controller.consensus_node import Group
+from adam_async.controller.consensus_node import ConsensusNode
 from adam_async.controller.log_file import NAME, LogFile
-from adam_async.controller.replicated_state import Machine, Open, Set
+from adam_async.controller.replicated_state import Open, ReplicatedState, Set
 from adam_async.messages import role_table
 from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.loop import SimulationFailed
@@ -50,24 +50,24 @@ class Alone:
     """A group of one on a machine."""
 
     def __init__(self, node, file):
-        self.machine = Machine()
+        self.machine = ReplicatedState()
         self._answers = {}
         self._led = asyncio.Event()
         identity = Identity(role="controller", node="controller", incarnation=node.incarnation)
         network = TcpNetwork(token=b"a token of tests", entropy=node.entropy, rules=role_table())
-        self.group = Group(
+        self.group = ConsensusNode(
             identity=identity,
-            machine=self.machine,
+            state=self.machine,
             network=network,
             traffic=Traffic("controller"),
             entropy=node.entropy,
             file=file,
-            told=lambda tag, answer: self._answers.pop(tag).set_result(answer),
-            led=lambda: self._led.set() if self.group.leads else None,
-            applied=lambda: None,
+            on_answer=lambda tag, answer: self._answers.pop(tag).set_result(answer),
+            on_led=lambda: self._led.set() if self.group.leads else None,
+            on_applied=lambda: None,
             snapshot_entries=SNAPSHOT_ENTRIES,
         )
-        self.group.meet({"controller": "tcp://controller:1"})
+        self.group.set_addresses({"controller": "tcp://controller:1"})
 
     async def leads(self):
         await self._led.wait()
@@ -148,7 +148,7 @@ def trace():
 
 def state_after(saved):
     """The state after all that is in a log."""
-    machine = Machine()
+    machine = ReplicatedState()
     if saved.snapshot.index:
         machine.restore(saved.snapshot.state)
     for entry in saved.entries:

@@ -34,7 +34,7 @@ def test_a_broken_link_becomes_a_loss_only_after_the_grace(suspicion):
     assert suspicion.due(cluster, now=102.0) == [("a", 1)]
 
 
-def test_a_loss_is_told_until_the_map_has_it_and_then_no_more(suspicion):
+def test_a_loss_is_reported_until_the_map_has_it_and_then_no_more(suspicion):
     cluster = cluster_of("a")
     suspicion.link_lost("a", 1, now=100.0)
     assert suspicion.due(cluster, now=102.0) == suspicion.due(cluster, now=103.0) == [("a", 1)]
@@ -51,7 +51,7 @@ def test_a_node_that_comes_back_in_time_is_not_suspected_any_more(suspicion):
     assert suspicion.due(cluster_of("a"), now=200.0) == []
 
 
-def test_lives_that_are_over_or_were_never_in_the_map_are_not_told(suspicion):
+def test_ended_and_unknown_incarnations_are_not_reported(suspicion):
     suspicion.link_lost("a", 99, now=0.0)
     suspicion.link_lost("nobody", 1, now=0.0)
     suspicion.link_lost("b", 1, now=0.0)
@@ -59,7 +59,7 @@ def test_lives_that_are_over_or_were_never_in_the_map_are_not_told(suspicion):
     assert suspicion.next_deadline() is None
 
 
-def test_one_whose_seat_is_agreed_on_only_after_its_link_broke_is_suspected_all_the_same(suspicion):
+def test_a_node_whose_join_is_committed_after_its_link_broke_is_suspected_all_the_same(suspicion):
     suspicion.link_lost("a", 1, now=100.0)
     assert suspicion.due(cluster_of(), now=100.5) == []
     assert suspicion.next_deadline() == 102.0
@@ -84,7 +84,7 @@ def test_each_node_has_its_own_time(suspicion):
     assert suspicion.due(cluster, now=103.0) == [("b", 1), ("a", 1)]
 
 
-def test_who_leads_anew_gives_all_that_are_live_and_not_here_the_time_to_find_it(suspicion):
+def test_a_new_leader_gives_all_live_nodes_without_a_link_the_time_to_find_it(suspicion):
     cluster = without(cluster_of("a", "b", "c", "d"), "d")
     here = (life for life in [("b", 1), ("c", 2)])  # of c, another life is here
     suspicion.led(cluster, here, now=100.0)
@@ -118,7 +118,7 @@ def test_leading_again_begins_all_waits_anew(suspicion):
     assert suspicion.due(cluster, now=108.0) == [("a", 1)]
 
 
-def test_who_does_not_lead_suspects_nobody(suspicion):
+def test_a_follower_suspects_no_node(suspicion):
     cluster = cluster_of("a", "b")
     suspicion.led(cluster, [], now=100.0)
     suspicion.resigned()

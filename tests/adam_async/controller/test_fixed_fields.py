@@ -6,6 +6,9 @@ import pytest
 from adam_async.controller.state import Invalid
 from tests.adam_async.controller.test_state import Cluster, run_record, training
 
+FIELDS = {"epoch": "epoch", "lending": "ledger_record"}
+"""Field of the map by the key that sets it."""
+
 
 @pytest.mark.parametrize(
     ("key", "change", "said"),
@@ -15,25 +18,25 @@ from tests.adam_async.controller.test_state import Cluster, run_record, training
         ("epoch", {"shares": {"0": (0, 1 << 63)}}, "only paused, ended and result of epoch 1"),
         ("epoch", {"paused": -1}, "paused is -1, and the epoch has"),
         ("epoch", {"paused": 1 << 63}, "paused is 9223372036854775808, and the epoch has"),
-        ("lending", {"run": "x"}, "only the keepers of term 1"),
-        ("lending", {"term": 1 << 63}, "only the keepers of term 1"),
+        ("lending", {"run": "x"}, "only keepers of term 1"),
+        ("lending", {"term": 1 << 63}, "only keepers of term 1"),
     ],
     ids=str,
 )
 def test_nodes_change_no_field_of_an_epoch_or_of_leases_that_the_controllers_set(key, change, said):
     cluster = training()
-    before = getattr(cluster.map, key)
+    before = getattr(cluster.map, FIELDS[key])
     (event,) = cluster.set(key, msgspec.structs.replace(before, **change))
     assert isinstance(event, Invalid)
     assert said in event.reason
-    assert getattr(cluster.map, key) is before
+    assert getattr(cluster.map, FIELDS[key]) is before
 
 
 @pytest.mark.parametrize("key", ["epoch", "lending"])
 def test_nodes_begin_no_epoch_and_no_leases_of_a_run(key):
-    cluster, record = Cluster(), getattr(training().map, key)
+    cluster, record = Cluster(), getattr(training().map, FIELDS[key])
     cluster.join("driver", "ps-0")
     cluster.set("run", run_record())
     (event,) = cluster.set(key, record)
     assert isinstance(event, Invalid)
-    assert getattr(cluster.map, key) is None
+    assert getattr(cluster.map, FIELDS[key]) is None

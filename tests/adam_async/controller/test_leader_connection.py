@@ -147,7 +147,7 @@ def test_machines_that_were_silent_are_the_last_the_next_time():
     assert NEXT_S < then < NEXT_S + AT_ONCE_S
 
 
-def test_who_waits_for_an_election_asks_as_often_as_if_no_machine_were_gone():
+def test_a_dead_host_does_not_slow_the_search_during_an_election():
     async def scenario(trio):
         trio.crash("controller-3")
         others = [trio.peers[name] for name in ("controller-1", "controller-2")]
@@ -172,7 +172,7 @@ def test_who_waits_for_an_election_asks_as_often_as_if_no_machine_were_gone():
     assert simulated(scenario) < 0.5 + NEXT_S + AT_ONCE_S
 
 
-def test_who_lost_a_leader_long_after_it_was_found_has_all_its_patience_again():
+def test_a_search_after_a_long_time_with_a_leader_has_the_whole_patience():
     async def scenario(trio):
         await trio.settled()
 
@@ -190,7 +190,7 @@ def test_who_lost_a_leader_long_after_it_was_found_has_all_its_patience_again():
     assert NEXT_S < simulated(scenario) < 5.0
 
 
-def test_who_was_given_the_leader_alone_finds_the_next_one_among_those_that_it_named():
+def test_a_client_with_one_address_finds_the_next_leader_among_the_named_ones():
     async def scenario(trio):
         leads = await trio.settled()
 
@@ -210,7 +210,7 @@ def test_who_was_given_the_leader_alone_finds_the_next_one_among_those_that_it_n
     assert simulated(scenario)
 
 
-def test_what_came_of_each_address_is_said_of_silent_ones_too(caplog):
+def test_the_warning_has_the_result_of_each_address_also_of_silent_ones(caplog):
     async def scenario(trio):
         leads = await trio.settled()
         one, other = trio.others(leads)
@@ -261,7 +261,7 @@ async def test_of_two_that_lead_at_the_same_moment_one_is_taken_and_the_other_le
         leader.close()
 
 
-async def test_what_is_refused_beside_a_leader_changes_nothing():
+async def test_a_refusal_after_a_leader_was_found_changes_nothing():
     async with table_of(NETWORKS["local"](), 2) as table:
         held = []
         leads, other = table.fronts
@@ -279,7 +279,7 @@ async def test_what_is_refused_beside_a_leader_changes_nothing():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_who_is_told_to_stop_in_the_middle_leaves_no_task_and_no_link(network):
+async def test_a_search_cancelled_in_the_middle_leaves_no_task_and_no_link(network):
     async with table_of(NETWORKS[network](), 3) as table:
         for front in table.fronts:
             front.silent = True
@@ -295,7 +295,7 @@ async def test_who_is_told_to_stop_in_the_middle_leaves_no_task_and_no_link(netw
         await until(lambda: all(front.links[0].closed for front in table.fronts))
 
 
-async def test_who_is_told_to_stop_just_as_the_leader_is_found_keeps_its_link_for_the_next_question():
+async def test_a_search_cancelled_as_the_leader_is_found_keeps_its_link_for_the_next_request():
     async with table_of(NETWORKS["local"](), 2) as table:
         leader, traffic = link_of(table.network, table.addresses.split(","))
         looking = asyncio.create_task(leader.find(-1, ""))
@@ -309,8 +309,8 @@ async def test_who_is_told_to_stop_just_as_the_leader_is_found_keeps_its_link_fo
         assert traffic.links == []
 
 
-async def test_who_finds_the_leader_as_it_is_about_to_say_that_none_leads_says_nothing(monkeypatch, caplog):
-    monkeypatch.setattr("adam_async.controller.leader_connection.SAID_S", 0.3)
+async def test_a_leader_found_just_before_the_warning_prevents_it(monkeypatch, caplog):
+    monkeypatch.setattr("adam_async.controller.leader_connection.WARN_S", 0.3)
     async with table_of(NETWORKS["local"](), 2) as table:
         slow, leads = table.fronts
         slow.silent, table.mind.leader = True, leads
@@ -326,7 +326,7 @@ async def test_who_finds_the_leader_as_it_is_about_to_say_that_none_leads_says_n
         leader.close()
 
 
-async def test_who_is_closed_just_as_the_leader_is_found_keeps_nothing():
+async def test_a_search_closed_as_the_leader_is_found_keeps_no_link():
     async with table_of(NETWORKS["local"](), 2) as table:
         leader, traffic = link_of(table.network, table.addresses.split(","))
         looking = asyncio.create_task(leader.find(-1, ""))
@@ -337,7 +337,7 @@ async def test_who_is_closed_just_as_the_leader_is_found_keeps_nothing():
         assert (leader.link, traffic.links) == (None, [])
 
 
-async def test_who_is_closed_while_several_are_asked_takes_none():
+async def test_a_search_closed_during_several_attempts_keeps_no_link():
     async with table_of(NETWORKS["local"](), 2) as table:
         slow, leads = table.fronts
         slow.silent = True

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.controller.consensus import DamagedLog, Entry, Saved, found
+from adam_async.controller.consensus import DamagedLog, Entry, Saved, bootstrapped
 from adam_async.controller.consensus.messages import Snapshot
 from adam_async.controller.consensus.records import HEAD_BYTES, Ballot, Born, Entries
 from adam_async.controller.log_file import NAME, LogFile
@@ -21,7 +21,7 @@ def entries(*indices, term=2):
 
 
 BORN = (Born("a"),)
-FOUNDED = found("a", ["a"], b"state")
+FOUNDED = bootstrapped("a", ["a"], b"state")
 
 
 async def on_real_disk(use, tmp_path):
@@ -90,7 +90,7 @@ def found_after_a_power_cut(write, *, seed, after_s):
 
 
 @both
-async def test_what_was_appended_comes_back_and_goes_on(on_disk, tmp_path):
+async def test_appended_records_are_recovered_and_the_file_goes_on(on_disk, tmp_path):
     async def use(disk, home):
         folder = home / "deep" / "folder"
         file = LogFile(disk, folder)
@@ -143,7 +143,7 @@ async def test_a_second_controller_is_refused_until_the_first_has_ended(on_disk,
 
 
 @both
-async def test_what_fails_inside_is_not_taken_for_a_second_controller(on_disk, tmp_path):
+async def test_an_error_inside_the_block_is_not_taken_for_a_second_controller(on_disk, tmp_path):
     async def use(disk, home):
         with pytest.raises(BlockingIOError, match="something else"):
             async with LogFile(disk, home).opened():
@@ -217,7 +217,7 @@ def test_a_power_cut_while_the_first_record_is_written_leaves_it_whole_or_nothin
 
 
 @both
-async def test_what_a_life_that_was_killed_wrote_aside_is_removed_and_nothing_else(on_disk, tmp_path):
+async def test_the_unfinished_files_of_a_killed_process_are_removed_and_nothing_else(on_disk, tmp_path):
     async def use(disk, home):
         await written(disk, home, BORN)
         others = [f"{NAME}.x.aside", f"{NAME}.7.aside.keep", "controller-log.7.aside", "mine.7.aside"]
@@ -230,7 +230,7 @@ async def test_what_a_life_that_was_killed_wrote_aside_is_removed_and_nothing_el
 
 
 @both
-async def test_a_file_has_begun_when_it_says_whose_it_is(on_disk, tmp_path):
+async def test_a_file_has_begun_once_it_has_an_identity(on_disk, tmp_path):
     async def use(disk, home):
         file = LogFile(disk, home)
         async with file.opened():
@@ -298,7 +298,7 @@ async def test_a_log_that_others_can_read_is_taken_from_them(tmp_path, caplog):
     assert "its mode was 0644; it is 0600 now" in caplog.text
 
 
-def test_what_was_not_forced_down_is_there_whole_or_in_part_or_not_but_what_was_is_there():
+def test_unsynced_bytes_may_be_lost_or_torn_and_synced_ones_are_there():
     """A power cut while several batches are on their way: the first of them, or none, and never one alone."""
     seen = set()
 

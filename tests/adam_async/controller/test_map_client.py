@@ -14,7 +14,7 @@ from adam_async.controller import leader_connection, map_client
 from adam_async.controller.leader_connection import parse_controllers
 from adam_async.controller.map_client import MapClient
 from adam_async.controller.map_history import Change, History, changed
-from adam_async.controller.replicated_state import Machine, Open, Set, command_bytes, first_state
+from adam_async.controller.replicated_state import Open, ReplicatedState, Set, command_bytes, first_state
 from adam_async.errors import ConfigError, DeadlineExceeded, Leaderless, RoleUnreachable
 from adam_async.messages import (
     NOT_LEADER,
@@ -48,7 +48,7 @@ class Mind:
     """What the controllers of one group would agree on."""
 
     def __init__(self, group="one"):
-        self.machine = Machine()
+        self.machine = ReplicatedState()
         self.machine.restore(first_state(group))
         self.leader = None
         self.index = 0
@@ -129,12 +129,12 @@ class Front:
         if outcome.problem:
             request.fail(outcome.problem, outcome.text)
         else:
-            request.reply(self.news(body, done=outcome.done, at=outcome.at))
+            request.reply(self.updates(body, done=outcome.done, at=outcome.at))
 
     def watch(self, request, body):
         news = body.group != self.mind.machine.group or body.after < self.mind.machine.map.version
         if news or not body.wait_s:
-            request.reply(self.news(body))
+            request.reply(self.updates(body))
         else:
             self.watches.append((request, body))
 
@@ -148,7 +148,7 @@ class Front:
         state = MapState(version=machine.map.version, group=machine.group, **fields)
         return pack(state, [text_tensor(machine.map)])
 
-    def news(self, body, **fields):
+    def updates(self, body, **fields):
         machine = self.mind.machine
         changes = machine.since(body.after, body.group)
         if changes is None:
@@ -229,7 +229,7 @@ def test_addresses_are_read_with_spaces_around_them():
         ("tcp://a:1,tcp://b:2,tcp://a:1", "names the controller at tcp://a:1 twice"),
     ],
 )
-def test_what_is_no_list_of_addresses_is_refused_with_what_to_do(text, said):
+def test_an_invalid_list_of_addresses_is_refused_with_a_remedy(text, said):
     with pytest.raises(ConfigError, match=said):
         parse_controllers(text)
 
@@ -238,7 +238,7 @@ def test_what_is_no_list_of_addresses_is_refused_with_what_to_do(text, said):
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_who_does_not_lead_says_who_does_and_nobody_else_is_asked(network):
+async def test_a_follower_names_the_leader_and_no_other_controller_is_asked(network):
     async with table_of(NETWORKS[network](), 3) as table:
         first, other, leader = table.fronts
         table.mind.leader = leader
@@ -297,7 +297,7 @@ async def test_a_leader_that_is_named_in_a_way_that_we_cannot_dial_is_passed_ove
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["given", "named"])
-async def test_a_stranger_where_a_controller_was_named_is_passed_over_and_where_one_was_given_told(given):
+async def test_another_program_at_a_named_address_is_passed_over_and_at_a_given_one_reported(given):
     alien = TcpNetwork(token=b"a token of others", entropy=entropy_of("alien"), rules=role_table())
     async with table_of(NETWORKS["tcp"](), 2) as table, AsyncExitStack() as stack:
         first, leader = table.fronts
@@ -339,7 +339,7 @@ async def test_controllers_that_were_never_there_are_named(count):
             await client.get()
 
 
-async def test_who_belongs_to_no_group_yet_is_not_taken_for_a_leader():
+async def test_a_controller_without_a_group_is_not_taken_for_a_leader():
     async with table_of(NETWORKS["local"](), 2) as table:
         stranger, leader = table.fronts
         stranger.mind = Mind("")
@@ -350,7 +350,7 @@ async def test_who_belongs_to_no_group_yet_is_not_taken_for_a_leader():
         assert client.leader == leader.address
 
 
-async def test_a_refusal_at_the_door_is_the_end():
+async def test_a_refused_handshake_ends_the_search():
     async with table_of(NETWORKS["tcp"](), 2) as table:
         table.network = TcpNetwork(
             token=b"another token of tests", entropy=entropy_of("x"), rules=role_table()
@@ -359,7 +359,7 @@ async def test_a_refusal_at_the_door_is_the_end():
             await table.client().get()
 
 
-async def test_who_answers_and_is_no_controller_is_an_error():
+async def test_another_role_that_answers_is_an_error():
     async with table_of(NETWORKS["local"]()) as table:
         table.fronts[0].hook(WatchMap, lambda request, body: request.fail("unexpected", "not here"))
         with pytest.raises(RemoteError, match="unexpected: not here"):
@@ -412,7 +412,7 @@ async def test_the_only_controller_is_not_left_for_its_silence():
 
 async def test_silence_while_our_own_loop_stands_still_is_nobodys(monkeypatch):
     monkeypatch.setattr(leader_connection, "SILENT_S", 0.02)
-    monkeypatch.setattr(leader_connection, "LOOKS", 1)
+    monkeypatch.setattr(leader_connection, "PARTS", 1)
     monkeypatch.setattr(leader_connection, "LATE_S", 0.05)
     async with table_of(NETWORKS["local"](), 2) as table:
         leader, loop = table.fronts[0], asyncio.get_running_loop()
@@ -451,7 +451,7 @@ async def test_questions_are_numbered_and_asked_one_at_a_time():
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_a_question_whose_answer_is_lost_is_done_once_whoever_leads_then(network):
+async def test_a_request_with_a_lost_answer_is_applied_once_whichever_controller_leads_then(network):
     async with table_of(NETWORKS[network](), 2) as table:
         old, new = table.fronts
 
@@ -483,7 +483,7 @@ async def test_a_question_that_was_under_way_when_leadership_was_lost_keeps_its_
         assert table.mind.machine.map.version == 1
 
 
-async def test_who_is_busy_is_asked_again_on_the_same_link():
+async def test_a_busy_leader_is_asked_again_on_the_same_link():
     async with table_of(NETWORKS["local"]()) as table:
         (front,) = table.fronts
         for kind in (OpenSession, CompareAndSet, GetMap):
@@ -495,13 +495,13 @@ async def test_who_is_busy_is_asked_again_on_the_same_link():
         assert len(set(front.numbers())) == 1
 
 
-async def test_a_conflict_says_what_the_record_is_now():
+async def test_a_conflict_has_the_present_record():
     async with table_of(NETWORKS["local"]()) as table:
         table.mind.change(2)
         outcome = await table.client().compare_and_set("nodes/other", 1, record(), after=1, group="one")
         assert (outcome.done, outcome.at) == (False, 2)
-        assert [news.version for news in outcome.news] == [2]
-        assert outcome.news[0].change.nodes.keys() == {"other"}
+        assert [news.version for news in outcome.updates] == [2]
+        assert outcome.updates[0].change.nodes.keys() == {"other"}
 
 
 async def test_a_refused_value_is_an_error_with_its_reason_and_the_next_question_is_another():
@@ -522,7 +522,7 @@ async def test_a_session_that_is_over_before_it_was_used_is_replaced():
 
 
 @pytest.mark.parametrize(("applied", "done"), [(False, True), (True, None)])
-async def test_what_a_lost_session_asked_is_told_by_the_map_or_not_at_all(applied, done):
+async def test_the_outcome_of_a_lost_session_is_read_off_the_map_or_unknown(applied, done):
     async with table_of(NETWORKS["local"]()) as table:
         (front,) = table.fronts
 
@@ -535,7 +535,7 @@ async def test_what_a_lost_session_asked_is_told_by_the_map_or_not_at_all(applie
         front.hook(CompareAndSet, be_gone)
         outcome = await table.client().compare_and_set("nodes/a", 0, record())
         assert (outcome.done, outcome.at) == (done, 1)
-        assert outcome.news[-1].version == 1
+        assert outcome.updates[-1].version == 1
         assert table.mind.machine.map.version == 1
 
 
@@ -561,13 +561,13 @@ async def test_another_group_is_not_asked_what_was_meant_for_the_old_one():
         asked = len(front.numbers())
         outcome = await client.compare_and_set("nodes/a", 1, record(), after=1, group="one")
         assert outcome.done is False
-        assert (outcome.news[0].group, outcome.news[0].whole) == ("two", mind.machine.map)
+        assert (outcome.updates[0].group, outcome.updates[0].whole) == ("two", mind.machine.map)
         assert len(front.numbers()) == asked
         assert (await client.compare_and_set("nodes/a", 1, record(), group="two")).done
         assert front.numbers()[-1] == (mind.index - 1, 1)
 
 
-async def test_nobody_can_tell_what_became_of_a_question_in_a_group_that_is_no_more():
+async def test_the_outcome_of_a_request_in_a_vanished_group_is_unknown():
     async with table_of(NETWORKS["local"]()) as table:
         (front,) = table.fronts
         client = table.client()
@@ -580,7 +580,7 @@ async def test_nobody_can_tell_what_became_of_a_question_in_a_group_that_is_no_m
         front.hook(CompareAndSet, be_gone)
         outcome = await client.compare_and_set("nodes/a", 0, record())
         assert outcome.done is None
-        assert outcome.news[0].group == "two"
+        assert outcome.updates[0].group == "two"
         assert front.mind.machine.map.version == 0
 
 
@@ -594,7 +594,7 @@ async def test_a_question_without_an_answer_ends_with_the_name_of_the_wait(count
         with pytest.raises(DeadlineExceeded, match=r"waited 0\.01 s for the controller to set nodes/a"):
             await client.compare_and_set("nodes/a", 0, record(), timeout_s=0.01)
         with pytest.raises(
-            DeadlineExceeded, match=r"waited 0\.01 s for the controller to say the cluster map"
+            DeadlineExceeded, match=r"waited 0\.01 s for the controller to send the cluster map"
         ):
             await client.get(timeout_s=0.01)
 
@@ -632,7 +632,7 @@ def newest_of(seen):
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_every_version_is_told_once_and_in_order_whoever_leads(network):
+async def test_every_version_arrives_once_and_in_order_whichever_controller_leads(network):
     async with table_of(NETWORKS[network](), 3) as table:
         client, seen, last = table.client(), [], 40
         table.mind.change()
@@ -652,7 +652,7 @@ async def test_every_version_is_told_once_and_in_order_whoever_leads(network):
         assert newest_of(seen) == table.mind.machine.map
 
 
-async def test_who_knows_a_version_is_told_what_came_after_it():
+async def test_a_watcher_with_a_version_gets_the_changes_after_it():
     async with table_of(NETWORKS["local"]()) as table:
         table.mind.change(5)
         seen = []
@@ -661,7 +661,7 @@ async def test_who_knows_a_version_is_told_what_came_after_it():
 
 
 @pytest.mark.parametrize(("after", "group"), [(2, "another"), (-1, ""), (1, "one")])
-async def test_what_is_no_longer_known_version_by_version_comes_as_a_whole_and_says_so(after, group):
+async def test_versions_that_are_no_longer_kept_come_as_a_whole_map(after, group):
     async with table_of(NETWORKS["local"]()) as table:
         table.mind.change(5)
         history = table.mind.machine.history = History(2)
@@ -748,8 +748,8 @@ async def test_no_leader_for_too_long_is_a_death():
             await client.get()
 
 
-async def test_who_finds_no_leader_for_a_while_says_so_once_and_says_who_leads_then(monkeypatch, caplog):
-    monkeypatch.setattr("adam_async.controller.leader_connection.SAID_S", 0.01)
+async def test_a_long_search_warns_once_and_names_the_found_leader(monkeypatch, caplog):
+    monkeypatch.setattr("adam_async.controller.leader_connection.WARN_S", 0.01)
     async with table_of(NETWORKS["local"](), 3) as table:
         client = table.client()
         await client.get()
@@ -768,8 +768,8 @@ async def test_who_finds_no_leader_for_a_while_says_so_once_and_says_who_leads_t
     assert said[1].endswith(f"the controller at {leader.address} leads")
 
 
-async def test_who_never_met_a_controller_says_soon_where_it_looked(monkeypatch, caplog):
-    monkeypatch.setattr("adam_async.controller.leader_connection.SAID_S", 0.01)
+async def test_a_search_without_any_contact_soon_names_the_tried_addresses(monkeypatch, caplog):
+    monkeypatch.setattr("adam_async.controller.leader_connection.WARN_S", 0.01)
     addresses = ",".join(f"local://nobody-{number}" for number in (1, 2, 3))
     client = MapClient(
         network=NETWORKS["local"](),
@@ -785,7 +785,7 @@ async def test_who_never_met_a_controller_says_soon_where_it_looked(monkeypatch,
     assert all(f"{address}: " in said for address in addresses.split(","))
 
 
-async def test_who_gave_up_long_ago_and_asks_again_looks_before_it_despairs():
+async def test_a_request_long_after_a_given_up_search_searches_at_least_once():
     async with table_of(NETWORKS["local"](), 2) as table:
         client = table.client(waits=msgspec.structs.replace(WAITS, patience_s=0.02))
         leader, table.mind.leader = table.mind.leader, None
@@ -827,7 +827,7 @@ async def test_a_client_that_is_closed_while_it_looks_for_the_leader_keeps_none(
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_who_gives_up_looking_leaves_no_link_behind(network):
+async def test_a_given_up_search_leaves_no_link_behind(network):
     async with table_of(NETWORKS[network]()) as table:
         (front,) = table.fronts
         front.silent = True

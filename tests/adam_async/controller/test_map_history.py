@@ -93,7 +93,7 @@ def test_each_version_is_made_of_the_one_before_and_what_became_of_it_also_after
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stories, st.integers(0, 100))
-def test_who_knows_any_version_gets_all_that_came_after_it_in_order(story, known):
+def test_a_watcher_with_any_version_gets_all_later_changes_in_order(story, known):
     history = History()
     for before, after in zip(story.maps, story.maps[1:], strict=False):
         history.add(difference(before, after))
@@ -109,19 +109,19 @@ def test_who_knows_any_version_gets_all_that_came_after_it_in_order(story, known
     assert cluster == story.maps[-1]
 
 
-def test_stories_reach_every_field_of_the_map():
+def test_random_histories_reach_every_field_of_the_map():
     told = set()
     for seed in range(30):
         story = Story(seed, 80)
         for before, after in zip(story.maps, story.maps[1:], strict=False):
             told |= set(msgspec.to_builtins(difference(before, after)))
-    assert told == {field.name for field in msgspec.structs.fields(Change)}
+    assert told == {field.encode_name for field in msgspec.structs.fields(Change)}
     assert told - {"gone", "same_run", "more_results"} == {
-        field.name for field in msgspec.structs.fields(ClusterMap)
+        field.encode_name for field in msgspec.structs.fields(ClusterMap)
     }
 
 
-def test_only_what_is_new_is_told():
+def test_a_change_holds_only_changed_records():
     cluster = Cluster()
     cluster.join("driver", "worker-0", "worker-1")
     before = cluster.map
@@ -130,7 +130,7 @@ def test_only_what_is_new_is_told():
     assert list(difference(before, cluster.map).nodes) == ["worker-1"]
 
 
-def test_what_is_told_of_the_end_of_an_epoch_does_not_grow_with_the_epochs(monkeypatch):
+def test_the_change_at_the_end_of_an_epoch_does_not_grow_with_the_epochs(monkeypatch):
     for module in (state, map_history):
         monkeypatch.setattr(module, "RESULTS_KEPT", 32)
     cluster = training(epochs=10_000, replicas=1)
@@ -168,7 +168,7 @@ def test_a_change_that_does_not_follow_is_refused_with_both_versions(version):
         changed(ClusterMap(version=5), Change(version=version))
 
 
-def test_what_is_no_longer_kept_and_what_never_was_is_not_made_up():
+def test_versions_no_longer_kept_or_never_made_have_no_changes():
     history = History(10, limit=3)
     for version in range(11, 16):
         history.add(Change(version=version))
@@ -187,7 +187,7 @@ def test_a_history_that_begins_with_a_map_knows_nothing_from_before():
     assert [change.version for change in history.since(7)] == [8]
 
 
-def test_as_many_changes_are_kept_as_is_said():
+def test_the_history_keeps_as_many_changes_as_its_limit():
     history = History()
     for version in range(1, KEPT + 2):
         history.add(Change(version=version))

@@ -9,7 +9,7 @@ import pytest
 
 from adam_async.controller.consensus.membership import Members
 from adam_async.controller.consensus.messages import Chunk, TakeOver
-from adam_async.controller.peer_controllers import Peers, hear, say
+from adam_async.controller.peer_controllers import PeerControllers, packed_agree, read_agree
 from adam_async.messages import Agree, Introduce, Introduced, pack, unpack
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.controller.consensus.small_group import SmallGroup
@@ -26,7 +26,7 @@ def controller(number):
 
 
 def peers_of(network, *, settled=True):
-    return Peers(
+    return PeerControllers(
         identity=controller(1), network=network, traffic=Traffic("controller-1"), is_settled=lambda: settled
     )
 
@@ -37,11 +37,11 @@ def told(*addresses):
 
 def met(network=None):
     peers = peers_of(network or local_network())
-    peers.meet(told("local://one", "local://two", "local://three"))
+    peers.set_addresses(told("local://one", "local://two", "local://three"))
     return peers
 
 
-class Door:
+class Other:
     """Another controller, as far as it is heard: answers who it is, and keeps what its core is told."""
 
     def __init__(self, answers):
@@ -56,7 +56,7 @@ class Door:
         try:
             while True:
                 message = await link.receive()
-                self.heard.append(hear(message))
+                self.heard.append(read_agree(message))
         except TransportError:
             pass
         finally:
@@ -73,14 +73,14 @@ class Door:
 
 @asynccontextmanager
 async def linked(network, *answers, settled=True, node=2):
-    """Peers that dial one door, and the door."""
-    listener = Door(answers)
-    async with network.listen(address_of(network), controller(node), listener.on_link) as listener:
+    """PeerControllers that dial one other controller, and that controller."""
+    other = Other(answers)
+    async with network.listen(address_of(network), controller(node), other.on_link) as listener:
         peers = peers_of(network, settled=settled)
-        peers.meet(told("local://nobody-dials-us", listener.address))
+        peers.set_addresses(told("local://nobody-dials-us", listener.address))
         async with asyncio.TaskGroup() as group:
             talking = group.create_task(_talk(peers), name="talking")
-            yield peers, listener
+            yield peers, other
             talking.cancel()
 
 
@@ -92,18 +92,18 @@ async def _talk(peers):
 # --- names and identities ------------------------------------------------------------------------
 
 
-def test_who_is_not_among_the_founders_is_told_so():
+def test_addresses_without_the_own_name_are_an_error():
     with pytest.raises(ValueError, match="controller-1 is not one of the controllers controller-2"):
-        peers_of(local_network()).meet({"controller-2": "local://two"})
+        peers_of(local_network()).set_addresses({"controller-2": "local://two"})
 
 
-def test_an_address_is_known_of_names_that_were_told_whatever_the_disk():
+def test_the_address_of_a_known_name_does_not_depend_on_its_disk():
     peers = met()
     assert peers.address(B) == peers.address(NEW_B) == "local://two"
     assert peers.address("stranger/b") == ""
 
 
-def test_only_those_are_listened_to_who_were_told_and_speak_for_themselves():
+def test_only_known_controllers_that_send_in_their_own_name_are_heard():
     peers = met()
 
     def says(name, sender):
@@ -129,7 +129,7 @@ def next_step(peers, group, *, silent_s=SILENT_S):
     return peers.next_step(group[A], silent_s=silent_s, now=group.now)
 
 
-def test_nobody_is_taken_in_who_belongs_or_is_a_stranger_or_is_us():
+def test_members_unknown_names_and_the_own_name_need_no_step():
     peers, group = met(), leading((A, B, C))
     for name, identity in (
         ("controller-2", B),
@@ -176,65 +176,65 @@ def test_the_latest_identity_of_a_name_is_the_one_to_take_in():
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_both_say_who_they_are_and_then_the_core_is_heard(network):
-    async with linked(NETWORKS[network](), Introduced(identity=B, members=(B,))) as (peers, listener):
+async def test_both_exchange_identities_before_messages_of_the_core(network):
+    async with linked(NETWORKS[network](), Introduced(identity=B, members=(B,))) as (peers, other):
         word = TakeOver(sender=A, to=B, term=3)
         peers.send(word, group="g")  # there is no link yet: it is dropped
-        await until(lambda: peers.linked and listener.asked)
+        await until(lambda: peers.linked and other.asked)
         peers.send(word, group="g")
-        await until(lambda: listener.heard)
-        assert (peers.linked, listener.asked, listener.heard) == ({"controller-2"}, [A], [("g", word)])
+        await until(lambda: other.heard)
+        assert (peers.linked, other.asked, other.heard) == ({"controller-2"}, [A], [("g", word)])
         peers.send(TakeOver(sender=A, to=C, term=3), group="g")  # nobody dialled that one
 
 
-async def test_the_founder_asks_again_until_all_have_said_who_they_are(monkeypatch):
+async def test_the_first_controller_asks_again_until_all_identities_are_known(monkeypatch):
     monkeypatch.setattr("adam_async.controller.peer_controllers.ASK_S", 0.01)
     answers = (None, None, Introduced(identity=B, members=()))
-    async with linked(local_network(), *answers, settled=False) as (peers, listener):
-        await until(lambda: listener.asked)
-        assert await peers.founders() == (A, B)
-        assert len(listener.asked) == 3
+    async with linked(local_network(), *answers, settled=False) as (peers, other):
+        await until(lambda: other.asked)
+        assert await peers.first_voters() == (A, B)
+        assert len(other.asked) == 3
 
 
-async def test_who_finds_that_there_is_a_group_founds_none():
-    async with linked(local_network(), Introduced(identity=B, members=(B,))) as (peers, listener):
-        await until(lambda: peers.linked and listener.asked)
-        assert await peers.founders() == ()
+async def test_a_controller_that_finds_a_group_begins_none():
+    async with linked(local_network(), Introduced(identity=B, members=(B,))) as (peers, other):
+        await until(lambda: peers.linked and other.asked)
+        assert await peers.first_voters() == ()
 
 
 async def test_a_link_that_breaks_is_dialled_again():
-    async with linked(local_network(), Introduced(identity=B, members=(B,))) as (peers, listener):
-        await until(lambda: peers.linked and listener.asked)
-        listener.links[0].abort()
-        await until(lambda: len(listener.asked) == 2)
+    async with linked(local_network(), Introduced(identity=B, members=(B,))) as (peers, other):
+        await until(lambda: peers.linked and other.asked)
+        other.links[0].abort()
+        await until(lambda: len(other.asked) == 2)
         assert peers.linked == {"controller-2"}
 
 
-async def test_another_one_at_that_address_is_told_nothing_and_named_once(monkeypatch, caplog):
+async def test_another_controller_at_that_address_gets_no_message_and_is_named_once(monkeypatch, caplog):
     monkeypatch.setattr("adam_async.controller.peer_controllers.REFUSED_S", 0.01)
     with caplog.at_level(logging.WARNING):
-        async with linked(local_network(), Introduced(identity=C, members=(C,)), node=3) as (peers, listener):
+        async with linked(local_network(), Introduced(identity=C, members=(C,)), node=3) as (peers, other):
             await until(lambda: "instead of" in caplog.text)
             peers.send(TakeOver(sender=A, to=B, term=3), group="g")
-            assert (peers.linked, listener.asked, listener.heard) == (set(), [], [])
-            await until(lambda: len(listener.links) > 3)
+            assert (peers.linked, other.asked, other.heard) == (set(), [], [])
+            await until(lambda: len(other.links) > 3)
     assert caplog.text.count("is controller-3 instead of controller-2") == 1
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_what_a_core_says_is_heard_as_it_was_said_whatever_its_size(size):
+def test_a_message_of_a_core_arrives_unchanged_whatever_its_size(size):
     snapshot = Chunk(
         sender="a-1", to="b-2", term=3, index=4, index_term=2, members=Members(("a-1",)),
         size=size, crc=5, offset=0, data=bytes(size), round=6,
     )  # fmt: skip
-    message = say(snapshot, group="g")
+    message = packed_agree(snapshot, group="g")
     assert bool(message.tensors) == (size > 4096)
-    assert hear(message) == ("g", snapshot)
+    assert read_agree(message) == ("g", snapshot)
 
 
 @pytest.mark.parametrize("said", [b"\xc1", b"\x91\x01"])
-def test_what_is_no_word_of_a_core_is_refused(said):
+def test_an_invalid_message_of_a_core_is_refused(said):
     with pytest.raises(RemoteProtocolError, match="malformed bytes beside Agree"):
-        hear(pack(Agree(group="g", packed=said)))
+        read_agree(pack(Agree(group="g", packed=said)))
     with pytest.raises(RemoteProtocolError, match="must carry one packed tensor"):
-        hear(pack(Agree(group="g")))
+        read_agree(pack(Agree(group="g")))

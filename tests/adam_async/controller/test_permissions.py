@@ -72,7 +72,7 @@ def test_each_role_sets_what_the_table_gives_it(role: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_member_sets_its_own_node_as_what_its_link_says_it_is(role: str) -> None:
+def test_a_member_sets_its_own_node_with_the_role_of_its_link(role: str) -> None:
     allowed = "" if role in MEMBERS else FORBIDDEN
     assert asks(role, "nodes/new", own(role), 0, "new") == allowed
     assert asks(role, "nodes/new", own(role, incarnation=8), 0, "new") == FORBIDDEN
@@ -81,7 +81,7 @@ def test_a_member_sets_its_own_node_as_what_its_link_says_it_is(role: str) -> No
     assert asks(role, "nodes/new", {}, 0, "new") == FORBIDDEN
 
 
-def test_the_seat_of_a_server_is_not_given_to_a_worker_of_the_same_id() -> None:
+def test_a_worker_does_not_get_the_membership_of_a_server_of_the_same_id() -> None:
     assert asks("worker", "nodes/ps-0", own("worker"), 3, "ps-0") == FORBIDDEN
     assert asks("worker", "nodes/ps-0", own("worker"), 99, "ps-0") == FORBIDDEN
     assert asks("ps", "nodes/ps-0", own("ps"), 3, "ps-0") == ""

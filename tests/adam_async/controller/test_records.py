@@ -20,7 +20,9 @@ from adam_async.run.cluster_map import NodeRecord
         ("data", {"name": 7}, "name"),
     ],
 )
-def test_what_others_calculate_with_has_its_type(role: str, info: dict[str, Any], said: str) -> None:
+def test_fields_that_other_roles_calculate_with_have_their_types(
+    role: str, info: dict[str, Any], said: str
+) -> None:
     record = NodeRecord(role=role, address="local://1", incarnation=1, info=info)
     assert said in check_node(record)
 

@@ -10,9 +10,9 @@ from adam_async.controller.map_history import changed
 from adam_async.controller.records import cut, nests_too_deep
 from adam_async.controller.replicated_state import (
     Lost,
-    Machine,
     Open,
     Outcome,
+    ReplicatedState,
     Set,
     command_bytes,
     first_state,
@@ -39,7 +39,7 @@ class Log:
     """A machine and the log that it applies, command by command."""
 
     def __init__(self, **options):
-        self.machine = Machine(**options)
+        self.machine = ReplicatedState(**options)
         self.machine.restore(first_state(GROUP))
         self.commands = []
 
@@ -92,8 +92,8 @@ commands = st.lists(
 
 @settings(max_examples=150)
 @given(commands, st.integers(0, 40))
-def test_who_takes_the_same_commands_or_a_snapshot_and_the_rest_has_the_same_bytes_and_answers(commands, cut):
-    one, other, late = Log().machine, Log().machine, Machine()
+def test_the_same_commands_or_a_snapshot_and_the_rest_give_the_same_bytes_and_answers(commands, cut):
+    one, other, late = Log().machine, Log().machine, ReplicatedState()
     late.restore(one.snapshot())
     for index, command in enumerate(commands, 1):
         answer = one.apply(index, command_bytes(command))
@@ -126,7 +126,7 @@ def test_the_changes_since_any_version_make_the_newest_map(commands):
         assert newest == machine.map
 
 
-def test_a_question_that_comes_again_is_not_done_again_and_gets_the_same_answer():
+def test_a_repeated_request_is_not_applied_again_and_gets_the_same_answer():
     log = Log()
     session = log.open()
     first = log.set(session, 1)
@@ -154,7 +154,7 @@ def test_a_refusal_is_an_answer_that_stays_too(again, outcome):
     assert first == outcome or (first.problem == "invalid" and outcome in first.text)
 
 
-def test_a_conflict_says_which_version_the_record_has():
+def test_a_conflict_has_the_version_of_the_record():
     log = Log()
     session = log.open()
     log.set(session, 1)
@@ -243,7 +243,7 @@ def test_a_value_that_cannot_be_read_or_written_down_is_refused_and_uses_its_num
     log.machine.snapshot()
 
 
-def test_the_loss_of_a_node_is_a_change_like_any_other_and_that_of_an_earlier_life_is_none():
+def test_the_loss_of_a_node_is_a_change_like_any_other_and_that_of_an_earlier_incarnation_is_none():
     log = Log()
     log.set(log.open(), 1, value=node(incarnation=5))
     assert log.apply(Lost("a", 4)) == Outcome()
@@ -263,12 +263,12 @@ def test_changes_of_another_group_or_from_the_beginning_are_the_whole_map():
     assert log.machine.since(2, GROUP) is None
 
 
-def test_who_took_a_whole_state_has_no_history_from_before():
+def test_a_restored_state_has_no_earlier_history():
     log = Log()
     session = log.open()
     log.set(session, 1)
     log.set(session, 2, "nodes/b")
-    other = Machine()
+    other = ReplicatedState()
     other.restore(log.machine.snapshot())
     assert other.group == GROUP
     assert other.since(2, GROUP) == []
@@ -276,8 +276,8 @@ def test_who_took_a_whole_state_has_no_history_from_before():
 
 
 def test_a_machine_that_was_given_no_state_belongs_to_no_group():
-    assert Machine().group == ""
-    assert Machine().map.version == 0
+    assert ReplicatedState().group == ""
+    assert ReplicatedState().map.version == 0
 
 
 def test_a_record_that_the_rules_cannot_work_with_is_refused_and_leaves_the_map_as_it_was(monkeypatch):
@@ -311,9 +311,9 @@ def test_two_and_twenty_large_records_lock_nobody_out_also_after_a_restart():
     log = Log()
     session = log.open()
     far_too_large = log.set(session, 1, value=node(info={"text": "x" * (3 << 20)})).text
-    assert far_too_large.endswith("bytes is above the limit of 65536: say less in it")
+    assert far_too_large.endswith("bytes is above the limit of 65536: put less into it")
     assert all(large(log, session, number).done for number in range(2, 24))
-    again = Machine()
+    again = ReplicatedState()
     again.restore(log.machine.snapshot())
     assert again.apply(99, command_bytes(Set(session, 24, "nodes/joins", 0, node()))).done
     assert len(msgspec.json.encode(again.map)) < MOST_MAP_TEXT_BYTES / 8
@@ -327,7 +327,7 @@ def test_a_full_map_takes_no_new_record_from_any_controller_and_its_members_go_o
         assert number < MOST_MAP_BYTES >> 12, "the map takes records beyond its limit"
     total = log.machine.size.total
     assert MOST_MAP_BYTES - (9 << 10) < total <= MOST_MAP_BYTES
-    restored = Machine()
+    restored = ReplicatedState()
     restored.restore(log.machine.snapshot())
     assert restored.size.total == total
     refused = log.set(session, number + 1, "nodes/new", 0, node(info={"text": "x" * 8000}))

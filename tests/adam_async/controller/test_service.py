@@ -41,7 +41,7 @@ async def refusal(asking):
 
 
 @seeds
-def test_who_does_not_lead_says_who_does_and_says_nothing_when_nobody_is_known_to(seed):
+def test_a_follower_names_the_leader_or_none_if_it_knows_none(seed):
     async def scenario(trio):
         leader = await trio.settled()
         follower = trio.others(leader)[0]
@@ -67,7 +67,7 @@ def test_before_there_is_a_group_nobody_leads():
 
 
 @seeds
-def test_what_a_leader_cannot_know_any_more_it_calls_unknown_and_the_same_number_tells_later(seed):
+def test_a_deposed_leader_answers_unknown_and_the_same_number_later_gets_the_outcome(seed):
     """The leader is cut off with a question under way. Asked again elsewhere it is done once."""
 
     async def scenario(trio):
@@ -103,7 +103,7 @@ def test_a_read_of_a_leader_that_was_deposed_and_does_not_know_it_is_not_answere
     simulated(scenario)
 
 
-def test_a_session_that_is_not_known_is_said_to_be_over():
+def test_an_unknown_session_is_over():
     async def scenario(trio):
         client = await trio.client(await trio.settled())
         client.session = 12345
@@ -113,7 +113,7 @@ def test_a_session_that_is_not_known_is_said_to_be_over():
     simulated(scenario)
 
 
-def test_a_watch_without_news_is_answered_when_its_time_is_over():
+def test_a_watch_without_changes_is_answered_when_its_time_is_over():
     async def scenario(trio):
         client = await trio.client(await trio.settled())
         cluster, group = await client.map()
@@ -160,7 +160,7 @@ def test_a_watch_is_answered_by_each_change_once_and_one_of_another_group_by_the
 
 
 @seeds
-def test_who_watches_over_changes_of_leaders_sees_each_version_once_and_the_map_never_goes_back(seed):
+def test_a_watcher_over_changes_of_leaders_sees_each_version_once_and_the_map_never_goes_back(seed):
     """The next leader is asked in the very moment in which it leads, before it knows what was committed."""
 
     async def scenario(trio):
@@ -316,7 +316,7 @@ def test_a_controller_that_is_none_of_the_group_is_not_listened_to():
     simulated(scenario)
 
 
-def test_who_returns_while_all_controllers_stand_still_is_not_lost_when_they_go_on():
+def test_a_node_that_returns_while_all_controllers_stall_is_not_lost_when_they_go_on():
     async def scenario(trio):
         leader = await trio.settled()
         client = await (await trio.client(leader, node="w")).open()
@@ -370,7 +370,7 @@ def test_a_record_of_two_megabytes_is_refused_undecoded():
             code, text = await refusal(client.ask(question, [no_json]))
             assert (code, text) == (
                 "invalid",
-                f"nodes/w of {size} bytes is above the limit of {MOST_VALUE_BYTES}: say less in it",
+                f"nodes/w of {size} bytes is above the limit of {MOST_VALUE_BYTES}: put less into it",
             )
 
     simulated(scenario)
@@ -395,7 +395,7 @@ def test_a_map_that_no_answer_can_hold_is_refused_and_ends_no_controller(monkeyp
 
 
 def test_changes_that_are_more_than_a_map_come_as_the_map(monkeypatch):
-    monkeypatch.setattr(service, "MOST_NEWS_BYTES", 2000)
+    monkeypatch.setattr(service, "MOST_CHANGES_BYTES", 2000)
 
     async def scenario(trio):
         client = await (await trio.client(await trio.settled())).open()
@@ -408,7 +408,7 @@ def test_changes_that_are_more_than_a_map_come_as_the_map(monkeypatch):
     simulated(scenario)
 
 
-def test_who_is_gone_before_its_seat_is_agreed_on_is_lost_after_the_grace():
+def test_a_node_gone_before_its_join_is_committed_is_lost_after_the_grace():
     async def scenario(trio):
         leader = await trio.settled()
         other = await trio.client(leader, node="other")
@@ -429,7 +429,7 @@ def test_who_is_gone_before_its_seat_is_agreed_on_is_lost_after_the_grace():
     simulated(scenario)
 
 
-def test_nobody_is_lost_before_that_is_agreed_on():
+def test_a_loss_takes_effect_only_once_it_is_committed():
     """The disks of the others are so slow that this takes a while."""
 
     async def scenario(trio):

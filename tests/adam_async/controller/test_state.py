@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from adam_async.controller.state import (
     DEPARTED_KEPT,
-    LIVES_KEPT,
+    INCARNATIONS_KEPT,
     Changed,
     CompareAndSet,
     Conflict,
@@ -64,7 +64,8 @@ class Cluster:
     def set(self, key, value, expected=None):
         kind, _, name = key.partition("/")
         table = {"nodes": self.map.nodes, "run": self.map.pieces}.get(kind, {})
-        old = table.get(key if kind == "run" else name) if name else getattr(self.map, kind, None)
+        field = "ledger_record" if kind == "lending" else kind
+        old = table.get(key if kind == "run" else name) if name else getattr(self.map, field, None)
         version = (old.changed if old else 0) if expected is None else expected
         return self.apply(CompareAndSet(key=key, expected=version, value=msgspec.to_builtins(value)))
 
@@ -135,7 +136,7 @@ def test_of_a_node_that_left_little_stays_however_often_it_comes_back():
         cluster.join("data-0", incarnation=incarnation)
         cluster.lose("data-0")
     record = cluster.map.nodes["data-0"]
-    assert record.before == tuple(range(99 - LIVES_KEPT, 99))
+    assert record.before == tuple(range(99 - INCARNATIONS_KEPT, 99))
 
 
 def test_every_bucket_keeps_its_primary_while_others_come_and_go():
@@ -191,7 +192,7 @@ def test_a_run_begins_with_as_many_replicas_as_it_wants_and_more_if_they_are_rea
     assert cluster.map.epoch.shares == {"0": (0, 3), "1": (3, 6), "3": (6, 10)}
 
 
-def test_who_says_goodbye_is_not_live_and_says_nothing_more_of_a_death():
+def test_a_departed_node_is_not_live_and_its_loss_changes_nothing():
     cluster = training(replicas=2)
     record = cluster.map.nodes["worker-1"]
     cluster.set("nodes/worker-1", msgspec.structs.replace(record, live=False, left=True))
@@ -260,7 +261,7 @@ def test_a_resumed_run_begins_with_the_epoch_that_it_takes_up_and_its_results(co
     assert (cluster.map.run.phase, len(cluster.map.results)) == ("between", 2)
 
 
-def test_what_an_epoch_skipped_is_carried_into_the_next_and_who_was_behind_is_known():
+def test_the_skipped_groups_of_an_epoch_and_their_replicas_go_into_the_next():
     cluster = training(replicas=2)
     assert (cluster.map.epoch.carried, cluster.map.epoch.behind) == (0, ())
     cluster.end_epoch(images=69, skipped=31, behind=(1,), skipped_groups=((6, 10),))
@@ -282,7 +283,7 @@ def test_a_resumed_run_without_the_results_before_it_is_refused():
         resumed = msgspec.structs.replace(RESUMED, epoch=3, results=results)
         (event,) = cluster.set("run", run_record(resumed=resumed))
         assert isinstance(event, Invalid)
-        assert event.reason == f"run: it takes up epoch 3, but has the results of {len(results)} before it"
+        assert event.reason == f"run: it resumes epoch 3, but has the results of {len(results)} before it"
 
 
 def test_after_an_epoch_the_run_waits_for_its_driver_and_keeps_the_result():
@@ -327,7 +328,7 @@ def test_a_run_fails_when_it_loses_what_it_cannot_do_without(lost, reason):
     assert (cluster.map.run.phase, cluster.map.run.reason) == ("failed", reason)
 
 
-def test_a_run_does_not_fail_because_a_worker_says_so():
+def test_a_run_does_not_fail_because_a_worker_reports_a_failure():
     cluster = Cluster()
     cluster.join("driver", "ps-0", "worker-0")
     cluster.set("run", run_record())
@@ -335,7 +336,7 @@ def test_a_run_does_not_fail_because_a_worker_says_so():
     assert cluster.map.run.phase == "preparing"
 
 
-def test_a_data_server_that_refuses_a_run_is_said_to_refuse_it_and_not_to_have_died():
+def test_a_data_server_that_refuses_a_run_is_reported_as_refusing_and_not_as_dead():
     cluster = Cluster()
     cluster.join("driver", "data-0", "ps-0", "worker-0")
     cluster.set("run", run_record())
@@ -370,7 +371,7 @@ def test_a_worker_that_restarts_gets_a_replica_again_in_its_new_life():
     assert cluster.map.run.phase == "training"
 
 
-def test_a_node_that_says_the_same_again_keeps_its_replica():
+def test_a_node_that_sets_the_same_record_again_keeps_its_replica():
     cluster = training()
     cluster.set("nodes/worker-0", node(ready="run-1"))
     assert cluster.map.nodes["worker-0"].replica == 0
@@ -456,7 +457,7 @@ def test_a_run_of_more_shards_than_can_be_placed_in_time_is_refused():
     assert cluster.map.run is None
 
 
-def test_the_death_of_an_earlier_life_changes_nothing():
+def test_the_death_of_an_earlier_incarnation_changes_nothing():
     cluster = training()
     version = cluster.map.version
     assert cluster.apply(NodeLost("worker-0", 99)) == []
@@ -649,7 +650,7 @@ def three_ledger_replicas():
     return cluster
 
 
-def test_the_first_data_server_that_is_ready_lends():
+def test_the_first_ready_data_server_leads_the_ledger():
     cluster = Cluster()
     cluster.join("driver", "data-0", "data-1")
     cluster.set("run", run_record())
@@ -661,7 +662,7 @@ def test_the_first_data_server_that_is_ready_lends():
     assert cluster.map.ledger_record.term == 1
 
 
-def test_when_the_lender_is_lost_the_next_keeper_lends_in_a_new_term():
+def test_when_the_ledger_leader_is_lost_the_next_replica_leads_in_a_new_term():
     cluster = three_ledger_replicas()
     cluster.lose("data-0")
     assert (ledger_replicas_of(cluster), cluster.map.ledger_record.term) == (["data-2", "data-1"], 2)
@@ -673,7 +674,7 @@ def test_when_the_lender_is_lost_the_next_keeper_lends_in_a_new_term():
     assert cluster.map.run.lost == "the data server"
 
 
-def test_who_has_not_all_leases_does_not_take_the_place_of_the_last_who_had():
+def test_a_server_without_the_ledger_does_not_replace_the_last_ledger_replica():
     cluster = training()
     cluster.join("data-1")
     cluster.ready("data-1")
@@ -681,7 +682,7 @@ def test_who_has_not_all_leases_does_not_take_the_place_of_the_last_who_had():
     assert cluster.map.run.reason == "the data server died: no other has all its leases"
 
 
-def test_before_there_is_an_epoch_whoever_is_ready_takes_the_place_of_the_lender_in_a_new_term():
+def test_before_the_first_epoch_any_ready_server_replaces_the_ledger_leader_in_a_new_term():
     cluster = Cluster()
     cluster.join("driver", "data-0", "data-1")
     cluster.set("run", run_record())
@@ -690,7 +691,7 @@ def test_before_there_is_an_epoch_whoever_is_ready_takes_the_place_of_the_lender
     assert (ledger_replicas_of(cluster), cluster.map.ledger_record.term) == (["data-1"], 2)
 
 
-def test_a_keeper_that_is_another_one_now_or_was_lost_meanwhile_is_not_written_in():
+def test_a_restarted_or_lost_data_server_does_not_become_a_ledger_replica():
     cluster = three_ledger_replicas()
     cluster.join("data-2", incarnation=2)
     assert ledger_replicas_of(cluster) == ["data-0", "data-1"]
@@ -702,7 +703,7 @@ def test_a_keeper_that_is_another_one_now_or_was_lost_meanwhile_is_not_written_i
     assert ledger_replicas_of(cluster) == ["data-0"]
 
 
-def test_what_a_lender_asked_for_before_it_was_replaced_is_void():
+def test_a_change_by_a_replaced_ledger_leader_is_void():
     cluster = three_ledger_replicas()
     expected = cluster.map.ledger_record.changed
     cluster.lose("data-0")
@@ -710,14 +711,14 @@ def test_what_a_lender_asked_for_before_it_was_replaced_is_void():
     assert isinstance(event, Conflict)
 
 
-def test_a_lender_that_is_back_is_no_keeper_before_it_has_the_leases():
+def test_a_returned_ledger_leader_is_no_replica_before_it_has_the_ledger():
     cluster = three_ledger_replicas()
     cluster.lose("data-0")
     cluster.join("data-0")
     assert ledger_replicas_of(cluster) == ["data-2", "data-1"]
 
 
-def test_replicas_are_spread_over_the_keepers_and_a_new_run_has_none():
+def test_replicas_are_spread_over_the_ledger_replicas_and_a_new_run_has_none():
     cluster = three_ledger_replicas()
     assert all(cluster.map.ledger_leader_for(replica) == "local://1" for replica in range(4))
     cluster.set("run", run_record("run-2"))
@@ -725,7 +726,7 @@ def test_replicas_are_spread_over_the_keepers_and_a_new_run_has_none():
     assert cluster.map.ledger_leader_for(0) == ""
 
 
-def test_a_life_that_another_one_followed_never_has_its_seat_again():
+def test_an_incarnation_that_another_one_followed_never_joins_again():
     cluster = Cluster()
     cluster.join("worker-0")
     first = cluster.map.nodes["worker-0"]
@@ -733,5 +734,5 @@ def test_a_life_that_another_one_followed_never_has_its_seat_again():
     cluster.set("nodes/worker-0", second)
     (event,) = cluster.set("nodes/worker-0", msgspec.structs.replace(first, before=()))
     assert isinstance(event, Invalid)
-    assert "another life of worker-0 has followed this one" in event.reason
+    assert "a later incarnation of worker-0 has joined" in event.reason
     assert cluster.map.nodes["worker-0"].incarnation == 77

@@ -2,17 +2,23 @@
 
 import asyncio
 import logging
+from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
-from adam_async.controller import status_log as heralds
+from adam_async.controller import status_log as status_log_module
 from adam_async.controller.bootstrap import name_of
-from adam_async.controller.status_log import GROUPLESS_S, LEADERLESS_S, LOST_S, StatusLog
+from adam_async.controller.status_log import GROUPLESS_S, LEADERLESS_S, LOST_S, StatusLog, map_lines
+from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
 from tests.adam_async.controller.consensus.small_group import SmallGroup
 from tests.adam_async.controller.simulated_group import simulated
 
 A, B, C = "controller-1/a", "controller-2/b", "controller-3/c"
 THREE = (A, B, C)
+WORKER = NodeRecord(role="worker", address="tcp://a:1", incarnation=1)
+DRIVER = NodeRecord(role="driver", address="", incarnation=2)
+RUN = RunRecord(id="r", driver="driver", config={}, spec={})
 NAMES = [name_of(each) for each in THREE]
 
 seeds = pytest.mark.parametrize("seed", range(4))
@@ -20,14 +26,14 @@ seeds = pytest.mark.parametrize("seed", range(4))
 
 @pytest.fixture
 def said(caplog):
-    """What heralds have said since this was asked last; warnings begin with a "!"."""
-    caplog.set_level(logging.INFO, logger=heralds.logger.name)
+    """What status_log_module have said since this was asked last; warnings begin with a "!"."""
+    caplog.set_level(logging.INFO, logger=status_log_module.logger.name)
 
     def take():
         lines = [
             ("!" if record.levelno == logging.WARNING else "") + record.getMessage()
             for record in caplog.records
-            if record.name == heralds.logger.name
+            if record.name == status_log_module.logger.name
         ]
         caplog.clear()
         return lines
@@ -36,7 +42,7 @@ def said(caplog):
 
 
 class Hall:
-    """Three cores whose words are delivered by hand, and a herald that looks at one of them."""
+    """Three cores whose words are delivered by hand, and a status log that looks at one of them."""
 
     def __init__(self, me=A, *, linked=(), kept=True, **options):
         self.group, self.me = SmallGroup(THREE), me
@@ -50,7 +56,7 @@ class Hall:
         )
 
     def look(self):
-        self.status_log.look(self.group[self.me], now=self.group.now)
+        self.status_log.update(self.group[self.me], now=self.group.now)
 
     def beat(self, leader, among, seconds):
         """Let the leader speak and be answered for a while, and look each time."""
@@ -71,7 +77,7 @@ class Hall:
 # --- who belongs, who leads ----------------------------------------------------------------------
 
 
-def test_a_founded_group_is_said_once_with_all_and_then_who_leads(said):
+def test_a_new_group_has_one_line_with_all_and_then_its_leader(said):
     hall = Hall(kept=False)
     hall.look()
     assert said() == []
@@ -86,7 +92,7 @@ def test_a_founded_group_is_said_once_with_all_and_then_who_leads(said):
 
 
 @pytest.mark.parametrize(("linked", "heard", "count"), [([A], [], 2), ([A], [C], 3), ([A, C], [], 3)])
-def test_a_group_that_is_there_again_is_said_with_those_who_are_linked_or_heard(said, linked, heard, count):
+def test_a_group_after_a_restart_has_a_line_with_the_linked_and_heard_ones(said, linked, heard, count):
     hall = Hall(B, linked=linked)
     for each in heard:
         hall.status_log.heard(name_of(each))
@@ -98,7 +104,7 @@ def test_a_group_that_is_there_again_is_said_with_those_who_are_linked_or_heard(
     ]
 
 
-def test_who_asks_for_votes_is_no_news_and_each_new_leader_is_one_line(said):
+def test_a_request_for_votes_has_no_line_and_each_new_leader_one(said):
     hall = Hall(B, linked=THREE)
     hall.group.elect(A)
     hall.look()
@@ -117,7 +123,7 @@ def test_a_group_of_one_has_nothing_to_say(said):
     group = SmallGroup([A])
     status_log = StatusLog(name_of(A), names=NAMES[:1], linked=set, kept=False, now=0.0)
     group.elect(A)
-    status_log.look(group[A], now=group.now)
+    status_log.update(group[A], now=group.now)
     assert said() == []
 
 
@@ -164,7 +170,7 @@ def test_one_that_was_missing_from_the_beginning_is_not_lost_again_but_is_back(s
     assert said() == ["controller-3 is back; 3 of 3 are there"]
 
 
-def test_who_came_back_while_another_one_led_is_no_news_of_a_later_leader(said):
+def test_a_return_under_another_leader_has_no_line_of_a_later_one(said):
     hall = Hall(B, linked=[A])
     hall.group.elect(A)
     hall.look()
@@ -178,7 +184,7 @@ def test_who_came_back_while_another_one_led_is_no_news_of_a_later_leader(said):
 # --- nobody leads --------------------------------------------------------------------------------
 
 
-def test_a_lost_majority_is_said_once_with_names_until_there_is_a_leader_again(said):
+def test_a_lost_majority_has_one_warning_with_names_until_there_is_a_leader_again(said):
     hall = Hall(linked=THREE)
     hall.group.elect(A)
     hall.look()
@@ -200,7 +206,7 @@ def test_a_lost_majority_is_said_once_with_names_until_there_is_a_leader_again(s
     ]
 
 
-def test_a_follower_that_finds_the_same_leader_again_says_so_only_after_it_missed_it(said):
+def test_a_follower_logs_the_same_leader_again_only_after_a_warning(said):
     hall = Hall(B, linked=THREE)
     hall.group.elect(A)
     hall.look()
@@ -219,7 +225,7 @@ def test_a_follower_that_finds_the_same_leader_again_says_so_only_after_it_misse
     assert heard[1] == "controller-2: controller-1 leads again (term 2)"
 
 
-def test_a_majority_that_elects_nobody_is_not_said_to_be_lacking(said):
+def test_a_majority_without_an_election_is_not_reported_as_missing(said):
     hall = Hall(linked=THREE)
     hall.look()
     hall.status_log.heard("controller-2")
@@ -227,7 +233,7 @@ def test_a_majority_that_elects_nobody_is_not_said_to_be_lacking(said):
     assert said() == ["!controller-1 knows of no leader: questions wait until there is one"]
 
 
-def test_who_was_said_to_be_cut_off_does_not_say_it_in_other_words(said):
+def test_a_controller_reported_as_cut_off_has_no_second_warning(said):
     hall = Hall(is_cut_off=True)
     hall.silence(20.0)
     assert said() == []
@@ -236,17 +242,17 @@ def test_who_was_said_to_be_cut_off_does_not_say_it_in_other_words(said):
 @pytest.mark.parametrize(
     ("linked", "whom"), [([], "for controller-1, controller-3"), ([A, C], "to be taken in")]
 )
-def test_one_that_belongs_to_no_group_says_once_for_whom_it_waits(said, linked, whom):
+def test_a_controller_without_a_group_names_the_missing_ones_once(said, linked, whom):
     group = SmallGroup([A], joiners=[B])
     status_log = StatusLog(
         name_of(B), names=NAMES, linked=lambda: {name_of(each) for each in linked}, kept=False, now=0.0
     )
     for now in (0.0, GROUPLESS_S - 0.1, GROUPLESS_S, 3 * GROUPLESS_S):
-        status_log.look(group[B], now=now)
+        status_log.update(group[B], now=now)
     assert said() == [f"!controller-2 belongs to no group yet, and waits {whom}"]
 
 
-def test_another_group_is_said_once_for_each_that_speaks_for_it(said):
+def test_another_group_has_one_warning_for_each_of_its_controllers(said):
     hall = Hall()
     for _ in range(5):
         hall.status_log.of_another_group("controller-2", theirs="bb", ours="aa")
@@ -316,3 +322,29 @@ def test_one_that_lost_its_disk_is_taken_in_and_back(said):
         )
 
     simulated(scenario)
+
+
+# --- the cluster map -----------------------------------------------------------------------------
+
+
+def test_a_node_that_joins_leaves_or_is_lost_makes_a_line():
+    here = ClusterMap(nodes={"worker-0": WORKER})
+    assert list(map_lines(ClusterMap(), here)) == ["worker-0 joined"]
+    for fields, line in ({"live": False}, "is lost"), ({"live": False, "left": True}, "left"):
+        gone = ClusterMap(nodes={"worker-0": replace(WORKER, **fields)})
+        assert list(map_lines(here, gone)) == [f"worker-0 {line}"]
+
+
+def test_a_notice_of_a_driver_is_a_line_once():
+    before = ClusterMap(nodes={"driver": DRIVER})
+    after = ClusterMap(nodes={"driver": replace(DRIVER, info={"notice": "a checkpoint failed"})})
+    assert list(map_lines(before, after)) == ["driver reports: a checkpoint failed"]
+    assert list(map_lines(after, after)) == []
+
+
+def test_a_run_that_begins_ends_or_fails_is_a_line_and_its_epochs_are_none():
+    phases = ("preparing", 0), ("training", 1), ("between", 1), ("training", 2), ("failed", 2)
+    maps = [ClusterMap()]
+    maps += [ClusterMap(run=replace(RUN, phase=phase, epoch=epoch, reason="why")) for phase, epoch in phases]
+    lines = [line for before, after in pairwise(maps) for line in map_lines(before, after)]
+    assert lines == ["run r is preparing", "run r is training", "run r failed: why"]

@@ -9,12 +9,12 @@ from zlib import crc32
 import msgspec
 import pytest
 
-from adam_async.controller.consensus import Entry, Members, Message, Writer, found
+from adam_async.controller.consensus import Entry, Members, Message, Writer, bootstrapped
 from adam_async.controller.consensus.messages import Append, Appended, Chunk, TakeOver
 from adam_async.controller.consensus.records import Entries
 from adam_async.controller.contents import command_problem, log_problem, state_problem
 from adam_async.controller.log_file import NAME, LogFile
-from adam_async.controller.peer_controllers import say
+from adam_async.controller.peer_controllers import packed_agree
 from adam_async.controller.replicated_state import Lost, Open, Set, command_bytes, first_state
 from adam_async.controller.service import Controller
 from adam_async.errors import DataError, first_cause
@@ -119,7 +119,7 @@ def test_a_controller_outlives_the_lies_of_another_and_ends_its_links(caplog) ->
             false = await trio.client(leader, role="controller", node=liar, incarnation=number + 2)
             lie = make(me, group.introduce().identity, where["term"], where["commit"])
             with suppress(TransportError):
-                await false.link.send(say(lie, group=""))
+                await false.link.send(packed_agree(lie, group=""))
             async with asyncio.timeout(1.0):
                 await false.link.wait_closed()
             assert group.statistics() == where
@@ -131,7 +131,7 @@ def test_a_controller_outlives_the_lies_of_another_and_ends_its_links(caplog) ->
 
 
 async def test_a_log_with_a_command_that_cannot_be_read_is_named_at_the_start(tmp_path: Path) -> None:
-    saved = found("controller-1/1", ["controller-1/1"], first_state("g"))
+    saved = bootstrapped("controller-1/1", ["controller-1/1"], first_state("g"))
     bad = Entries((Entry(2, 1, command_bytes(Open())), Entry(3, 1, NO_COMMAND)))
     (tmp_path / NAME).write_bytes(Writer().frame((*saved.records(), bad)))
     async with Disk() as disk:
@@ -152,6 +152,6 @@ async def test_a_log_with_a_command_that_cannot_be_read_is_named_at_the_start(tm
 
 
 def test_a_log_whose_state_cannot_be_read_is_named() -> None:
-    saved = found("a", ["a"], b"nothing that the machine wrote")
+    saved = bootstrapped("a", ["a"], b"nothing that the machine wrote")
     assert log_problem(saved).startswith("the state at entry 1: this release cannot read it")
-    assert log_problem(found("a", ["a"], first_state("g"))) == ""
+    assert log_problem(bootstrapped("a", ["a"], first_state("g"))) == ""

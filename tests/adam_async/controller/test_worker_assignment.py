@@ -5,19 +5,19 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.controller.worker_assignment import place_workers
+from adam_async.controller.worker_assignment import assign_workers
 
 NONE = (-1, 0)
 
 
 def test_gaps_are_filled_before_a_replica_begins_and_who_is_left_over_has_no_place():
     known = {"a": (0, 1), "b": (1, 0), "c": (1, 1), "d": NONE, "e": NONE}
-    assert place_workers(known, 2) == {**known, "d": (0, 0)}
-    assert place_workers({**known, "f": NONE}, 2) == {**known, "d": (0, 0), "e": (2, 0), "f": (2, 1)}
+    assert assign_workers(known, 2) == {**known, "d": (0, 0)}
+    assert assign_workers({**known, "f": NONE}, 2) == {**known, "d": (0, 0), "e": (2, 0), "f": (2, 1)}
 
 
 def test_a_number_that_no_replica_has_is_given_again_the_lowest_first():
-    assert place_workers({"a": (1, 0), "b": NONE, "c": NONE}, 1) == {"a": (1, 0), "b": (0, 0), "c": (2, 0)}
+    assert assign_workers({"a": (1, 0), "b": NONE, "c": NONE}, 1) == {"a": (1, 0), "b": (0, 0), "c": (2, 0)}
 
 
 @st.composite
@@ -34,7 +34,7 @@ def some_places(draw):
 @given(some_places())
 def test_as_many_replicas_are_complete_as_there_are_workers_for_and_those_that_were_keep_theirs(given_places):
     before, partitions = given_places
-    after = place_workers(before, partitions)
+    after = assign_workers(before, partitions)
     assert after.keys() == before.keys()
     taken = Counter(place for place in after.values() if place != NONE)
     assert set(taken.values()) <= {1}
@@ -45,4 +45,4 @@ def test_as_many_replicas_are_complete_as_there_are_workers_for_and_those_that_w
     for name, place in before.items():
         if was[place[0]] == partitions:
             assert after[name] == place
-    assert place_workers(after, partitions) == after
+    assert assign_workers(after, partitions) == after

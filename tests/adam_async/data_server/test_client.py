@@ -124,7 +124,7 @@ async def test_it_asks_again_when_half_of_what_it_holds_is_used_up(network):
         assert server.asked[0][0].count == AHEAD // 2
 
 
-async def test_every_question_says_how_many_groups_came_before_it_also_on_a_new_link(network):
+async def test_every_request_has_the_number_of_groups_before_it_also_on_a_new_link(network):
     async with client_of(network) as (client, server):
         assert (await server.grant()).position == 0
         await take(client, 2)
@@ -138,7 +138,7 @@ async def test_every_question_says_how_many_groups_came_before_it_also_on_a_new_
         assert [group.lease.number for group in await take(client, 3)] == [3, 4, 5]
 
 
-async def test_a_question_says_whether_it_was_heard_that_nothing_more_waits_and_where_all_meet(network):
+async def test_a_request_repeats_the_known_end_and_its_sync_clock(network):
     async with client_of(network) as (client, server):
         assert (await server.grant(1, last=True, end=3)).heard == -1
         assert (await server.grant(0)).heard == 3
@@ -181,7 +181,7 @@ async def test_reports_travel_a_few_at_a_time(network):
         assert server.reported == [(0, 1)]
 
 
-async def test_who_holds_nothing_ahead_reports_at_once_for_more_may_be_given_only_then(network):
+async def test_a_client_without_groups_ahead_reports_at_once_because_more_may_come_only_then(network):
     async with client_of(network) as (client, server):
         await server.grant()
         one, *_ = await take(client, 4)
@@ -208,7 +208,7 @@ async def test_reports_that_waited_travel_when_it_turns_out_that_nothing_more_wa
         await until(lambda: server.reported == [(0,)])
 
 
-async def test_a_report_that_was_not_acknowledged_is_said_again_on_the_next_link(network):
+async def test_an_unacknowledged_report_is_sent_again_on_the_next_link(network):
     async with client_of(network) as (client, server):
         await server.grant(2, last=True)
         first, second = await take(client, 2)
@@ -380,7 +380,7 @@ async def test_after_an_impossible_answer_the_next_server_is_asked():
         ]
         async with client_of(network) as (client, _):
             client._address = lambda attempt: listeners[attempt % 2].address
-            client.look()
+            client.map_changed()
             await until(lambda: bool(servers[0].asked))
             client.finished(Finished(1, 0, 1, 2, 0.5))
             await until(lambda: bool(servers[0].reported))

@@ -109,7 +109,7 @@ class Worker:
 
     async def _look(self):
         async for _ in self.member.changes():
-            self.client.look()
+            self.client.map_changed()
 
     async def _train(self):
         client = self.client
@@ -283,7 +283,9 @@ async def test_workers_are_spread_over_the_data_servers(network):
 
 
 @pytest.mark.parametrize("servers", [2, 3])
-async def test_when_the_leader_is_lost_another_goes_on_and_every_group_is_counted_once(network, servers):
+async def test_when_the_ledger_leader_is_lost_another_goes_on_and_every_group_is_counted_once(
+    network, servers
+):
     async with party_of(network, servers) as party:
         await party.train()
         await until(lambda: party.finished >= GROUPS // 4)
@@ -299,7 +301,7 @@ async def test_when_the_leader_is_lost_another_goes_on_and_every_group_is_counte
         assert all(worker.asked[-1] != address for worker in party.workers)
 
 
-async def test_one_leader_after_the_other_may_be_lost(network):
+async def test_one_ledger_leader_after_the_other_may_be_lost(network):
     async with party_of(network, 3) as party:
         await party.train()
         for term in (1, 2):
@@ -309,7 +311,7 @@ async def test_one_leader_after_the_other_may_be_lost(network):
         assert party.map.ledger_record.term == 3
 
 
-async def test_the_loss_of_a_follower_changes_no_term(network):
+async def test_the_loss_of_a_ledger_replica_changes_no_term(network):
     async with party_of(network, 2) as party:
         await party.train()
         await until(lambda: party.finished >= GROUPS // 4)
@@ -319,7 +321,7 @@ async def test_the_loss_of_a_follower_changes_no_term(network):
         assert len(party.map.ledger_leaders) == 1
 
 
-async def test_a_server_that_joins_in_the_middle_has_the_ledger_soon_and_can_lead(network):
+async def test_a_data_server_that_joins_in_the_middle_soon_has_the_ledger_and_can_lead(network):
     async with party_of(network, 1) as party:
         await party.train()
         await until(lambda: party.finished >= GROUPS // 4)
@@ -374,7 +376,7 @@ async def test_a_silent_ledger_replica_is_removed_and_leasing_goes_on(inner):
 
 
 @pytest.mark.parametrize("inner", NETWORKS)
-async def test_a_question_on_its_way_to_a_lost_leader_is_answered_by_the_next(inner):
+async def test_a_request_on_its_way_to_a_lost_ledger_leader_is_answered_by_the_next(inner):
     rough = Rough(NETWORKS[inner](), Faults(), dialler="data", towards="data")
     waits = msgspec.structs.replace(QUICK, grace_s=5.0)
     async with party_of(rough, 2, waits=waits) as party, asyncio.TaskGroup() as group:
@@ -394,7 +396,7 @@ async def test_a_question_on_its_way_to_a_lost_leader_is_answered_by_the_next(in
         assert party.map.ledger_leaders == (other,)
 
 
-async def test_a_live_leader_that_was_reported_lost_settles_nothing_more_and_comes_back(network):
+async def test_a_live_ledger_leader_that_was_taken_for_lost_settles_nothing_more_and_comes_back(network):
     async with party_of(network, 2) as party:
         await party.train()
         await until(lambda: party.finished >= GROUPS // 4)
@@ -419,7 +421,7 @@ async def refused(party, server, body, tensors=(), role="data"):
     return failure.value.code
 
 
-async def test_only_the_leader_enters_and_only_for_replicas_of_its_term(network):
+async def test_only_the_ledger_leader_enters_and_only_for_replicas_of_its_term(network):
     async with party_of(network, 2) as party:
         ledger_leader, other = (party.servers[name] for name in party.map.ledger_leaders)
         nothing = [packed_tensor([])]
@@ -434,7 +436,7 @@ async def test_only_the_leader_enters_and_only_for_replicas_of_its_term(network)
                 await link.call(pack(CopyLedger(run=RUN, term=1), nothing), timeout_s=20.0)
 
 
-async def test_a_ledger_of_a_stranger_in_a_later_term_is_not_taken(network):
+async def test_a_ledger_of_a_non_member_in_a_later_term_is_not_taken(network):
     async with party_of(network, 2) as party:
         ledger_leader, other = (party.servers[name] for name in party.map.ledger_leaders)
         foreign = [packed_tensor(Part(first=0, settled=0, opening=Opening()))]
@@ -513,7 +515,7 @@ async def end_ledger_leader(cluster, *, after, epoch=1):
 
 
 @pytest.mark.parametrize(("mode", "network"), [*((mode, "local") for mode in MODES), ("bsp", "tcp")])
-async def test_in_every_mode_another_data_server_goes_on_for_a_lost_leader(mode, network):
+async def test_in_every_mode_another_data_server_goes_on_where_the_ledger_leader_was(mode, network):
     async with (
         elastic(network, data_servers=2, replicas=2, **MODES[mode]) as cluster,
         asyncio.TaskGroup() as group,
@@ -529,7 +531,7 @@ async def test_in_every_mode_another_data_server_goes_on_for_a_lost_leader(mode,
 
 
 @pytest.mark.parametrize("mode", ["asp", "bsp"])
-async def test_a_pause_for_a_checkpoint_goes_on_when_the_leader_is_lost_in_it(mode, tmp_path):
+async def test_a_pause_for_a_checkpoint_goes_on_when_the_ledger_leader_is_lost_in_it(mode, tmp_path):
     waits = msgspec.structs.replace(CLUSTER_WAITS, dial_s=0.5, call_s=5.0)  # the lost one is asked, in vain
     options = {"checkpoint_every": 15, "data_servers": 2, "replicas": 2, "waits": waits, **MODES[mode]}
     async with elastic(checkpoint=tmp_path, **options) as cluster, asyncio.TaskGroup() as group:

@@ -9,7 +9,6 @@ import pytest
 
 from adam_async.errors import ShardUnavailable
 from adam_async.messages import Part, StepRecord, role_table
-from adam_async.parameter_server import client as client_module
 from adam_async.parameter_server.client import MAX_UNACKNOWLEDGED, StepPush
 from adam_async.parameter_server.events import PushArrived, Refuse, ReplicasChanged
 from adam_async.run.ids import ShardId
@@ -181,14 +180,14 @@ class CheckingNetwork(TcpNetwork):
 
 
 @pytest.mark.parametrize("way", ["push", "answer"])
-async def test_a_payload_damaged_on_the_way_is_said_again_and_counts_once(way, caplog):
+async def test_a_payload_damaged_on_the_way_is_sent_again_and_counts_once(way, caplog):
     network = CheckingNetwork()
     async with servers_of(network, waits=PATIENT) as servers:
         client = servers.client()
         before = {number: shard.values.copy() for number, shard in servers.shards().items()}
         client.push(0.5)
         await client.client.flush()
-        near = client.client.channels["ps-0"]._link
+        near = client.client.connections["ps-0"].channel.link
         (far,) = [
             link for link in network.served if (link.identity.node, link.peer.role) == ("ps-0", "worker")
         ]
@@ -206,7 +205,7 @@ async def test_a_payload_damaged_on_the_way_is_said_again_and_counts_once(way, c
             shard.check_invariants()
             np.testing.assert_array_equal(shard.values, before[number] - 0.5 - 0.25)
             assert (shard.version, list(shard.last_number.values())) == (2, [2])
-        assert client.client.channels["ps-0"].reconnects == 1
+        assert client.client.connections["ps-0"].reconnects == 1
         assert client.freed == 2 * len(client.plan.messages)
         flat = np.concatenate([shard.values for shard in servers.shards().values()])
         assert sum(array.sum() for array in pulled.values()) == pytest.approx(flat.sum(), rel=1e-5)
@@ -245,7 +244,7 @@ async def test_a_server_that_answers_nothing_is_named_when_patience_ends():
             await asyncio.Event().wait()
 
 
-async def test_who_waits_for_answers_that_do_not_come_is_told_whose():
+async def test_a_wait_for_missing_answers_ends_with_an_error_that_names_the_server():
     rough = Rough(NETWORKS["local"](), Faults(drop=1.0))
     async with servers_of(rough) as servers:
         client = servers.client().client
@@ -307,7 +306,7 @@ async def test_a_pull_for_a_clock_is_asked_again_until_it_comes_and_lands_where_
 
 
 @pytest.mark.thorough
-async def test_who_waits_for_a_clock_loses_patience_with_silent_servers_only():
+async def test_a_wait_for_a_clock_loses_patience_with_silent_servers_only():
     async with servers_of(NETWORKS["local"](), consistency="ssp:0", waits=IMPATIENT) as servers:
         client, other = servers.client(0).client, servers.client(1).client
         take_part(servers, client, other)
@@ -324,7 +323,7 @@ async def test_who_waits_for_a_clock_loses_patience_with_silent_servers_only():
 
 
 @pytest.mark.parametrize("consistency", ["asp", "ssp:3", "bsp"])
-async def test_who_goes_on_in_a_life_that_is_over_is_heard_no_more_and_holds_nobody_up(consistency):
+async def test_a_client_of_an_ended_replica_generation_is_ignored_and_holds_no_replica_up(consistency):
     async with servers_of(NETWORKS["local"](), consistency=consistency, waits=IMPATIENT) as servers:
         pushing, other = servers.client(0), servers.client(1)
         take_part(servers, pushing.client, other.client)
@@ -445,7 +444,6 @@ async def test_a_link_on_which_something_was_refused_is_followed_by_a_pause(monk
                 pauses.append(0.0)
                 yield 0.0
 
-    monkeypatch.setattr(client_module, "PAUSES", Counted())
     async with servers_of(NETWORKS["local"](), waits=PATIENT) as servers:
         (server,) = servers.servers
         handle, left = server.state.handle, [3]
@@ -458,7 +456,10 @@ async def test_a_link_on_which_something_was_refused_is_followed_by_a_pause(monk
 
         server.state.handle = busy_at_first
         client = servers.client()
+        channel = client.client.connections["ps-0"].channel
+        monkeypatch.setattr(channel, "_schedule", Counted())
+        channel.progressed()
         client.client.tick("ps-0", (ShardId(0),), 1)  # it is answered on the first link, and the push is not
         client.push(1.0)
         await client.client.flush()
-        assert client.client.channels["ps-0"].reconnects == len(pauses) > 0
+        assert client.client.connections["ps-0"].reconnects == len(pauses) > 0

@@ -174,7 +174,7 @@ async def test_more_blocks_than_a_message_holds_leave_in_several(network):
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_what_is_put_before_there_is_a_link_leaves_with_the_first_one(network):
+async def test_blocks_put_before_there_is_a_link_leave_on_the_first_one(network):
     async with two_workers(NETWORKS[network]()) as (one, two):
         for worker in (one, two):
             for _ in range(3):
@@ -237,10 +237,10 @@ async def test_a_link_that_takes_the_place_of_another_ends_that_one():
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_a_worker_of_another_life_is_not_talked_to(network):
+async def test_a_worker_of_another_replica_generation_gets_no_answer(network):
     waits = msgspec.structs.replace(WAITS, patience_s=0.2)
     seen = []
-    with pytest.raises(RoleDied, match=r"worker-1.*it talked to us no more for 0.2 s"):
+    with pytest.raises(RoleDied, match=r"worker-1.*it did not answer for 0.2 s"):
         async with two_workers(NETWORKS[network](), replica_generations=(7, 8), waits=waits) as workers:
             seen += workers
             workers[0].put()
@@ -255,7 +255,7 @@ async def test_a_worker_of_another_life_is_not_talked_to(network):
     [{"run": "other"}, {"replica": 1}, {"replica_generation": 8}, {"partition": 1}, {"partition": 2}],
     ids=str,
 )
-async def test_only_a_worker_of_this_life_with_another_part_is_known(stranger):
+async def test_only_a_worker_of_this_replica_generation_with_another_part_is_known(stranger):
     async with two_workers(NETWORKS["local"]()) as (_, two):
         assert two.others.knows(GREET, identity(0))
         assert not two.others.knows(msgspec.structs.replace(GREET, **stranger), identity(0))
@@ -329,7 +329,7 @@ async def test_a_worker_that_does_not_read_is_sent_the_rest_when_it_does(network
         assert one.told["links"] == 1
 
 
-async def test_nobody_begins_groups_far_ahead_of_whom_he_sends_to():
+async def test_a_worker_begins_no_group_far_ahead_of_one_that_it_sends_to():
     async with two_workers(NETWORKS["local"]()) as (one, two):
         await until(lambda: linked(one, two))
         for _ in range(LEAD):
@@ -362,7 +362,7 @@ async def test_how_far_a_worker_is_goes_with_its_blocks_and_greetings():
         assert one.other._has_begun == 2
 
 
-async def test_who_does_not_keep_up_at_all_is_named():
+async def test_a_worker_that_does_not_keep_up_at_all_is_named():
     waits = msgspec.structs.replace(WAITS, clock_s=0.05)
     async with two_workers(NETWORKS["local"](), waits=waits) as (one, _):
         for _ in range(LEAD):

@@ -71,9 +71,9 @@ async def test_a_group_is_not_finished_while_one_server_has_not_counted_it():
     rough = Rough(NETWORKS["local"](), Faults())
     async with servers_of(rough, **ALIASED, **SHARDED) as servers:
         recorder, client, finished = recorder_of(servers)
-        await until(lambda: all(channel._link is not None for channel in client.channels.values()))
-        channels = client.channels
-        channels["ps-1"]._link.abort()
+        await until(lambda: all(channel.channel.link is not None for channel in client.connections.values()))
+        channels = client.connections
+        channels["ps-1"].channel.link.abort()
         recorder.add(trained(1))
         recorder.close()
         while any(channels[name].session.open for name in ("ps-0", "ps-2")):

@@ -25,7 +25,6 @@ MODULES = (
     "events",
     "outbox",
     "leading",
-    "incoming",
     "violations",
     "core",
 )
@@ -89,7 +88,7 @@ ABLATIONS = (
         "",
     ),
     Ablation(
-        "what is said does not wait for the disk",
+        "messages do not wait for the disk",
         "outbox",
         "if not self._held or self._held[0][0] > self._durable:\n            return None",
         "if not self._held:\n            return None",
@@ -151,7 +150,7 @@ ABLATIONS = (
     ),
     Ablation(
         "a snapshot is put together in any order",
-        "incoming",
+        "log",
         "return chunk.offset == (len(self._state) if _which(chunk) == self._which else 0)",
         "return True",
     ),

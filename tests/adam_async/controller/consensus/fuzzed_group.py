@@ -166,7 +166,7 @@ class FuzzedGroup:
         founders = [node.me for node in list(self.nodes.values())[: self.options.founders]]
         for node in self.nodes.values():
             saved = (
-                code.records.found(node.me, founders)
+                code.records.bootstrapped(node.me, founders)
                 if node.me in founders
                 else code.records.Saved(me=node.me)
             )

@@ -22,7 +22,7 @@ class SmallGroup:
         self.unsynced = {}
         self.cores = {}
         for name in names:
-            self.start(name, code.records.found(name, names))
+            self.start(name, code.records.bootstrapped(name, names))
         for name in joiners:
             self.start(name, code.records.Saved(me=name))
 

@@ -10,12 +10,12 @@ LIMIT = 300
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("ablation", [a for a in ABLATIONS if a.story is None], ids=lambda a: a.name)
-def test_a_world_without_a_safeguard_is_found_out(ablation):
+def test_a_random_run_without_a_safeguard_fails(ablation):
     taken, found = seeds_until_found(ablation, run_seed, LIMIT)
     assert taken, found
 
 
 @pytest.mark.parametrize("ablation", [a for a in ABLATIONS if a.story is not None], ids=lambda a: a.name)
-def test_a_story_without_its_safeguard_ends_badly(ablation):
+def test_a_fixed_run_without_its_safeguard_fails(ablation):
     with without(ablation) as code, pytest.raises((AssertionError, code.violations.Violation)):
         ablation.story(code)

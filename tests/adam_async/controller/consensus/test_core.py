@@ -25,7 +25,7 @@ from adam_async.controller.consensus import (
     Transfer,
     Unknown,
     Violation,
-    found,
+    bootstrapped,
 )
 from adam_async.controller.consensus.messages import Append, Appended, AskVote, Chunk, TakeOver, Vote
 from tests.adam_async.controller.consensus.scenarios import STORIES
@@ -81,7 +81,7 @@ def test_a_minority_elects_nobody_and_raises_no_term():
     assert group["a"].term == 1
 
 
-def test_a_vote_is_on_disk_before_it_is_said():
+def test_a_vote_is_on_disk_before_it_is_sent():
     group = SmallGroup("abc")
     group.slow.add("b")
     ask = AskVote(sender="a", to="b", term=2, last_index=1, last_term=1, pre=False)
@@ -118,7 +118,7 @@ def test_a_vote_is_for_a_log_that_ends_as_late_as_ones_own(last_index, last_term
     assert (vote.granted, vote.pre, vote.term) == (granted, pre, 5)
 
 
-def test_who_hears_a_leader_says_nothing_to_one_who_asks():
+def test_a_node_that_hears_a_leader_does_not_answer_a_candidate():
     group = SmallGroup("abc")
     group.elect("a")
     group.beat("a")
@@ -138,7 +138,7 @@ def test_a_leader_that_hears_no_majority_gives_up():
     assert effects == [Unknown("mine"), Led(2, None)]
 
 
-def test_an_older_leader_is_told_of_the_newer_term_and_follows():
+def test_a_leader_of_an_older_term_learns_of_the_newer_one_and_follows():
     group = SmallGroup("abc")
     group.elect("a")
     old = Append(sender="a", to="b", term=2, prev_index=2, prev_term=2, entries=(), commit=2, round=0)
@@ -151,7 +151,7 @@ def test_an_older_leader_is_told_of_the_newer_term_and_follows():
     assert group["a"].leader == "b"
 
 
-def test_what_is_for_an_earlier_life_is_not_taken():
+def test_a_message_for_an_earlier_identity_is_ignored():
     group = SmallGroup("abc")
     core = group["a"]
     ask = AskVote(sender="b", to="a/1", term=7, last_index=9, last_term=9, pre=False)
@@ -262,7 +262,7 @@ def test_a_late_word_of_the_leader_undoes_nothing():
 # --- questions ---------------------------------------------------------------------------------
 
 
-def test_who_does_not_lead_says_who_does():
+def test_a_follower_names_the_leader():
     group = SmallGroup("abc")
     group.elect("a")
     assert group.propose("b") == [Refused("write", "this node does not lead", "a")]
@@ -319,7 +319,7 @@ def test_a_new_leader_answers_no_read_before_its_first_entry_is_committed():
     assert group.seen["b"].index(applied) < group.seen["b"].index(ReadReady("r"))
 
 
-def test_who_stops_leading_answers_all_who_wait():
+def test_a_leader_that_resigns_answers_all_waiting_requests():
     group = SmallGroup("abc")
     group.elect("a")
     group.propose("a", tag="w")
@@ -354,7 +354,7 @@ def test_one_whose_entries_are_gone_is_sent_the_snapshot_in_pieces_and_then_the_
 
 def chunk(offset, data, **changes):
     said = {"sender": "b", "to": "a", "term": 3, "index": 7, "index_term": 2, "size": 4, "crc": 0xDECDA46A}
-    said |= {"members": found("a", "abc").snapshot.members, "offset": offset, "data": data, "round": 0}
+    said |= {"members": bootstrapped("a", "abc").snapshot.members, "offset": offset, "data": data, "round": 0}
     return Chunk(**said | changes)
 
 
@@ -525,7 +525,7 @@ def test_a_hand_over_that_does_not_succeed_is_given_up():
     assert group.propose("a") == []
 
 
-def test_who_cannot_take_over_is_refused():
+def test_a_transfer_to_a_node_that_cannot_lead_is_refused():
     group = joined()
     for to in "adz":
         (effect,) = group.give("a", Transfer("t", to))
@@ -535,8 +535,8 @@ def test_who_cannot_take_over_is_refused():
 # --- the rest ----------------------------------------------------------------------------------
 
 
-def test_a_core_says_when_it_wants_to_be_woken_and_what_it_is():
-    core = Core(found("a", "abc"), Settings(), draw=lambda: 0.25, now=100.0)
+def test_a_core_names_its_deadline_and_its_state():
+    core = Core(bootstrapped("a", "abc"), Settings(), draw=lambda: 0.25, now=100.0)
     assert core.next_deadline() == 101.25
     assert core.handle(Tick(), now=101.0) == []
     effects = core.handle(Tick(), now=101.25)
@@ -545,7 +545,7 @@ def test_a_core_says_when_it_wants_to_be_woken_and_what_it_is():
     assert repr(core) == "<Core a prober term 1 commit 1 of 1>"
 
 
-def test_what_is_saved_is_where_another_core_goes_on():
+def test_another_core_goes_on_from_the_saved_state():
     group = SmallGroup("abc")
     group.elect("a")
     group.propose("a")

@@ -53,7 +53,7 @@ def test_each_step_does_one_thing(kind, node, voters, learners):
         ("remove", "a", "a is the only voter"),
     ],
 )
-def test_a_step_that_does_not_fit_says_why(kind, node, reason):
+def test_a_step_that_does_not_fit_is_refused_with_the_reason(kind, node, reason):
     with pytest.raises(MembershipError, match=reason):
         Members(("a",), ("b",)).changed(Step(kind, node))
 

@@ -12,7 +12,7 @@ from adam_async.controller.consensus import (
     Saved,
     Snapshot,
     Writer,
-    found,
+    bootstrapped,
     recover,
 )
 from adam_async.controller.consensus.records import Ballot, Born, Entries
@@ -23,7 +23,7 @@ def entries(*indices, term=2):
 
 
 FRAMES = (
-    found("a", "abc").records(),
+    bootstrapped("a", "abc").records(),
     (Ballot(2, "b"),),
     (Entries(entries(2, 3, 4)),),
     (Ballot(3, None), Entries(entries(4, 5, term=3))),
@@ -49,12 +49,12 @@ def written(frames=FRAMES, *, synced=True):
     return data, [*begins, len(data)]
 
 
-def test_what_was_saved_comes_back():
+def test_a_saved_state_is_recovered():
     data, _ = written()
     assert recover(data, origin="file") == (END, len(data))
 
 
-def test_a_new_file_that_says_the_same_is_read_as_the_same():
+def test_a_new_file_of_the_same_state_is_read_as_the_same():
     data, _ = written([END.records()])
     assert recover(data, origin="file") == (END, len(data))
 
@@ -119,14 +119,14 @@ def test_the_writer_goes_on_where_the_frames_end():
 
 
 def test_entries_that_leave_a_gap_are_refused():
-    data, begins = written([found("a", "abc").records(), (Entries(entries(5)),)])
+    data, begins = written([bootstrapped("a", "abc").records(), (Entries(entries(5)),)])
     with pytest.raises(DamagedLog, match=f"byte {begins[1]}: entry 5 comes after 1; some are missing"):
         recover(data, origin="file")
 
 
 def test_a_file_that_does_not_say_whose_it_is_is_refused():
     data, _ = written([(Ballot(2, "b"),)])
-    with pytest.raises(DamagedLog, match="does not begin with whose it is"):
+    with pytest.raises(DamagedLog, match="does not begin with its node's identity"):
         recover(data, origin="file")
 
 
@@ -139,6 +139,6 @@ def test_a_record_of_another_version_is_refused():
         recover(data, origin="file")
 
 
-def test_who_founds_a_group_is_one_of_it():
-    with pytest.raises(ValueError, match="d founds a group of a, b, c, but is not one of them"):
-        found("d", "abc")
+def test_the_first_node_of_a_group_is_one_of_its_voters():
+    with pytest.raises(ValueError, match="d begins a group of a, b, c, but is not one of them"):
+        bootstrapped("d", "abc")

@@ -17,7 +17,7 @@ from adam_async.controller.consensus import (
     Settings,
     Snapshot,
     Violation,
-    found,
+    bootstrapped,
 )
 from adam_async.controller.consensus.messages import (
     Append,
@@ -191,8 +191,8 @@ def test_a_violation_names_its_rule(kind: str, message: Message, rule: str) -> N
 
 
 @pytest.mark.parametrize("blank", [False, True])
-def test_what_the_state_machine_cannot_read_enters_no_log_and_is_not_installed(blank: bool) -> None:
-    saved = Saved(me="a") if blank else found("a", ("a", "b"))
+def test_bytes_that_the_state_machine_cannot_read_enter_no_log_and_are_not_installed(blank: bool) -> None:
+    saved = Saved(me="a") if blank else bootstrapped("a", ("a", "b"))
     core = Core(saved, SMALL, draw=lambda: 0.5, now=0.0, contents=CONTENTS)
     bad = Entry(2, 2, UNREADABLE)
     entries = Append(sender="b", to="a", term=2, prev_index=1, prev_term=1, entries=(bad,), commit=2, round=0)

@@ -2,9 +2,19 @@
 
 import pytest
 
-from adam_async.controller.consensus import Apply, Core, Entry, Restore, Role, Saved, Settings, Tick, found
+from adam_async.controller.consensus import (
+    Apply,
+    Core,
+    Entry,
+    Restore,
+    Role,
+    Saved,
+    Settings,
+    Tick,
+    bootstrapped,
+)
 from adam_async.controller.consensus.messages import Snapshot
-from adam_async.controller.replicated_state import Machine, Open, Set, command_bytes, first_state
+from adam_async.controller.replicated_state import Open, ReplicatedState, Set, command_bytes, first_state
 from adam_async.simulation.checkers.commits import Commits
 from adam_async.simulation.scenario import Violation
 
@@ -15,11 +25,11 @@ class Node:
     """A core, and the machine that the test applies entries to."""
 
     def __init__(self, commits, *, me="a", term=1, entries=()):
-        saved = found(me, "abc", first_state("g"))
+        saved = bootstrapped(me, "abc", first_state("g"))
         saved = Saved(me=me, term=term, snapshot=saved.snapshot, entries=entries)
         self.commits = commits
         self.core = Core(saved, Settings(), draw=lambda: 0.5, now=0.0)
-        self.machine = Machine()
+        self.machine = ReplicatedState()
         self.machine.restore(saved.snapshot.state)
         commits.saw(self.core, self.machine, None, ())
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from adam_async.controller.consensus import Core, Entry, Received, Saved, Send, Settings, found
+from adam_async.controller.consensus import Core, Entry, Received, Saved, Send, Settings, bootstrapped
 from adam_async.controller.consensus.messages import Append, Appended, AskVote, Snapshot, Vote
 from adam_async.simulation.checkers.terms import Terms
 from adam_async.simulation.scenario import Violation
 
 
 def core_of(*, term=1, vote=None, entries=(), me="a"):
-    snapshot = found("a", "abc").snapshot
+    snapshot = bootstrapped("a", "abc").snapshot
     saved = Saved(me=me, term=term, vote=vote, snapshot=snapshot, entries=entries)
     return Core(saved, Settings(), draw=lambda: 0.5, now=0.0)
 

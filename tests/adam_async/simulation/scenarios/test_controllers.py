@@ -8,7 +8,7 @@ import pytest
 
 from adam_async.controller.consensus import core
 from adam_async.controller.consensus.outbox import Outbox
-from adam_async.controller.replicated_state import Machine
+from adam_async.controller.replicated_state import ReplicatedState
 from adam_async.simulation.disk import SimulatedDisk
 from adam_async.simulation.runner import draw_case, run_seed
 from adam_async.simulation.scenario import Scenario
@@ -101,7 +101,7 @@ def test_promises_before_they_are_durable_are_reported(monkeypatch) -> None:
 
 @pytest.mark.slow
 def test_questions_applied_twice_are_reported(monkeypatch) -> None:
-    monkeypatch.setattr(Machine, "_set", lambda self, question: self._compare_and_set(question))
+    monkeypatch.setattr(ReplicatedState, "_set", lambda self, question: self._compare_and_set(question))
 
     assert any(broken(CONTROLLERS, seed) == "I6" for seed in range(8))
 

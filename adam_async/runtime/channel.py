@@ -1,0 +1,156 @@
+"""Dialling for all roles: the links to one peer, one at a time, and the pauses between them.
+
+Theory of operation
+-------------------
+A `Channel` names one peer and its address. Its user dials, talks on the link, drops it, and dials again; the
+channel keeps three things for all users:
+
+*The link.* `dial` returns a link that counts in the node's traffic until `drop` ends it. Dialling retries
+within its own deadline, on the schedule of `transport`.
+
+*Patience.* A peer without progress for `patience_s` is lost: `left_s` runs from the last `renew` or
+`progressed`, and is the default deadline of a dial. The user raises the error, for each role has its own; the
+text of the channel names the peer in it.
+
+*Pauses.* A peer that accepts a link and answers nothing on it would be dialled in a busy loop. So the user
+pauses after each link without progress. Each pause is longer than the one before, up to a limit;
+`progressed` begins again with the shortest. Pauses have no jitter: a peer has few dialling nodes.
+
+The choice among several peers is the user's: `LeaderLink` dials the controllers side by side and pauses after
+each round of all of them, a data client gives its one channel the address of the next data server.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable
+
+from adam_async.runtime.traffic import Traffic
+from transport import Identity, Link, Network, RetrySchedule
+
+PAUSES = RetrySchedule(first_s=0.01, longest_s=0.5)
+"""Pauses after links without progress, in seconds."""
+
+
+async def wait_set(event: asyncio.Event, timeout_s: float) -> None:
+    """Wait until an event is set, for `timeout_s` at most. Cancelling it loses nothing."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return
+
+
+class Channel:
+    """Dials one peer and holds at most one link to it.
+
+    Args:
+        peer: Name of the peer in errors and log lines.
+        address: Address of the peer; it may be set anew, for the next dial.
+        network: The links' network.
+        identity: The dialling node.
+        peer_role: Role that the peer must have; None accepts each.
+        traffic: Counts of the node's links; None counts nothing.
+        patience_s: Seconds without progress after which the peer is lost.
+        pauses: Pauses after links without progress.
+        clock: Time in seconds; the running loop's without it.
+
+    Attributes:
+        link: The link between `dial` and `drop`, else None. The peer may have ended it already.
+    """
+
+    def __init__(
+        self,
+        *,
+        peer: str,
+        address: str,
+        network: Network,
+        identity: Identity,
+        peer_role: str | None = None,
+        traffic: Traffic | None = None,
+        patience_s: float = math.inf,
+        pauses: RetrySchedule = PAUSES,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.peer = peer
+        self.address = address
+        self.link: Link | None = None
+        self._network = network
+        self._identity = identity
+        self._peer_role = peer_role
+        self._traffic = traffic
+        self._patience_s = patience_s
+        self._schedule = pauses
+        self._pauses = pauses.waits()
+        self._clock = clock
+        self._deadline = math.inf
+
+    async def dial(self, timeout_s: float | None = None, *, retry: RetrySchedule | None = None) -> Link:
+        """Return a new link, which replaces the last one. Cancelling it leaves the last one.
+
+        Args:
+            timeout_s: Deadline in seconds; `left_s` without it.
+            retry: Attempts within the deadline; see `Network.dial`.
+
+        Raises:
+            DialFailed, HandshakeRejected, RemoteProtocolError, ValueError: See `Network.dial`.
+        """
+        link = await self._network.dial(
+            self.address,
+            self._identity,
+            timeout_s=self.left_s if timeout_s is None else timeout_s,
+            retry=retry,
+            peer_role=self._peer_role,
+        )
+        self.drop()
+        self.link = link
+        if self._traffic is not None:
+            self._traffic.watch(link)
+        return link
+
+    def drop(self) -> None:
+        """End the link, if there is one; calls on it fail."""
+        link, self.link = self.link, None
+        if link is None:
+            return
+        link.abort()
+        if self._traffic is not None:
+            self._traffic.gone(link)
+
+    async def aclose(self) -> None:
+        """End the link, if there is one, after its last messages have left."""
+        if self.link is not None:
+            await self.link.aclose()
+            self.drop()
+
+    # --- patience and pauses -----------------------------------------------------------------
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the peer is lost; infinite before the first `renew`."""
+        return self._deadline - self._now()
+
+    def renew(self) -> None:
+        """Grant the peer the whole patience: at the beginning, and after a link that owed nothing."""
+        self._deadline = self._now() + self._patience_s
+
+    def progressed(self) -> None:
+        """Grant the peer the whole patience, and begin again with the shortest pause."""
+        self.renew()
+        self._pauses = self._schedule.waits()
+
+    async def pause(self, wake: asyncio.Event | None = None) -> None:
+        """Wait for the next pause of the schedule, or until `wake` is set. Cancelling it loses nothing."""
+        pause_s = next(self._pauses)
+        if wake is None:
+            await asyncio.sleep(pause_s)
+        else:
+            await wait_set(wake, pause_s)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time() if self._clock is None else self._clock()
+
+    def __str__(self) -> str:
+        return f"{self.peer} at {self.address}"
+
+    def __repr__(self) -> str:
+        return f"<Channel to {self} {'linked' if self.link is not None else 'away'}>"

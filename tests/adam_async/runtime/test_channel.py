@@ -1,0 +1,151 @@
+"""A channel over real links: one link at a time, patience, pauses, and a name for errors."""
+
+import asyncio
+import math
+
+import pytest
+
+from adam_async.runtime.channel import PAUSES, Channel, wait_set
+from adam_async.runtime.traffic import Traffic
+from tests.adam_async.runs import NETWORKS, address_of, local_network, until
+from transport import DialFailed, HandshakeRejected, Identity, RetrySchedule, TransportError
+
+NEAR = Identity(role="driver", node="driver-0", incarnation=1)
+FAR = Identity(role="ps", node="ps-0", incarnation=2)
+ONCE = RetrySchedule(attempts=1)
+
+
+class Peer:
+    """A listener that keeps its links open until the other side ends them."""
+
+    def __init__(self):
+        self.open = 0
+        self.seen = 0
+
+    async def on_link(self, link):
+        self.open, self.seen = self.open + 1, self.seen + 1
+        try:
+            await link.receive()
+        except TransportError:
+            self.open -= 1
+        finally:
+            link.abort()
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def channel_to(network, address, **options):
+    return Channel(peer="ps-0", address=address, network=network, identity=NEAR, **options)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_link_counts_in_the_traffic_until_it_is_dropped_and_the_next_dial_replaces_it(network):
+    links, peer, traffic = NETWORKS[network](), Peer(), Traffic("driver-0")
+    async with links.listen(address_of(links), FAR, peer.on_link) as listener:
+        channel = channel_to(links, listener.address, traffic=traffic, peer_role="ps")
+        first = await channel.dial(5.0)
+        assert (channel.link, traffic.links) == (first, [first])
+        second = await channel.dial(5.0)
+        assert first.closed
+        assert (channel.link, traffic.links) == (second, [second])
+        channel.drop()
+        channel.drop()
+        assert second.closed
+        assert (channel.link, traffic.links) == (None, [])
+        await channel.dial(5.0)
+        await channel.aclose()
+        assert (channel.link, traffic.links) == (None, [])
+        await until(lambda: peer.seen == 3 and not peer.open)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_peer_of_another_role_is_refused_and_leaves_no_link(network):
+    links, traffic = NETWORKS[network](), Traffic("driver-0")
+    async with links.listen(address_of(links), FAR, Peer().on_link) as listener:
+        channel = channel_to(links, listener.address, traffic=traffic, peer_role="data")
+        with pytest.raises(HandshakeRejected):
+            await channel.dial(5.0)
+        assert (channel.link, traffic.links) == (None, [])
+
+
+async def test_a_failed_or_cancelled_dial_keeps_the_last_link():
+    links, peer = local_network(), Peer()
+    async with links.listen(address_of(links), FAR, peer.on_link) as listener:
+        channel = channel_to(links, listener.address)
+        link = await channel.dial(5.0)
+        channel.address = "local://away"
+        with pytest.raises(DialFailed):
+            await channel.dial(5.0, retry=ONCE)
+        async with asyncio.TaskGroup() as group:
+            dialling = group.create_task(channel.dial(5.0), name="dialling")
+            await asyncio.sleep(0)
+            dialling.cancel()
+        assert channel.link is link
+        assert not link.closed
+        channel.drop()
+
+
+async def test_the_patience_that_is_left_is_the_deadline_of_a_dial():
+    channel = channel_to(local_network(), "local://away", patience_s=0.01)
+    channel.renew()
+    with pytest.raises(DialFailed):
+        await channel.dial()
+    assert channel.left_s < 1e-3
+
+
+def test_patience_runs_from_the_last_progress():
+    clock = Clock()
+    channel = channel_to(local_network(), "local://ps-0", patience_s=10.0, clock=clock)
+    assert channel.left_s == math.inf
+    channel.renew()
+    clock.now += 4.0
+    assert channel.left_s == 6.0
+    channel.progressed()
+    assert channel.left_s == 10.0
+
+
+async def test_pauses_grow_and_begin_again_after_progress_alone(monkeypatch):
+    slept = []
+
+    async def sleep(pause_s):
+        slept.append(pause_s)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    channel = channel_to(local_network(), "local://ps-0", patience_s=10.0)
+    for _ in range(2):
+        await channel.pause()
+    channel.renew()
+    await channel.pause()
+    channel.progressed()
+    await channel.pause()
+    first_s = PAUSES.first_s
+    assert slept == [first_s, 2 * first_s, 4 * first_s, first_s]
+
+
+async def test_an_event_ends_a_pause_early_and_a_cancelled_wait_loses_nothing():
+    channel = channel_to(
+        local_network(), "local://ps-0", pauses=RetrySchedule(first_s=1000.0, longest_s=1000.0)
+    )
+    wake = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        cancelled = group.create_task(channel.pause(wake), name="cancelled")
+        pausing = group.create_task(channel.pause(wake), name="pausing")
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        wake.set()
+    assert not pausing.cancelled()
+    await wait_set(asyncio.Event(), 0.0)
+
+
+def test_a_channel_names_its_peer():
+    channel = channel_to(local_network(), "local://ps-0")
+    assert str(channel) == "ps-0 at local://ps-0"
+    assert repr(channel) == "<Channel to ps-0 at local://ps-0 away>"
