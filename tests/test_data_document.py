@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from adam_async.cli.commands import app
-from adam_async.cli.data_inspect.command import run_inspection
-from adam_async.cli.data_inspect.options import InspectOptions
+from adam_async.cli.data_inspect import run_inspection
+from adam_async.cli.options import InspectOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.data_server.transforms.recipe import Recipe, read_steps
 from adam_async.data_server.transforms.steps import KINDS, REQUIRED

@@ -13,29 +13,28 @@ from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
-from adam_async.cli.data_inspect.options import InspectOptions
-from adam_async.cli.errors import explain
 from adam_async.cli.log import JsonLine, OneLine, RoleLine
 from adam_async.cli.options import (
     ControllerOptions,
     Damaged,
     DataServerOptions,
+    InspectOptions,
     LogLevel,
     LoopName,
     MemberOptions,
+    PlanOptions,
+    PredictOptions,
     RoleOptions,
+    SimulateOptions,
     StageOptions,
     TrainOptions,
     WorkerOptions,
     set_by_variable,
+    value_of,
     worth_saying,
 )
-from adam_async.cli.plan.options import PlanOptions
-from adam_async.cli.predict_options import PredictOptions
 from adam_async.cli.signals import EARLY, loop_factory
-from adam_async.cli.simulate.options import SimulateOptions
-from adam_async.cli.terminal import Terminal, log_to_stderr, reader_left
-from adam_async.cli.values import value_of
+from adam_async.cli.terminal import Terminal, explain, log_to_stderr, reader_left
 from adam_async.errors import ConfigError, first_cause
 from adam_async.run.config import PLAIN
 from adam_async.run.variables import check_variables
@@ -247,7 +246,7 @@ def doctor(*, model: str = "mnist-adam", images_per_group: int = 16, loop: LoopN
 @app.command
 def simulate(options: SimulateOptions = SimulateOptions()) -> int:  # noqa: B008 - frozen
     """Run the shipped code in simulated clusters in which everything that may go wrong does, seed by seed."""
-    from adam_async.cli.simulate.command import run_simulation, serve
+    from adam_async.cli.simulate import run_simulation, serve
 
     if options.supervised:
         return serve()
@@ -313,7 +312,7 @@ def inspect_data(source: str = "auto", /, options: InspectOptions = InspectOptio
     source
         auto, mnist, digits, a folder or a file, as `train --data`.
     """
-    from adam_async.cli.data_inspect.command import run_inspection
+    from adam_async.cli.data_inspect import run_inspection
 
     return _run(
         lambda terminal: run_inspection(source, options, os.environ, terminal),

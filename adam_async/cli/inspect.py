@@ -5,8 +5,8 @@ from pathlib import Path
 
 from adam_async.checkpoint.trained_model import Model
 from adam_async.cli.data import cache_folder, data_folder, load_data
+from adam_async.cli.files import is_file, read_file
 from adam_async.cli.terminal import Terminal
-from adam_async.cli.train import is_file, read_file
 from adam_async.data_server.sources.damage import Policy
 from adam_async.errors import ConfigError
 from adam_async.model import ModelSpec, named_model

@@ -320,7 +320,7 @@ def _new_live(stream: TextIO) -> "Live":
     """A table that only we redraw: no thread of its own."""
     from rich.live import Live
 
-    from adam_async.cli.escaping_console import EscapingConsole
+    from adam_async.cli.printable import EscapingConsole
 
     console = EscapingConsole(file=stream, force_terminal=True)
     return Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)

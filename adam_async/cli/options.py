@@ -1,13 +1,14 @@
 """The options of the commands. What is not given is None, so that file and environment may say it."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token, convert
 
-from adam_async.cli.values import strict
 from adam_async.run.config import FIELDS, Config
 from adam_async.run.variables import variable_of
 from transport.config import Checksum
@@ -24,6 +25,39 @@ Wait = Annotated[timedelta, Parameter(show_default=lambda _: "60s")]
 _OnlyOn = Parameter(negative="")
 
 _Options = TypeVar("_Options")
+
+_WHOLE = re.compile(r"[+-]?\d+(_\d+)*")
+
+
+def value_of(kind: Any, words: Sequence[Token]) -> Any:
+    """Convert words as cyclopts does, but refuse fractions for whole numbers, and empty paths.
+
+    Args:
+        kind: The option's type.
+        words: The words that the user typed.
+
+    Raises:
+        ValueError: A word is no value of the type; cyclopts names the option.
+    """
+    for word in words:
+        if kind is int and not _WHOLE.fullmatch(word.value):
+            raise ValueError(f"must be a whole number, not {word.value!r}")
+        if kind is Path and not word.value:
+            # Path("") is the working folder; an unset variable of a shell must not select it.
+            raise ValueError("the path is empty: name a file or folder")
+    return convert(kind, words)
+
+
+def strict(options: type[_Options]) -> type[_Options]:
+    """Let `value_of` convert the words for each field of a class of options.
+
+    The application's own converter serves the arguments of commands; fields do not inherit it.
+    """
+    parameter = Parameter(converter=value_of)
+    options.__annotations__ = {
+        name: Annotated[kind, parameter] for name, kind in options.__annotations__.items()
+    }
+    return options
 
 
 def set_by_variable(option: str) -> Parameter:
@@ -323,3 +357,115 @@ class WorkerOptions(MemberOptions):
     controller: Annotated[str, Parameter(name=("--join", "--controller"))]
     """tcp://HOST:PORT of the controller, or of several with commas between them; a training that goes on
     there is joined in the middle."""
+
+
+@strict
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What `plan` can be told."""
+
+    model: str | None = None
+    """A named model, FILE.toml with a spec, or auto: what fits the data; by default auto with --data, else
+    mnist-adam."""
+    data: str | None = None
+    """Data that the model must fit, as `train --data`."""
+    partitions: int | None = None
+    """Workers that a replica is cut over; without it, 1 to 4 are tried."""
+    plan: Literal["vertical", "layers"] | None = None
+    """Each layer over all workers, or consecutive layers to each; without it both are tried."""
+    halo: Literal["auto", "exchange", "recompute"] = "auto"
+    """With plan vertical: whether rows that two workers need are sent, or computed twice."""
+    images_per_group: int | None = None
+    """Images of a group; without it, 1, 16 and 64 are tried."""
+    bandwidth: str | None = None
+    """Of links, each way, such as 1Gbit/s or 125MB/s; workers then have a machine each, like this one."""
+    latency: str | None = None
+    """Of links, one way, such as 0.1ms; likewise."""
+    threads: int = 0
+    """Compute threads per worker; 0 shares the cores of a machine out."""
+    in_flight: int = 0
+    """Groups in flight; 0 is twice the threads of a replica."""
+    servers: int = 1
+    """Parameter servers that gradients are pushed to."""
+    json: Path | None = None
+    """Write what was found out to this file, as JSON (docs/plan.md)."""
+    calibrate: bool = True
+    """Measure what layers take here, about half a second for each size of group; else it is estimated."""
+    loop: LoopName = "uvloop"
+    """The event loop."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictOptions:
+    """Options of `predict`."""
+
+    top: int = 3
+    """Number of classes listed for each image, the likeliest first."""
+    json: Annotated[bool, Parameter(negative="")] = False
+    """Print one JSON object instead of a table."""
+    png: Path | None = None
+    """Draw the first hundred images into this file, each with its class under it; needs the extra `data`."""
+    damaged: Damaged = "error"
+    """Damaged images: stop at the first, or leave them out and list them."""
+    loop: LoopName = "uvloop"
+    """The event loop."""
+
+
+@strict
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectOptions:
+    """What `data inspect` can be told."""
+
+    damaged: Damaged = "skip"
+    """Damaged images: leave out and list up to one in twenty, or stop at the first."""
+    size: str = ""
+    """ROWSxCOLUMNS such as 48x64 to scale and cut images to; by default the images decide."""
+    png: Path | None = None
+    """Draw a contact sheet of the training images into this file, a row for each class."""
+    augment: Annotated[bool, _OnlyOn] = False
+    """Show one image of each class, and what the default transforms make of it epoch by epoch."""
+    transforms: Path | None = None
+    """The same with the transforms of this TOML file instead."""
+    seed: int = 0
+    """Seed of the run whose variants are shown."""
+    epoch: int = 1
+    """First epoch that is shown."""
+    samples: int = 8
+    """Variants of an image, one an epoch; without transforms, images of a class beside its first."""
+    classes: int = 10
+    """Most classes that are listed and drawn; --json lists all."""
+    json: Annotated[bool, _OnlyOn] = False
+    """Print what was found as one JSON object."""
+    loop: LoopName = "uvloop"
+    """The event loop."""
+
+
+@strict
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateOptions:
+    """What `simulate` can be told."""
+
+    scenario: Annotated[tuple[str, ...], _OnlyOn] = ()
+    """What the cluster goes through: a name of --list, or all; repeat for several. All if none is named."""
+    seed: int | None = None
+    """Run this seed alone; with --trace a file shows what happened in it."""
+    seeds: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
+    """Run seeds A..B, from 0 on, both included; without this and --seed, 0..9, or with --soak all of them."""
+    jobs: int = 0
+    """Child processes; 0 is one per core."""
+    trace: Path | None = None
+    """Write what happened in the one run into this file, which Perfetto opens (ui.perfetto.dev)."""
+    plan: Path | None = None
+    """Run the plan in this file, as a failed run prints it, instead of one drawn from a seed."""
+    soak: Path | None = None
+    """Keep in this file which seeds are done, and go on behind them, until interrupted."""
+    list: Annotated[bool, _OnlyOn] = False
+    """List the scenarios."""
+    supervised: Annotated[bool, Parameter(negative="", show=False)] = False
+    """For child processes: take work on stdin."""
+    loop: LoopName = "uvloop"
+    """The event loop of the command; what is simulated has its own."""

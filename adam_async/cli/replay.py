@@ -7,9 +7,10 @@ from pathlib import Path
 
 from adam_async.checkpoint.model_file import save_model
 from adam_async.cli.data import load_data
+from adam_async.cli.files import make_folder
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.terminal import Terminal
-from adam_async.cli.train import make_folder, tell_imports
+from adam_async.cli.train import tell_imports
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.damage import Policy
 from adam_async.driver.replay.decode import read_recording

@@ -5,17 +5,13 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
-from adam_async.cli.escaping_console import EscapingConsole
+from adam_async.cli.files import check_target, write_file
 from adam_async.cli.terminal import Terminal
-from adam_async.cli.train import check_no_folder, make_folder
 from adam_async.errors import ConfigError
 from adam_async.report.compare import compare
 from adam_async.report.plot import draw, png
 from adam_async.report.report import SCHEMA, Report
 from adam_async.runtime.disk import Disk
-
-WIDE = 1000
-"""Characters that a table may take where no terminal says how wide it is."""
 
 
 async def run_report(files: tuple[Path, ...], plot: Path | None, terminal: Terminal) -> int:
@@ -28,16 +24,9 @@ async def run_report(files: tuple[Path, ...], plot: Path | None, terminal: Termi
     async with Disk() as disk:
         runs = [(name, await read_report(file, disk)) for name, file in name_runs(files).items()]
         if plot is not None:
-            await disk.run(make_folder, plot.parent)
-            await disk.run(check_no_folder, plot)
-            try:
-                await disk.write_atomic(plot, [png(draw(runs))])
-            except OSError as error:
-                raise ConfigError(f"--plot {plot} cannot be written: {error.strerror or error}") from None
-    out = terminal.out
-    if not out.is_terminal:
-        out = EscapingConsole(file=out.file, width=WIDE)
-    out.print(_table(runs), soft_wrap=False)
+            await check_target(plot, disk)
+            await write_file(plot, "--plot", [png(draw(runs))], disk)
+    terminal.table(_table(runs))
     return 0
 
 

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import timedelta
-from pathlib import Path
 
 import msgspec
 
@@ -29,6 +28,7 @@ from adam_async.cli.options import (
     WorkerOptions,
 )
 from adam_async.cli.printable import printable
+from adam_async.cli.token import read_token
 from adam_async.cluster.parent_pipe import Parent, die_with_parent
 from adam_async.cluster.roles import (
     LOOPBACK,
@@ -55,7 +55,7 @@ from adam_async.run.config import MAX_THREADS_PER_CORE, MOST, Waits
 from adam_async.run.image_size import read_image_size
 from adam_async.run.named_layers import import_layers
 from adam_async.run.stragglers import check_own, pace_of
-from adam_async.run.token_file import check_token_is_for, holds_keys
+from adam_async.run.token_file import holds_keys
 from adam_async.runtime.child_process import address_line
 from adam_async.runtime.disk import Disk, system_entropy
 from adam_async.runtime.machine import available_bytes, usable_cores
@@ -160,39 +160,6 @@ async def serve_worker(
             place, threads=threads or cores, in_flight=in_flight, pace=pace_of(options.slow, place.node)
         ),
     )
-
-
-async def read_token(file: Path | None, environment: Mapping[str, str], *, role: str = "") -> str | None:
-    """Return the cluster's token or the keys of a role: from the file, else from ADAM_TOKEN, else none.
-
-    Args:
-        file: File that ``--token-file`` names.
-        environment: Environment of the command.
-        role: Role of the command, which refuses keys of another; empty if it has none or several.
-
-    Raises:
-        ConfigError: The file cannot be read, is empty, is not private (see `Disk.read_secret`), or holds
-            a secret that this command cannot use.
-    """
-    token = await _token_text(file, environment)
-    if token and role:
-        check_token_is_for(token, role, origin=f"--token-file {file}" if file else "ADAM_TOKEN")
-    return token
-
-
-async def _token_text(file: Path | None, environment: Mapping[str, str]) -> str | None:
-    if file is None:
-        return environment.get("ADAM_TOKEN", "").strip() or None
-    async with Disk() as disk:
-        try:
-            token = (await disk.read_secret(file)).decode().strip()
-        except OSError as error:
-            raise ConfigError(f"--token-file {file} cannot be used: {error.strerror or error}") from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"--token-file {file} cannot be used: it is not text in UTF-8") from None
-    if not token:
-        raise ConfigError(f"--token-file {file} is empty")
-    return token
 
 
 async def _serve_member(

@@ -6,11 +6,20 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TextIO
 
+from rich.table import Table
 from rich.text import Text
 
-from adam_async.cli.escaping_console import EscapingConsole
 from adam_async.cli.log import OneLine
-from adam_async.cli.printable import printable
+from adam_async.cli.printable import EscapingConsole, printable
+from adam_async.errors import AdamError, first_cause
+from transport.errors import BindRefused, HandshakeRejected, RemoteProtocolError, TransportError
+
+USAGE, HANDSHAKE, ADDRESS, PEER = 2, 6, 7, 5
+
+LESS = "lower --images-per-group, --in-flight, --threads or --replicas, or take a smaller model"
+
+WIDE = 1000
+"""Maximum width of a table in a file or pipe, in characters."""
 
 Aside = Callable[[], AbstractContextManager[None]]
 """Makes room on the terminal within a block, see `LiveTable.aside`."""
@@ -43,6 +52,11 @@ class Terminal:
         if not self._quiet:
             with self._aside():
                 self.out.print(printable(text))
+
+    def table(self, table: Table) -> None:
+        """Print a table of the result; a file or pipe gets lines as long as the table needs."""
+        out = self.out if self.out.is_terminal else EscapingConsole(file=self.out.file, width=WIDE)
+        out.print(table, soft_wrap=False)
 
     def news(self, text: str) -> None:
         """Print a line on stderr, at once."""
@@ -90,3 +104,24 @@ def log_to_stderr(*, verbose: bool, level: str | None = None, lines: OneLine | N
     logging.basicConfig(level=least, handlers=[handler], force=True)
     # Errors in callbacks reach `ending_on_errors`; asyncio's own warnings are about sockets that closed.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
+
+
+def explain(error: BaseException) -> tuple[int, str]:
+    """Return the exit code and the sentence for an error, or for the first cause within a group."""
+    cause = first_cause(error)
+    match cause:
+        case AdamError():
+            return cause.exit_code, str(cause)
+        case MemoryError():
+            return USAGE, f"not enough memory: {cause}; ask for less: {LESS}"
+        case HandshakeRejected(code="token"):
+            return HANDSHAKE, f"{cause} (--token-file, or ADAM_TOKEN)"
+        case HandshakeRejected() | RemoteProtocolError():
+            return HANDSHAKE, str(cause)
+        case BindRefused():
+            return ADDRESS, str(cause)
+        case TransportError():
+            return PEER, str(cause) or type(cause).__name__
+        case _:
+            what = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
+            return 1, f"unexpected {what} (ADAM_TRACEBACK=1 shows where)"

@@ -1,14 +1,13 @@
-"""`token new` and `token derive`: root tokens, and the keys of one role that follow from one."""
+"""Tokens of clusters: read for a command, and written by `token new` and `token derive`."""
 
 import sys
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from adam_async.cli.roles import read_token
 from adam_async.errors import ConfigError
 from adam_async.messages.body import ROLES
-from adam_async.run.token_file import derived_text
+from adam_async.run.token_file import check_token_is_for, derived_text
 from adam_async.runtime.disk import Disk, system_entropy
 
 TOKEN_BYTES = 32
@@ -41,6 +40,39 @@ async def derive_token(
         raise ConfigError("there is no token to derive keys from: give --token-file FILE, or set ADAM_TOKEN")
     origin = f"--token-file {token_file}" if token_file else "ADAM_TOKEN"
     return await _write(derived_text(token, role, origin=origin), out)
+
+
+async def read_token(file: Path | None, environment: Mapping[str, str], *, role: str = "") -> str | None:
+    """Return the cluster's token or the keys of a role: from the file, else from ADAM_TOKEN, else none.
+
+    Args:
+        file: File that ``--token-file`` names.
+        environment: Environment of the command.
+        role: Role of the command, which refuses keys of another; empty if it has none or several.
+
+    Raises:
+        ConfigError: The file cannot be read, is empty, is not private (see `Disk.read_secret`), or holds
+            a secret that this command cannot use.
+    """
+    token = await _token_text(file, environment)
+    if token and role:
+        check_token_is_for(token, role, origin=f"--token-file {file}" if file else "ADAM_TOKEN")
+    return token
+
+
+async def _token_text(file: Path | None, environment: Mapping[str, str]) -> str | None:
+    if file is None:
+        return environment.get("ADAM_TOKEN", "").strip() or None
+    async with Disk() as disk:
+        try:
+            token = (await disk.read_secret(file)).decode().strip()
+        except OSError as error:
+            raise ConfigError(f"--token-file {file} cannot be used: {error.strerror or error}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"--token-file {file} cannot be used: it is not text in UTF-8") from None
+    if not token:
+        raise ConfigError(f"--token-file {file} is empty")
+    return token
 
 
 async def _write(line: str, out: Path | None) -> int:

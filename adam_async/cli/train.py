@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -24,13 +23,14 @@ from adam_async.checkpoint.model_file import FILE_NAME
 from adam_async.checkpoint.trained_model import Model
 from adam_async.cli.baseline import BaselineAround
 from adam_async.cli.data import load_data
-from adam_async.cli.errors import explain
+from adam_async.cli.files import check_no_folder, is_file, make_folder, read_file
 from adam_async.cli.live_table import LiveTable
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.results import Kept, keep_results, write_results
-from adam_async.cli.roles import read_token, waits_at_start
+from adam_async.cli.roles import waits_at_start
 from adam_async.cli.signals import EARLY
-from adam_async.cli.terminal import Terminal
+from adam_async.cli.terminal import Terminal, explain
+from adam_async.cli.token import read_token
 from adam_async.cluster.external_data import addresses_in, hosts_of
 from adam_async.cluster.local import LocalCluster
 from adam_async.cluster.processes import ProcessCluster
@@ -264,32 +264,8 @@ async def _report_cut_short(
         terminal.news(f"{path} cannot be written: {failure.strerror or failure}")
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder for results, before the work that they are the result of.
-
-    Raises:
-        ConfigError: It cannot be made or written to.
-    """
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be made: {error.strerror or error}") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"{folder} cannot be written to")
-
-
 def _files(options: TrainOptions) -> list[Path]:
     return [file for file in (options.report, options.profile, options.record) if file is not None]
-
-
-def check_no_folder(file: Path) -> None:
-    """Refuse a file for results that is a folder, before the work that they are the result of.
-
-    Raises:
-        ConfigError: It is one.
-    """
-    if os.path.isdir(file):
-        raise ConfigError(f"{file} is a folder; name a file in it")
 
 
 def needs_data(options: TrainOptions, config: Config) -> bool:
@@ -297,11 +273,6 @@ def needs_data(options: TrainOptions, config: Config) -> bool:
     if options.controller is not None or addresses_in(config.data):
         return False
     return not config.processes or options.report is not None
-
-
-def is_file(model: str) -> bool:
-    """Whether a model is a file with a spec."""
-    return model.endswith(".toml")
 
 
 async def configure(
@@ -371,20 +342,6 @@ async def configure(
         if idle:
             logger.warning("no effect with --controller, its roles were told theirs: %s", ", ".join(idle))
     return config
-
-
-async def read_file(path: Path, option: str, disk: Disk) -> str:
-    """Read a text file that an option names.
-
-    Raises:
-        ConfigError: It cannot be read, or is no text.
-    """
-    try:
-        return (await disk.read_bytes(path)).decode()
-    except OSError as error:
-        raise ConfigError(f"{option} {path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{option} {path} is not text in UTF-8") from None
 
 
 @asynccontextmanager

@@ -272,17 +272,6 @@ def unit_of(shape: Sequence[int]) -> str:
     return {3: "rows", 0: "loss"}.get(len(shape), "features")
 
 
-def block_words(unit: str, first: int, stop: int, of: int) -> str:
-    """Name a block of an output, such as ``rows 4 to 7 of 8``."""
-    if unit == "loss":
-        return "the loss"
-    if stop - first == of:
-        return f"all {of} {unit}" if of > 1 else f"the {unit.removesuffix('s')}"
-    if stop - first == 1:
-        return f"{unit.removesuffix('s')} {first} of {of}"
-    return f"{unit} {first} to {stop - 1} of {of}"
-
-
 def _cuts(chosen: Candidate) -> Iterator[CutReport]:
     crossings = chosen.parts[0].layout.crossings
     for source, target in sorted({(c.source, c.target) for c in crossings}):

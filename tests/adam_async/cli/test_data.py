@@ -9,8 +9,8 @@ from rich.console import Console
 
 from adam_async.cli.commands import app
 from adam_async.cli.data import Downloads, cache_folder, data_folder, load_data
-from adam_async.cli.data_inspect.command import run_inspection
-from adam_async.cli.data_inspect.options import InspectOptions
+from adam_async.cli.data_inspect import run_inspection
+from adam_async.cli.options import InspectOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import DataError
 from adam_async.runtime.disk import Disk

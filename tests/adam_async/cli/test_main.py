@@ -13,11 +13,11 @@ from rich.console import Console
 
 from adam_async.cli import commands
 from adam_async.cli.commands import app
-from adam_async.cli.errors import explain
+from adam_async.cli.files import make_folder, read_file
 from adam_async.cli.main import one_blas_thread
 from adam_async.cli.options import MemberOptions, TrainOptions, WorkerOptions
-from adam_async.cli.terminal import reader_left
-from adam_async.cli.train import configure, make_folder, needs_data, read_file
+from adam_async.cli.terminal import explain, reader_left
+from adam_async.cli.train import configure, needs_data
 from adam_async.errors import BindFailed, ConfigError, DataError, RoleDied
 from adam_async.run.config import FIELDS, Config
 from adam_async.runtime.disk import Disk

@@ -10,8 +10,8 @@ from PIL import Image
 
 from adam_async.checkpoint.model_file import FILE_NAME, dump_model
 from adam_async.cli.commands import app, run_command
+from adam_async.cli.options import PredictOptions
 from adam_async.cli.predict import ACROSS, run_prediction
-from adam_async.cli.predict_options import PredictOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.data_server.sources.damage import Damage
 from adam_async.data_server.sources.unlabelled import Unlabelled

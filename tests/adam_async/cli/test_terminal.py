@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from rich.table import Table
 
-from adam_async.cli.escaping_console import EscapingConsole
 from adam_async.cli.live_table import LiveTable
+from adam_async.cli.printable import EscapingConsole
 from adam_async.cli.terminal import Terminal, log_to_stderr
 from adam_async.run.progress import Progress
 

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from adam_async.cli.commands import run_command
-from adam_async.cli.errors import explain
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.results import Kept
-from adam_async.cli.terminal import Terminal
+from adam_async.cli.terminal import Terminal, explain
 from adam_async.cli.train import run_training
 from adam_async.cluster.roles import cluster_network
 from adam_async.run.token_file import read_token_text

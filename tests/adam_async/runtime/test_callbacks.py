@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from adam_async.cli.errors import explain
 from adam_async.cli.signals import Signals, loop_factory
+from adam_async.cli.terminal import explain
 from adam_async.data_server.service import DataServer
 from adam_async.parameter_server.apply import Applier
 from adam_async.run.config import Config

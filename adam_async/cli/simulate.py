@@ -16,9 +16,9 @@ from typing import TextIO
 
 import msgspec
 
-from adam_async.cli.simulate.options import SimulateOptions
+from adam_async.cli.files import check_no_folder, write_file
+from adam_async.cli.options import SimulateOptions
 from adam_async.cli.terminal import Terminal
-from adam_async.cli.train import check_no_folder
 from adam_async.cluster.parent_pipe import die_with_parent
 from adam_async.errors import ConfigError
 from adam_async.runtime.disk import Disk
@@ -215,10 +215,7 @@ async def run_one(
     begun = asyncio.get_running_loop().time()
     (answer,) = await process_pool.do(Repeat(case=case))
     if trace is not None:
-        try:
-            await disk.write_atomic(trace, [msgspec.json.encode(answer.trace)])
-        except OSError as error:
-            raise ConfigError(f"--trace {trace} cannot be written: {error.strerror or error}") from None
+        await write_file(trace, "--trace", [msgspec.json.encode(answer.trace)], disk)
     took_s = asyncio.get_running_loop().time() - begun
     await tell(case.scenario, [answer.result], took_s, process_pool, terminal)
     return not answer.result.ok

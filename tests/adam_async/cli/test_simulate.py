@@ -8,9 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from adam_async.cli import simulate as command
 from adam_async.cli.commands import run_command
-from adam_async.cli.simulate import command
-from adam_async.cli.simulate.command import (
+from adam_async.cli.options import SimulateOptions
+from adam_async.cli.simulate import (
     FAILED,
     check_options,
     chosen_scenarios,
@@ -18,7 +19,6 @@ from adam_async.cli.simulate.command import (
     serve,
     tell_too_little,
 )
-from adam_async.cli.simulate.options import SimulateOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError
 from adam_async.simulation.plan import Case, Fault, read_case

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.cli.contact_sheet import contact_sheet, sheet_rows
+from adam_async.cli.contact_sheet import check_png, contact_sheet, sheet_rows
 from adam_async.cli.data import data_folder, load_data
-from adam_async.cli.data_inspect.options import InspectOptions
-from adam_async.cli.png import png_bytes
+from adam_async.cli.files import check_target, read_file, write_file
+from adam_async.cli.options import InspectOptions
 from adam_async.cli.terminal import Terminal
-from adam_async.cli.train import check_no_folder, make_folder, read_file
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.datasets import kind_of_name, split_folders
 from adam_async.data_server.transforms.recipe import Recipe, read_steps
@@ -52,8 +51,7 @@ async def run_inspection(
     _check(options)
     async with Disk() as disk:
         if options.png is not None:
-            await disk.run(make_folder, options.png.parent)
-            await disk.run(check_no_folder, options.png)
+            await check_target(options.png, disk)
         text = None
         if options.transforms is not None:
             text = await read_file(options.transforms, "--transforms", disk)
@@ -66,7 +64,7 @@ async def run_inspection(
             found["transforms"] = steps_for(asked, dataset.image_shape)
         if options.png is not None:
             data = await disk.run(_draw, dataset, found["transforms"], options)
-            await _write(options.png, data, disk)
+            await write_file(options.png, "--png", [data], disk)
     if options.json:
         for line in json.dumps(found, indent=2).splitlines():
             terminal.say(line)
@@ -88,8 +86,8 @@ def _check(options: InspectOptions) -> None:
     for option, value, least in (("--seed", options.seed, 0), ("--epoch", options.epoch, 1)):
         if value < least:
             raise ConfigError(f"{option} must be at least {least}, not {value}")
-    if options.png is not None and options.png.suffix != ".png":
-        raise ConfigError(f"--png {options.png}: name a file that ends in .png")
+    if options.png is not None:
+        check_png(options.png)
 
 
 def _draw(dataset: Dataset, steps: Sequence[Mapping[str, Any]] | None, options: InspectOptions) -> bytes:
@@ -101,14 +99,7 @@ def _draw(dataset: Dataset, steps: Sequence[Mapping[str, Any]] | None, options: 
         samples=options.samples,
         classes=options.classes,
     )
-    return png_bytes(contact_sheet(rows))
-
-
-async def _write(file: Path, data: bytes, disk: Disk) -> None:
-    try:
-        await disk.write_atomic(file, [data])
-    except OSError as error:
-        raise ConfigError(f"--png {file} cannot be written: {error.strerror or error}") from None
+    return contact_sheet(rows)
 
 
 async def kind_of(source: str, data_dir: Path | None, disk: Disk) -> str:
