@@ -40,7 +40,7 @@ from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import NodeRecord, RunRecord, ready_word
 from adam_async.run.config import Config, Waits
 from adam_async.run.model_selection import choose_model
-from adam_async.runtime.disk import system_entropy
+from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
 from transport import BufferPool, Identity, Link, Request
 

@@ -54,7 +54,7 @@ from adam_async.model.partition.plan import PlanKind
 from adam_async.model.partition.planner import vertical_plan
 from adam_async.run.config import default_in_flight
 from adam_async.run.result import RunResult
-from adam_async.runtime.disk import system_entropy
+from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.kernel_cache import use_kernel_cache
 from adam_async.worker.partition_trainer import PartTrainer, Passage, WirePool, part_graph
 from adam_async.worker.peer_workers import Neighbour

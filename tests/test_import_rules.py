@@ -121,9 +121,10 @@ def port(files: str, capabilities: str, reason: str) -> Port:
 PORTS = (
     port(
         "adam_async/runtime/disk.py",
-        "clock dice files sockets system threads",
-        "disk, entropy, clock, downloads",
+        "files sockets system threads",
+        "the disk and its thread, downloads",
     ),
+    port("adam_async/runtime/clock.py", "clock dice system", "the monotonic clock, entropy of the system"),
     port("adam_async/model/keyed_random.py", "numpy.random", "the keyed dice, made of Philox"),
     port("adam_async/cli/*.py", "clock loops system", "loop, environment, signals, cores, times in logs"),
     port(
@@ -374,7 +375,7 @@ def test_what_is_against_a_rule_is_found(path: str, source: str, claim: str) -> 
         ("adam_async/worker/service.py", "from adam_async.data_server.client import Client"),
         ("adam_async/x.py", "import asyncio\nself._group.create_task(f(), name='f')"),
         ("adam_async/x.py", "import urllib.parse\ndisk.read_bytes(path)"),
-        ("adam_async/runtime/disk.py", "import os, threading\nos.urandom(1)"),
+        ("adam_async/runtime/clock.py", "import os, time\nos.urandom(1)"),
     ],
 )
 def test_what_keeps_the_rules_is_left_alone(path: str, source: str) -> None:

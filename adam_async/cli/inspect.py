@@ -14,7 +14,8 @@ from adam_async.report.doctor import examine, exit_code
 from adam_async.report.evaluate import evaluate, table
 from adam_async.run.config import MAX_THREADS_PER_CORE, MOST
 from adam_async.run.model_selection import image_size
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import usable_cores
 
 

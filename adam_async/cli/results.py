@@ -15,7 +15,8 @@ from adam_async.errors import AdamError, ConfigError, RecordError, first_cause
 from adam_async.model.network import Network
 from adam_async.report.report import Report, write
 from adam_async.run.result import RunResult
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.timeline import Timeline
 from transport import TransportError
 

@@ -57,7 +57,8 @@ from adam_async.run.named_layers import import_layers
 from adam_async.run.stragglers import check_own, pace_of
 from adam_async.run.token_file import holds_keys
 from adam_async.runtime.child_process import address_line
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes, usable_cores
 from adam_async.runtime.timeline import Timeline
 from transport import BufferPool

@@ -15,7 +15,8 @@ from adam_async.data_server.staging.peer import Patience
 from adam_async.data_server.staging.service import staging
 from adam_async.errors import ConfigError
 from adam_async.run.addresses import check_address
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 from transport import BufferPool, Identity
 
 HANGS_S = 1.0

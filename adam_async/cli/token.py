@@ -8,7 +8,8 @@ from pathlib import Path
 from adam_async.errors import ConfigError
 from adam_async.messages.body import ROLES
 from adam_async.run.token_file import check_token_is_for, derived_text
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 
 TOKEN_BYTES = 32
 """Size of a new root token, in random bytes."""

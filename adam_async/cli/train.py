@@ -48,7 +48,8 @@ from adam_async.run.memory_need import check_memory
 from adam_async.run.model_selection import image_size
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.user_code import named_functions
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes, describe_machine, usable_cores
 from adam_async.runtime.timeline import Timeline
 from transport import BufferPool, Identity

@@ -40,7 +40,8 @@ from adam_async.run.model_selection import image_size
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.stragglers import check_names, pace_of
 from adam_async.run.token_file import root_token
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import ProcessMemory, available_bytes, process_memory, usable_cores
 from adam_async.runtime.timeline import Timeline
 from adam_async.worker.service import ModelWorker

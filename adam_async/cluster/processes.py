@@ -44,7 +44,8 @@ from adam_async.run.stragglers import check_names, texts_for
 from adam_async.run.token_file import derived_text
 from adam_async.run.variables import for_children
 from adam_async.runtime.child_process import ChildProcess, how_it_ended
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes, usable_cores
 from adam_async.runtime.timeline import Timeline
 from transport import BufferPool, Identity, Link, Network
@@ -366,7 +367,7 @@ class ProcessCluster:
 
     def _child(self, role: str, node: str, words: tuple[str, ...]) -> ChildProcess:
         orders = self._orders[role]
-        child = ChildProcess(node, words, orders=orders, environment=self._environment, say=self._say)
+        child = ChildProcess(node, words, orders=orders, environment=self._environment, on_line=self._say)
         self.children[node] = child
         return child
 

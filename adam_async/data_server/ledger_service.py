@@ -42,7 +42,7 @@ from adam_async.messages import (
 from adam_async.messages.sizes import MOST_LEDGER_BYTES
 from adam_async.run.cluster_map import ClusterMap, LedgerRecord
 from adam_async.run.config import Waits
-from adam_async.runtime.timer import Timer
+from adam_async.runtime.clock import Timer
 from adam_async.runtime.traffic import Traffic
 from transport import Identity, Link, Network, RemoteProtocolError, Request, TransportError
 

@@ -34,7 +34,7 @@ from adam_async.run.cluster_map import NodeRecord, RunRecord, ready_word
 from adam_async.run.config import Config
 from adam_async.run.group_limits import GroupLimits
 from adam_async.run.model_selection import choose_model
-from adam_async.runtime.disk import system_entropy
+from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
 from tests.processes.commands import Command
 from transport import BufferPool, Identity, LinkConfig, Message, RemoteError, TcpNetwork

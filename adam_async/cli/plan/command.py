@@ -19,7 +19,8 @@ from adam_async.model.errors import ModelError
 from adam_async.model.partition.prediction import LayerTimes, LinkCost, estimated_times
 from adam_async.run.config import MAX_THREADS_PER_CORE, MOST
 from adam_async.run.model_selection import choose_model
-from adam_async.runtime.disk import Disk, fine_clock
+from adam_async.runtime.clock import fine_clock
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import Machine, describe_machine
 from dataflow import ComputePool
 

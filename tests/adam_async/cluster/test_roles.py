@@ -19,7 +19,8 @@ from adam_async.cluster.roles import (
 from adam_async.controller.log_file import LogFile
 from adam_async.errors import BindFailed, ConfigError
 from adam_async.run.config import Config, Waits
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 from transport import BindRefused, BufferPool
 
 

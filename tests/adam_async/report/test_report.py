@@ -25,7 +25,8 @@ from adam_async.report.report import Report, build_report, to_json, without_odd,
 from adam_async.run.config import Config
 from adam_async.run.result import EpochResult, RunResult
 from adam_async.run.staleness import add_up
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import describe_machine, pinned_cpus
 from transport import Identity, Link, TcpNetwork
 from transport.frames import CHUNK, MESSAGE, REPLY

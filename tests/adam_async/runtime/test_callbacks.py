@@ -11,7 +11,7 @@ from adam_async.data_server.service import DataServer
 from adam_async.parameter_server.apply import Applier
 from adam_async.run.config import Config
 from adam_async.runtime.callbacks import Callbacks, ending_on_errors
-from adam_async.runtime.timer import Timer
+from adam_async.runtime.clock import Timer
 from tests.adam_async.runs import cluster_of, local_network, servers_of, turns
 
 DEADLINE_S = 60.0
