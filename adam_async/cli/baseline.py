@@ -10,6 +10,7 @@ from adam_async.model.spec import ModelSpec
 from adam_async.report import baseline
 from adam_async.report.sgemm import measure_sgemm
 from adam_async.run.config import Config
+from adam_async.run.learning_rate import default_rate
 from adam_async.run.model_selection import choose_model
 
 
@@ -54,7 +55,7 @@ class BaselineAround:
         rate = await baseline.measure(
             self.network,
             make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay),
-            rate=config.default_rate(squared_norm=self._dataset.squared_norm),
+            rate=default_rate(config, squared_norm=self._dataset.squared_norm),
             images=self._dataset.train_images,
             labels=self._dataset.train_labels,
             group_images=config.images_per_group,

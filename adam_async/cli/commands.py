@@ -36,8 +36,7 @@ from adam_async.cli.options import (
 from adam_async.cli.signals import EARLY, loop_factory
 from adam_async.cli.terminal import Terminal, explain, log_to_stderr, reader_left
 from adam_async.errors import ConfigError, first_cause
-from adam_async.run.config import PLAIN
-from adam_async.run.variables import check_variables
+from adam_async.run.option_sources import PLAIN, check_variables
 
 USAGE = 2
 

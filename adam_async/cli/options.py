@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from cyclopts import Parameter, Token, convert
 
 from adam_async.run.config import FIELDS, Config
-from adam_async.run.variables import variable_of
+from adam_async.run.option_sources import variable_of
 from transport.config import Checksum
 
 LoopName = Literal["uvloop", "asyncio"]

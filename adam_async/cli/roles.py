@@ -53,9 +53,9 @@ from adam_async.run.addresses import check_address, check_addresses, own_peer, r
 from adam_async.run.cache_size import cache_limits
 from adam_async.run.config import MAX_THREADS_PER_CORE, MOST, Waits
 from adam_async.run.image_size import read_image_size
-from adam_async.run.named_layers import import_layers
 from adam_async.run.stragglers import check_own, pace_of
 from adam_async.run.token_file import holds_keys
+from adam_async.run.user_code import import_layers
 from adam_async.runtime.child_process import address_line
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk

@@ -43,9 +43,10 @@ from adam_async.report.baseline import Baseline
 from adam_async.report.report import Report, build_report, without_odd, write
 from adam_async.run.addresses import check_addresses
 from adam_async.run.cache_size import cache_limits
-from adam_async.run.config import COMMAND_LINE, ENVIRONMENT, Config, from_environment, from_toml, make_config
+from adam_async.run.config import Config
 from adam_async.run.memory_need import check_memory
 from adam_async.run.model_selection import image_size
+from adam_async.run.option_sources import COMMAND_LINE, ENVIRONMENT, from_environment, from_toml, make_config
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.user_code import named_functions
 from adam_async.runtime.clock import system_entropy

@@ -38,11 +38,11 @@ from adam_async.run.addresses import controller_names
 from adam_async.run.cache_size import one_of
 from adam_async.run.config import Config, Waits
 from adam_async.run.model_selection import image_size
-from adam_async.run.named_layers import import_layers
+from adam_async.run.option_sources import for_children
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.stragglers import check_names, texts_for
 from adam_async.run.token_file import derived_text
-from adam_async.run.variables import for_children
+from adam_async.run.user_code import import_layers
 from adam_async.runtime.child_process import ChildProcess, how_it_ended
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk

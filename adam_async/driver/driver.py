@@ -61,12 +61,12 @@ from adam_async.model.network import Network as Model
 from adam_async.model.spec import ModelSpec
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, NodeRecord, RunRecord, skipped_groups
-from adam_async.run.config import Config, squared_norm_of
+from adam_async.run.config import Config
+from adam_async.run.learning_rate import Schedule, decide, squared_norm_of
 from adam_async.run.memory_need import check_memory
 from adam_async.run.model_selection import check_fits, check_size, choose_model
 from adam_async.run.partition import check_crossings, table_of
 from adam_async.run.progress import Progress, lends
-from adam_async.run.rate_schedule import Schedule
 from adam_async.run.result import CheckpointResult, EpochResult, OnEpoch, RunResult
 from adam_async.run.series import Series
 from adam_async.run.shard_table import holders
@@ -423,7 +423,7 @@ class Driver:
         data: Mapping[str, Any],
         groups_in_flight: int,
     ) -> RunRecord:
-        self.config = self._asked.decided(groups_in_flight, data["name"], squared_norm_of(data))
+        self.config = decide(self._asked, groups_in_flight, data["name"], squared_norm_of(data))
         self.progress.last_epoch = self.config.epochs
         config = msgspec.to_builtins(self.config)
         resumed, carried = (FROM_THE_START if self._init is not None else None), b""

@@ -1,14 +1,7 @@
-"""Every option of a run on one page, and how it is read and checked.
+"""Pure: every option of a run on one page, and their checks. `option_sources.py` reads and merges them."""
 
-Order of precedence: defaults < file (``adam.toml``) < ``ADAM_*`` environment < command line. The
-environment reaches this module as an argument; libraries read no environment of their own.
-Unknown keys are refused, with the known ones named.
-"""
-
-import difflib
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -17,9 +10,8 @@ import msgspec
 from adam_async.errors import ConfigError
 from adam_async.run.cache_size import cache_limits, read_budget
 from adam_async.run.image_size import read_image_size
-from adam_async.run.option_types import check_types, explain_type
+from adam_async.run.option_types import check_types
 from adam_async.run.stragglers import read_slow
-from adam_async.run.variables import check_variables, variable_of
 from transport.config import Checksum
 
 MAX_THREADS_PER_CORE = 8
@@ -404,73 +396,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         return threads
 
-    def default_rate(self, groups_in_flight: int = 0, squared_norm: float = 0.0) -> float:
-        """The rate in force: the one given, or the rule's default.
-
-        For `sgd` a constant rate is 0.06 at 16 images per update without momentum: less with momentum, which
-        adds up what it is given; in proportion for fewer images; with the square root of more, up to twice.
-        Where replicas do not wait for each other it is less if so many groups are computed at once, on
-        copies, that their gradients are stale; `slack` bounds how many those can be. A rate that rises and
-        falls to nothing (`falls`) has a higher peak. Images with more and brighter pixels than those of MNIST
-        have larger gradients: the rate is less in proportion to their squared norm.
-
-        Args:
-            groups_in_flight: Of all workers together; 0 where it does not matter, or is not known.
-            squared_norm: See `Dataset.squared_norm`; 0 if it is unknown.
-        """
-        if self.rate:
-            return self.rate
-        if self.rule != "sgd":
-            return {"adagrad": 0.01, "adam": 0.001}[self.rule]
-        size = self.images_per_update / 16
-        rate = 0.06 * (1 - self.momentum) * min(size, math.sqrt(size), 2.0) * norm_scale(squared_norm)
-        stale, fresh = self._stale_groups(groups_in_flight), rate
-        if stale:
-            rate *= FRESH_GROUPS / stale
-        if not self.falls:
-            return rate
-        if not stale or self.slack is not None:
-            return min(FALLING * rate, FALLING_MOST * fresh)
-        if self.partitions > 1:
-            return min(FALLING * rate, FALLING_CUT * fresh)
-        return FALLING_FREE * rate
-
-    def _stale_groups(self, groups_in_flight: int) -> int:
-        """Groups in flight that make gradients stale; 0 in lockstep and in place."""
-        if self.weights == "aliased" or self.synchronous:
-            return 0
-        if self.slack is not None:
-            groups_in_flight = min(groups_in_flight, self.replicas * self.push_every * (self.slack + 1))
-        return groups_in_flight if groups_in_flight > FRESH_GROUPS else 0
-
     @property
     def falls(self) -> bool:
-        """Whether the rate rises first and falls to nothing at the end of the last epoch."""
+        """Whether the rate first rises and then falls to 0 at the end of the last epoch."""
         if self.schedule == "auto":
             return not self.until_accuracy
         return self.schedule == "cosine" and self.warm_up > 0
-
-    def decided(self, groups_in_flight: int, data: str = "", squared_norm: float = 0.0) -> "Config":
-        """The options in force: what was left open about epochs and rate is decided.
-
-        Args:
-            groups_in_flight: Of all workers together.
-            data: Name of the data.
-            squared_norm: See `Dataset.squared_norm`; 0 if it is unknown.
-
-        Raises:
-            ConfigError: The epochs that suit the data leave nothing after `warm_up`.
-        """
-        rate = self.default_rate(groups_in_flight, squared_norm)
-        epochs = self.epochs or EPOCHS_OF.get(data, EPOCHS)
-        decided = msgspec.structs.replace(self, epochs=epochs, rate=rate)
-        if self.schedule != "auto":
-            return decided
-        if not self.falls:
-            return msgspec.structs.replace(decided, schedule="constant")
-        usual = RISE_EPOCHS_STALE if self._stale_groups(groups_in_flight) else RISE_EPOCHS
-        rise = self.warm_up or min(usual, epochs / 3)
-        return msgspec.structs.replace(decided, schedule="cosine", warm_up=rise)
 
     @property
     def images_per_update(self) -> int:
@@ -497,40 +428,6 @@ def default_in_flight(threads: int, partitions: int) -> int:
     return 2 * threads * partitions
 
 
-USUAL_NORM = 100.0
-"""A squared norm of images that bear the usual rate; that of MNIST's images is 100 or so."""
-
-
-def squared_norm_of(data: Mapping[str, Any]) -> float:
-    """Return the squared norm that a description of data gives; 0 if its images cannot have it."""
-    norm = data.get("squared_norm")
-    return norm if isinstance(norm, float) and 0.0 <= norm <= math.prod(data["shape"]) else 0.0
-
-
-def norm_scale(squared_norm: float) -> float:
-    """Return the part of the usual rate that images of this squared norm bear: at most 1."""
-    return min(USUAL_NORM / squared_norm, 1.0) if 0.0 < squared_norm < math.inf else 1.0
-
-
-FRESH_GROUPS = 5 / 3
-"""So many groups in flight on copies are stale by too little to need a lower rate."""
-
-EPOCHS = 3
-EPOCHS_OF = {"digits": 12}
-"""Epochs where none are given, and of data sets that need others: as many as take the digits to 97 %."""
-
-FALLING, FALLING_FREE = 3.2, 1.6
-"""The peak of a rate that rises and falls to nothing is so many times the constant one, for the noise of
-groups and of stale gradients dies away with it; of copies without a bound on staleness only half as high, for
-gradients of several such replicas are stale by twice the groups in flight."""
-
-FALLING_MOST, FALLING_CUT = 2.0, 2 / 3
-"""The most that such a peak is, beside the constant rate of fresh gradients; of cut models, unbounded."""
-
-RISE_EPOCHS, RISE_EPOCHS_STALE = 0.1, 1.0
-"""Epochs over which a rate that falls so rises, but for short runs. They are more where gradients are stale:
-those upset the first steps most."""
-
 _IN_PLACE = {
     "partitions": 1,
     "consistency": "asp",
@@ -544,7 +441,7 @@ _IN_PLACE = {
 _OF_STEPS = {"decay": 0.5, "decay_every": 1.0}
 """Options of schedule ``step``, and their defaults."""
 
-_OF_CUTS = {"plan": "vertical", "halo": "auto"}
+OF_CUTS = {"plan": "vertical", "halo": "auto"}
 """Options of models that are cut, and their defaults."""
 
 _LEAST = {
@@ -597,110 +494,4 @@ CONTROLLERS_SAID = "1, 3 or 5, of which none, one or two may be lost (an even nu
 """How many controllers there may be, and why."""
 
 FIELDS = tuple(field.name for field in msgspec.structs.fields(Config))
-PLAIN = tuple(name for name in FIELDS if name != "waits")
-"""Options that a variable or a word of the command line can set; waits are a table of a file."""
-
-
-def known_keys() -> list[str]:
-    """Every key a file may hold, dotted."""
-    return [*FIELDS, *(f"waits.{field.name}" for field in msgspec.structs.fields(Waits))]
-
-
-def from_toml(text: str, *, source: str) -> dict[str, Any]:
-    """Read the options that a TOML file sets.
-
-    Raises:
-        ConfigError: Not TOML, or a key that no option has; names the file and the nearest key.
-    """
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source} is not TOML: {error}") from None
-    keys = [key for key in values if key != "waits"]
-    waits = values.get("waits", {})
-    if not isinstance(waits, dict):
-        raise ConfigError(
-            f"{source}: waits is a table; write [waits], then keys such as dial_s, not {waits!r}"
-        )
-    for key in (*keys, *(f"waits.{key}" for key in waits)):
-        if key not in known_keys():
-            raise ConfigError(f"{source}: unknown key {key!r}{_nearest(key)}")
-    return values
-
-
-def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Read the options that ``ADAM_*`` variables set, such as ``ADAM_IMAGES_PER_GROUP=64``.
-
-    Raises:
-        ConfigError: A variable resembles that of an option, and is none.
-    """
-    check_variables(environment, PLAIN)
-    values: dict[str, Any] = {}
-    for name in PLAIN:
-        text = environment.get(variable_of(name))
-        if text is not None:
-            values[name] = text if name != "slow" else [part for part in text.split(",") if part.strip()]
-    return values
-
-
-ENVIRONMENT, COMMAND_LINE = "the environment", "the command line"
-"""Sources of a layer of options that `make_config` knows the spelling of."""
-
-
-def make_config(*layers: Mapping[str, Any], sources: Sequence[str] = ()) -> Config:
-    """Merge layers of options, later ones first in rank, and check the result.
-
-    Args:
-        layers: Values by option.
-        sources: Where each layer comes from: a file's name, `ENVIRONMENT` or `COMMAND_LINE`.
-
-    Raises:
-        ConfigError: A value of the wrong type or out of range, or one on the command line that has no
-            force; names the option, and for a wrong type the source.
-    """
-    merged: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    for number, layer in enumerate(layers):
-        given = {key: value for key, value in layer.items() if value is not None}
-        merged.update(given)
-        origins.update(dict.fromkeys(given, sources[number] if sources else ""))
-    try:
-        config = msgspec.convert(merged, Config, strict=False)
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, ConfigError):
-            raise error.__cause__ from None
-        where = {name: _where(name, origin) for name, origin in origins.items()}
-        raise ConfigError(explain_type(str(error), merged, Config, where)) from None
-    _check_force(config, [name for name, origin in origins.items() if origin == COMMAND_LINE])
-    return config
-
-
-def _check_force(config: Config, typed: Sequence[str]) -> None:
-    """Refuse what the command line says of a cut that is not made so.
-
-    What comes from elsewhere may be for other runs too, or be an old checkpoint's: it may have no force.
-    """
-    for name, plain in _OF_CUTS.items():
-        if name in typed and getattr(config, name) != plain and config.partitions == 1:
-            raise ConfigError(
-                f"--{name} {getattr(config, name)} has no force with partitions=1, where no model is cut: "
-                "give --partitions 2 or more too, or leave it out"
-            )
-    if "halo" in typed and config.halo != _OF_CUTS["halo"] and config.plan == "layers":
-        raise ConfigError(
-            f"--halo {config.halo} belongs to plan vertical, not layers, where no layer is cut: leave it "
-            "out, or give --plan vertical"
-        )
-
-
-def _where(name: str, origin: str) -> str:
-    """Say where an option's value comes from, in the spelling of that place."""
-    if not origin:
-        return ""
-    typed = {ENVIRONMENT: f"by {variable_of(name)}", COMMAND_LINE: f"by --{name.replace('_', '-')}"}
-    return f" (set {typed.get(origin, f'in {origin}')})"
-
-
-def _nearest(key: str) -> str:
-    close = difflib.get_close_matches(key, known_keys(), n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known_keys())}"
+"""Names of all options."""

@@ -1,9 +1,7 @@
 """Pure: checks that options have values of their types, and the errors for other values."""
 
 import functools
-import re
-from collections.abc import Mapping
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -55,28 +53,3 @@ def said_of(kind: Any) -> str:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return "a table of seconds"
     return _SAID.get(kind) or f"one of {', '.join(get_args(kind))}"
-
-
-def explain_type(
-    said: str, values: Mapping[str, Any], kind: type[msgspec.Struct], where: Mapping[str, str]
-) -> str:
-    """Return a sentence that names an option with a wrong value, the type it needs, and the value's origin.
-
-    Args:
-        said: Message of msgspec about the wrong value.
-        values: All values, by option.
-        kind: Struct of the options.
-        where: Option to the origin of its value, in brackets; may lack options.
-    """
-    found = re.search(r" - at `\$\.(\w+)(?:\.(\w+)|\[[^]]*\])?`$", said)
-    if found is None:
-        return said
-    name, inner = found.groups()
-    hint = get_type_hints(kind)[name]
-    if inner is None and isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        if isinstance(values.get(name), Mapping):
-            return f"{name}: {said[: found.start()]}"
-    value = values[name][inner] if inner else values[name]
-    wanted = said_of(get_type_hints(hint)[inner] if inner else hint)
-    key = f"{name}.{inner}" if inner else name
-    return f"{key} must be {wanted}, not {value!r}{where.get(name, '')}"

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from adam_async.run.rate_schedule import Schedule
+from adam_async.run.learning_rate import Schedule
 from adam_async.run.staleness import add_up
 from adam_async.run.waits import waits_of
 

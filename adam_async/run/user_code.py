@@ -1,6 +1,7 @@
-"""Kinds of steps that are functions of the user, named by where they are: ``package.module:function``.
+"""User code by import path: steps ``package.module:function``, and layers ``package.module:Class``.
 
-Whoever makes a recipe of such a step imports that module, and so runs what is in it.
+A class cannot travel to another process, but its import path can: the receiver imports its module, and so
+runs it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -8,6 +9,8 @@ from importlib import import_module
 from typing import Any
 
 from adam_async.errors import ConfigError
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
 
 
 def functions_for(
@@ -97,3 +100,21 @@ def import_named(kind: str, where: str) -> Callable[..., Any]:
         raise ConfigError(f"{where} ({kind}): {path} is a {type(found).__name__}, expected a function")
     function: Callable[..., Any] = found
     return function
+
+
+def import_layers(names: Mapping[str, str]) -> Mapping[str, type[Layer]]:
+    """Return all kinds of layers: those of this package, and the named ones.
+
+    Args:
+        names: Kind of layer in specs to its import path, ``package.module:Class``.
+
+    Raises:
+        ConfigError: A path cannot be imported, or is not a layer; names the kind.
+    """
+    found: dict[str, type[Layer]] = {}
+    for kind, name in names.items():
+        layer = import_named(name, f"layer {kind!r}")
+        if not (isinstance(layer, type) and issubclass(layer, Layer)):
+            raise ConfigError(f"layer {kind!r} ({name}): expected a class that derives from Layer")
+        found[kind] = layer
+    return {**BUILTIN_LAYERS, **found}

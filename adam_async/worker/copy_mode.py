@@ -15,7 +15,7 @@ from adam_async.model.trainable import Trainable
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.run.config import Config
 from adam_async.run.ids import ShardId
-from adam_async.run.rate_schedule import Schedule
+from adam_async.run.learning_rate import Schedule
 from adam_async.run.shard_table import ShardTable
 from adam_async.worker.bounded_stepper import ClockedStepper
 from adam_async.worker.gradient_clipping import Scaling

@@ -21,7 +21,7 @@ from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network
 from adam_async.parameter_server.client import StepPush
 from adam_async.run.config import Config
-from adam_async.run.rate_schedule import Schedule
+from adam_async.run.learning_rate import Schedule
 from adam_async.run.shard_table import ShardTable
 from adam_async.worker.gradient_clipping import Scaling
 from adam_async.worker.puller import Puller

@@ -119,7 +119,7 @@ def test_a_pool_is_one_queue_behind_the_warm_start():
 
 
 @pytest.mark.parametrize(
-    ("start", "epoch", "finished", "turn", "warm"),
+    ("start", "epoch", "finished", "round_groups", "warm"),
     [
         (7, 1, (), 0, 7),
         (7, 1, (), 3, 9),
@@ -135,7 +135,7 @@ def test_a_warm_start_counts_the_groups_of_the_whole_run(start, epoch, finished,
 
 
 @pytest.mark.parametrize(
-    ("shares", "turn"),
+    ("shares", "round_groups"),
     [(((0, 4), (5, 10)), 0), (((0, 6), (5, 10)), 0), (((0, 2), (0, 2)), 1), (((1, 2),), 1)],
 )
 def test_gaps_and_overlaps_are_seen(shares, round_groups):

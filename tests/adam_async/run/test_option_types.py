@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from adam_async.errors import ConfigError
-from adam_async.run.config import Config, Waits, make_config
+from adam_async.run.config import Config, Waits
+from adam_async.run.option_sources import make_config
 
 
 @pytest.mark.parametrize(

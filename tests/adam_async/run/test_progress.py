@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from adam_async.run.config import Config
+from adam_async.run.learning_rate import Schedule
 from adam_async.run.progress import Progress
-from adam_async.run.rate_schedule import Schedule
 from adam_async.run.result import EpochResult
 from adam_async.run.series import Series
 

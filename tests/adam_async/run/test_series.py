@@ -3,7 +3,7 @@
 from typing import Any
 
 from adam_async.run.config import Config
-from adam_async.run.rate_schedule import Schedule
+from adam_async.run.learning_rate import Schedule
 from adam_async.run.series import SAMPLES_KEPT, Series
 
 
