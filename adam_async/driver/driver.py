@@ -66,7 +66,7 @@ from adam_async.run.learning_rate import Schedule, decide, squared_norm_of
 from adam_async.run.memory_need import check_memory
 from adam_async.run.model_selection import check_fits, check_size, choose_model
 from adam_async.run.partition import check_crossings, table_of
-from adam_async.run.progress import Progress, lends
+from adam_async.run.progress import Progress, is_ledger_leader
 from adam_async.run.result import CheckpointResult, EpochResult, OnEpoch, RunResult
 from adam_async.run.series import Series
 from adam_async.run.shard_table import holders
@@ -876,11 +876,11 @@ class Driver:
             self.note(event)
         self.progress.silent = self._silence.shown(now)
         known = {**self.progress.roles, **answers}
-        self.progress.look({node: known[node] for node in addresses if node in known}, now=now, ended=ended)
+        self.progress.update({node: known[node] for node in addresses if node in known}, now=now, ended=ended)
         self.progress.replicas = len(self.map.live_replicas())
         if self._checkpointer is not None and self._training:  # it starts tasks of the run
             for values in self.progress.roles.values():
-                if lends(values):
+                if is_ledger_leader(values):
                     self._checkpointer.look(values)
 
     async def report_death(self, node: str) -> None:

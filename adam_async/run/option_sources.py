@@ -14,7 +14,7 @@ import msgspec
 
 from adam_async.errors import ConfigError
 from adam_async.run.config import FIELDS, OF_CUTS, Config, Waits
-from adam_async.run.option_types import said_of
+from adam_async.run.option_types import described_type
 
 PREFIX = "ADAM_"
 
@@ -32,7 +32,7 @@ LIKENESS = 0.75
 
 
 ENVIRONMENT, COMMAND_LINE = "the environment", "the command line"
-"""Sources of a layer of options that `make_config` knows the spelling of."""
+"""Sources of a layer of options whose spelling `make_config` knows."""
 
 PLAIN = tuple(name for name in FIELDS if name != "waits")
 """Options that a variable or a word of the command line can set; waits are a table of a file."""
@@ -44,12 +44,12 @@ def variable_of(option: str) -> str:
 
 
 def check_variables(environment: Mapping[str, str], options: Iterable[str]) -> None:
-    """Refuse variables whose name resembles that of an option's variable.
+    """Check that no unknown variable resembles that of an option.
 
     Other unknown variables are accepted: they may belong to another program.
 
     Raises:
-        ConfigError: A variable resembles one; names both.
+        ConfigError: A variable resembles that of an option; names both.
     """
     if WAITS in environment:
         raise ConfigError(
@@ -82,7 +82,7 @@ def _bare(names: Iterable[str]) -> list[str]:
 
 
 def known_keys() -> list[str]:
-    """Every key a file may hold, dotted."""
+    """Return every key of a file, dotted."""
     return [*FIELDS, *(f"waits.{field.name}" for field in msgspec.structs.fields(Waits))]
 
 
@@ -90,7 +90,7 @@ def from_toml(text: str, *, source: str) -> dict[str, Any]:
     """Read the options that a TOML file sets.
 
     Raises:
-        ConfigError: Not TOML, or a key that no option has; names the file and the nearest key.
+        ConfigError: The text is not TOML, or has an unknown key; names the file and the nearest key.
     """
     try:
         values = tomllib.loads(text)
@@ -112,7 +112,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """Read the options that ``ADAM_*`` variables set, such as ``ADAM_IMAGES_PER_GROUP=64``.
 
     Raises:
-        ConfigError: A variable resembles that of an option, and is none.
+        ConfigError: An unknown variable resembles that of an option.
     """
     check_variables(environment, PLAIN)
     values: dict[str, Any] = {}
@@ -124,15 +124,15 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def make_config(*layers: Mapping[str, Any], sources: Sequence[str] = ()) -> Config:
-    """Merge layers of options, later ones first in rank, and check the result.
+    """Merge layers of options, of which later ones override earlier ones, and check the result.
 
     Args:
         layers: Values by option.
-        sources: Where each layer comes from: a file's name, `ENVIRONMENT` or `COMMAND_LINE`.
+        sources: Source of each layer: a file's name, `ENVIRONMENT` or `COMMAND_LINE`.
 
     Raises:
-        ConfigError: A value of the wrong type or out of range, or one on the command line that has no
-            force; names the option, and for a wrong type the source.
+        ConfigError: A value has the wrong type or is out of range, or one on the command line has no effect;
+            names the option, and for a wrong type the source.
     """
     merged: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -152,25 +152,25 @@ def make_config(*layers: Mapping[str, Any], sources: Sequence[str] = ()) -> Conf
 
 
 def _check_force(config: Config, typed: Sequence[str]) -> None:
-    """Refuse what the command line says of a cut that is not made so.
+    """Check that options of cuts on the command line have an effect.
 
-    What comes from elsewhere may be for other runs too, or be an old checkpoint's: it may have no force.
+    Options of other sources may be for other runs too, or of an old checkpoint, and may have none.
     """
     for name, plain in OF_CUTS.items():
         if name in typed and getattr(config, name) != plain and config.partitions == 1:
             raise ConfigError(
-                f"--{name} {getattr(config, name)} has no force with partitions=1, where no model is cut: "
+                f"--{name} {getattr(config, name)} has no effect with partitions=1, which cuts no model: "
                 "give --partitions 2 or more too, or leave it out"
             )
     if "halo" in typed and config.halo != OF_CUTS["halo"] and config.plan == "layers":
         raise ConfigError(
-            f"--halo {config.halo} belongs to plan vertical, not layers, where no layer is cut: leave it "
-            "out, or give --plan vertical"
+            f"--halo {config.halo} belongs to plan vertical, not layers, which cuts no layer: leave it out, "
+            "or give --plan vertical"
         )
 
 
 def _where(name: str, origin: str) -> str:
-    """Say where an option's value comes from, in the spelling of that place."""
+    """Name the source of an option's value, in the spelling of that source."""
     if not origin:
         return ""
     typed = {ENVIRONMENT: f"by {variable_of(name)}", COMMAND_LINE: f"by --{name.replace('_', '-')}"}
@@ -183,25 +183,25 @@ def _nearest(key: str) -> str:
 
 
 def explain_type(
-    said: str, values: Mapping[str, Any], kind: type[msgspec.Struct], where: Mapping[str, str]
+    message: str, values: Mapping[str, Any], kind: type[msgspec.Struct], where: Mapping[str, str]
 ) -> str:
     """Return a sentence that names an option with a wrong value, the type it needs, and the value's origin.
 
     Args:
-        said: Message of msgspec about the wrong value.
+        message: Text of msgspec about the wrong value.
         values: All values, by option.
         kind: Struct of the options.
         where: Option to the origin of its value, in brackets; may lack options.
     """
-    found = re.search(r" - at `\$\.(\w+)(?:\.(\w+)|\[[^]]*\])?`$", said)
+    found = re.search(r" - at `\$\.(\w+)(?:\.(\w+)|\[[^]]*\])?`$", message)
     if found is None:
-        return said
+        return message
     name, inner = found.groups()
     hint = get_type_hints(kind)[name]
     if inner is None and isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         if isinstance(values.get(name), Mapping):
-            return f"{name}: {said[: found.start()]}"
+            return f"{name}: {message[: found.start()]}"
     value = values[name][inner] if inner else values[name]
-    wanted = said_of(get_type_hints(hint)[inner] if inner else hint)
+    wanted = described_type(get_type_hints(hint)[inner] if inner else hint)
     key = f"{name}.{inner}" if inner else name
     return f"{key} must be {wanted}, not {value!r}{where.get(name, '')}"

@@ -8,7 +8,7 @@ import numpy as np
 
 from adam_async.errors import ConfigError
 
-_SAID = {
+_WORDS = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -27,8 +27,8 @@ def check_types(options: msgspec.Struct, prefix: str = "") -> None:
         prefix: Text before the options' names in errors, such as ``waits.``.
 
     Raises:
-        ConfigError: A value has another type, or is none of the choices; names the option, the value and the
-            type or choices.
+        ConfigError: A value has another type, or is not one of the choices; names the option, the value and
+            the type or choices.
     """
     for field in _fields(type(options)):
         value = getattr(options, field.name)
@@ -38,7 +38,9 @@ def check_types(options: msgspec.Struct, prefix: str = "") -> None:
         except msgspec.ValidationError as error:
             if isinstance(error.__cause__, ConfigError):
                 raise error.__cause__ from None
-            raise ConfigError(f"{prefix}{field.name} must be {said_of(field.type)}, not {value!r}") from None
+            raise ConfigError(
+                f"{prefix}{field.name} must be {described_type(field.type)}, not {value!r}"
+            ) from None
         if checked is not value:
             msgspec.structs.force_setattr(options, field.name, checked)
 
@@ -48,8 +50,8 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]
     return msgspec.structs.fields(kind)
 
 
-def said_of(kind: Any) -> str:
-    """Return the values that an option of a type may have, in words."""
+def described_type(kind: Any) -> str:
+    """Describe the values of an option of a type."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return "a table of seconds"
-    return _SAID.get(kind) or f"one of {', '.join(get_args(kind))}"
+    return _WORDS.get(kind) or f"one of {', '.join(get_args(kind))}"

@@ -116,7 +116,7 @@ class Participation:
         self._kernels = KernelChange(self._model, joint or self._model, waits=same, cores=usable_cores())
         rows = None if partition is None else partition.image_rows
         self._limits = self._new_limits(config, spec, rows)
-        self._limits.look(cluster)
+        self._limits.map_changed(cluster)
         pushing = SessionIdentity(
             run=run.id,
             session=session,
@@ -224,7 +224,7 @@ class Participation:
     def look(self, cluster: ClusterMap) -> None:
         """The cluster map has changed: another data server may have to be asked."""
         self._cluster = cluster
-        self._limits.look(cluster)
+        self._limits.map_changed(cluster)
         self._data.look()
 
     async def run(self) -> None:

@@ -84,8 +84,8 @@ def test_a_value_of_the_wrong_type_is_named_with_where_it_comes_from(layers, sai
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ({"plan": "layers"}, "--plan layers has no force with partitions=1"),
-        ({"halo": "exchange"}, "--halo exchange has no force with partitions=1"),
+        ({"plan": "layers"}, "--plan layers has no effect with partitions=1"),
+        ({"halo": "exchange"}, "--halo exchange has no effect with partitions=1"),
         (
             {"partitions": 2, "plan": "layers", "halo": "recompute"},
             "--halo recompute belongs to plan vertical",
