@@ -1,4 +1,4 @@
-"""The command `predict`: classes that a saved model finds in images."""
+"""The command `predict`: the classes of images by a saved model."""
 
 import json
 from collections.abc import Sequence
@@ -66,12 +66,12 @@ async def run_prediction(
             data = await disk.run(contact_sheet, sheet, lines)
             await write_file(options.png, "--png", [data], disk)
     for sentence in damage.sentences():
-        terminal.news(f"left out: {sentence}")
+        terminal.notice(f"left out: {sentence}")
     if source.passed_over:
-        terminal.news(f"skipped {source.passed_over:,} files in folders that are not images")
+        terminal.notice(f"skipped {source.passed_over:,} files in folders that are not images")
     _print(model, rows, options, terminal)
     if options.png is not None and not options.json:
-        terminal.say(f"contact sheet of {len(pictures):,} of {len(rows):,} images: {options.png}")
+        terminal.print(f"contact sheet of {len(pictures):,} of {len(rows):,} images: {options.png}")
     return 0
 
 
@@ -115,7 +115,7 @@ def _print(model: Model, rows: list[dict[str, Any]], options: PredictOptions, te
     if options.json:
         text = json.dumps({"model": model.network.spec.name, "images": rows}, indent=2)
         for line in text.splitlines():
-            terminal.say(line)
+            terminal.print(line)
         return
     table = [("image", "class", "probability", "then")]
     for row in rows:
@@ -124,4 +124,4 @@ def _print(model: Model, rows: list[dict[str, Any]], options: PredictOptions, te
         table.append((row["file"], row["class"], f"{first['probability']:.1%}", then))
     wide = [max(len(line[column]) for line in table) for column in range(3)]
     for file, name, share, then in table:
-        terminal.say(f"{file:<{wide[0]}}  {name:<{wide[1]}}  {share:>{wide[2]}}  {then}".rstrip())
+        terminal.print(f"{file:<{wide[0]}}  {name:<{wide[1]}}  {share:>{wide[2]}}  {then}".rstrip())

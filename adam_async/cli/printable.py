@@ -1,4 +1,5 @@
-"""Pure: makes text of peers and files safe to show on a terminal and in a log."""
+"""Text of peers and files, made safe for a terminal and a log: by a function, and by a console of
+``rich``."""
 
 import re
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ _UNSAFE = re.compile(
 
 
 def printable(text: str) -> str:
-    r"""Return one line that moves no cursor, changes no colour and shows its characters in their order.
+    r"""Return one line that moves no cursor, changes no colour and keeps the order of its characters.
 
     Controls and marks of direction become escapes such as ``\x1b`` and ``\u202e``. Backslashes stay as they
     are, so a second pass changes nothing: both a child process and its parent escape a line.
@@ -35,14 +36,14 @@ def _escape(found: re.Match[str]) -> str:
 
 
 class EscapingConsole(Console):
-    """A console that escapes controls in all text, in cells of tables too. Markup and emoji are plain text.
+    """A console that escapes controls in all text, cells of tables included. Markup and emoji are plain text.
 
     Args:
         file: Stream to write to; None is stdout.
         stderr: Write to stderr.
         width: Characters in a line; None asks the terminal.
         soft_wrap: Leave long lines to the terminal.
-        force_terminal: Whether it is a terminal; None asks the file.
+        force_terminal: Whether the file is a terminal; None asks it.
     """
 
     def __init__(
@@ -66,10 +67,10 @@ class EscapingConsole(Console):
         )
 
     def render_str(self, text: str, **how: Any) -> Text:
-        """Make text of a string, escaped before a table measures it."""
+        """Return a string as text, escaped before a table measures it."""
         return super().render_str(printable_lines(text), **how)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield the segments of an object with their text escaped; our own control segments pass."""
+        """Yield the segments of an object with their text escaped; control segments of ``rich`` pass."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable_lines(segment.text), segment.style)

@@ -1,4 +1,4 @@
-"""The command `report`: runs side by side, as a table and as a picture."""
+"""The command `report`: a comparison of runs, as a table and a plot."""
 
 from pathlib import Path
 
@@ -15,11 +15,11 @@ from adam_async.runtime.disk import Disk
 
 
 async def run_report(files: tuple[Path, ...], plot: Path | None, terminal: Terminal) -> int:
-    """Print a table of reports, and draw them if told where.
+    """Print a table of reports, and draw them if `plot` names a file.
 
     Raises:
-        ConfigError: A file cannot be read or is no report, the picture cannot be written, or there is no
-            matplotlib.
+        ConfigError: A file cannot be read or is no report, the plot cannot be written, or matplotlib is not
+            installed.
     """
     async with Disk() as disk:
         runs = [(name, await read_report(file, disk)) for name, file in name_runs(files).items()]
@@ -48,7 +48,7 @@ async def read_report(file: Path, disk: Disk) -> Report:
 
 
 def name_runs(files: tuple[Path, ...]) -> dict[str, Path]:
-    """A short name for each file: its stem, or its whole path where stems are the same.
+    """Return a short name for each file: its stem, or its whole path if stems are equal.
 
     Raises:
         ConfigError: A file is named twice.

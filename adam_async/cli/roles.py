@@ -1,8 +1,8 @@
 """The role commands: one role in this process, until it is ended.
 
-A role prints one line, with its address and a command that joins it; a controller goes on to say what becomes
-of its group. Started by hand it ends by a signal; started by another process (`--supervised`) it also ends
-when that process wants it or is gone.
+A role prints one line, with its address and the next command of a cluster started by hand; a controller also
+logs changes of its group. A signal ends a role; a role of a parent process (`--supervised`) also ends at the
+end of its stdin.
 """
 
 import asyncio
@@ -70,8 +70,8 @@ NEXT = {
     "data-host": ("train", "--data"),
     "worker": ("train", "--controller"),
 }
-"""Which command a role's line shows, with its option for the address: what a cluster started by hand needs
-next. A data host is the data server that was told of no controller."""
+"""Command in a role's line, with its option for the address: the next one of a cluster started by hand. A
+data host is a data server without a controller."""
 
 KEYS_OF_NEXT = {
     "controller": "ps",
@@ -80,31 +80,31 @@ KEYS_OF_NEXT = {
     "data-host": "driver",
     "worker": "driver",
 }
-"""Role of the command that a role's line shows; the line names a file of that role's keys."""
+"""Role of the command in a role's line; the line names a file with the keys of that role."""
 
 Open = Callable[[Place], AbstractAsyncContextManager[Role]]
 
 WAITS = Waits()
-"""Deadlines of a role that was started by hand, but for the wait for its controller."""
+"""Deadlines of a role started by hand, except the wait for its controller."""
 
-MEETING_PLACE = "tcp://127.0.0.1:7070"
-"""Where a controller listens that was told nothing."""
+DEFAULT_BIND = "tcp://127.0.0.1:7070"
+"""Default address of a controller."""
 
 
 async def serve_controller(options: ControllerOptions, environment: Mapping[str, str]) -> int:
-    """Run a controller until it is ended: alone, or as one of those that `--peers` names."""
+    """Run a controller until cancelled: alone, or as one of `--peers`."""
     peers: dict[str, str] = {}
-    bind = options.bind or MEETING_PLACE
+    bind = options.bind or DEFAULT_BIND
     if options.peers:
         peers = read_peers(options.peers)
         node = own_peer(peers, options.id)
         bind = options.bind or peers[node]
         options = dataclasses.replace(options, id=node, advertise=options.advertise or peers[node])
     elif options.dir is not None and options.id is None:
-        # What is kept there says whose it is: the next process has to have the same name.
+        # The files in the folder name their node: the next process must have the same name.
         options = dataclasses.replace(options, id="controller")
     if not options.supervised:
-        # A person watches it: what becomes of its group is news to them, if nothing else is.
+        # A person watches it, and needs to know the changes of its group.
         status_log.logger.setLevel(logging.INFO)
         map_news.logger.setLevel(logging.INFO)
     async with AsyncExitStack() as stack:
@@ -123,14 +123,14 @@ async def serve_controller(options: ControllerOptions, environment: Mapping[str,
 
 
 async def serve_ps(options: MemberOptions, environment: Mapping[str, str]) -> int:
-    """Run a parameter server until it is ended."""
+    """Run a parameter server until cancelled."""
     return await _serve_member("ps", options, environment, parameter_server)
 
 
 async def serve_data(
     options: DataServerOptions, data: str, damaged: Policy, environment: Mapping[str, str], *, size: str = ""
 ) -> int:
-    """Load the data, then run a data server until it is ended; without a controller it stands alone."""
+    """Load the data, then run a data server until cancelled; without a controller a data host."""
     async with Disk() as disk:
         cache = cache_limits(options.cache, options.spill, available_bytes=available_bytes())
         wanted = read_image_size(size)
@@ -146,7 +146,7 @@ async def serve_data(
 async def serve_worker(
     options: WorkerOptions, threads: int, in_flight: int, environment: Mapping[str, str]
 ) -> int:
-    """Run a model worker until it is ended."""
+    """Run a model worker until cancelled."""
     cores = usable_cores()
     if not 0 <= threads <= cores * MAX_THREADS_PER_CORE or not 0 <= in_flight <= MOST["in_flight"]:
         raise ConfigError(
@@ -169,16 +169,16 @@ async def _serve_member(
     environment: Mapping[str, str],
     open_role: Open,
 ) -> int:
-    assert options.controller is not None, "who is told of no controller is no member"
-    meet = check_addresses(options.controller, "--join" if role == "worker" else "--controller")
-    bind = options.bind or await address_towards(meet)
-    return await _serve(role, options, meet, bind, environment, open_role)
+    assert options.controller is not None, "a member has a controller"
+    controllers = check_addresses(options.controller, "--join" if role == "worker" else "--controller")
+    bind = options.bind or await address_towards(controllers)
+    return await _serve(role, options, controllers, bind, environment, open_role)
 
 
 async def _serve(
     role: str,
     options: ControllerOptions | MemberOptions | DataServerOptions,
-    meet: str,
+    controllers: str,
     bind: str,
     environment: Mapping[str, str],
     open_role: Open,
@@ -189,7 +189,7 @@ async def _serve(
     if not options.supervised:
         token = await read_token(options.token_file, environment, role=role.removesuffix("-host"))
         waits = WAITS if isinstance(options, ControllerOptions) else waits_at_start(options.wait)
-        await _stay(role, options, meet, bind, token, waits, open_role)
+        await _stay(role, options, controllers, bind, token, waits, open_role)
         return 0
     die_with_parent()
     async with Parent() as parent:
@@ -201,7 +201,7 @@ async def _serve(
                 _stay(
                     role,
                     options,
-                    meet,
+                    controllers,
                     bind,
                     orders.token,
                     orders.waits,
@@ -217,10 +217,10 @@ async def _serve(
 
 
 def waits_at_start(wait: timedelta, waits: Waits = WAITS) -> Waits:
-    """Return deadlines with the time that ``--wait`` gives a controller to be there.
+    """Return deadlines with ``--wait`` as the maximum wait for a controller.
 
     Raises:
-        ConfigError: It is no time above 0.
+        ConfigError: The wait is not above 0.
     """
     if wait <= timedelta():
         raise ConfigError(f"--wait must be a time above 0, such as 60s or 5m, not {wait.total_seconds():g}s")
@@ -230,7 +230,7 @@ def waits_at_start(wait: timedelta, waits: Waits = WAITS) -> Waits:
 async def _stay(
     role: str,
     options: RoleOptions,
-    meet: str,
+    controllers: str,
     bind: str,
     token: str | None,
     waits: Waits,
@@ -238,9 +238,9 @@ async def _stay(
     profile_events: int = 0,
     layers: Mapping[str, str] = {},
 ) -> None:
-    """Open the role, say where it is as soon as it has joined, and stay until cancelled.
+    """Open the role, print its line as soon as it has joined, and serve until cancelled.
 
-    Of several controllers none waits for the others: one that is started again may be needed by nobody.
+    A controller of several does not wait for the others: after a restart it may be needed by none of them.
     """
     buffers = BufferPool()
     node = options.id or f"{role}-{platform.node()[:40]}-{os.getpid()}"
@@ -258,7 +258,7 @@ async def _stay(
         place = Place(
             node=node,
             bind=bind,
-            controller=meet,
+            controller=controllers,
             network=await stack.enter_async_context(slowed(network, options.slow)),
             buffers=buffers,
             waits=waits,
@@ -268,13 +268,13 @@ async def _stay(
         )
         running = await stack.enter_async_context(open_role(place))
         await running.joined()
-        join = ["adam-async", *NEXT[role], meet or running.address]
+        join = ["adam-async", *NEXT[role], controllers or running.address]
         if token is not None and holds_keys(token):
             join += ["--token-file", f"{KEYS_OF_NEXT[role]}.keys"]  # the next role has keys of its own
         elif options.token_file is not None:
             join += ["--token-file", str(options.token_file)]
         if isinstance(running, Controller) and running.group.is_cut_off:
-            join = []  # whoever joined it would wait as long as it does
+            join = []  # a role that joined it would wait as long as it does
         line = address_line(place.node, running.address, shlex.join(join))
         sys.stdout.write(f"{printable(line)}\n")
         sys.stdout.flush()

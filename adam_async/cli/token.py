@@ -49,11 +49,11 @@ async def read_token(file: Path | None, environment: Mapping[str, str], *, role:
     Args:
         file: File that ``--token-file`` names.
         environment: Environment of the command.
-        role: Role of the command, which refuses keys of another; empty if it has none or several.
+        role: Role of the command, for which keys must be; empty if it has none or several.
 
     Raises:
-        ConfigError: The file cannot be read, is empty, is not private (see `Disk.read_secret`), or holds
-            a secret that this command cannot use.
+        ConfigError: The file cannot be read, is empty, is not private (see `Disk.read_secret`), or has a
+            secret that this command cannot use.
     """
     token = await _token_text(file, environment)
     if token and role:
@@ -85,7 +85,7 @@ async def _write(line: str, out: Path | None) -> int:
         try:
             await disk.write_private(out, f"{line}\n".encode())
         except FileExistsError:
-            raise ConfigError(f"--out {out} is there already: remove it, or name another file") from None
+            raise ConfigError(f"--out {out} exists: remove it, or name another file") from None
         except OSError as error:
             raise ConfigError(f"--out {out} cannot be written: {error.strerror or error}") from None
     return 0

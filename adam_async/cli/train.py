@@ -1,4 +1,4 @@
-"""The command `train`: options to a configuration, a cluster of one of three kinds, and what comes of it."""
+"""The command `train`: a configuration from options, a cluster of one of three kinds, and its results."""
 
 import asyncio
 import logging
@@ -59,18 +59,18 @@ logger = logging.getLogger(__name__)
 
 
 class Trainable(Protocol):
-    """What all three kinds of cluster can do."""
+    """Interface of all three kinds of cluster."""
 
     @property
     def driver(self) -> Driver:
-        """Who drives the run."""
+        """Driver of the run."""
 
     async def train(self, on_epoch: OnEpoch | None = None) -> RunResult:
         """Run all epochs."""
 
 
 class Remote:
-    """A cluster whose roles were started by hand; all that is here is its driver."""
+    """A cluster with roles started by hand; this process has its driver only."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -82,7 +82,7 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What was read of files that options name."""
+    """Contents of the files that options name."""
 
     model_text: str | None = None
     transforms: Sequence[Mapping[str, Any]] | None = None
@@ -90,16 +90,16 @@ class Contents:
 
 
 async def run_training(options: TrainOptions, environment: Mapping[str, str], terminal: Terminal) -> int:
-    """Train as told, and write what was asked for.
+    """Train a model, and write the results that the options name.
 
     Raises:
-        AdamError: What was wrong; see `errors`.
+        AdamError: An option is wrong, or the run fails; see `adam_async/errors.py`.
     """
     async with Disk() as disk:
         resumed = await newest_manifest(options.resume, disk) if options.resume is not None else None
         config = await configure(options, environment, disk, resumed)
         model_text = None
-        if is_file(config.model) and resumed is None:  # a checkpoint has the model in it
+        if is_file(config.model) and resumed is None:  # a checkpoint has its model
             model_text = await read_file(Path(config.model), "--model", disk)
         transforms: Sequence[Mapping[str, Any]] | None = None
         if config.transforms:
@@ -108,7 +108,7 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
         if resumed is not None:
             if options.allow_functions:
                 transforms = resumed.transforms
-            tell_imports(resumed_transforms(resumed, transforms), resumed.name, terminal)
+            announce_imports(resumed_transforms(resumed, transforms), resumed.name, terminal)
         for folder in (options.out, *(file.parent for file in _files(options))):
             if folder is not None:
                 await disk.run(make_folder, folder)
@@ -134,7 +134,7 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                 options, config, contents, environment, dataset, terminal, timeline
             ) as cluster:
                 driver = cluster.driver
-                driver.listen(terminal.news)
+                driver.listen(terminal.notice)
                 table = LiveTable(
                     driver.progress,
                     stream=sys.stdout,
@@ -148,8 +148,8 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                         result = await cluster.train(table.on_epoch)
                     except asyncio.CancelledError:  # an interruption, or a failure of the driver or a role
                         kept = await keep_results(driver, options, disk, environment)
-                        if EARLY.first is not None:  # at once: closing the cluster may take a while
-                            terminal.news(kept.sentence(interrupted=True))
+                        if EARLY.first is not None:  # print it now: closing the cluster may take a while
+                            terminal.notice(kept.sentence(interrupted=True))
                             kept = None
                         raise
                     if around is not None:
@@ -158,21 +158,21 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                 report = _report(result, driver, terminal, asked=config, baseline=baseline)
                 try:
                     await write_results(options, result, report, disk, environment, timeline)
-                except AdamError:  # what the run came to is worth a line whatever became of its files
+                except AdamError:  # the summary is printed even without the files
                     table.finish(report)
                     raise
                 if options.out is not None:
-                    table.say(f"saved  {options.out / FILE_NAME}")
+                    table.print(f"saved  {options.out / FILE_NAME}")
                 if timeline is not None and timeline.full:
-                    terminal.news(
-                        "the profile ends before the run: a process notes "
-                        f"{timeline.limit_events} events at most"
+                    terminal.notice(
+                        f"the profile ends before the run: a process notes at most {timeline.limit_events} "
+                        "events"
                     )
                 table.finish(report)
-        except BaseException as error:  # Ctrl-C too: what there is of the run is not lost
+        except BaseException as error:  # Ctrl-C too: the results so far are kept
             interrupted = isinstance(error, asyncio.CancelledError) or EARLY.first is not None
             if kept is not None and (line := kept.sentence(interrupted=interrupted)):
-                terminal.news(line)
+                terminal.notice(line)
             if result is None and driver is not None and options.report is not None:
                 ended = "interrupted" if interrupted else explain(error)[1]
                 await _report_cut_short(driver, config, options.report, ended, disk, terminal)
@@ -185,14 +185,14 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
     return 0
 
 
-def tell_imports(steps: Sequence[object], origin: str, terminal: Terminal) -> None:
-    """Name the functions of a checkpoint or record before the import of their modules."""
+def announce_imports(steps: Sequence[object], origin: str, terminal: Terminal) -> None:
+    """Print the functions of a checkpoint or record before the import of their modules."""
     if functions := named_functions(steps):
-        terminal.news(f"{origin} names functions, whose modules are imported: {', '.join(functions)}")
+        terminal.notice(f"{origin} names functions, whose modules are imported: {', '.join(functions)}")
 
 
 def _leader_of(driver: Driver) -> Callable[[], str]:
-    """Says which controller leads, where there are several."""
+    """Return a function that returns the leader of several controllers."""
     return lambda: driver.leading if len(driver.controllers) > 1 else ""
 
 
@@ -204,7 +204,7 @@ async def _measure_before(
     resumed: Manifest | None,
     table: LiveTable,
 ) -> BaselineAround | None:
-    """Measure the kernels alone, if there is a report that says so and there are images to measure with."""
+    """Measure the kernels alone, if there is a report and there are images for it."""
     if options.report is None or dataset is None:
         return None
     data = await driver.wait_for_data()
@@ -219,7 +219,7 @@ async def _measure_before(
     )
     check_memory(around.network, driver.config, available_bytes())
     table.introduce(data, around.network)
-    table.say("kernels alone are measured first, and again after training")
+    table.print("kernels alone are measured first, and again after training")
     await _measure(around, driver)
     return around
 
@@ -241,7 +241,7 @@ def _report(
 ) -> Report:
     result, news = without_odd(result)
     for line in news:
-        terminal.news(line)
+        terminal.notice(line)
     return build_report(
         result,
         config=driver.config,
@@ -256,14 +256,14 @@ def _report(
 async def _report_cut_short(
     driver: Driver, asked: Config, path: Path, ended: str, disk: Disk, terminal: Terminal
 ) -> None:
-    """Write what is known of a run that failed or was interrupted, unless it never began."""
+    """Write the report of a run that failed or was interrupted, unless it never began."""
     result = driver.so_far()
     if result is None:
         return
     try:
         await write(_report(result, driver, terminal, asked=asked, baseline=None, ended=ended), path, disk)
-    except OSError as failure:  # the run's own end is what the user has to know
-        terminal.news(f"{path} cannot be written: {failure.strerror or failure}")
+    except OSError as failure:  # the error of the run itself matters more
+        terminal.notice(f"{path} cannot be written: {failure.strerror or failure}")
 
 
 def _files(options: TrainOptions) -> list[Path]:
@@ -271,7 +271,7 @@ def _files(options: TrainOptions) -> list[Path]:
 
 
 def needs_data(options: TrainOptions, config: Config) -> bool:
-    """Whether this process needs the images itself: to serve them, or for a report's baseline."""
+    """Whether this process needs the images: to serve them, or for a report's baseline."""
     if options.controller is not None or addresses_in(config.data):
         return False
     return not config.processes or options.report is not None
@@ -280,11 +280,11 @@ def needs_data(options: TrainOptions, config: Config) -> bool:
 async def configure(
     options: TrainOptions, environment: Mapping[str, str], disk: Disk, resumed: Manifest | None = None
 ) -> Config:
-    """Merge defaults or those of a checkpoint, file, environment and command line, in rising rank.
+    """Merge the options of defaults or a checkpoint, file, environment and command line, in this order.
 
     Raises:
-        CheckpointError: An option differs from the checkpoint's that may not.
-        ConfigError: A value is wrong, or two options exclude each other.
+        CheckpointError: An option differs from the checkpoint's and may not.
+        ConfigError: A value is wrong, or two options contradict each other.
     """
     file = {}
     if options.config is not None:
@@ -317,13 +317,13 @@ async def configure(
         raise ConfigError("--processes starts roles and --controller joins roles that run: give one of them")
     if options.controller is not None and options.profile is not None:
         raise ConfigError(
-            "--profile is for roles that this command starts, those at --controller note nothing: leave it "
-            "out, or leave out --controller"
+            "--profile is for roles that this command starts, not for those at --controller: leave one of "
+            "them out"
         )
     if options.controller is not None and config.slow:
         raise ConfigError(
-            "--slow is for roles that this command starts: leave it out, and say it to those at --controller "
-            "when you start them"
+            "--slow is for roles that this command starts: leave it out, and give it to those at "
+            "--controller at their start"
         )
     hosts = hosts_of(config, (), starts_own=False) if options.controller is None else ()
     if options.controller is None and not hosts and options.token_file is not None:
@@ -342,7 +342,9 @@ async def configure(
         roles = ("data", "damaged", "cache", "spill", "threads", "in_flight", "controllers")
         idle = [name for name in roles if getattr(options, name) is not None]
         if idle:
-            logger.warning("no effect with --controller, its roles were told theirs: %s", ", ".join(idle))
+            logger.warning(
+                "no effect with --controller, whose roles have their own: %s", ", ".join(idle)
+            )
     return config
 
 
@@ -356,7 +358,7 @@ async def open_cluster(
     terminal: Terminal,
     timeline: Timeline | None = None,
 ) -> AsyncIterator[Trainable]:
-    """Start the roles that the configuration asks for, or join those that run."""
+    """Start the roles of the configuration, or join running ones."""
     role = "driver" if options.controller is not None else ""
     token = await read_token(options.token_file, environment, role=role)
     if options.controller is not None:
@@ -369,7 +371,7 @@ async def open_cluster(
             model_text=contents.model_text,
             transforms=contents.transforms,
             environment=environment,
-            say=terminal.news,
+            say=terminal.notice,
             timeline=timeline,
             checkpoint=options.checkpoint,
             resume=options.resume,

@@ -24,10 +24,10 @@ COLUMNS = (
 def show(report: PlanReport, terminal: Terminal) -> None:
     """Print a report, the recommendation last. Layers, workers, cuts and protocols are in the JSON alone."""
     for line in _conditions(report):
-        terminal.say(line)
+        terminal.print(line)
     terminal.table(_candidates(report))
     for line in _conclusions(report):
-        terminal.say(line)
+        terminal.print(line)
 
 
 def _conditions(report: PlanReport) -> Iterator[str]:

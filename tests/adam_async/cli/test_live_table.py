@@ -193,8 +193,8 @@ async def test_news_stand_above_the_table_and_no_row_of_it_stays_behind(monkeypa
     async with table:
         table.refresh()
         before = screen(stream.getvalue())
-        words.news(DEATH)
-        words.news("worker-1 has joined")
+        words.notice(DEATH)
+        words.notice("worker-1 has joined")
         table.refresh()
         assert screen(stream.getvalue()) == [DEATH, "worker-1 has joined", *before]
         table.on_epoch(EPOCH)
@@ -202,7 +202,7 @@ async def test_news_stand_above_the_table_and_no_row_of_it_stays_behind(monkeypa
     assert len(before) == 3, "a header, a row and a caption"
     assert screen(stream.getvalue()) == [DEATH, "worker-1 has joined", epoch_line(EPOCH, 3)]
     assert stream.getvalue().endswith("\x1b[2K"), "nothing is drawn any more"
-    words.news("after it")
+    words.notice("after it")
     assert screen(stream.getvalue())[-1] == "after it"
 
 
@@ -235,7 +235,7 @@ async def test_news_on_another_stream_leave_the_table_as_it_is(monkeypatch) -> N
     async with table:
         table.refresh()
         before = screen(stream.getvalue())
-        words.news(DEATH)
+        words.notice(DEATH)
         assert screen(stream.getvalue()) == before
 
     assert other.getvalue() == f"{DEATH}\n"
@@ -247,8 +247,8 @@ async def test_without_a_table_news_are_lines_like_any(monkeypatch) -> None:
     table, words = LiveTable(Progress(last_epoch=3), stream=stream), Words()
     words.give_way(table.aside)
     async with table:
-        words.news(DEATH)
-        table.say("said")
+        words.notice(DEATH)
+        table.print("said")
 
     assert stream.getvalue() == f"{DEATH}\nsaid\n"
 

@@ -16,8 +16,8 @@ from adam_async.cli.simulate import (
     check_options,
     chosen_scenarios,
     chosen_seeds,
+    report_unreached,
     serve,
-    tell_too_little,
 )
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError
@@ -129,9 +129,9 @@ def test_many_seeds_that_never_came_across_a_mark_fail(capsys: pytest.CaptureFix
     marks = SCENARIOS["controllers"].marks
     terminal = Terminal()
 
-    assert not tell_too_little("controllers", marks, MANY, MANY, terminal)
-    assert not tell_too_little("controllers", marks[1:], MANY - 1, MANY - 1, terminal)
-    assert tell_too_little("controllers", marks[1:], MANY, MANY, terminal)
+    assert not report_unreached("controllers", marks, MANY, MANY, terminal)
+    assert not report_unreached("controllers", marks[1:], MANY - 1, MANY - 1, terminal)
+    assert report_unreached("controllers", marks[1:], MANY, MANY, terminal)
 
     assert capsys.readouterr().out == f"controllers: no seed came across: {marks[0]}\n"
 
@@ -140,9 +140,9 @@ def test_many_seeds_of_which_few_count_fail(capsys: pytest.CaptureFixture[str]) 
     marks = SCENARIOS["controllers"].marks
     terminal = Terminal()
 
-    assert not tell_too_little("controllers", marks, MANY - 10, MANY, terminal)
-    assert not tell_too_little("controllers", marks, 0, MANY - 1, terminal)
-    assert tell_too_little("controllers", marks, MANY - 11, MANY, terminal)
+    assert not report_unreached("controllers", marks, MANY - 10, MANY, terminal)
+    assert not report_unreached("controllers", marks, 0, MANY - 1, terminal)
+    assert report_unreached("controllers", marks, MANY - 11, MANY, terminal)
 
     assert capsys.readouterr().out == "controllers: only 89 of 100 seeds count; 90% have to\n"
 
