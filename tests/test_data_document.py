@@ -1,4 +1,4 @@
-"""What docs/data.md says of transforms is so, and its picture is what its command draws."""
+"""docs/data.md describes the transforms correctly, and its picture is that of its command."""
 
 import os
 import re

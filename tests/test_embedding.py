@@ -1,4 +1,4 @@
-"""What a host program is owed: a cluster in its loop leaves everything else as it was."""
+"""A cluster in the loop of a host program leaves everything else as it was."""
 
 import asyncio
 import logging
@@ -173,7 +173,7 @@ async def _train_once() -> None:
         await cluster.train()
 
 
-async def test_what_the_hosts_callback_raises_comes_out_of_the_block_as_it_was() -> None:
+async def test_an_error_of_the_hosts_callback_leaves_the_block_unchanged() -> None:
     def fail(epoch: EpochResult) -> None:
         raise ZeroDivisionError
 
@@ -182,7 +182,7 @@ async def test_what_the_hosts_callback_raises_comes_out_of_the_block_as_it_was()
             await cluster.train(fail)
 
 
-async def test_what_the_host_raises_in_the_block_comes_out_as_it_was() -> None:
+async def test_an_error_of_the_host_in_the_block_leaves_it_unchanged() -> None:
     several = ExceptionGroup("of the host", [ZeroDivisionError(), KeyError()])
 
     with pytest.raises(ExceptionGroup) as caught:

@@ -12,7 +12,7 @@ from benchmarks.simulated_lines import EXEMPT, FOLDERS
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_what_is_not_looked_at_exists_and_no_pure_state_is_among_it() -> None:
+def test_files_left_out_exist_and_no_pure_state_is_among_them() -> None:
     assert [file for file in EXEMPT if not (ROOT / file).is_file()] == []
     assert not {f"{folder}/{name}.py" for folder in FOLDERS for name in ("state", "service", "client")} & set(
         EXEMPT

@@ -342,9 +342,7 @@ async def configure(
         roles = ("data", "damaged", "cache", "spill", "threads", "in_flight", "controllers")
         idle = [name for name in roles if getattr(options, name) is not None]
         if idle:
-            logger.warning(
-                "no effect with --controller, whose roles have their own: %s", ", ".join(idle)
-            )
+            logger.warning("no effect with --controller, whose roles have their own: %s", ", ".join(idle))
     return config
 
 

@@ -1,4 +1,4 @@
-"""What a user sees of a download, where it is kept, and what becomes of damaged images."""
+"""A download is shown and kept in the user's cache, and damaged images are an error or left out."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the command line makes of its words, without starting anything."""
+"""The command line becomes a configuration, or an error; no role starts."""
 
 import io
 import os
@@ -114,7 +114,7 @@ def test_options_are_written_with_dashes() -> None:
     assert options.layer()["rate"] == 0.01
 
 
-async def test_who_is_slow_is_said_once_for_each() -> None:
+async def test_each_straggler_is_given_once() -> None:
     said = ("--slow", "worker-1:0.2", "--slow", "worker-0~worker-1:5ms+1ms")
     assert (await configured(*said)).slow == ("worker-1:0.2", "worker-0~worker-1:5ms+1ms")
     assert (await configured(environment={"ADAM_SLOW": "worker-0:0.5"})).slow == ("worker-0:0.5",)

@@ -145,7 +145,7 @@ async def test_an_array_that_does_not_fit_is_named(
         await run_prediction(model, [tmp_path / name], PredictOptions(), QUIET)
 
 
-async def test_what_cannot_be_asked_is_refused_before_the_model_is_read(tmp_path: Path) -> None:
+async def test_wrong_options_are_refused_before_the_model_is_read(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
 
     with pytest.raises(ConfigError, match="predict needs images"):

@@ -19,7 +19,7 @@ from adam_async.run.shard_table import NUM_BUCKETS
         (["worker-1=0.2"], "slow 'worker-1=0.2' is not of the form NODE:SHARE, as in worker-1:0.2, or NODE~"),
     ],
 )
-def test_who_is_slow_is_refused_with_the_right_form(slow, said):
+def test_wrong_stragglers_are_refused_with_the_right_form(slow, said):
     with pytest.raises(ConfigError, match=said):
         make_config({"slow": slow}, sources=("adam.toml",))
 
@@ -143,7 +143,7 @@ def test_where_clocks_meet_at_its_end_all_of_an_epoch_is_trained(consistency, fr
     "values",
     [{"consistency": "ssp:9"}, {"clip": 1}, {"scale_by_staleness": True}, {"partitions": 2}],
 )
-def test_what_needs_a_copy_is_not_trained_in_place_unless_asked_for(values):
+def test_options_that_need_a_copy_exclude_training_in_place_by_default(values):
     assert make_config({}).weights_in(one_process=True) == "aliased"
     assert make_config(values).weights_in(one_process=True) == "copy"
 
@@ -175,7 +175,7 @@ def test_a_recorded_run_has_one_thread_per_worker() -> None:
         Config(record=True, threads=2)
 
 
-def test_what_depends_on_more_than_a_record_holds_is_not_recorded() -> None:
+def test_a_run_that_depends_on_more_than_a_record_has_is_not_recorded() -> None:
     local = {"record": True, "pull_every": 4, "push_every": 2}
 
     with pytest.raises(ConfigError, match="layer_rate depends on the local steps"):

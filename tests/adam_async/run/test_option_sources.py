@@ -38,7 +38,7 @@ def test_every_plain_option_has_an_environment_variable():
     assert make_config(values) == Config()
 
 
-def test_who_is_slow_is_a_list_in_a_file_and_separated_by_commas_in_the_environment():
+def test_stragglers_are_a_list_in_a_file_and_separated_by_commas_in_the_environment():
     wanted = ("worker-1:0.2", "worker-0~worker-1:5ms")
     file = from_toml('slow = ["worker-1:0.2", "worker-0~worker-1:5ms"]', source="adam.toml")
     environment = from_environment({"ADAM_SLOW": "worker-1:0.2,worker-0~worker-1:5ms,"})
@@ -92,7 +92,7 @@ def test_a_value_of_the_wrong_type_is_named_with_where_it_comes_from(layers, sai
         ),
     ],
 )
-def test_what_is_typed_of_a_cut_that_is_not_made_is_refused(typed, said):
+def test_options_of_a_cut_without_partitions_are_refused_on_the_command_line(typed, said):
     with pytest.raises(ConfigError) as failure:
         make_config({}, typed, sources=("adam.toml", COMMAND_LINE))
     assert said in str(failure.value)
@@ -110,7 +110,7 @@ def test_what_is_typed_of_a_cut_that_is_not_made_is_refused(typed, said):
         ({"plan": "layers"}, {"partitions": 2, "plan": "vertical", "halo": "exchange"}),
     ],
 )
-def test_what_is_typed_of_a_cut_that_is_made_or_is_the_default_is_taken(file, typed):
+def test_options_of_a_cut_with_partitions_or_with_default_values_are_accepted(file, typed):
     assert make_config(file, typed, sources=("adam.toml", COMMAND_LINE)) == Config(**{**file, **typed})
 
 

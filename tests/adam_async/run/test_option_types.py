@@ -1,4 +1,4 @@
-"""What Python code constructs is checked as what a file says."""
+"""Options constructed in Python are checked like those of a file."""
 
 from typing import Any
 

@@ -82,7 +82,7 @@ def test_a_run_forgets_the_one_before_it() -> None:
     assert (progress.epochs, progress.roles, list(progress.series), progress.clock) == ([], {}, [], 0)
 
 
-def test_what_no_role_said_is_nothing() -> None:
+def test_missing_statistics_count_as_zero() -> None:
     progress = begun()
 
     progress.update({}, now=101.0)
@@ -91,7 +91,7 @@ def test_what_no_role_said_is_nothing() -> None:
     assert progress.staleness_mean == pytest.approx(0.0)
 
 
-def test_what_an_epoch_skips_is_seen_from_when_it_is_known_until_the_next_one_begins() -> None:
+def test_skipped_images_show_from_their_report_until_the_next_epoch() -> None:
     progress = begun()
     progress.update(
         {"data-0": {"images": 80, "loss": 0.5, "skipped": 20, "lending": {"leads": True}}}, now=101.0

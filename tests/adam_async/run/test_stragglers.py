@@ -1,4 +1,4 @@
-"""What `--slow` says is read as it is meant, and refused with the right form otherwise."""
+"""Texts of `--slow` are read, or refused with the right form."""
 
 import pytest
 from hypothesis import given
@@ -57,7 +57,7 @@ def test_any_share_is_read_as_it_is_written(share: float) -> None:
         ("a~b:1s+1us", "the delay must be above 0 and at most 1s"),
     ],
 )
-def test_what_is_not_of_the_form_is_refused_with_the_form(text: str, said: str) -> None:
+def test_text_of_another_form_is_refused_with_the_form(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as failure:
         read_slow([text])
     assert said in str(failure.value)

@@ -81,7 +81,7 @@ def test_a_function_may_stand_in_a_class() -> None:
         ("/tmp/augment.py:invert", "expected package.module:function"),
     ],
 )
-def test_what_cannot_be_imported_is_named_with_its_step(kind: str, said: str) -> None:
+def test_a_failed_import_is_named_with_its_step(kind: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as failure:
         recipe_of(kind)
 
@@ -115,6 +115,6 @@ def test_a_named_layer_is_imported_beside_those_of_the_package():
         ("tests.adam_async.runs:tiny_dataset", "layer 'mine'.*derives from Layer"),
     ],
 )
-def test_what_is_no_layer_is_refused_by_its_kind(name, said):
+def test_a_path_that_is_no_layer_is_refused_with_its_kind(name, said):
     with pytest.raises(ConfigError, match=said):
         import_layers({"mine": name})

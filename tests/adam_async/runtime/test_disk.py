@@ -15,7 +15,7 @@ import pytest
 from adam_async.runtime.disk import FETCH_CHUNK_BYTES, Disk, Piece, fetch_url
 
 
-async def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+async def test_written_bytes_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "file"
     async with Disk() as disk:
         await disk.write_atomic(path, [b"head", bytearray(b"er "), memoryview(b"body")])
@@ -215,7 +215,7 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-async def test_what_a_private_disk_makes_is_for_its_owner_alone(tmp_path: Path) -> None:
+async def test_files_of_a_private_disk_are_for_their_owner_alone(tmp_path: Path) -> None:
     home = tmp_path / "home"
     before = os.umask(0)
     try:

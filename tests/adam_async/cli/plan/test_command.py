@@ -35,7 +35,7 @@ kind = "softmax_cross_entropy"
 
 
 async def printed(environment: dict[str, str] | None = None, **options: Any) -> str:
-    """What the command prints; times are estimated unless it is said otherwise."""
+    """Return the output of the command; by default times are estimated."""
     stream = io.StringIO()
     terminal = Terminal()
     terminal.out = EscapingConsole(file=stream, soft_wrap=True)
@@ -149,8 +149,8 @@ async def test_a_machine_is_offered_no_more_workers_than_it_has_cores(
         ({"threads": -1}, "--threads must be within 0 and"),
         ({"in_flight": 5000}, "--in-flight must be within 0 and 4096, not 5000"),
         ({"servers": 0}, "--servers must be within 1 and 64, not 0"),
-        ({"bandwidth": "fast"}, "--bandwidth 'fast' is none: write 1Gbit/s"),
-        ({"latency": "3 m"}, "--latency '3 m' is none: write 0.1ms"),
+        ({"bandwidth": "fast"}, "--bandwidth 'fast' is not a bandwidth: write 1Gbit/s"),
+        ({"latency": "3 m"}, "--latency '3 m' is not a latency: write 0.1ms"),
         (
             {"bandwidth": "125"},
             "--bandwidth '125' has no unit: write bits or bytes per second, as in 1Gbit/s",
