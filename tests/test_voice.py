@@ -225,7 +225,8 @@ def violations(path: str) -> list[str]:
 def room_of(path: str) -> str:
     """Return the folder by which a file is checked: that of a room, or of a package; all pages are one."""
     parts = path.split("/")
-    return "/".join(parts[: min(2, len(parts) - 1)]) if path.endswith(".py") else "pages"
+    depth = 3 if path.startswith("tests/") else 2
+    return "/".join(parts[: min(depth, len(parts) - 1)]) if path.endswith(".py") else "pages"
 
 
 ROOMS = sorted({room_of(path) for path in checked_files()})

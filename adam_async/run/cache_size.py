@@ -1,4 +1,4 @@
-"""Sizes of memory as options say them: of a data server for images, and of a process for its peers."""
+"""Pure: sizes of memory in options: of a data server for images, and of a process for its peers."""
 
 import re
 from dataclasses import dataclass

@@ -22,7 +22,7 @@ def plan_run(network: Network, config: Config, times: LayerTimes | None = None) 
         times: Measured times of its layers; None estimates them.
 
     Raises:
-        ConfigError: The model cannot be cut over so many workers.
+        ConfigError: The model cannot be cut over this many workers.
     """
     if config.partitions == 1:
         return None
