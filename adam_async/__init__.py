@@ -35,7 +35,8 @@ if TYPE_CHECKING:
         ShardUnavailable,
     )
     from adam_async.model.spec import ModelSpec
-    from adam_async.run.config import Config, Waits, make_config
+    from adam_async.run.config import Config, Waits
+    from adam_async.run.option_sources import make_config
     from adam_async.run.result import EpochResult, RunResult
     from adam_async.runtime.disk import Disk
     from adam_async.runtime.timeline import Timeline
@@ -79,7 +80,8 @@ _HOMES = {
     "checkpoint.files": ("load_checkpoint",),
     "cluster.local": ("LocalCluster",),
     "cluster.processes": ("ProcessCluster",),
-    "run.config": ("Config", "Waits", "make_config"),
+    "run.config": ("Config", "Waits"),
+    "run.option_sources": ("make_config",),
     "data_server.dataset": ("Dataset", "make_dataset"),
     "data_server.sources.datasets": ("load_dataset",),
     "data_server.sources.objects": ("from_object",),

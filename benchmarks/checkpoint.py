@@ -37,7 +37,7 @@ import uvloop
 
 from adam_async import Config, Disk, LocalCluster, ProcessCluster, Timeline, load_dataset
 from adam_async.model.named import mlp
-from adam_async.runtime.disk import fine_clock
+from adam_async.runtime.clock import fine_clock
 from adam_async.runtime.kernel_cache import use_kernel_cache
 from adam_async.runtime.trace_events import Fired
 

@@ -48,6 +48,7 @@ import uvloop
 
 from adam_async import Config, Disk, LocalCluster, ProcessCluster, RunResult, load_dataset
 from adam_async.data_server.dataset import Dataset
+from adam_async.run.learning_rate import default_rate
 from adam_async.run.staleness import add_up
 from adam_async.run.waits import waits_of
 from adam_async.runtime.kernel_cache import use_kernel_cache
@@ -245,7 +246,7 @@ def lockstep(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         return []
     cases: dict[str, list[tuple[Found, Found]]] = {"2 worker processes": [], "one process": []}
     options: dict[str, Any] = {"consistency": "bsp", "replicas": 2}
-    rate = Config(schedule="constant", **options).default_rate()
+    rate = default_rate(Config(schedule="constant", **options))
     for seed in range(arguments.rounds):
         other = peer(arguments.torch, rate=rate, seed=seed)
         for case, pairs in cases.items():

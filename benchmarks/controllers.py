@@ -44,7 +44,7 @@ from adam_async.cluster.networks import cluster_network
 from adam_async.controller.map_client import MapClient
 from adam_async.messages import GetStatistics, pack, read_text_tensor
 from adam_async.run.config import Waits
-from adam_async.runtime.disk import system_entropy
+from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.machine import usable_cores
 from adam_async.runtime.traffic import Traffic
 from transport import BufferPool, Identity

@@ -39,8 +39,9 @@ from adam_async.messages import Finished, Reported, ReportGroups, pack
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import NodeRecord, RunRecord, ready_word
 from adam_async.run.config import Config, Waits
+from adam_async.run.learning_rate import decide
 from adam_async.run.model_selection import choose_model
-from adam_async.runtime.disk import system_entropy
+from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
 from transport import BufferPool, Identity, Link, Request
 
@@ -101,7 +102,7 @@ async def serve(channel: Any, shape: tuple[int, int, int], images: int, ahead: i
             await membership.wait_for(lambda _, membership=membership: membership.joined, "a seat", 10)
         driver, worker = memberships["driver"], memberships["worker"]
         spec = choose_model("auto", dataset.info())
-        built = msgspec.to_builtins(config.decided(1))
+        built = msgspec.to_builtins(decide(config, 1))
         await driver.submit_run(
             RunRecord(id=RUN, driver=who("driver").node, config=built, spec=spec.to_dict())
         )

@@ -53,8 +53,9 @@ from adam_async.model.partition.network import Partition
 from adam_async.model.partition.plan import PlanKind
 from adam_async.model.partition.planner import vertical_plan
 from adam_async.run.config import default_in_flight
+from adam_async.run.learning_rate import default_rate
 from adam_async.run.result import RunResult
-from adam_async.runtime.disk import system_entropy
+from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.kernel_cache import use_kernel_cache
 from adam_async.worker.partition_trainer import PartitionTrainer, Passage, WirePool, partition_graph
 from adam_async.worker.peer_workers import Neighbour
@@ -101,7 +102,7 @@ def configs(mode: str, plan: PlanKind) -> tuple[Config, Config]:
     common: dict[str, Any] = {"epochs": 1, "images_per_group": PLANS[plan], "processes": processes}
     cut = Config(partitions=2, plan=plan, threads=each, schedule="constant", **common)
     whole = Config(weights="copy", threads=THREADS, schedule="constant", **common)
-    rate = cut.default_rate(default_in_flight(each, 2))
+    rate = default_rate(cut, default_in_flight(each, 2))
     return msgspec.structs.replace(cut, rate=rate), msgspec.structs.replace(whole, rate=rate)
 
 

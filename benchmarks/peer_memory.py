@@ -38,7 +38,7 @@ from adam_async.messages import (
     role_table,
 )
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.runtime.disk import system_entropy
+from adam_async.runtime.clock import system_entropy
 from transport import BufferPool, Identity, Link, LinkConfig, Message, TcpNetwork, TransportError, WouldBlock
 from transport.tcp import TcpLink
 

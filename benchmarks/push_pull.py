@@ -41,7 +41,7 @@ from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
 from adam_async.run.config import Config, Waits
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, shard_table
-from adam_async.runtime.disk import system_entropy
+from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
 from dataflow import ComputePool
 from transport import BufferPool, Identity, TcpNetwork

@@ -43,7 +43,8 @@ from adam_async.cluster.processes import ProcessCluster
 from adam_async.data_server.sources.datasets import load
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.result import EpochResult
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 from adam_async.worker.service import ModelWorker
 from transport import Identity
 

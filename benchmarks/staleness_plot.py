@@ -29,6 +29,7 @@ import uvloop
 
 from adam_async import Config, Disk, LocalCluster, load_dataset
 from adam_async.data_server.dataset import Dataset
+from adam_async.run.learning_rate import default_rate
 from adam_async.run.staleness import add_up
 from adam_async.runtime.kernel_cache import use_kernel_cache
 
@@ -43,7 +44,7 @@ async def measure(replicas: list[int], seeds: int, epochs: int) -> list[dict[str
     """Run everything, one after the other; a record per run."""
     async with Disk() as disk:
         dataset = await load_dataset(os.environ["ADAM_DATA_DIR"], disk)
-    alone = Config(weights="copy", schedule="constant").default_rate(groups_in_flight=2)
+    alone = default_rate(Config(weights="copy", schedule="constant"), groups_in_flight=2)
     return [
         await once(dataset, arm, count, seed, epochs, alone)
         for seed in range(seeds)

@@ -1,4 +1,4 @@
-"""What docs/data.md says of transforms is so, and its picture is what its command draws."""
+"""docs/data.md describes the transforms correctly, and its picture is that of its command."""
 
 import os
 import re
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from adam_async.cli.commands import app
-from adam_async.cli.data_inspect.command import run_inspection
-from adam_async.cli.data_inspect.options import InspectOptions
+from adam_async.cli.data_inspect import run_inspection
+from adam_async.cli.options import InspectOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.data_server.transforms.recipe import Recipe, read_steps
 from adam_async.data_server.transforms.steps import KINDS, REQUIRED

@@ -1,4 +1,4 @@
-"""What the documents name is there: every file, and a row for each mechanism of the paper."""
+"""Documents name existing files, and have a row for each mechanism of the paper."""
 
 import json
 import re

@@ -1,8 +1,8 @@
-"""The rules of the house that can be read off the syntax: who may import whom, and who may touch the world.
+"""Rules that can be read off the syntax: permitted imports, and permitted access to the system.
 
-`violations` reads one file. What each rule forbids is in the tables below; `PORTS` is the complete list of
-the product files that may touch clock, dice, files, threads, processes, sockets or loops, with reasons.
-The tests at the end feed `violations` bad snippets, so that a rule that stopped working would be noticed.
+`violations` reads one file. The tables below are the rules; `PORTS` is the complete list of the product files
+that may touch clock, dice, files, threads, processes, sockets or loops, with reasons. The tests at the end
+pass bad snippets to `violations`, so a rule that stopped working would fail them.
 """
 
 import ast
@@ -29,7 +29,7 @@ PACKAGE_IMPORTS = {
     "dataflow": frozenset({"dataflow"}),
     "transport": frozenset({"transport", "numpy", "msgpack", "msgspec", "ml_dtypes", "google_crc32c"}),
 }
-"""What a package may import beside the standard library. `adam_async` is not limited here."""
+"""Imports of a package beside the standard library. `adam_async` is not limited here."""
 
 MODEL_IMPORTS = ("adam_async.model", "adam_async.errors", "adam_async.runtime.kernel_cache")
 """The model imports nothing else of `adam_async`: its own files, the base of the errors, the kernel cache."""
@@ -108,7 +108,7 @@ CALL_CAPABILITIES = {
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """Files that may use some capabilities, and why."""
+    """Files that may use some capabilities, with the reason."""
 
     files: str
     capabilities: frozenset[str]
@@ -122,14 +122,15 @@ def port(files: str, capabilities: str, reason: str) -> Port:
 PORTS = (
     port(
         "adam_async/runtime/disk.py",
-        "clock dice files system threads",
-        "disk, entropy, clock",
+        "files system threads",
+        "the disk and its thread",
     ),
     port(
         "adam_async/data_server/sources/downloads.py",
         "files sockets threads",
         "pooch blocks, also in the name server; its file is written piece by piece",
     ),
+    port("adam_async/runtime/clock.py", "clock dice system", "the monotonic clock, entropy of the system"),
     port("adam_async/model/keyed_random.py", "numpy.random", "the keyed dice, made of Philox"),
     port("adam_async/cli/*.py", "clock loops system", "loop, environment, signals, cores, times in logs"),
     port(
@@ -152,9 +153,7 @@ PORTS = (
         "pieces of files, for the compute thread that needs them",
     ),
     port("adam_async/data_server/sources/npz.py", "files", "opens members of an archive that lies in memory"),
-    port(
-        "adam_async/runtime/machine.py", "files system", "reads what the kernel says of machine and process"
-    ),
+    port("adam_async/runtime/machine.py", "files system", "facts of machine and process from the kernel"),
     port(
         "adam_async/checkpoint/trained_model.py",
         "files",
@@ -191,7 +190,7 @@ def terminal_name(node: ast.AST) -> str:
 
 
 def uses(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
-    """Yield (line, capability, what) for everything in a file that touches the world."""
+    """Yield (line, capability, use) for all access to the system in a file."""
     for node in ast.walk(tree):
         for module in imported_modules(node):
             root = module.partition(".")[0]
@@ -221,7 +220,7 @@ def world_violations(path: str, tree: ast.Module) -> Iterator[str]:
 
 
 def is_above(room: str, other: str) -> bool:
-    """Whether a room has a place above another; a name without a place is no room."""
+    """Whether a room is above another in `ROOMS`; other names are no rooms."""
     return room in ROOMS and other in ROOMS and ROOMS.index(room) > ROOMS.index(other)
 
 
@@ -280,7 +279,7 @@ def call_violations(path: str, tree: ast.Module) -> Iterator[str]:
 
 
 def violations(path: str, source: str) -> list[str]:
-    """Return what is against the rules in one file.
+    """Return the broken rules of one file.
 
     Args:
         path: From the root of the repository, with ``/``.
@@ -366,7 +365,7 @@ def test_no_permission_is_held_in_reserve() -> None:
         ("adam_async/x.py", "group.create_task(f())", "without a name"),
     ],
 )
-def test_what_is_against_a_rule_is_found(path: str, source: str, claim: str) -> None:
+def test_a_broken_rule_is_found(path: str, source: str, claim: str) -> None:
     assert any(claim in violation for violation in violations(path, source))
 
 
@@ -380,10 +379,10 @@ def test_what_is_against_a_rule_is_found(path: str, source: str, claim: str) -> 
         ("adam_async/worker/service.py", "from adam_async.data_server.client import Client"),
         ("adam_async/x.py", "import asyncio\nself._group.create_task(f(), name='f')"),
         ("adam_async/x.py", "import urllib.parse\ndisk.read_bytes(path)"),
-        ("adam_async/runtime/disk.py", "import os, threading\nos.urandom(1)"),
+        ("adam_async/runtime/clock.py", "import os, time\nos.urandom(1)"),
     ],
 )
-def test_what_keeps_the_rules_is_left_alone(path: str, source: str) -> None:
+def test_code_within_the_rules_is_left_alone(path: str, source: str) -> None:
     assert violations(path, source) == []
 
 
@@ -401,7 +400,7 @@ def module_name(path: str) -> str:
 
 
 def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
-    """Return what remains of a graph after all names that only begin or only end chains are taken out."""
+    """Return the names of a graph that remain without those that only begin or only end chains."""
     arrows = {name: set(targets) for name, targets in arrows.items()}
     while True:
         aimed_at = {target for targets in arrows.values() for target in targets}

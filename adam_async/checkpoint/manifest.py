@@ -31,7 +31,8 @@ from adam_async.errors import ConfigError
 from adam_async.messages import ShardState, read_number
 from adam_async.model.spec import ModelSpec
 from adam_async.run.cluster_map import ResumeRecord
-from adam_async.run.config import FIELDS, Config, make_config
+from adam_async.run.config import FIELDS, Config
+from adam_async.run.option_sources import make_config
 from adam_async.run.result import EpochResult
 from adam_async.run.user_code import check_named, named_functions
 

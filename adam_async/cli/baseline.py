@@ -1,4 +1,4 @@
-"""The bare kernel loop around a run, for its report: as many threads, the same model, rule and images."""
+"""The baseline of a report: the bare kernels, with the run's threads, model, rule and images."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,23 +10,24 @@ from adam_async.model.spec import ModelSpec
 from adam_async.report import baseline
 from adam_async.report.sgemm import measure_sgemm
 from adam_async.run.config import Config
+from adam_async.run.learning_rate import default_rate
 from adam_async.run.model_selection import choose_model
 
 
 class BaselineAround:
-    """Measures before and after.
+    """Measures the kernels before and after a run.
 
     Args:
         config: The run.
         threads: Compute threads of all its workers.
         dataset: Its images.
-        data: What its data server says of them.
-        model_text: What the model file holds, if the model is one.
-        spec: The model, where a checkpoint says.
-        init: The saved model that the run begins with, as for `choose_model`.
+        data: Description of them by their data server.
+        model_text: Contents of the model file, if `config` names one.
+        spec: The model of a checkpoint, if any.
+        init: Saved model that the run begins with, as for `choose_model`.
 
     Raises:
-        ConfigError: The model does not exist or does not fit the data.
+        ConfigError: The model is unknown or does not fit the data.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class BaselineAround:
         rate = await baseline.measure(
             self.network,
             make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay),
-            rate=config.default_rate(squared_norm=self._dataset.squared_norm),
+            rate=default_rate(config, squared_norm=self._dataset.squared_norm),
             images=self._dataset.train_images,
             labels=self._dataset.train_labels,
             group_images=config.images_per_group,
@@ -65,7 +66,7 @@ class BaselineAround:
         self._sgemm.append(await measure_sgemm(self._threads))
 
     def result(self) -> baseline.Baseline:
-        """Both measurements."""
+        """Return the baseline of both measurements."""
         before, after = self._rates
         sgemm = sum(self._sgemm) / len(self._sgemm)
         return baseline.Baseline(threads=self._threads, before=before, after=after, sgemm=sgemm)

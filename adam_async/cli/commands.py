@@ -1,6 +1,6 @@
-"""The commands of `adam-async`, and how each call of one ends.
+"""The commands of `adam-async`, with the exit code of each call.
 
-Only what `--help` needs is imported here; a command brings its own weight.
+This file imports only modules for `--help`; each command imports its own.
 """
 
 import difflib
@@ -13,32 +13,30 @@ from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
-from adam_async.cli.data_inspect.options import InspectOptions
-from adam_async.cli.errors import explain
 from adam_async.cli.log import JsonLine, OneLine, RoleLine
 from adam_async.cli.options import (
     ControllerOptions,
     Damaged,
     DataServerOptions,
+    InspectOptions,
     LogLevel,
     LoopName,
     MemberOptions,
+    PlanOptions,
+    PredictOptions,
     RoleOptions,
+    SimulateOptions,
     StageOptions,
     TrainOptions,
     WorkerOptions,
     set_by_variable,
-    worth_saying,
+    shown_default,
+    value_of,
 )
-from adam_async.cli.plan.options import PlanOptions
-from adam_async.cli.predict_options import PredictOptions
 from adam_async.cli.signals import EARLY, loop_factory
-from adam_async.cli.simulate.options import SimulateOptions
-from adam_async.cli.terminal import Terminal, log_to_stderr, reader_left
-from adam_async.cli.values import value_of
+from adam_async.cli.terminal import Terminal, explain, log_to_stderr, reader_left
 from adam_async.errors import ConfigError, first_cause
-from adam_async.run.config import PLAIN
-from adam_async.run.variables import check_variables
+from adam_async.run.option_sources import PLAIN, check_variables
 
 USAGE = 2
 
@@ -47,7 +45,7 @@ app = App(
     help="Train neural networks on ordinary machines: Microsoft's Project Adam (OSDI 2014) in Python.",
     help_epilogue="Exit codes: docs/exit-codes.md. Variables set options of train and roles: ADAM_EPOCHS=5.",
     version=lambda: version("adam-async"),
-    default_parameter=Parameter(show_default=worth_saying, converter=value_of),
+    default_parameter=Parameter(show_default=shown_default, converter=value_of),
     result_action="return_value",
 )
 
@@ -76,7 +74,7 @@ def run_command(arguments: list[str]) -> int:
         return USAGE
     except Exception as error:
         if isinstance(first_cause(error), BrokenPipeError) and reader_left(sys.stdout):
-            # Whoever read our output has left, as `head` does; nothing more must be flushed there.
+            # The reader of our output has left, as `head` does: a flush would fail again.
             EARLY.leave(0)
         if os.environ.get("ADAM_TRACEBACK"):
             raise
@@ -86,10 +84,10 @@ def run_command(arguments: list[str]) -> int:
 
 
 def check_words(arguments: list[str]) -> None:
-    """Refuse a word that stands where a command does and is none.
+    """Check that a word in the place of a command is one.
 
     Raises:
-        ConfigError: It does; names the commands there are, and the nearest.
+        ConfigError: The command is unknown; names the nearest, and all.
     """
     path, _, rest = app.parse_commands(arguments)
     group = {(): app, ("data",): data_commands, ("token",): token_commands}.get(path)
@@ -120,14 +118,14 @@ def _run(
 
 
 def _run_role(main: Callable[[Terminal], Coroutine[Any, Any, int]], options: RoleOptions) -> int:
-    """Run a role; a parent marks the lines of its children itself."""
+    """Run a role. A parent process prefixes the lines of its children itself."""
     lines = None if options.supervised else JsonLine() if options.log_json else RoleLine()
     return _run(main, loop=options.loop, verbose=options.verbose, level=options.log_level, lines=lines)
 
 
 @app.command
 def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
-    """Train a model, here or in a cluster of roles that were started by hand."""
+    """Train a model, here or in a cluster of roles started by hand."""
     if options.replay is not None:
         from adam_async.cli.replay import run_replay as work
     else:
@@ -152,16 +150,16 @@ def evaluate(
     threads: int = 0,
     loop: LoopName = "uvloop",
 ) -> int:
-    """Say how well a model that `train --out` wrote does on test images.
+    """Evaluate a model of `train --out` on test images.
 
     Parameters
     ----------
     model
-        The model's file, or the folder it is in.
+        File of the model, or its folder.
     data
         auto, mnist, digits, fashion-mnist, cifar-10, synthetic, or a folder or file (docs/data.md).
     damaged
-        Damaged images: stop at the first, or leave out up to one in twenty.
+        Damaged images: error stops at the first, skip leaves out up to one in twenty.
     threads
         Compute threads; 0 is one per core.
     loop
@@ -182,12 +180,12 @@ def predict(
     *images: Path,
     options: PredictOptions = PredictOptions(),  # noqa: B008 - frozen
 ) -> int:
-    """Name the classes of images with a model that `train --out` wrote.
+    """Classify images with a model of `train --out`.
 
     Parameters
     ----------
     model
-        The model's file, or the folder it is in.
+        File of the model, or its folder.
     images
         Image files, .npy arrays, and folders of them.
     """
@@ -200,7 +198,7 @@ def predict(
 
 @app.command
 def report(*files: Path, plot: Path | None = None, loop: LoopName = "uvloop") -> int:
-    """Show reports that `train --report` wrote side by side, and draw them over one another.
+    """Compare reports of `train --report` in a table and a plot.
 
     Parameters
     ----------
@@ -218,7 +216,7 @@ def report(*files: Path, plot: Path | None = None, loop: LoopName = "uvloop") ->
 
 @app.command
 def plan(options: PlanOptions = PlanOptions()) -> int:  # noqa: B008 - frozen
-    """Say how a model may be cut over several workers, what crosses between them, and how fast that is."""
+    """Predict the rate of a model cut over several workers, and recommend a cut."""
     from adam_async.cli.plan.command import run_plan
 
     return _run(lambda terminal: run_plan(options, os.environ, terminal), loop=options.loop, verbose=False)
@@ -226,14 +224,14 @@ def plan(options: PlanOptions = PlanOptions()) -> int:  # noqa: B008 - frozen
 
 @app.command
 def doctor(*, model: str = "mnist-adam", images_per_group: int = 16, loop: LoopName = "uvloop") -> int:
-    """Look at this machine: what a run needs, what is slower without something, what is broken.
+    """Check this machine: requirements of a run, causes of slowness, faults.
 
     Parameters
     ----------
     model
-        Whose kernels are timed and whose memory is held against the caches: a named model, or FILE.toml.
+        Model whose kernels are timed and whose memory is compared with the caches: a name, or FILE.toml.
     images_per_group
-        Of its groups.
+        Images per group.
     loop
         The event loop.
     """
@@ -246,8 +244,8 @@ def doctor(*, model: str = "mnist-adam", images_per_group: int = 16, loop: LoopN
 
 @app.command
 def simulate(options: SimulateOptions = SimulateOptions()) -> int:  # noqa: B008 - frozen
-    """Run the shipped code in simulated clusters in which everything that may go wrong does, seed by seed."""
-    from adam_async.cli.simulate.command import run_simulation, serve
+    """Run the shipped code in simulated clusters with faults, seed by seed."""
+    from adam_async.cli.simulate import run_simulation, serve
 
     if options.supervised:
         return serve()
@@ -256,10 +254,10 @@ def simulate(options: SimulateOptions = SimulateOptions()) -> int:  # noqa: B008
 
 @app.command
 def controller(options: ControllerOptions = ControllerOptions()) -> int:  # noqa: B008 - frozen
-    """Run a controller: the place where the other roles of a cluster meet.
+    """Run a controller, which keeps the cluster map; the other roles connect to it.
 
-    Three or five with the same --peers agree on all that they say; the cluster goes on while more than half
-    of them run. One that is started again with its --dir goes on where it was.
+    Three or five controllers with the same --peers agree on the map; the cluster goes on while more than half
+    of them run. A controller with --dir continues after a restart.
     """
     from adam_async.cli.roles import serve_controller
 
@@ -268,7 +266,7 @@ def controller(options: ControllerOptions = ControllerOptions()) -> int:  # noqa
 
 @app.command
 def ps(options: MemberOptions) -> int:
-    """Run a parameter server: it holds shards of the model and applies updates to them."""
+    """Run a parameter server, which stores shards of the model and applies updates to them."""
     from adam_async.cli.roles import serve_ps
 
     return _run_role(lambda _: serve_ps(options, os.environ), options)
@@ -283,18 +281,18 @@ def data(
     size: Annotated[str, set_by_variable("size")] = "",
     stage: StageOptions = StageOptions(),  # noqa: B008 - frozen
 ) -> int:
-    """Run a data server: it hands out image groups to the workers.
+    """Run a data server, which hands out image groups to the workers.
 
-    Without --controller it stands alone, and serves each `train --data tcp://HOST:PORT` that asks.
+    Without --controller it is independent of a cluster, and serves each `train --data tcp://HOST:PORT`.
 
     Parameters
     ----------
     data
         auto, mnist, digits, fashion-mnist, cifar-10, synthetic, or a folder or file (docs/data.md).
     damaged
-        Damaged images: stop at the first, or leave out up to one in twenty.
+        Damaged images: error stops at the first, skip leaves out up to one in twenty.
     size
-        ROWSxCOLUMNS such as 48x64 to scale and cut images to; by default the images decide.
+        Size to scale and cut images to, ROWSxCOLUMNS such as 48x64; by default the images decide.
     """
     from adam_async.cli.staging import serve_staged
 
@@ -306,14 +304,14 @@ def data(
 
 @data_commands.command(name="inspect")
 def inspect_data(source: str = "auto", /, options: InspectOptions = InspectOptions()) -> int:  # noqa: B008
-    """Say what a source of images holds, and draw its images, as they are or transformed.
+    """Describe a source of images, and draw its images, as they are or transformed.
 
     Parameters
     ----------
     source
-        auto, mnist, digits, a folder or a file, as `train --data`.
+        auto, mnist, digits, a folder or a file, as in `train --data`.
     """
-    from adam_async.cli.data_inspect.command import run_inspection
+    from adam_async.cli.data_inspect import run_inspection
 
     return _run(
         lambda terminal: run_inspection(source, options, os.environ, terminal),
@@ -329,16 +327,16 @@ def worker(
     threads: Annotated[int, set_by_variable("threads")] = 0,
     in_flight: Annotated[int, set_by_variable("in_flight")] = 0,
 ) -> int:
-    """Run a model worker: it trains one replica of the model, from when it joins until it leaves.
+    """Run a model worker, which trains one replica of the model.
 
-    A training that goes on keeps the rate that it began with, however many join.
+    A worker may join a run in progress; the run keeps its rate.
 
     Parameters
     ----------
     threads
         Compute threads; 0 is one per core.
     in_flight
-        Groups in flight; 0 is twice the threads of its replica.
+        Groups in flight per replica; 0 is twice its threads.
     """
     from adam_async.cli.roles import serve_worker
 
@@ -352,7 +350,7 @@ def token_new(*, out: Path | None = None, loop: LoopName = "uvloop") -> int:
     Parameters
     ----------
     out
-        Write the token to this new file, which only its owner can read; without it to stdout.
+        New file for the token, readable by its owner only; by default the token goes to stdout.
     loop
         The event loop.
     """
@@ -369,16 +367,16 @@ def token_derive(
     out: Path | None = None,
     loop: LoopName = "uvloop",
 ) -> int:
-    """Write the keys of one role, for hosts that may join as that role only.
+    """Write the keys of one role, for hosts that may join as this role only.
 
     Parameters
     ----------
     role
         controller, ps, data, worker or driver (`train`).
     token_file
-        File with the cluster's token; without it ADAM_TOKEN.
+        File with the cluster's token; by default ADAM_TOKEN.
     out
-        Write the keys to this new file, which only its owner can read; without it to stdout.
+        New file for the keys, readable by its owner only; by default the keys go to stdout.
     loop
         The event loop.
     """

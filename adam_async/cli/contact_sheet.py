@@ -1,13 +1,11 @@
-"""Pure: a contact sheet, images of a data set side by side, a row for each class.
+"""Contact sheets: images in rows, each with lines of text under it if wanted, as a PNG file.
 
-With a recipe a row shows one image: as it is, then what it becomes in one epoch after the other. A run of
-the same seed trains on those pixels, because a variant depends on seed, epoch and image only. Without a
-recipe a row shows the first images of its class.
-
-Letters: C channels, H rows, W columns.
+Drawing needs Pillow, of the extra ``data``. Letters: C channels, H rows, W columns.
 """
 
+import io
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,29 +16,57 @@ from adam_async.errors import ConfigError
 from adam_async.model.keyed_random import Dice
 
 TILE = 32
-"""Pixels that a tile has at least, down and across."""
+"""Minimum size of an image on a sheet without captions, in pixels, down and across."""
+
+CAPTIONED = 112
+"""Minimum width of an image with a caption, in pixels: some sixteen letters fit under it."""
+
+LINE = 14
+"""Height of a line of a caption, in pixels."""
+
 GAP = 2
-BACKGROUND = 128
-"""Grey, so that the edges of black images and of white ones show."""
+"""Width of the gaps between tiles, in pixels."""
+
+BLACK, BACKGROUND, WHITE = 0, 128, 255
+"""Values of the captions, the gaps and the letters. On grey, the edges of black and white images show."""
 
 MOST_PIXELS = 1 << 26
+"""Maximum size of a sheet, in pixels."""
 
 Image = NDArray[np.uint8]
-"""Shape (C, H, W)."""
+"""Pixels of shape (C, H, W)."""
+
+
+def check_png(file: Path) -> None:
+    """Check that a contact sheet can be drawn into a file.
+
+    Raises:
+        ConfigError: The file does not end in .png, or Pillow is not installed.
+    """
+    if file.suffix != ".png":
+        raise ConfigError(f"--png {file}: name a file that ends in .png")
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError:
+        raise ConfigError("--png needs Pillow, of the extra `data`: pip install 'adam-async[data]'") from None
 
 
 def sheet_rows(
     dataset: Dataset, recipe: Recipe | None, *, seed: int, epoch: int, samples: int, classes: int
 ) -> list[list[Image]]:
-    """Choose what a contact sheet shows.
+    """Choose the training images of a contact sheet, a row for each class.
+
+    With a recipe, a row shows one image and its variants in consecutive epochs. A variant depends on seed,
+    epoch and image only, so a run with this seed trains on the same pixels. Without a recipe, a row shows
+    the first images of its class.
 
     Args:
-        dataset: Whose training images.
-        recipe: What is done to them, or None.
-        seed: That of the run.
-        epoch: The first one whose variants are shown.
-        samples: Variants of an image, or without a recipe images of a class beside its first.
-        classes: Most rows; the lowest class numbers that have training images are taken.
+        dataset: Data set with the training images.
+        recipe: Transforms of the variants, or None.
+        seed: Seed of the run.
+        epoch: First epoch of the variants.
+        samples: Variants of an image, or without a recipe further images of its class.
+        classes: Maximum number of rows; the lowest class numbers with training images are taken.
     """
     of_class = [
         np.flatnonzero(dataset.train_labels == number)[: samples + 1]
@@ -55,33 +81,49 @@ def sheet_rows(
     return [list(row) for row in zip(originals, *variants, strict=True)]
 
 
-def contact_sheet(rows: Sequence[Sequence[Image]]) -> NDArray[np.uint8]:
-    """Lay images out in rows, enlarged by whole pixels to tiles of one size, with thin gaps.
+def contact_sheet(rows: Sequence[Sequence[Image]], captions: Sequence[Sequence[Sequence[str]]] = ()) -> bytes:
+    """Draw images in rows, enlarged by whole pixels to tiles of one size, with thin gaps.
 
     Args:
         rows: Images of one shape. Of three and more channels the first three are red, green and blue; of
             two the first is shown in grey.
+        captions: Lines of text under each image, as many under each; empty for none. A letter that the
+            built-in font lacks becomes a question mark; a line that is too long is cut.
 
     Returns:
-        Pixels of shape (H, W), grey, or (H, W, 3).
+        A PNG file; the same images give the same pixels.
 
     Raises:
         ConfigError: The sheet would be too large.
     """
+    from PIL import Image as Picture
+    from PIL import ImageDraw, ImageFont
+
     channels, height, width = rows[0][0].shape
-    scale = -(-TILE // min(height, width))
-    down, across = height * scale + GAP, width * scale + GAP
+    scale = -(-CAPTIONED // width) if captions else -(-TILE // min(height, width))
+    text = LINE * len(captions[0][0]) if captions else 0
+    down, across = height * scale + text + GAP, width * scale + GAP
     size = (len(rows) * down + GAP, max(map(len, rows)) * across + GAP)
     if size[0] * size[1] > MOST_PIXELS:
         raise ConfigError(
             f"a contact sheet of {len(rows)} rows of images of {height} x {width} is {size[0]} x {size[1]} "
             f"pixels large, and may have {MOST_PIXELS}; lower --samples or --classes"
         )
-    colours = 3 if channels >= 3 else 1
-    sheet = np.full((*size, colours), BACKGROUND, np.uint8)
+    colours = channels >= 3
+    sheet = Picture.new("RGB" if colours else "L", size[::-1], (BACKGROUND,) * 3 if colours else BACKGROUND)
+    font = ImageFont.load_default_imagefont()
     for i, row in enumerate(rows):
-        for j, image in enumerate(row):
-            tile = image[:colours].transpose(1, 2, 0).repeat(scale, axis=0).repeat(scale, axis=1)
-            top, left = GAP + i * down, GAP + j * across
-            sheet[top : top + height * scale, left : left + width * scale] = tile
-    return sheet if colours == 3 else sheet[:, :, 0]
+        for j, pixels in enumerate(row):
+            left, top = GAP + j * across, GAP + i * down
+            values = pixels[:3].transpose(1, 2, 0) if colours else pixels[0]
+            enlarged = values.repeat(scale, axis=0).repeat(scale, axis=1)
+            sheet.paste(Picture.fromarray(enlarged), (left, top))
+            if captions:
+                strip = Picture.new("L", (width * scale, text), BLACK)
+                for number, line in enumerate(captions[i][j]):
+                    plain = line.encode("latin-1", "replace").decode("latin-1")
+                    ImageDraw.Draw(strip).text((2, number * LINE + 1), plain, fill=WHITE, font=font)
+                sheet.paste(strip, (left, top + height * scale))
+    file = io.BytesIO()
+    sheet.save(file, "PNG", optimize=True)
+    return file.getvalue()

@@ -1,4 +1,4 @@
-"""Loading data on behalf of a user: where their cache is, what ADAM_DATA_DIR says, how a download goes."""
+"""Loading of data for a command, with the user's cache, ADAM_DATA_DIR and shown downloads."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -31,27 +31,27 @@ async def load_data(
     size: Size | None = None,
     available: Callable[[], int] = available_bytes,
 ) -> Dataset:
-    """Load a data set as `data_server.datasets.load` does, with downloads kept in the user's cache.
+    """Load a data set as `data_server.sources.datasets.load` does, with downloads in the user's cache.
 
-    Downloads show on stderr while they go.
+    Stderr shows the progress of downloads.
 
     Args:
         source: A name, a folder or a file.
         disk: Reads and decodes.
-        environment: Says where data and the user's cache are.
-        damaged: What to do with damaged images; ``skip`` leaves out up to one in twenty.
-        cache: Memory of a data server for them; without it all images are loaded.
+        environment: Names the folders of data and of the user's cache.
+        damaged: Policy for damaged images; ``skip`` leaves out up to one in twenty.
+        cache: Memory of a data server for images; None loads all images.
         size: Columns and rows that encoded images are scaled and cut to; None lets the images decide.
-        available: Bytes of memory that this process could use; `room_for_whole` derives the limit of a source
-            that decodes as a whole.
+        available: Returns the memory that this process could use, in bytes; `room_for_whole` derives from it
+            the limit of a source that decodes as a whole.
 
     Raises:
         DataError: The source is missing, damaged beyond what may be left out, or too large to be decoded.
     """
     if "://" in source:
         raise DataError(
-            f"{source} is an address, and what is wanted here is a name, a folder or a file; train takes "
-            "addresses of data servers, tcp://HOST:PORT"
+            f"{source} is an address, not a name, a folder or a file; only train takes addresses of data "
+            "servers, tcp://HOST:PORT"
         )
     with Downloads(Terminal().err) as downloads:
         dataset = await load(
@@ -69,14 +69,14 @@ async def load_data(
 
 
 class Downloads:
-    """Shows downloads from their first bytes on: a bar for each on a terminal, one line for each elsewhere.
+    """Shows downloads from their first bytes on: a bar for each on a terminal, else one line for each.
 
-    Leaving the block takes the bars away.
+    The end of the block removes the bars.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        # Drawn with each piece that arrives: no thread is needed.
+        # Each piece of a download redraws the bars, so no thread is needed.
         self._bars = Progress(
             TextColumn("downloading {task.description}"),
             BarColumn(),
@@ -98,7 +98,7 @@ class Downloads:
             self._bars.stop()
 
     def on_bytes(self, url: str, done: int, total: int | None) -> None:
-        """Take in that `done` bytes of a URL are there, of `total`, if that is known."""
+        """Show that `done` bytes of a URL have arrived, of `total`, if known."""
         if url not in self._known:
             self._known[url] = self._bars.add_task(url, total=total)
             if self._console.is_terminal:
@@ -112,12 +112,12 @@ class Downloads:
 
 
 def data_folder(environment: Mapping[str, str]) -> Path | None:
-    """The folder that ADAM_DATA_DIR names, if it does."""
+    """Return the folder of ADAM_DATA_DIR, or None."""
     folder = environment.get("ADAM_DATA_DIR")
     return Path(folder) if folder else None
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where downloaded data are kept: the user's cache, by the usual rules."""
+    """Return the folder of downloaded data in the user's cache."""
     root = environment.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path(environment.get("HOME", ".")) / ".cache") / "adam-async" / "mnist"

@@ -1,12 +1,12 @@
-"""The commands that look and change nothing: `evaluate` and `doctor`."""
+"""The commands `evaluate` and `doctor`."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 from adam_async.checkpoint.trained_model import Model
 from adam_async.cli.data import cache_folder, data_folder, load_data
+from adam_async.cli.files import is_file, read_file
 from adam_async.cli.terminal import Terminal
-from adam_async.cli.train import is_file, read_file
 from adam_async.data_server.sources.damage import Policy
 from adam_async.errors import ConfigError
 from adam_async.model import ModelSpec, named_model
@@ -14,7 +14,8 @@ from adam_async.report.doctor import examine, exit_code
 from adam_async.report.evaluate import evaluate, table
 from adam_async.run.config import MAX_THREADS_PER_CORE, MOST
 from adam_async.run.model_selection import image_size
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import usable_cores
 
 
@@ -26,10 +27,10 @@ async def run_evaluation(
     environment: Mapping[str, str],
     terminal: Terminal,
 ) -> int:
-    """Print how well a saved model does.
+    """Print the accuracy of a saved model.
 
     Raises:
-        ConfigError: The file is no model, does not fit the data, or `threads` is negative.
+        ConfigError: The file is no model, does not fit the data, or `threads` is out of range.
         DataError: The data are missing or damaged.
     """
     most = MAX_THREADS_PER_CORE * usable_cores()
@@ -48,17 +49,17 @@ async def run_evaluation(
         class_names=trained.trained_names,
     )
     for line in table(evaluation):
-        terminal.say(line)
+        terminal.print(line)
     return 0
 
 
 async def run_doctor(
     model: str, images_per_group: int, environment: Mapping[str, str], terminal: Terminal
 ) -> int:
-    """Print what is here, what is slower without something, and what is broken; 1 if something is.
+    """Print the findings of doctor; the exit code is 1 if something is broken.
 
     Raises:
-        ConfigError: The model cannot be found, read or built, or a group has no image.
+        ConfigError: The model cannot be found, read or built, or `images_per_group` is out of range.
     """
     most = MOST["images_per_group"]
     if not 1 <= images_per_group <= most:
@@ -74,7 +75,7 @@ async def run_doctor(
             images_per_group=images_per_group,
         )
     for finding in findings:
-        terminal.say(str(finding))
+        terminal.print(str(finding))
     return exit_code(findings)
 
 

@@ -1,7 +1,6 @@
-"""What a run shows while it goes: a table that redraws itself on a terminal, plain lines elsewhere.
+"""The display of a run in progress: a table that redraws itself on a terminal, else plain lines.
 
-It reads `Driver.progress`, which the driver keeps up to date, and owns nothing else of the run. A
-terminal needs ``rich`` (extra ``cli``); without it the lines are plain there too.
+It reads `Driver.progress`, which the driver keeps up to date, and owns nothing else of the run.
 """
 
 import asyncio
@@ -24,30 +23,29 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 INTERVAL_S = 0.25
-"""Between two looks at the progress."""
+"""Time between two updates of the table, in seconds."""
 
 WAITING_SHOWN = 2
-"""Maximum number of roles named in the table that wait, and of those that do not answer."""
+"""Maximum number of roles named in the table that wait, and of those without an answer."""
 
 PATIENCE_S = 5.0
-"""Without a table, waiting for roles is said when it has taken so long."""
-
+"""Wait for roles after which, without a table, a line reports it, in seconds."""
 
 QUIET_S = 10.0
-"""Seconds without a line after which, without a table, what the run is at is said."""
+"""Time without a line after which, without a table, a line reports the progress, in seconds."""
 
 
 class LiveTable:
     """Shows one run, from `async with` to its end.
 
     Args:
-        progress: What the driver of the run keeps up to date.
-        stream: Where to write, such as ``sys.stdout``.
-        quiet: Show nothing but the last line of `finish`.
+        progress: Progress of the run, kept up to date by its driver.
+        stream: Output, such as ``sys.stdout``.
+        quiet: Show only the last line of `finish`.
         terminal: Whether to draw a table; None asks the stream.
-        leader: Says which of several controllers leads; empty while none is known to.
+        leader: Returns the leader of several controllers; empty while none is known.
 
-    The block owns one task that looks at the progress; leaving it removes the table, and leaves the lines.
+    The block owns one task that redraws the table; its end removes the table, and keeps the lines.
     """
 
     def __init__(
@@ -67,9 +65,9 @@ class LiveTable:
         wanted = stream.isatty() if terminal is None else terminal
         self._draws = wanted and not quiet and util.find_spec("rich") is not None
         self._introduced = False
-        self._cut_said = False
+        self._cut_shown = False
         self._waits_since: float | None = None
-        self._wait_said = False
+        self._wait_shown = False
         self._wrote_at: float | None = None
         self._live: Live | None = None
 
@@ -86,7 +84,7 @@ class LiveTable:
     ) -> None:
         self._task.cancel()
         try:
-            # Not told of the block's exception, which it would wrap: that leaves as it is.
+            # The group does not get the block's exception, which it would wrap.
             await self._group.__aexit__(None, None, None)
         finally:
             if self._live is not None:
@@ -101,17 +99,17 @@ class LiveTable:
     # --- showing -----------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Look at the progress now."""
+        """Show the current progress."""
         progress = self._progress
         if progress.model is not None:
             self.introduce(progress.data, progress.model)
-            if progress.plan is not None and not self._cut_said:
-                self._cut_said = True
-                self.say(cut_line(progress.model, progress.plan, together=progress.together))
+            if progress.plan is not None and not self._cut_shown:
+                self._cut_shown = True
+                self.print(cut_line(progress.model, progress.plan, together=progress.together))
         leader = self._leader()
         if leader not in ("", self._led_by):
             self._led_by = leader
-            self.say(f"leader {leader}")
+            self.print(f"leader {leader}")
         if not self._draws:
             self._mind_waiting(progress.missing)
             self._mind_quiet()
@@ -120,30 +118,30 @@ class LiveTable:
             self._live.update(_table(progress, now=now), refresh=True)
 
     def _mind_waiting(self, missing: str) -> None:
-        """Say once what is missing, when it has been waited for long: a table would show it."""
+        """Report missing roles once, after a long wait, because there is no table."""
         now = asyncio.get_running_loop().time()
         if not missing:
-            self._waits_since, self._wait_said = None, False
+            self._waits_since, self._wait_shown = None, False
         elif self._waits_since is None:
             self._waits_since = now
-        elif not self._wait_said and now - self._waits_since >= PATIENCE_S:
-            self._wait_said = True
-            self.say(f"waiting for {missing}")
+        elif not self._wait_shown and now - self._waits_since >= PATIENCE_S:
+            self._wait_shown = True
+            self.print(f"waiting for {missing}")
 
     def _mind_quiet(self) -> None:
-        """Say what the run is at when no line has been written for a while: a table would show it."""
+        """Report the progress after a time without a line, because there is no table."""
         now = asyncio.get_running_loop().time()
         if self._wrote_at is None:
             self._wrote_at = now
         elif now - self._wrote_at >= QUIET_S:
-            self.say(progress_line(self._progress))
+            self.print(progress_line(self._progress))
             self._wrote_at = now
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Take the table off the terminal within the block, so that others can write there too.
+        """Remove the table from the terminal within the block, so that others can write there.
 
-        What they write stays, above the table, if it ends with a line's end.
+        Their text stays above the table if it ends with a newline.
         """
         live, self._live = self._live, None
         if live is None:
@@ -158,35 +156,35 @@ class LiveTable:
             self.refresh()
 
     def introduce(self, data: Mapping[str, Any], model: Network) -> None:
-        """Say which data and which model; once. Called by itself as soon as the driver knows them.
+        """Print data and model, once. `refresh` calls it as soon as the driver knows them.
 
         Args:
-            data: What the data server says of its data, as in the cluster map.
+            data: Description of the data by their server, as in the cluster map.
             model: The network.
         """
         if not self._introduced:
             self._introduced = True
             for line in introduction(data, model):
-                self.say(line)
+                self.print(line)
 
     def on_epoch(self, result: EpochResult) -> None:
-        """Note a finished epoch; for `Driver.train`."""
+        """Print a finished epoch; for `Driver.train`."""
         self.refresh()
-        self.say(epoch_line(result, self._progress.last_epoch))
+        self.print(epoch_line(result, self._progress.last_epoch))
 
-    def say(self, line: str) -> None:
-        """Write one line that stays, above the table if there is one; nothing when quiet."""
+    def print(self, line: str) -> None:
+        """Write a line that stays above the table, unless quiet."""
         if not self._quiet:
             self._write(line)
 
     def finish(self, report: Report) -> None:
-        """Write the summary; when quiet only its last line."""
+        """Write the summary; if quiet, only its last line."""
         lines = summary(report)
         for line in lines[-1:] if self._quiet else lines:
             self._write(line)
 
     def _write(self, line: str) -> None:
-        self._wrote_at = None  # the next look begins to count
+        self._wrote_at = None  # the next update begins to count
         if self._live is not None:
             self._live.console.print(printable(line), soft_wrap=True)
         else:
@@ -198,7 +196,7 @@ class LiveTable:
 
 
 def introduction(data: Mapping[str, Any], model: Network) -> list[str]:
-    """Which data were taken and why, and the model with its size by our definition."""
+    """Return the lines about the data and the model, with the reason for the data."""
     shape = "x".join(str(size) for size in data["shape"])
     images = (
         f"{_count(data['train_images'])} training and {_count(data['test_images'])} test images of {shape}, "
@@ -212,17 +210,17 @@ def introduction(data: Mapping[str, Any], model: Network) -> list[str]:
 
 
 def cut_line(model: Network, plan: Mapping[str, Any], *, together: bool) -> str:
-    """How the model is cut over the workers of a replica, and what these send each other.
+    """Return the line about the cut of the model over the workers of a replica.
 
     Args:
         model: The whole network.
-        plan: As `PartitionPlan.to_dict` gave it.
+        plan: Partition plan, as `PartitionPlan.to_dict` gave it.
         together: Whether one worker trains all parts, so that nothing is sent.
     """
     cut = PartitionPlan.from_dict(plan)
     crossings = Layout(model.topology, model.input_shape, cut).crossings
     none, one = (sum(crossing_bytes(each, n, model.dtype.itemsize) for each in crossings) for n in (0, 1))
-    sums = f" and {_count(none)} per group" if none else ""  # of weight gradients, whatever its images
+    sums = f" and {_count(none)} per group" if none else ""  # of weight gradients, independent of the images
     where = ", in the memory of one process" if together else ""
     return (
         f"cut    {cut.kind} over {cut.workers} workers: {_count(len(crossings))} crossings, "
@@ -231,7 +229,7 @@ def cut_line(model: Network, plan: Mapping[str, Any], *, together: bool) -> str:
 
 
 def progress_line(progress: Progress) -> str:
-    """What a run is at, in a line."""
+    """Return the line about the progress of a run."""
     if progress.phase != "training":
         return progress.phase
     return (
@@ -241,7 +239,7 @@ def progress_line(progress: Progress) -> str:
 
 
 def epoch_line(result: EpochResult, epochs: int) -> str:
-    """One finished epoch as a line."""
+    """Return the line about a finished epoch."""
     skipped = f", {_count(result.skipped)} skipped" if result.skipped else ""
     return (
         f"epoch {result.epoch}/{epochs}: loss {result.train_loss:.4f}, {result.accuracies}, "
@@ -251,7 +249,7 @@ def epoch_line(result: EpochResult, epochs: int) -> str:
 
 
 def summary(report: Report) -> list[str]:
-    """What the run came to; the last line alone says the most."""
+    """Return the lines about the result of a run, the most important one last."""
     totals, staleness, epochs = report.totals, report.staleness, len(report.epochs)
     lines = [f"event  at {event.s:.1f} s: {event.event}" for event in report.events]
     lines += [f"slower {warning}" for warning in report.machine.warnings]
@@ -273,13 +271,13 @@ def summary(report: Report) -> list[str]:
             "a later run begins with those that are compiled by now"
         )
     if len(report.controllers) > 1:
-        # One that was replaced, and has not noticed, leads in an earlier term.
+        # A replaced leader that does not know it yet leads in an earlier term.
         latest = max(report.controllers, key=lambda each: (each.role == "leader", each.term))
-        leader = latest.node if latest.role == "leader" else "nobody"
+        leader = latest.node if latest.role == "leader" else "none"
         lines.append(f"leader {leader} of {len(report.controllers)} controllers, in term {latest.term}")
     lines.append(
         f"staleness mean {staleness.mean:.2f}, max {staleness.max} "
-        "(pushes applied to a shard between its reading and the push)"
+        "(pushes applied to a shard between the read of its values and the push)"
     )
     last = report.epochs[-1].epoch if report.epochs else None
     kept = f" (of epoch {totals.kept_epoch}, which is kept)" if totals.kept_epoch not in (None, last) else ""
@@ -293,7 +291,7 @@ def summary(report: Report) -> list[str]:
 
 
 def why_not_one(report: Report, efficiency: float) -> str:
-    """One sentence on where the time went: efficiency is the busy share times the speed while busy."""
+    """Return a sentence on the lost time: efficiency is the busy share times the speed while busy."""
     if efficiency > 1:
         return "above 1, so the machine was busier with other things while the kernels ran alone"
     waited_s = sum(waits.admission_wait_s for waits in report.waits)
@@ -310,17 +308,18 @@ def why_not_one(report: Report, efficiency: float) -> str:
 
 
 def busy_share(report: Report) -> float:
-    """Share of the training time in which the compute threads of all workers ran jobs; at most 1."""
+    """Return the share of the training time in which the compute threads of all workers ran jobs; at most
+    1."""
     pools = [worker.pool for worker in report.workers if worker.pool is not None]
     available_s = report.totals.train_s * sum(pool.threads for pool in pools)
     return min(sum(pool.busy_s for pool in pools) / available_s, 1.0) if available_s else 0.0
 
 
 def _new_live(stream: TextIO) -> "Live":
-    """A table that only we redraw: no thread of its own."""
+    """Return a display without a thread of its own; only `refresh` redraws it."""
     from rich.live import Live
 
-    from adam_async.cli.escaping_console import EscapingConsole
+    from adam_async.cli.printable import EscapingConsole
 
     console = EscapingConsole(file=stream, force_terminal=True)
     return Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
@@ -351,14 +350,14 @@ def _table(progress: Progress, *, now: float) -> "Table":
 
 
 def checkpoint_age(progress: Progress, *, now: float) -> str:
-    """How old the newest checkpoint is; `now` is in seconds of the loop's clock."""
+    """Return the age of the newest checkpoint; `now` is in seconds of the loop's clock."""
     if not progress.checkpoint:
         return "none yet"
     return f"{_count(max(now - progress.checkpointed_at, 0.0))} s old"
 
 
 def consistency_line(progress: Progress) -> str:
-    """How far replicas may be apart and are, and who waits for whom."""
+    """Return the line about bound and staleness of the replicas, and about waiting and silent roles."""
     line = f"{progress.consistency}, staleness at most {progress.staleness_max} so far"
     if progress.consistency != "asp":
         line += f", slowest clock {_count(progress.clock)}"

@@ -43,7 +43,7 @@ class JsonLine(RoleLine):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the object: time, level, node, logger, message, and traceback if there is one."""
-        said = {
+        entry = {
             "time": time_of(record),
             "level": record.levelname.lower(),
             "node": self.node,
@@ -51,12 +51,12 @@ class JsonLine(RoleLine):
             "message": record.getMessage(),
         }
         if record.exc_info is not None:
-            said["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(said)
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
 
 
 def time_of(record: logging.LogRecord) -> str:
-    """Return when a record was made, in UTC, to the millisecond."""
+    """Return the time of a record, in UTC, to the millisecond."""
     return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 

@@ -1,7 +1,7 @@
-"""The command `adam-async`: where everything begins, and where every error becomes one line and a number.
+"""The entry point of `adam-async`.
 
-This file loads almost nothing, on purpose: signals are answered and BLAS is told to use one thread before
-anything that takes time or reads those settings is imported. docs/exit-codes.md lists the numbers.
+This file imports almost nothing, so that signal handlers are installed and BLAS is limited to one thread
+before a slow import, or one that reads these settings. docs/exit-codes.md lists the exit codes.
 """
 
 import os
@@ -12,16 +12,17 @@ from adam_async.cli.signals import EARLY
 from adam_async.runtime.kernel_cache import use_kernel_cache
 
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""What tells numpy's BLAS how many threads to start. Threads are ours: its own compete with them."""
+"""Environment variables with the number of BLAS threads, which compete with the compute threads."""
 
 NO_EXTRA = "adam-async: the command line needs {name}; install it with: pip install 'adam-async[cli]'"
+"""Error without a package of the extra `cli`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: Without the program's name; those of the process if None.
+        arguments: Arguments without the program's name; None for those of the process.
 
     Returns:
         The exit code of docs/exit-codes.md.
@@ -40,6 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def one_blas_thread(environment: MutableMapping[str, str]) -> None:
-    """Ask BLAS for one thread, unless the user has asked for something else. Call it before numpy loads."""
+    """Limit BLAS to one thread, unless the user has chosen a number. Call it before the import of numpy."""
     for name in BLAS_THREADS:
         environment.setdefault(name, "1")

@@ -1,15 +1,16 @@
-"""The options of the commands. What is not given is None, so that file and environment may say it."""
+"""The options of the commands. An option without a value is None, so that file and environment may set it."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token, convert
 
-from adam_async.cli.values import strict
 from adam_async.run.config import FIELDS, Config
-from adam_async.run.variables import variable_of
+from adam_async.run.option_sources import variable_of
 from transport.config import Checksum
 
 LoopName = Literal["uvloop", "asyncio"]
@@ -25,24 +26,58 @@ _OnlyOn = Parameter(negative="")
 
 _Options = TypeVar("_Options")
 
+_WHOLE = re.compile(r"[+-]?\d+(_\d+)*")
+"""Text of a whole number, as Python writes one."""
+
+
+def value_of(kind: Any, words: Sequence[Token]) -> Any:
+    """Convert words as cyclopts does, but refuse fractions for whole numbers, and empty paths.
+
+    Args:
+        kind: The option's type.
+        words: Words of the command line.
+
+    Raises:
+        ValueError: A word is not a value of the type; cyclopts names the option.
+    """
+    for word in words:
+        if kind is int and not _WHOLE.fullmatch(word.value):
+            raise ValueError(f"must be a whole number, not {word.value!r}")
+        if kind is Path and not word.value:
+            # Path("") is the working folder; an unset variable of a shell must not select it.
+            raise ValueError("the path is empty: name a file or folder")
+    return convert(kind, words)
+
+
+def strict(options: type[_Options]) -> type[_Options]:
+    """Let `value_of` convert the words for each field of a class of options.
+
+    The application's own converter serves the arguments of commands; fields do not inherit it.
+    """
+    parameter = Parameter(converter=value_of)
+    options.__annotations__ = {
+        name: Annotated[kind, parameter] for name, kind in options.__annotations__.items()
+    }
+    return options
+
 
 def set_by_variable(option: str) -> Parameter:
-    """Let the variable of an option set it for a role, too."""
+    """Return the parameter of a role's option that a variable can set."""
     return Parameter(env_var=variable_of(option))
 
 
-def worth_saying(default: Any) -> Any:
-    """What the help says of a default; None where it is nothing, and so the line says none."""
+def shown_default(default: Any) -> Any:
+    """Return the text for a default in the help; None leaves it out."""
     return None if default is False or default in (None, "", ()) else str(default)
 
 
 def _with_defaults(options: type[_Options]) -> type[_Options]:
-    """Let the help name the defaults of a run, which are not those of its options: these are None."""
+    """Let the help show the defaults of a run; the options themselves default to None."""
     plain = Config()
 
     def kind_of(name: str, kind: Any) -> Any:
         default = getattr(plain, name, "")
-        # A file to record to is none by default, whatever a run calls it.
+        # The option is a file, the field of a run a flag: its default would mislead.
         if name == "record" or default in ("", ()):
             return kind
         return Annotated[kind, Parameter(show_default=lambda _: str(default))]
@@ -56,61 +91,65 @@ def _with_defaults(options: type[_Options]) -> type[_Options]:
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
-    """What `train` can be told."""
+    """Options of `train`."""
 
     config: Path | None = None
-    """TOML file with any of the options below (images_per_group = 64), and [waits]."""
+    """TOML file with any of the options below (images_per_group = 64), and the table [waits]."""
     model: str | None = None
-    """auto (what fits the data), mnist-adam, digits, mlp, cifar-conv, or FILE.toml with a spec."""
+    """Model: auto (the one that fits the data), mnist-adam, digits, mlp, cifar-conv, or FILE.toml with a
+    spec."""
     data: str | None = None
-    """auto, mnist, digits, fashion-mnist, cifar-10, synthetic, a folder or file (docs/data.md), or
-    tcp://HOST:PORT of a data server that was started alone; several with commas between them."""
+    """Training data: auto, mnist, digits, fashion-mnist, cifar-10, synthetic, a folder or file
+    (docs/data.md), or tcp://HOST:PORT of a data server started alone; several with commas between them."""
     damaged: Damaged | None = None
-    """Damaged images: stop at the first, or leave out up to one in twenty."""
+    """Damaged images: error stops at the first, skip leaves out up to one in twenty."""
     size: str | None = None
-    """ROWSxCOLUMNS such as 48x64 to scale and cut images to; by default the model or the images decide."""
+    """Size to scale and cut images to, ROWSxCOLUMNS such as 48x64; by default the model or the images
+    decide."""
     cache: str | None = None
-    """Memory for images: auto, half of what is available, or a size such as 4G, which also serves at once."""
+    """Memory for images: auto, half of the available memory, or a size such as 4G, with which data are served
+    at once."""
     spill: str | None = None
-    """Folder on whose disk decoded images are kept that do not fit into the cache."""
+    """Folder for decoded images that do not fit into the cache."""
     augment: bool | None = None
     """Change training images at random, in another way each epoch."""
     transforms: str | None = None
-    """TOML file that says how; without it as suits the images."""
+    """TOML file with the transforms of --augment; by default those that suit the images."""
     allow_functions: Annotated[bool, _OnlyOn] = False
-    """Import the functions that the checkpoint of --resume or the record of --replay names."""
+    """Import the functions named by the checkpoint of --resume or the record of --replay."""
     epochs: int | None = None
-    """Passes over the training images; 0 is 3, or of the shipped digits 12."""
+    """Passes over the training images; 0 is 3, or 12 for the shipped digits."""
     replicas: int | None = None
     """Model replicas; each has its own worker."""
     partitions: int | None = None
-    """Workers that the model of each replica is cut over."""
+    """Workers over which the model of each replica is cut."""
     plan: Literal["vertical", "layers"] | None = None
-    """How it is cut: each layer over all workers, or consecutive layers to each."""
+    """Cut of the model: vertical, each layer over all workers, or layers, consecutive ones to each."""
     halo: Literal["auto", "exchange", "recompute"] | None = None
-    """With plan vertical: send image rows that two workers need, or compute them twice."""
+    """With plan vertical: send image rows needed by two workers (exchange), or compute them twice
+    (recompute)."""
     epoch_fraction: float | None = None
-    """An epoch ends when this share of the replicas has finished; what is skipped comes first in the next."""
+    """Share of the replicas whose finish ends an epoch; skipped images come first in the next one."""
     epoch_rule: Literal["replicas", "images"] | None = None
-    """What epoch-fraction counts: replicas that have finished, or images out of one pool; asp only."""
+    """Unit of --epoch-fraction: replicas that have finished, or images of one pool; asp only."""
     threads: int | None = None
-    """Compute threads per worker; 0 shares the cores out."""
+    """Compute threads per worker; 0 divides the cores among the workers."""
     pin_threads: bool | None = None
-    """Each compute thread keeps to one core; helps where others move threads about."""
+    """Keep each compute thread on one core; helps if the system moves threads about."""
     images_per_group: int | None = None
-    """Images that flow through the graph as one group; 1 is the paper's flow."""
+    """Images per group; 1 is the paper's flow."""
     in_flight: int | None = None
-    """Groups in flight of a replica; 0 is twice its threads."""
+    """Groups in flight per replica; 0 is twice its threads."""
     servers: int | None = None
     """Parameter servers."""
     data_servers: int | None = None
-    """Data servers; all have the whole data set."""
+    """Data servers; each has the whole data set."""
     controllers: int | None = None
-    """Controllers: 1, or 3 or 5, of which one or two may be lost."""
+    """Controllers: 1, or 3 or 5, which survive the loss of one or two."""
     slow: Annotated[tuple[str, ...] | None, _OnlyOn] = None
-    """Slow a worker (worker-1:0.2 of its cores) or a link (worker-0~ps-0:5ms+1ms) on purpose; repeat."""
+    """Slow down a worker (worker-1:0.2 of its cores) or a link (worker-0~ps-0:5ms+1ms); repeatable."""
     processes: bool | None = None
-    """Each role a child process over loopback TCP, instead of all in this one."""
+    """Run each role as a child process over loopback TCP, instead of all in this one."""
     rule: Literal["sgd", "adagrad", "adam"] | None = None
     """Update rule."""
     rate: float | None = None
@@ -124,13 +163,15 @@ class TrainOptions:
     pull_every: int | None = None
     """Steps between two pulls."""
     consistency: str | None = None
-    """How far replicas may be apart: asp (any distance), ssp:S (S steps), or bsp (in lockstep)."""
+    """Bound on the distance of replicas: asp (none), ssp:S (S steps), or bsp (lockstep)."""
     lag: int | None = None
-    """With bsp: steps by which values may be behind, 0 or 1; sums travel while the next step computes."""
+    """With bsp: steps by which values may be behind, 0 or 1; with 1 sums travel while the next step
+    computes."""
     warm_start: int | None = None
     """Groups that one replica trains alone, before the others begin."""
     schedule: Literal["auto", "constant", "step", "cosine"] | None = None
-    """How the rate changes: not, by a factor every so many epochs, or along half a cosine to 0."""
+    """Schedule of the rate: constant, step (by --decay every --decay-every epochs), or cosine (half of one,
+    to 0)."""
     warm_up: float | None = None
     """Epochs over which the rate rises from 0, before its schedule."""
     decay: float | None = None
@@ -138,65 +179,66 @@ class TrainOptions:
     decay_every: float | None = None
     """Epochs between two falls of schedule step."""
     clip: float | None = None
-    """Largest norm of the gradient that a worker pushes, over all tensors; 0 leaves it as it is."""
+    """Maximum norm of a pushed gradient over all tensors; 0 for no limit."""
     layer_rate: float | None = None
-    """Keep each tensor's rate at most so many times |weights| / |gradient|; 0 is off."""
+    """Maximum rate of each tensor, in multiples of |weights| / |gradient|; 0 is off."""
     scale_by_staleness: bool | None = None
     """Divide a push's rate by 1 + its staleness."""
     checkpoint_every: int | None = None
-    """Groups between two checkpoints in an epoch; 0: at epoch ends only."""
+    """Groups between two checkpoints within an epoch; 0: at epoch ends only."""
     checkpoint_misses: int | None = None
-    """End the run after this many failed checkpoints in a row; 0: train on without checkpoints."""
+    """Failed checkpoints in a row that end the run; 0: train on without checkpoints."""
     weights: Literal["auto", "copy", "aliased"] | None = None
-    """Train on a copy, or in place on the servers' memory; auto does that in one process where it can."""
+    """Train on a copy, or in place on the servers' memory (aliased); auto is in place if possible."""
     protocol: Literal["auto", "delta", "factors"] | None = None
-    """How weight gradients of dense layers travel; auto takes the fewer bytes."""
+    """Form of the weight gradients of dense layers in messages; auto takes the smaller one."""
     kernels: Literal["auto", "numpy", "numba"] | None = None
-    """What computes the layers; auto takes numba, of the extra `fast`, where it is installed."""
+    """Implementation of the layers; auto is numba, of the extra `fast`, if installed."""
     validation: int | None = None
-    """Training images to hold back, in proportion from each class; --patience, --keep-best and
-    --until-accuracy go by accuracy on them."""
+    """Training images to hold back as validation images, in proportion from each class; --patience,
+    --keep-best and --until-accuracy use the accuracy on them."""
     patience: int | None = None
-    """Stop after this many epochs in a row without a better accuracy on the validation images; 0: never."""
+    """Epochs in a row without a better validation accuracy that end the run; 0: no limit."""
     keep_best: bool | None = None
-    """Keep the weights of the epoch with the best validation accuracy, not of the last one."""
+    """Keep the weights of the epoch with the best validation accuracy instead of the last one."""
     keep_going: Annotated[bool | None, _OnlyOn] = None
     """Train on even if the loss is not finite, or more than ten times that of guessing."""
     seed: int | None = None
     """Seed of every random value of the run."""
     until_accuracy: float | None = None
-    """Stop after the first epoch whose accuracy on validation images, else on test images, reaches this; 0
-    trains all epochs."""
+    """Accuracy on validation images, else on test images, that ends the run at the end of an epoch; 0 trains
+    all epochs."""
     evaluation: Literal["wait", "concurrent"] | None = None
-    """Whether training waits while an epoch is evaluated."""
+    """Whether training waits for the evaluation of an epoch, or goes on beside it."""
     shard_bytes: int | None = None
-    """Largest shard, in bytes."""
+    """Maximum size of a shard, in bytes."""
     memory_budget: str | None = None
-    """Maximum memory that each process holds for its peers: their requests, and answers to them."""
+    """Maximum memory of each process for its peers: their requests, and answers to them."""
     checksum: Checksum | None = None
-    """Send tensors between processes with a CRC-32C: on, off, or auto (to other hosts)."""
+    """CRC-32C of tensors sent between processes: on, off, or auto (to other hosts)."""
     report: Path | None = None
     """Write the run's report to this file, as JSON; adds about 6 s for its baseline."""
     profile: Path | None = None
     """Write a timeline of the run to this file, as Trace Event JSON; ui.perfetto.dev opens it."""
     record: Path | None = None
-    """Write what a replay of the run needs to this file; workers then have one compute thread each."""
+    """Write a record of the run, for --replay, to this file; workers then have one compute thread each."""
     replay: Path | None = None
-    """Repeat the run that this file is the record of, in this process, to the last bit."""
+    """Repeat the run of this record in this process, to the last bit."""
     out: Path | None = None
     """Write the trained model to model.safetensors in this folder."""
     checkpoint: Path | None = None
-    """Write checkpoints to this folder, at the end of each epoch; without it --resume says where."""
+    """Write checkpoints to this folder at the end of each epoch; by default that of --resume."""
     resume: Path | None = None
     """Continue the run of the newest checkpoint in this folder, with its options and model."""
     init: Path | None = None
-    """Begin with the tensors of this saved model that have the same name and shape; others begin fresh."""
+    """Begin with the tensors of this saved model that have the same name and shape; other tensors begin
+    fresh."""
     controller: str | None = None
-    """tcp://HOST:PORT of a cluster whose roles were started by hand; of several controllers all, with commas
-    between them; starts none."""
+    """tcp://HOST:PORT of the controller of a cluster started by hand, or of several with commas between them;
+    no role is started then."""
     token_file: Path | None = None
-    """File with the token of that cluster (or its keys for role driver), or of the data servers at --data;
-    without it ADAM_TOKEN."""
+    """File with the token of that cluster (or its keys for role driver), or of the data servers at --data; by
+    default ADAM_TOKEN."""
     quiet: Annotated[bool, _OnlyOn] = False
     """Print only the last line, and errors."""
     wait: Wait = WAIT
@@ -206,120 +248,239 @@ class TrainOptions:
     log_json: Annotated[bool, _OnlyOn] = False
     """Write each line of the log as one JSON object: time, level, node, logger, message."""
     verbose: Annotated[bool, _OnlyOn] = False
-    """Say what the roles do."""
+    """Log the actions of the roles."""
     loop: LoopName = "uvloop"
     """The event loop."""
 
     def layer(self) -> dict[str, Any]:
-        """What the command line says of the run's configuration."""
-        said = {field.name: getattr(self, field.name) for field in fields(self) if field.name in FIELDS}
-        return {**said, "record": None if self.record is None else True}
+        """Return the options of the run on the command line."""
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name in FIELDS}
+        return {**given, "record": None if self.record is None else True}
 
 
 @strict
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleOptions:
-    """What every role can be told."""
+    """Options of every role."""
 
     id: str | None = None
-    """Name of this node, unique in its cluster; by default role, host and process id."""
+    """Name of this node, unique in its cluster; by default made of role, host and process id."""
     token_file: Path | None = None
-    """File with the cluster's token, or the keys of this role (`token derive`); without it ADAM_TOKEN."""
+    """File with the cluster's token, or the keys of this role (`token derive`); by default ADAM_TOKEN."""
     slow: Annotated[
         tuple[str, ...],
         Parameter(
             negative="", env_var=variable_of("slow"), env_var_split=lambda _, text, **__: text.split(",")
         ),
     ] = ()
-    """Be slow on purpose: NODE:SHARE of its cores, or NODE~NODE:DELAY of what it says to another; repeat."""
+    """Slow down this node: NODE:SHARE of its cores, or NODE~NODE:DELAY of messages to another; repeatable."""
     advertise: str | None = None
-    """tcp://HOST:PORT that others dial to reach --bind tcp://0.0.0.0:PORT; port 0 is that of --bind."""
+    """tcp://HOST:PORT at which others reach --bind tcp://0.0.0.0:PORT; port 0 is that of --bind."""
     memory_budget: Annotated[str, set_by_variable("memory_budget")] = "512M"
-    """Maximum memory that this process holds for its peers: their requests, and answers to them."""
+    """Maximum memory of this process for its peers: their requests, and answers to them."""
     checksum: Annotated[Checksum, set_by_variable("checksum")] = "auto"
-    """Send tensors with a CRC-32C: on, off, or auto (to other hosts); receivers always check one."""
+    """CRC-32C of sent tensors: on, off, or auto (to other hosts); receivers always check one."""
     log_level: LogLevel | None = None
     """Lowest level of log lines; by default warning, or info with --verbose."""
     log_json: Annotated[bool, _OnlyOn] = False
     """Write each line of the log as one JSON object: time, level, node, logger, message."""
     verbose: Annotated[bool, _OnlyOn] = False
-    """Say what the role does."""
+    """Log the actions of the role."""
     loop: LoopName = "uvloop"
     """The event loop."""
     supervised: Annotated[bool, Parameter(negative="", show=False)] = False
-    """Started by another process: orders come by stdin, whose end is ours."""
+    """Started by a parent process: orders come by stdin; the end of stdin ends the role."""
 
 
 @strict
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerOptions(RoleOptions):
-    """What a controller can be told."""
+    """Options of a controller."""
 
     id: str | None = None
-    """With --peers which of them this is, such as 1; alone its name, by default role, host and process id."""
+    """With --peers the id of this one, such as 1; else its name, by default made of role, host and process
+    id."""
     bind: str | None = None
-    """tcp://HOST:PORT to listen on; by default its own of --peers, or tcp://127.0.0.1:7070."""
+    """tcp://HOST:PORT to listen on; by default its own address in --peers, or tcp://127.0.0.1:7070."""
     peers: str = ""
-    """The controllers of its group, the same for all: 1=tcp://HOST:PORT,2=tcp://HOST:PORT,3=tcp://..."""
+    """All controllers of the group, the same list for each:
+    1=tcp://HOST:PORT,2=tcp://HOST:PORT,3=tcp://..."""
     dir: Path | None = None
-    """Folder of its own where it keeps the cluster map; without it, it forgets when it ends."""
+    """Folder for its copy of the cluster map, which survives a restart; without it the map ends with it."""
 
 
 @strict
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberOptions(RoleOptions):
-    """What a role that joins a controller can be told."""
+    """Options of a role that joins a controller."""
 
     controller: str
-    """tcp://HOST:PORT of the controller; of several all, with commas between them."""
+    """tcp://HOST:PORT of the controller, or of several with commas between them."""
     wait: Wait = WAIT
     """Maximum wait for a controller, such as 60s or 5m; roles may start in any order."""
     bind: str | None = None
-    """tcp://HOST:PORT to listen on; by default any port on the way to the controller."""
+    """tcp://HOST:PORT to listen on; by default any port of the interface towards the controller."""
 
 
 @strict
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataServerOptions(RoleOptions):
-    """What a data server can be told."""
+    """Options of a data server."""
 
     controller: str | None = None
-    """tcp://HOST:PORT of the controller, or of several with commas between them; without it, it waits until
-    `train --data` asks for it."""
+    """tcp://HOST:PORT of the controller, or of several with commas between them; without it the data server
+    waits for a `train --data`."""
     wait: Wait = WAIT
     """Maximum wait for a controller, such as 60s or 5m; roles may start in any order."""
     bind: str | None = None
-    """tcp://HOST:PORT to listen on; by default any port, on the way to the controller or of this machine."""
+    """tcp://HOST:PORT to listen on; by default any port of the interface towards the controller, or of
+    loopback."""
     cache: Annotated[str, set_by_variable("cache")] = "auto"
-    """Memory for images: auto, half of what is available, or a size such as 4G, which also serves at once."""
+    """Memory for images: auto, half of the available memory, or a size such as 4G, with which data are served
+    at once."""
     spill: Annotated[str, set_by_variable("spill")] = ""
-    """Folder on whose disk decoded images are kept that do not fit into the cache."""
+    """Folder for decoded images that do not fit into the cache."""
 
 
 @strict
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOptions:
-    """How a data server copies its source before it loads it."""
+    """Options of a data server that copies its source before it loads it."""
 
     stage: Path | None = None
-    """Copy --data, a shared folder or file, into this folder first, and load it from there."""
+    """Folder into which --data, a shared folder or file, is copied first, and from which it is loaded."""
     stage_peers: str = ""
-    """tcp://HOST:PORT of each server that copies this source, with commas between; the same list for all."""
+    """tcp://HOST:PORT of each server that copies this source, with commas between; the same list for each."""
     stage_wait: float = 60.0
-    """Seconds after which others read the files of a server that has not come."""
+    """Seconds after which others read the files of a server that has not connected."""
 
 
 @strict
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions(MemberOptions):
-    """What a model worker can be told."""
+    """Options of a model worker."""
 
     controller: Annotated[str, Parameter(name=("--join", "--controller"))]
-    """tcp://HOST:PORT of the controller, or of several with commas between them; a training that goes on
-    there is joined in the middle."""
+    """tcp://HOST:PORT of the controller, or of several with commas between them; the worker joins a run in
+    progress."""
+
+
+@strict
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """Options of `plan`."""
+
+    model: str | None = None
+    """Named model, FILE.toml with a spec, or auto (the one that fits the data); by default auto with --data,
+    else mnist-adam."""
+    data: str | None = None
+    """Data that the model must fit, as in `train --data`."""
+    partitions: int | None = None
+    """Workers over which a replica is cut; by default 1 to 4 are tried."""
+    plan: Literal["vertical", "layers"] | None = None
+    """Cut of the model: vertical, each layer over all workers, or layers, consecutive ones to each; by
+    default both are tried."""
+    halo: Literal["auto", "exchange", "recompute"] = "auto"
+    """With plan vertical: send image rows needed by two workers (exchange), or compute them twice
+    (recompute)."""
+    images_per_group: int | None = None
+    """Images per group; by default 1, 16 and 64 are tried."""
+    bandwidth: str | None = None
+    """Bandwidth of links, each way, such as 1Gbit/s or 125MB/s; each worker then has a machine like this
+    one."""
+    latency: str | None = None
+    """Latency of links, one way, such as 0.1ms; each worker then has a machine like this one."""
+    threads: int = 0
+    """Compute threads per worker; 0 divides the cores of a machine among its workers."""
+    in_flight: int = 0
+    """Groups in flight per replica; 0 is twice its threads."""
+    servers: int = 1
+    """Parameter servers."""
+    json: Path | None = None
+    """Write the report, with layers, workers and cuts, to this file, as JSON (docs/plan.md)."""
+    calibrate: bool = True
+    """Measure the layers on this machine, about half a second per size of group, instead of an estimate."""
+    loop: LoopName = "uvloop"
+    """The event loop."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictOptions:
+    """Options of `predict`."""
+
+    top: int = 3
+    """Number of classes per image, the likeliest first."""
+    json: Annotated[bool, Parameter(negative="")] = False
+    """Print one JSON object instead of a table."""
+    png: Path | None = None
+    """Draw the first hundred images into this file, each above its class; needs the extra `data`."""
+    damaged: Damaged = "error"
+    """Damaged images: error stops at the first, skip leaves them out and lists them."""
+    loop: LoopName = "uvloop"
+    """The event loop."""
+
+
+@strict
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectOptions:
+    """Options of `data inspect`."""
+
+    damaged: Damaged = "skip"
+    """Damaged images: skip leaves out and lists up to one in twenty, error stops at the first."""
+    size: str = ""
+    """Size to scale and cut images to, ROWSxCOLUMNS such as 48x64; by default the images decide."""
+    png: Path | None = None
+    """Draw a contact sheet of the training images into this file, a row per class; needs the extra `data`."""
+    augment: Annotated[bool, _OnlyOn] = False
+    """Show one image of each class, and its variants by the default transforms, one per epoch."""
+    transforms: Path | None = None
+    """Show variants by the transforms of this TOML file instead."""
+    seed: int = 0
+    """Seed of the run with these variants."""
+    epoch: int = 1
+    """First epoch of the variants."""
+    samples: int = 8
+    """Variants of an image, one per epoch; without transforms, further images of its class."""
+    classes: int = 10
+    """Maximum number of classes listed and drawn; --json lists all."""
+    json: Annotated[bool, _OnlyOn] = False
+    """Print the result as one JSON object."""
+    loop: LoopName = "uvloop"
+    """The event loop."""
+
+
+@strict
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateOptions:
+    """Options of `simulate`."""
+
+    scenario: Annotated[tuple[str, ...], _OnlyOn] = ()
+    """Scenario to run, a name of --list; repeatable. By default all."""
+    seed: int | None = None
+    """Run this seed alone."""
+    seeds: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
+    """Run seeds A..B, from 0 on, both included; by default 0..9, or with --soak all."""
+    jobs: int = 0
+    """Child processes; 0 is one per core."""
+    trace: Path | None = None
+    """Write a trace of the one run to this file; ui.perfetto.dev opens it."""
+    plan: Path | None = None
+    """Run the plan in this file, printed by a failed run, instead of one drawn from a seed."""
+    soak: Path | None = None
+    """Keep the finished seeds in this file, and run further ones until interrupted."""
+    list: Annotated[bool, _OnlyOn] = False
+    """List the scenarios."""
+    supervised: Annotated[bool, Parameter(negative="", show=False)] = False
+    """For child processes: take work on stdin."""
+    loop: LoopName = "uvloop"
+    """The event loop of the command; the simulation has its own."""

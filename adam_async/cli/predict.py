@@ -1,4 +1,4 @@
-"""The command `predict`: classes that a saved model finds in images."""
+"""The command `predict`: the classes of images by a saved model."""
 
 import json
 from collections.abc import Sequence
@@ -6,15 +6,14 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from adam_async.checkpoint.trained_model import Model, Predictions
-from adam_async.cli.captions import captioned
-from adam_async.cli.contact_sheet import Image, contact_sheet
-from adam_async.cli.png import png_bytes
-from adam_async.cli.predict_options import PredictOptions
+from adam_async.cli.contact_sheet import Image, check_png, contact_sheet
+from adam_async.cli.files import check_target, write_file
+from adam_async.cli.options import PredictOptions
 from adam_async.cli.terminal import Terminal
-from adam_async.cli.train import check_no_folder, make_folder
 from adam_async.data_server.sources.damage import Damage
-from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.unlabelled import Piece, Unlabelled
 from adam_async.errors import ConfigError
 from adam_async.model.errors import ModelError
@@ -40,10 +39,10 @@ async def run_prediction(
     await _check(images, options)
     rows: list[dict[str, Any]] = []
     pictures: list[Image] = []
+    captions: list[list[str]] = []
     async with Disk() as disk, ComputePool(threads=1, name="predict") as pool:
         if options.png is not None:
-            await disk.run(make_folder, options.png.parent)
-            await disk.run(check_no_folder, options.png)
+            await check_target(options.png, disk)
         model = await disk.run(Model.load, path)
         channels, height, width = _image_shape(model)
         damage = Damage(options.damaged)
@@ -56,18 +55,23 @@ async def run_prediction(
                     raise ConfigError(f"{piece.names[0]}: {error}") from None
                 rows += _rows(piece, found, options.top)
                 if options.png is not None:
-                    pictures += _pictures(piece, found, MOST_PICTURES - len(pictures))
+                    for number in range(min(len(found), MOST_PICTURES - len(pictures))):
+                        pictures.append(_pixels(piece, number))
+                        ((name, share),) = found.best(number, 1)
+                        captions.append([name, f"{share:.1%}"])
         if options.png is not None and pictures:
-            sheet = [pictures[n : n + ACROSS] for n in range(0, len(pictures), ACROSS)]
-            data = await disk.run(lambda: png_bytes(contact_sheet(sheet)))
-            await _write(options.png, data, disk)
+            starts = range(0, len(pictures), ACROSS)
+            sheet = [pictures[n : n + ACROSS] for n in starts]
+            lines = [captions[n : n + ACROSS] for n in starts]
+            data = await disk.run(contact_sheet, sheet, lines)
+            await write_file(options.png, "--png", [data], disk)
     for sentence in damage.sentences():
-        terminal.news(f"left out: {sentence}")
+        terminal.notice(f"left out: {sentence}")
     if source.passed_over:
-        terminal.news(f"skipped {source.passed_over:,} files in folders that are not images")
+        terminal.notice(f"skipped {source.passed_over:,} files in folders that are not images")
     _print(model, rows, options, terminal)
     if options.png is not None and not options.json:
-        terminal.say(f"contact sheet of {len(pictures):,} of {len(rows):,} images: {options.png}")
+        terminal.print(f"contact sheet of {len(pictures):,} of {len(rows):,} images: {options.png}")
     return 0
 
 
@@ -77,9 +81,7 @@ async def _check(images: Sequence[Path], options: PredictOptions) -> None:
     if options.top < 1:
         raise ConfigError(f"--top must be at least 1, not {options.top}")
     if options.png is not None:
-        if options.png.suffix != ".png":
-            raise ConfigError(f"--png {options.png}: name a file that ends in .png")
-        require_pillow()
+        check_png(options.png)
 
 
 def _image_shape(model: Model) -> tuple[int, int, int]:
@@ -104,30 +106,16 @@ def _rows(piece: Piece, found: Predictions, top: int) -> list[dict[str, Any]]:
     ]
 
 
-def _pictures(piece: Piece, found: Predictions, most: int) -> list[Image]:
-    """Draw images with their class and its probability under them."""
-    pictures: list[Image] = []
-    for number in range(min(len(found), most)):
-        image = piece.images[number]
-        if image.dtype != "uint8":
-            image = (image * 255).round().astype("uint8")
-        ((name, share),) = found.best(number, 1)
-        pictures.append(captioned(image, [name, f"{share:.1%}"]))
-    return pictures
-
-
-async def _write(file: Path, data: bytes, disk: Disk) -> None:
-    try:
-        await disk.write_atomic(file, [data])
-    except OSError as error:
-        raise ConfigError(f"--png {file} cannot be written: {error.strerror or error}") from None
+def _pixels(piece: Piece, number: int) -> Image:
+    image = piece.images[number]
+    return np.asarray(image if image.dtype == np.uint8 else (image * 255).round(), np.uint8)
 
 
 def _print(model: Model, rows: list[dict[str, Any]], options: PredictOptions, terminal: Terminal) -> None:
     if options.json:
         text = json.dumps({"model": model.network.spec.name, "images": rows}, indent=2)
         for line in text.splitlines():
-            terminal.say(line)
+            terminal.print(line)
         return
     table = [("image", "class", "probability", "then")]
     for row in rows:
@@ -136,4 +124,4 @@ def _print(model: Model, rows: list[dict[str, Any]], options: PredictOptions, te
         table.append((row["file"], row["class"], f"{first['probability']:.1%}", then))
     wide = [max(len(line[column]) for line in table) for column in range(3)]
     for file, name, share, then in table:
-        terminal.say(f"{file:<{wide[0]}}  {name:<{wide[1]}}  {share:>{wide[2]}}  {then}".rstrip())
+        terminal.print(f"{file:<{wide[0]}}  {name:<{wide[1]}}  {share:>{wide[2]}}  {then}".rstrip())

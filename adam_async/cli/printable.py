@@ -1,6 +1,13 @@
-"""Pure: makes text of peers and files safe to show on a terminal and in a log."""
+"""Text of peers and files, made safe for a terminal and a log: by a function, and by a console of
+``rich``."""
 
 import re
+from collections.abc import Iterable
+from typing import IO, Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
 
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # controls C0 and C1, the escape character and ends of lines among them
@@ -11,7 +18,7 @@ _UNSAFE = re.compile(
 
 
 def printable(text: str) -> str:
-    r"""Return one line that moves no cursor, changes no colour and shows its characters in their order.
+    r"""Return one line that moves no cursor, changes no colour and keeps the order of its characters.
 
     Controls and marks of direction become escapes such as ``\x1b`` and ``\u202e``. Backslashes stay as they
     are, so a second pass changes nothing: both a child process and its parent escape a line.
@@ -26,3 +33,44 @@ def printable_lines(text: str) -> str:
 
 def _escape(found: re.Match[str]) -> str:
     return repr(found[0])[1:-1]
+
+
+class EscapingConsole(Console):
+    """A console that escapes controls in all text, cells of tables included. Markup and emoji are plain text.
+
+    Args:
+        file: Stream to write to; None is stdout.
+        stderr: Write to stderr.
+        width: Characters in a line; None asks the terminal.
+        soft_wrap: Leave long lines to the terminal.
+        force_terminal: Whether the file is a terminal; None asks it.
+    """
+
+    def __init__(
+        self,
+        *,
+        file: IO[str] | None = None,
+        stderr: bool = False,
+        width: int | None = None,
+        soft_wrap: bool = False,
+        force_terminal: bool | None = None,
+    ) -> None:
+        super().__init__(
+            file=file,
+            stderr=stderr,
+            width=width,
+            soft_wrap=soft_wrap,
+            force_terminal=force_terminal,
+            highlight=False,
+            markup=False,
+            emoji=False,
+        )
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        """Return a string as text, escaped before a table measures it."""
+        return super().render_str(printable_lines(text), **how)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the segments of an object with their text escaped; control segments of ``rich`` pass."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable_lines(segment.text), segment.style)

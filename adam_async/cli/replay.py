@@ -1,4 +1,4 @@
-"""The command `train --replay`: a recorded run once more, from its file to the same model."""
+"""The command `train --replay`: the repetition of a recorded run."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
@@ -7,9 +7,10 @@ from pathlib import Path
 
 from adam_async.checkpoint.model_file import save_model
 from adam_async.cli.data import load_data
+from adam_async.cli.files import make_folder
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.terminal import Terminal
-from adam_async.cli.train import make_folder, tell_imports
+from adam_async.cli.train import announce_imports
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.damage import Policy
 from adam_async.driver.replay.decode import read_recording
@@ -25,17 +26,17 @@ BESIDE = frozenset({"replay", "allow_functions", "data", "out", "quiet", "verbos
 """Options that go with `--replay`; all others are in the record."""
 
 ROUNDS = 64
-"""Batches of shards that the compute thread applies before it looks whether it is to go on."""
+"""Number of batches of shards that the compute thread applies between two checks for cancellation."""
 
 
 async def run_replay(options: TrainOptions, environment: Mapping[str, str], terminal: Terminal) -> int:
-    """Repeat a recorded run, see that it comes to the same weights, and write them.
+    """Repeat a recorded run, check that its weights are the same, and write them.
 
     Raises:
-        ConfigError: Another option contradicts the record, it names functions that `--allow-functions` does
-            not allow, or the model cannot be written.
+        ConfigError: An option contradicts the record, the record names functions without
+            `--allow-functions`, or the model cannot be written.
         RecordError: The record cannot be read or played.
-        ReplayDiffers: It came to other weights.
+        ReplayDiffers: The weights differ.
         DataError: The data are missing or damaged.
     """
     assert options.replay is not None
@@ -47,9 +48,9 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
         transforms = recording.header.transforms
         functions = named_functions(transforms) if options.allow_functions else ()
         check_named(transforms, str(options.replay), allowed=functions)
-        tell_imports(transforms, str(options.replay), terminal)
+        announce_imports(transforms, str(options.replay), terminal)
         for line in differences(recording.header):
-            terminal.news(line)
+            terminal.notice(line)
         source = options.data or str(recording.header.config["data"])
         damaged: Policy = recording.header.config.get("damaged", "error")
         dataset = await load_data(source, disk, environment, damaged=damaged)
@@ -60,29 +61,29 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
                 await save_model(replay.network, replay.weights(), options.out, disk, class_names=names)
             except OSError as error:
                 raise ConfigError(f"{options.out} cannot be written to: {error.strerror or error}") from None
-    terminal.say(f"{replay.groups} groups repeated; all weights are those of the run, to the last bit")
+    terminal.print(f"{replay.groups} groups repeated; all weights are those of the run, to the last bit")
     return 0
 
 
 def check_options(options: TrainOptions) -> None:
-    """Refuse options that a record decides.
+    """Check that no option is given that the record decides.
 
     Raises:
-        ConfigError: One is given.
+        ConfigError: Such options are given; names them.
     """
     plain = TrainOptions()
     given = [f.name for f in fields(options) if getattr(options, f.name) != getattr(plain, f.name)]
     other = [f"--{name.replace('_', '-')}" for name in given if name not in BESIDE]
     if other:
-        raise ConfigError(f"--replay repeats what the record says: leave out {', '.join(other)}")
+        raise ConfigError(f"--replay takes these options from the record: leave out {', '.join(other)}")
 
 
 async def read_record(path: Path, disk: Disk) -> Recording:
     """Read a record's file.
 
     Raises:
-        ConfigError: It cannot be read.
-        RecordError: It is no record, or damaged.
+        ConfigError: The file cannot be read.
+        RecordError: The file is no record, or damaged.
     """
     try:
         data = await disk.read_bytes(path)
@@ -92,7 +93,7 @@ async def read_record(path: Path, disk: Disk) -> Recording:
 
 
 def differences(header: Header) -> list[str]:
-    """Say what here is other than where the run was, and may change last bits."""
+    """Return the differences between this machine and that of the run that may change last bits."""
     here = numerics()
     return [
         f"{name} was {then or 'unknown'} in the run and is {here.get(name) or 'unknown'} here: "
@@ -105,18 +106,22 @@ def differences(header: Header) -> list[str]:
 async def repeat(
     recording: Recording, dataset: Dataset, terminal: Terminal, functions: Collection[str] = ()
 ) -> Replay:
-    """Repeat a run on a compute thread, and say what came of its epochs. Returns it when it is checked.
+    """Repeat a run on a compute thread, print its epochs, and return it after its check.
 
-    `functions` are the transforms of the record that it may import.
+    Cancelling ends it after the current batches of the thread.
 
-    Cancelling it ends it after the batches that the thread is in.
+    Args:
+        recording: The recorded run.
+        dataset: Its data.
+        terminal: Prints the epochs.
+        functions: Transforms of the record that may be imported.
     """
     async with ComputePool(threads=1, name="replay") as pool:
         replay = await pool.run(lambda: Replay(recording, dataset, functions=functions))
         for epoch in recording.header.epochs:
             await _go(pool, replay.steps(epoch))
             accuracy = await pool.run(replay.accuracy, epoch)
-            terminal.say(_epoch_line(epoch, len(recording.header.epochs), accuracy))
+            terminal.print(_epoch_line(epoch, len(recording.header.epochs), accuracy))
         await _go(pool, replay.steps())
         await pool.run(replay.check)
     return replay

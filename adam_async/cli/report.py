@@ -1,43 +1,32 @@
-"""The command `report`: runs side by side, as a table and as a picture."""
+"""The command `report`: a comparison of runs, as a table and a plot."""
 
 from pathlib import Path
 
 import msgspec
 from rich.table import Table
 
-from adam_async.cli.escaping_console import EscapingConsole
+from adam_async.cli.files import check_target, write_file
 from adam_async.cli.terminal import Terminal
-from adam_async.cli.train import check_no_folder, make_folder
 from adam_async.errors import ConfigError
 from adam_async.report.compare import compare
 from adam_async.report.plot import draw, png
 from adam_async.report.report import SCHEMA, Report
 from adam_async.runtime.disk import Disk
 
-WIDE = 1000
-"""Characters that a table may take where no terminal says how wide it is."""
-
 
 async def run_report(files: tuple[Path, ...], plot: Path | None, terminal: Terminal) -> int:
-    """Print a table of reports, and draw them if told where.
+    """Print a table of reports, and draw them if `plot` names a file.
 
     Raises:
-        ConfigError: A file cannot be read or is no report, the picture cannot be written, or there is no
-            matplotlib.
+        ConfigError: A file cannot be read or is no report, the plot cannot be written, or matplotlib is not
+            installed.
     """
     async with Disk() as disk:
         runs = [(name, await read_report(file, disk)) for name, file in name_runs(files).items()]
         if plot is not None:
-            await disk.run(make_folder, plot.parent)
-            await disk.run(check_no_folder, plot)
-            try:
-                await disk.write_atomic(plot, [png(draw(runs))])
-            except OSError as error:
-                raise ConfigError(f"--plot {plot} cannot be written: {error.strerror or error}") from None
-    out = terminal.out
-    if not out.is_terminal:
-        out = EscapingConsole(file=out.file, width=WIDE)
-    out.print(_table(runs), soft_wrap=False)
+            await check_target(plot, disk)
+            await write_file(plot, "--plot", [png(draw(runs))], disk)
+    terminal.table(_table(runs))
     return 0
 
 
@@ -59,7 +48,7 @@ async def read_report(file: Path, disk: Disk) -> Report:
 
 
 def name_runs(files: tuple[Path, ...]) -> dict[str, Path]:
-    """A short name for each file: its stem, or its whole path where stems are the same.
+    """Return a short name for each file: its stem, or its whole path if stems are equal.
 
     Raises:
         ConfigError: A file is named twice.

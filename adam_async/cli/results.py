@@ -15,7 +15,8 @@ from adam_async.errors import AdamError, ConfigError, RecordError, first_cause
 from adam_async.model.network import Network
 from adam_async.report.report import Report, write
 from adam_async.run.result import RunResult
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.timeline import Timeline
 from transport import TransportError
 
@@ -31,13 +32,13 @@ async def write_results(
     environment: Mapping[str, str],
     timeline: Timeline | None = None,
 ) -> None:
-    """Write the model, the report, the profile and the record where the options say.
+    """Write the model, the report, the profile and the record to the files that the options name.
 
-    A file that cannot be written does not stop the others. A model that cannot be written goes elsewhere.
+    A failed file does not stop the others. A model that cannot be written goes to another folder.
 
     Raises:
-        ConfigError: Some files cannot be written; names each, and the place of the model.
-        RecordError: There is no record of the run; the other files are written.
+        ConfigError: Some files cannot be written; names each, and the other folder of the model.
+        RecordError: The run has no record; the other files are written.
     """
     problems: list[str] = []
 
@@ -76,10 +77,10 @@ async def save_somewhere(
     *,
     class_names: Sequence[str],
 ) -> None:
-    """Write ``model.safetensors`` into a folder, or if that fails into one that has room.
+    """Write ``model.safetensors`` into a folder, or if that fails into another one with room.
 
     Raises:
-        ConfigError: The folder cannot be written to; names the file, and the model's other place if any.
+        ConfigError: The folder cannot be written to; names the file, and the model's other folder if any.
     """
     try:
         await save_model(network, weights, folder, disk, class_names=class_names)
@@ -99,7 +100,7 @@ async def save_somewhere(
 
 
 def fallbacks(environment: Mapping[str, str]) -> list[Path]:
-    """Return the folders that may take a model instead: temporary files, home, the current folder."""
+    """Return the other folders for a model: temporary files, home, the current folder."""
     home = environment.get("HOME")
     return [Path(environment.get("TMPDIR") or "/tmp"), *([Path(home)] if home else []), Path.cwd()]
 
@@ -109,7 +110,7 @@ class Kept:
     """Results kept of a run that did not finish."""
 
     done: str
-    """How far the run came, in words; see `what_was_done`."""
+    """Progress of the run, in words; see `progress_words`."""
     began: bool
     """Whether training had begun."""
     results: tuple[str, ...]
@@ -125,7 +126,7 @@ class Kept:
 async def keep_results(
     driver: Driver, options: TrainOptions, disk: Disk, environment: Mapping[str, str]
 ) -> Kept:
-    """Note how far a cancelled run came, and write its weights if `--out` names a folder."""
+    """Return the results of a cancelled run, and write its weights if `--out` names a folder."""
     progress = driver.progress
     kept: list[str] = []
     await driver.look()
@@ -141,21 +142,21 @@ async def keep_results(
         except ConfigError as error:
             kept.append(str(error))
         except (AdamError, TransportError, TimeoutError, ExceptionGroup) as error:
-            kept.append(f"no weights, for the servers could not be read ({first_cause(error)})")
+            kept.append(f"no weights, because the servers could not be read ({first_cause(error)})")
     if progress.checkpoint:
         folder = options.checkpoint or options.resume
         kept.append(f"{progress.checkpoint} (go on with --resume {folder})")
     if options.report is not None:
         kept.append(f"the report in {options.report}")
-    return Kept(what_was_done(driver), bool(progress.epoch), tuple(kept))
+    return Kept(progress_words(driver), bool(progress.epoch), tuple(kept))
 
 
 NOTHING = "nothing (--out keeps the latest weights, --checkpoint a state for --resume)"
 """Results kept of a run whose options name no file or folder."""
 
 
-def what_was_done(driver: Driver) -> str:
-    """Return how far a run came, in words."""
+def progress_words(driver: Driver) -> str:
+    """Return the progress of a run, in words."""
     progress = driver.progress
     if not progress.epoch:
         return "before training began"

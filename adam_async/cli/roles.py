@@ -1,8 +1,8 @@
 """The role commands: one role in this process, until it is ended.
 
-A role prints one line, with its address and a command that joins it; a controller goes on to say what becomes
-of its group. Started by hand it ends by a signal; started by another process (`--supervised`) it also ends
-when that process wants it or is gone.
+A role prints one line, with its address and the next command of a cluster started by hand; a controller also
+logs changes of its group. A signal ends a role; a role of a parent process (`--supervised`) also ends at the
+end of its stdin.
 """
 
 import asyncio
@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import timedelta
-from pathlib import Path
 
 import msgspec
 
@@ -30,6 +29,7 @@ from adam_async.cli.options import (
 )
 from adam_async.cli.printable import printable
 from adam_async.cluster.networks import LOOPBACK, address_towards, cluster_network, memory_budget, slowed
+from adam_async.cli.token import read_token
 from adam_async.cluster.parent_pipe import Parent, die_with_parent
 from adam_async.cluster.roles import (
     Place,
@@ -49,11 +49,12 @@ from adam_async.run.addresses import check_address, check_addresses, own_peer, r
 from adam_async.run.cache_size import cache_limits
 from adam_async.run.config import MAX_THREADS_PER_CORE, MOST, Waits
 from adam_async.run.image_size import read_image_size
-from adam_async.run.named_layers import import_layers
 from adam_async.run.stragglers import check_own, pace_of
-from adam_async.run.token_file import check_token_is_for, holds_keys
+from adam_async.run.token_file import holds_keys
+from adam_async.run.user_code import import_layers
 from adam_async.runtime.child_process import address_line
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes, usable_cores
 from adam_async.runtime.timeline import Timeline
 from transport import BufferPool
@@ -65,8 +66,8 @@ NEXT = {
     "data-host": ("train", "--data"),
     "worker": ("train", "--controller"),
 }
-"""Which command a role's line shows, with its option for the address: what a cluster started by hand needs
-next. A data host is the data server that was told of no controller."""
+"""Command in a role's line, with its option for the address: the next one of a cluster started by hand. A
+data host is a data server without a controller."""
 
 KEYS_OF_NEXT = {
     "controller": "ps",
@@ -75,31 +76,31 @@ KEYS_OF_NEXT = {
     "data-host": "driver",
     "worker": "driver",
 }
-"""Role of the command that a role's line shows; the line names a file of that role's keys."""
+"""Role of the command in a role's line; the line names a file with the keys of that role."""
 
 Open = Callable[[Place], AbstractAsyncContextManager[Role]]
 
 WAITS = Waits()
-"""Deadlines of a role that was started by hand, but for the wait for its controller."""
+"""Deadlines of a role started by hand, except the wait for its controller."""
 
-MEETING_PLACE = "tcp://127.0.0.1:7070"
-"""Where a controller listens that was told nothing."""
+DEFAULT_BIND = "tcp://127.0.0.1:7070"
+"""Default address of a controller."""
 
 
 async def serve_controller(options: ControllerOptions, environment: Mapping[str, str]) -> int:
-    """Run a controller until it is ended: alone, or as one of those that `--peers` names."""
+    """Run a controller until cancelled: alone, or as one of `--peers`."""
     peers: dict[str, str] = {}
-    bind = options.bind or MEETING_PLACE
+    bind = options.bind or DEFAULT_BIND
     if options.peers:
         peers = read_peers(options.peers)
         node = own_peer(peers, options.id)
         bind = options.bind or peers[node]
         options = dataclasses.replace(options, id=node, advertise=options.advertise or peers[node])
     elif options.dir is not None and options.id is None:
-        # What is kept there says whose it is: the next process has to have the same name.
+        # The files in the folder name their node: the next process must have the same name.
         options = dataclasses.replace(options, id="controller")
     if not options.supervised:
-        # A person watches it: what becomes of its group is news to them, if nothing else is.
+        # A person watches it, and needs to know the changes of its group.
         status_log.logger.setLevel(logging.INFO)
     async with AsyncExitStack() as stack:
         file = None
@@ -117,14 +118,14 @@ async def serve_controller(options: ControllerOptions, environment: Mapping[str,
 
 
 async def serve_ps(options: MemberOptions, environment: Mapping[str, str]) -> int:
-    """Run a parameter server until it is ended."""
+    """Run a parameter server until cancelled."""
     return await _serve_member("ps", options, environment, parameter_server)
 
 
 async def serve_data(
     options: DataServerOptions, data: str, damaged: Policy, environment: Mapping[str, str], *, size: str = ""
 ) -> int:
-    """Load the data, then run a data server until it is ended; without a controller it stands alone."""
+    """Load the data, then run a data server until cancelled; without a controller a data host."""
     async with Disk() as disk:
         cache = cache_limits(options.cache, options.spill, available_bytes=available_bytes())
         wanted = read_image_size(size)
@@ -140,7 +141,7 @@ async def serve_data(
 async def serve_worker(
     options: WorkerOptions, threads: int, in_flight: int, environment: Mapping[str, str]
 ) -> int:
-    """Run a model worker until it is ended."""
+    """Run a model worker until cancelled."""
     cores = usable_cores()
     if not 0 <= threads <= cores * MAX_THREADS_PER_CORE or not 0 <= in_flight <= MOST["in_flight"]:
         raise ConfigError(
@@ -157,55 +158,22 @@ async def serve_worker(
     )
 
 
-async def read_token(file: Path | None, environment: Mapping[str, str], *, role: str = "") -> str | None:
-    """Return the cluster's token or the keys of a role: from the file, else from ADAM_TOKEN, else none.
-
-    Args:
-        file: File that ``--token-file`` names.
-        environment: Environment of the command.
-        role: Role of the command, which refuses keys of another; empty if it has none or several.
-
-    Raises:
-        ConfigError: The file cannot be read, is empty, is not private (see `Disk.read_secret`), or holds
-            a secret that this command cannot use.
-    """
-    token = await _token_text(file, environment)
-    if token and role:
-        check_token_is_for(token, role, origin=f"--token-file {file}" if file else "ADAM_TOKEN")
-    return token
-
-
-async def _token_text(file: Path | None, environment: Mapping[str, str]) -> str | None:
-    if file is None:
-        return environment.get("ADAM_TOKEN", "").strip() or None
-    async with Disk() as disk:
-        try:
-            token = (await disk.read_secret(file)).decode().strip()
-        except OSError as error:
-            raise ConfigError(f"--token-file {file} cannot be used: {error.strerror or error}") from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"--token-file {file} cannot be used: it is not text in UTF-8") from None
-    if not token:
-        raise ConfigError(f"--token-file {file} is empty")
-    return token
-
-
 async def _serve_member(
     role: str,
     options: MemberOptions | DataServerOptions,
     environment: Mapping[str, str],
     open_role: Open,
 ) -> int:
-    assert options.controller is not None, "who is told of no controller is no member"
-    meet = check_addresses(options.controller, "--join" if role == "worker" else "--controller")
-    bind = options.bind or await address_towards(meet)
-    return await _serve(role, options, meet, bind, environment, open_role)
+    assert options.controller is not None, "a member has a controller"
+    controllers = check_addresses(options.controller, "--join" if role == "worker" else "--controller")
+    bind = options.bind or await address_towards(controllers)
+    return await _serve(role, options, controllers, bind, environment, open_role)
 
 
 async def _serve(
     role: str,
     options: ControllerOptions | MemberOptions | DataServerOptions,
-    meet: str,
+    controllers: str,
     bind: str,
     environment: Mapping[str, str],
     open_role: Open,
@@ -216,7 +184,7 @@ async def _serve(
     if not options.supervised:
         token = await read_token(options.token_file, environment, role=role.removesuffix("-host"))
         waits = WAITS if isinstance(options, ControllerOptions) else waits_at_start(options.wait)
-        await _stay(role, options, meet, bind, token, waits, open_role)
+        await _stay(role, options, controllers, bind, token, waits, open_role)
         return 0
     die_with_parent()
     async with Parent() as parent:
@@ -228,7 +196,7 @@ async def _serve(
                 _stay(
                     role,
                     options,
-                    meet,
+                    controllers,
                     bind,
                     orders.token,
                     orders.waits,
@@ -244,10 +212,10 @@ async def _serve(
 
 
 def waits_at_start(wait: timedelta, waits: Waits = WAITS) -> Waits:
-    """Return deadlines with the time that ``--wait`` gives a controller to be there.
+    """Return deadlines with ``--wait`` as the maximum wait for a controller.
 
     Raises:
-        ConfigError: It is no time above 0.
+        ConfigError: The wait is not above 0.
     """
     if wait <= timedelta():
         raise ConfigError(f"--wait must be a time above 0, such as 60s or 5m, not {wait.total_seconds():g}s")
@@ -257,7 +225,7 @@ def waits_at_start(wait: timedelta, waits: Waits = WAITS) -> Waits:
 async def _stay(
     role: str,
     options: RoleOptions,
-    meet: str,
+    controllers: str,
     bind: str,
     token: str | None,
     waits: Waits,
@@ -265,9 +233,9 @@ async def _stay(
     profile_events: int = 0,
     layers: Mapping[str, str] = {},
 ) -> None:
-    """Open the role, say where it is as soon as it has joined, and stay until cancelled.
+    """Open the role, print its line as soon as it has joined, and serve until cancelled.
 
-    Of several controllers none waits for the others: one that is started again may be needed by nobody.
+    A controller of several does not wait for the others: after a restart it may be needed by none of them.
     """
     buffers = BufferPool()
     node = options.id or f"{role}-{platform.node()[:40]}-{os.getpid()}"
@@ -285,7 +253,7 @@ async def _stay(
         place = Place(
             node=node,
             bind=bind,
-            controller=meet,
+            controller=controllers,
             network=await stack.enter_async_context(slowed(network, options.slow)),
             buffers=buffers,
             waits=waits,
@@ -295,13 +263,13 @@ async def _stay(
         )
         running = await stack.enter_async_context(open_role(place))
         await running.joined()
-        join = ["adam-async", *NEXT[role], meet or running.address]
+        join = ["adam-async", *NEXT[role], controllers or running.address]
         if token is not None and holds_keys(token):
             join += ["--token-file", f"{KEYS_OF_NEXT[role]}.keys"]  # the next role has keys of its own
         elif options.token_file is not None:
             join += ["--token-file", str(options.token_file)]
         if isinstance(running, Controller) and running.group.is_cut_off:
-            join = []  # whoever joined it would wait as long as it does
+            join = []  # a role that joined it would wait as long as it does
         line = address_line(place.node, running.address, shlex.join(join))
         sys.stdout.write(f"{printable(line)}\n")
         sys.stdout.flush()

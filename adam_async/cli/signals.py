@@ -1,10 +1,10 @@
-"""Ctrl-C and SIGTERM: the first ends in good order, the second at once.
+"""Ctrl-C and SIGTERM: the first ends the command in good order, the second at once.
 
-Before a loop runs there is nothing to end in good order: the process just ends. Once one runs, the first
-signal cancels the command's task, and every block on the way out closes what it opened. The second does
-not argue: the process is gone, and its children go with it (see `cli_parent`).
+Before a loop runs, the process just ends. In a loop, the first signal cancels the command's task, and every
+block closes its resources on the way out. The second ends the process, and its children end with it (see
+`cluster/parent_pipe.py`).
 
-The handlers are the plain ones of `signal`, not the loop's: they also answer while the loop is busy.
+The handlers are the plain ones of `signal`, not the loop's: they also run while the loop is busy.
 """
 
 import asyncio
@@ -18,28 +18,30 @@ from typing import Any, NoReturn
 from adam_async.runtime.callbacks import ending_on_errors
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Handled signals."""
 
 SHOW_CURSOR = "\x1b[?25h"
+"""Escape sequence that shows the cursor again, which a table hides."""
 
 
 class Signals:
-    """What the process does about SIGINT and SIGTERM, and which came first."""
+    """The handlers of SIGINT and SIGTERM, and the first signal received."""
 
     def __init__(self) -> None:
         self.first: int | None = None
         self._cancel: Callable[[], None] | None = None
 
     def install(self) -> None:
-        """Answer signals from now on. Only the main thread may."""
+        """Install the handlers. Only the main thread may."""
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
 
     def exit_code(self) -> int:
-        """130 for SIGINT, 143 for SIGTERM; call it when `first` is set."""
+        """Return 130 for SIGINT, 143 for SIGTERM; call it after `first` is set."""
         return 128 + (self.first or 0)
 
     def leave(self, code: int) -> NoReturn:
-        """End the process now: nothing is flushed, closed or waited for."""
+        """End the process at once, without a flush or any cleanup."""
         os._exit(code)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -57,7 +59,7 @@ class Signals:
 
         Args:
             main: Returns the exit code.
-            loop_factory: Makes the event loop.
+            loop_factory: Returns a new event loop.
 
         Raises:
             Exception: The error of `main` or of a callback of its loop. After a signal, that is the outcome.
@@ -82,16 +84,16 @@ class Signals:
         self._cancel = cancel
         with ending_on_errors():
             code = await main()
-        # A command that took the cancellation for its ordinary end was interrupted all the same.
+        # A command may have caught the cancellation and returned; it was interrupted all the same.
         return code if self.first is None else self.exit_code()
 
 
 EARLY = Signals()
-"""The process's one set of handlers; installed by `cli.main`."""
+"""The one set of handlers of the process; `cli/main.py` installs it."""
 
 
 def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return what makes an event loop: ``uvloop`` or ``asyncio``."""
+    """Return the factory of an event loop: ``uvloop`` or ``asyncio``."""
     if name == "asyncio":
         return asyncio.new_event_loop
     import uvloop

@@ -1,4 +1,4 @@
-"""`data --stage`: a shared source is copied first, together with other servers, and served from the copy."""
+"""The option `data --stage`: copy a shared source together with other servers, and serve the copy."""
 
 import math
 import os
@@ -7,18 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from adam_async.cli.options import Damaged, DataServerOptions, StageOptions
-from adam_async.cli.roles import read_token, serve_data
+from adam_async.cli.roles import serve_data
 from adam_async.cli.terminal import Terminal
 from adam_async.cluster.networks import LOOPBACK, cluster_network
+from adam_async.cli.token import read_token
 from adam_async.data_server.staging.peer import Patience
 from adam_async.data_server.staging.service import staging
 from adam_async.errors import ConfigError
 from adam_async.run.addresses import check_address
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 from transport import BufferPool, Identity
 
 HANGS_S = 1.0
-"""How long the end of a disk that reads the source is waited for; one that hangs is left behind."""
+"""Maximum wait for the end of a disk that reads the source, in seconds; a hanging one is left behind."""
 
 
 async def serve_staged(
@@ -31,14 +33,14 @@ async def serve_staged(
     *,
     size: str = "",
 ) -> int:
-    """Copy the data if that was asked for, then run a data server until it is ended.
+    """Copy the data if `--stage` is given, then run a data server until cancelled.
 
-    Other servers of the staging are answered for as long as this one runs.
+    It answers other servers of the staging as long as it runs.
 
     Raises:
-        ConfigError: The options do not go together.
+        ConfigError: The options contradict one another.
         DataError: The source cannot be staged.
-        BindFailed: No address of the list is ours and free.
+        BindFailed: No address of the list belongs to this machine and is free.
     """
     peers = _checked(stage, data)
     if stage.stage is None:
@@ -63,15 +65,17 @@ async def serve_staged(
         ) as stager,
     ):
         await stager.staged()
-        terminal.news(stager.summary())
+        terminal.notice(stager.summary())
         return await serve_data(options, str(stager.data), damaged, environment, size=size)
 
 
 def _checked(stage: StageOptions, data: str) -> list[str]:
-    """The addresses of all servers; of this one alone where none are given."""
+    """Return the addresses of all servers; by default that of this one alone."""
     if stage.stage is None:
         if stage.stage_peers:
-            raise ConfigError("--stage-peers says who copies together, but not where to; add --stage FOLDER")
+            raise ConfigError(
+                "--stage-peers names the servers that copy, but no folder for the copy; add --stage FOLDER"
+            )
         return []
     if data == "auto":
         raise ConfigError("--stage copies a folder or a file; name it with --data")

@@ -1,15 +1,15 @@
-"""`token new` and `token derive`: root tokens, and the keys of one role that follow from one."""
+"""Tokens of clusters: read for a command, and written by `token new` and `token derive`."""
 
 import sys
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from adam_async.cli.roles import read_token
 from adam_async.errors import ConfigError
 from adam_async.messages.body import ROLES
-from adam_async.run.token_file import derived_text
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.run.token_file import check_token_is_for, derived_text
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 
 TOKEN_BYTES = 32
 """Size of a new root token, in random bytes."""
@@ -43,6 +43,39 @@ async def derive_token(
     return await _write(derived_text(token, role, origin=origin), out)
 
 
+async def read_token(file: Path | None, environment: Mapping[str, str], *, role: str = "") -> str | None:
+    """Return the cluster's token or the keys of a role: from the file, else from ADAM_TOKEN, else none.
+
+    Args:
+        file: File that ``--token-file`` names.
+        environment: Environment of the command.
+        role: Role of the command, for which keys must be; empty if it has none or several.
+
+    Raises:
+        ConfigError: The file cannot be read, is empty, is not private (see `Disk.read_secret`), or has a
+            secret that this command cannot use.
+    """
+    token = await _token_text(file, environment)
+    if token and role:
+        check_token_is_for(token, role, origin=f"--token-file {file}" if file else "ADAM_TOKEN")
+    return token
+
+
+async def _token_text(file: Path | None, environment: Mapping[str, str]) -> str | None:
+    if file is None:
+        return environment.get("ADAM_TOKEN", "").strip() or None
+    async with Disk() as disk:
+        try:
+            token = (await disk.read_secret(file)).decode().strip()
+        except OSError as error:
+            raise ConfigError(f"--token-file {file} cannot be used: {error.strerror or error}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"--token-file {file} cannot be used: it is not text in UTF-8") from None
+    if not token:
+        raise ConfigError(f"--token-file {file} is empty")
+    return token
+
+
 async def _write(line: str, out: Path | None) -> int:
     if out is None:
         sys.stdout.write(f"{line}\n")
@@ -52,7 +85,7 @@ async def _write(line: str, out: Path | None) -> int:
         try:
             await disk.write_private(out, f"{line}\n".encode())
         except FileExistsError:
-            raise ConfigError(f"--out {out} is there already: remove it, or name another file") from None
+            raise ConfigError(f"--out {out} exists: remove it, or name another file") from None
         except OSError as error:
             raise ConfigError(f"--out {out} cannot be written: {error.strerror or error}") from None
     return 0

@@ -1,8 +1,7 @@
-"""The command `train`: options to a configuration, a cluster of one of three kinds, and what comes of it."""
+"""The command `train`: a configuration from options, a cluster of one of three kinds, and its results."""
 
 import asyncio
 import logging
-import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -24,13 +23,14 @@ from adam_async.checkpoint.model_file import FILE_NAME
 from adam_async.checkpoint.trained_model import Model
 from adam_async.cli.baseline import BaselineAround
 from adam_async.cli.data import load_data
-from adam_async.cli.errors import explain
+from adam_async.cli.files import check_no_folder, is_file, make_folder, read_file
 from adam_async.cli.live_table import LiveTable
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.results import Kept, keep_results, write_results
-from adam_async.cli.roles import read_token, waits_at_start
+from adam_async.cli.roles import waits_at_start
 from adam_async.cli.signals import EARLY
-from adam_async.cli.terminal import Terminal
+from adam_async.cli.terminal import Terminal, explain
+from adam_async.cli.token import read_token
 from adam_async.cluster.external_data import addresses_in, hosts_of
 from adam_async.cluster.local import LocalCluster
 from adam_async.cluster.networks import network_for
@@ -44,12 +44,14 @@ from adam_async.report.baseline import Baseline
 from adam_async.report.report import Report, build_report, without_invalid, write
 from adam_async.run.addresses import check_addresses
 from adam_async.run.cache_size import cache_limits
-from adam_async.run.config import COMMAND_LINE, ENVIRONMENT, Config, from_environment, from_toml, make_config
+from adam_async.run.config import Config
 from adam_async.run.memory_need import check_memory
 from adam_async.run.model_selection import image_size
+from adam_async.run.option_sources import COMMAND_LINE, ENVIRONMENT, from_environment, from_toml, make_config
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.user_code import named_functions
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes, describe_machine, usable_cores
 from adam_async.runtime.timeline import Timeline
 from transport import BufferPool, Identity
@@ -58,18 +60,18 @@ logger = logging.getLogger(__name__)
 
 
 class Trainable(Protocol):
-    """What all three kinds of cluster can do."""
+    """Interface of all three kinds of cluster."""
 
     @property
     def driver(self) -> Driver:
-        """Who drives the run."""
+        """Driver of the run."""
 
     async def train(self, on_epoch: OnEpoch | None = None) -> RunResult:
         """Run all epochs."""
 
 
 class Remote:
-    """A cluster whose roles were started by hand; all that is here is its driver."""
+    """A cluster with roles started by hand; this process has its driver only."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -81,7 +83,7 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What was read of files that options name."""
+    """Contents of the files that options name."""
 
     model_text: str | None = None
     transforms: Sequence[Mapping[str, Any]] | None = None
@@ -89,16 +91,16 @@ class Contents:
 
 
 async def run_training(options: TrainOptions, environment: Mapping[str, str], terminal: Terminal) -> int:
-    """Train as told, and write what was asked for.
+    """Train a model, and write the results that the options name.
 
     Raises:
-        AdamError: What was wrong; see `errors`.
+        AdamError: An option is wrong, or the run fails; see `adam_async/errors.py`.
     """
     async with Disk() as disk:
         resumed = await newest_manifest(options.resume, disk) if options.resume is not None else None
         config = await configure(options, environment, disk, resumed)
         model_text = None
-        if is_file(config.model) and resumed is None:  # a checkpoint has the model in it
+        if is_file(config.model) and resumed is None:  # a checkpoint has its model
             model_text = await read_file(Path(config.model), "--model", disk)
         transforms: Sequence[Mapping[str, Any]] | None = None
         if config.transforms:
@@ -107,7 +109,7 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
         if resumed is not None:
             if options.allow_functions:
                 transforms = resumed.transforms
-            tell_imports(resumed_transforms(resumed, transforms), resumed.name, terminal)
+            announce_imports(resumed_transforms(resumed, transforms), resumed.name, terminal)
         for folder in (options.out, *(file.parent for file in _files(options))):
             if folder is not None:
                 await disk.run(make_folder, folder)
@@ -133,7 +135,7 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                 options, config, contents, environment, dataset, terminal, timeline
             ) as cluster:
                 driver = cluster.driver
-                driver.listen(terminal.news)
+                driver.listen(terminal.notice)
                 table = LiveTable(
                     driver.progress,
                     stream=sys.stdout,
@@ -147,8 +149,8 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                         result = await cluster.train(table.on_epoch)
                     except asyncio.CancelledError:  # an interruption, or a failure of the driver or a role
                         kept = await keep_results(driver, options, disk, environment)
-                        if EARLY.first is not None:  # at once: closing the cluster may take a while
-                            terminal.news(kept.sentence(interrupted=True))
+                        if EARLY.first is not None:  # print it now: closing the cluster may take a while
+                            terminal.notice(kept.sentence(interrupted=True))
                             kept = None
                         raise
                     if around is not None:
@@ -157,21 +159,21 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                 report = _report(result, driver, terminal, asked=config, baseline=baseline)
                 try:
                     await write_results(options, result, report, disk, environment, timeline)
-                except AdamError:  # what the run came to is worth a line whatever became of its files
+                except AdamError:  # the summary is printed even without the files
                     table.finish(report)
                     raise
                 if options.out is not None:
-                    table.say(f"saved  {options.out / FILE_NAME}")
+                    table.print(f"saved  {options.out / FILE_NAME}")
                 if timeline is not None and timeline.full:
-                    terminal.news(
-                        "the profile ends before the run: a process notes "
-                        f"{timeline.limit_events} events at most"
+                    terminal.notice(
+                        f"the profile ends before the run: a process notes at most {timeline.limit_events} "
+                        "events"
                     )
                 table.finish(report)
-        except BaseException as error:  # Ctrl-C too: what there is of the run is not lost
+        except BaseException as error:  # Ctrl-C too: the results so far are kept
             interrupted = isinstance(error, asyncio.CancelledError) or EARLY.first is not None
             if kept is not None and (line := kept.sentence(interrupted=interrupted)):
-                terminal.news(line)
+                terminal.notice(line)
             if result is None and driver is not None and options.report is not None:
                 ended = "interrupted" if interrupted else explain(error)[1]
                 await _report_cut_short(driver, config, options.report, ended, disk, terminal)
@@ -184,14 +186,14 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
     return 0
 
 
-def tell_imports(steps: Sequence[object], origin: str, terminal: Terminal) -> None:
-    """Name the functions of a checkpoint or record before the import of their modules."""
+def announce_imports(steps: Sequence[object], origin: str, terminal: Terminal) -> None:
+    """Print the functions of a checkpoint or record before the import of their modules."""
     if functions := named_functions(steps):
-        terminal.news(f"{origin} names functions, whose modules are imported: {', '.join(functions)}")
+        terminal.notice(f"{origin} names functions, whose modules are imported: {', '.join(functions)}")
 
 
 def _leader_of(driver: Driver) -> Callable[[], str]:
-    """Says which controller leads, where there are several."""
+    """Return a function that returns the leader of several controllers."""
     return lambda: driver.leading if len(driver.controllers) > 1 else ""
 
 
@@ -203,7 +205,7 @@ async def _measure_before(
     resumed: Manifest | None,
     table: LiveTable,
 ) -> BaselineAround | None:
-    """Measure the kernels alone, if there is a report that says so and there are images to measure with."""
+    """Measure the kernels alone, if there is a report and there are images for it."""
     if options.report is None or dataset is None:
         return None
     data = await driver.wait_for_data()
@@ -218,7 +220,7 @@ async def _measure_before(
     )
     check_memory(around.network, driver.config, available_bytes())
     table.introduce(data, around.network)
-    table.say("kernels alone are measured first, and again after training")
+    table.print("kernels alone are measured first, and again after training")
     await _measure(around, driver)
     return around
 
@@ -240,7 +242,7 @@ def _report(
 ) -> Report:
     result, news = without_invalid(result)
     for line in news:
-        terminal.news(line)
+        terminal.notice(line)
     return build_report(
         result,
         config=driver.config,
@@ -255,64 +257,35 @@ def _report(
 async def _report_cut_short(
     driver: Driver, asked: Config, path: Path, ended: str, disk: Disk, terminal: Terminal
 ) -> None:
-    """Write what is known of a run that failed or was interrupted, unless it never began."""
+    """Write the report of a run that failed or was interrupted, unless it never began."""
     result = driver.so_far()
     if result is None:
         return
     try:
         await write(_report(result, driver, terminal, asked=asked, baseline=None, ended=ended), path, disk)
-    except OSError as failure:  # the run's own end is what the user has to know
-        terminal.news(f"{path} cannot be written: {failure.strerror or failure}")
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder for results, before the work that they are the result of.
-
-    Raises:
-        ConfigError: It cannot be made or written to.
-    """
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be made: {error.strerror or error}") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"{folder} cannot be written to")
+    except OSError as failure:  # the error of the run itself matters more
+        terminal.notice(f"{path} cannot be written: {failure.strerror or failure}")
 
 
 def _files(options: TrainOptions) -> list[Path]:
     return [file for file in (options.report, options.profile, options.record) if file is not None]
 
 
-def check_no_folder(file: Path) -> None:
-    """Refuse a file for results that is a folder, before the work that they are the result of.
-
-    Raises:
-        ConfigError: It is one.
-    """
-    if os.path.isdir(file):
-        raise ConfigError(f"{file} is a folder; name a file in it")
-
-
 def needs_data(options: TrainOptions, config: Config) -> bool:
-    """Whether this process needs the images itself: to serve them, or for a report's baseline."""
+    """Whether this process needs the images: to serve them, or for a report's baseline."""
     if options.controller is not None or addresses_in(config.data):
         return False
     return not config.processes or options.report is not None
 
 
-def is_file(model: str) -> bool:
-    """Whether a model is a file with a spec."""
-    return model.endswith(".toml")
-
-
 async def configure(
     options: TrainOptions, environment: Mapping[str, str], disk: Disk, resumed: Manifest | None = None
 ) -> Config:
-    """Merge defaults or those of a checkpoint, file, environment and command line, in rising rank.
+    """Merge the options of defaults or a checkpoint, file, environment and command line, in this order.
 
     Raises:
-        CheckpointError: An option differs from the checkpoint's that may not.
-        ConfigError: A value is wrong, or two options exclude each other.
+        CheckpointError: An option differs from the checkpoint's and may not.
+        ConfigError: A value is wrong, or two options contradict each other.
     """
     file = {}
     if options.config is not None:
@@ -345,13 +318,13 @@ async def configure(
         raise ConfigError("--processes starts roles and --controller joins roles that run: give one of them")
     if options.controller is not None and options.profile is not None:
         raise ConfigError(
-            "--profile is for roles that this command starts, those at --controller note nothing: leave it "
-            "out, or leave out --controller"
+            "--profile is for roles that this command starts, not for those at --controller: leave one of "
+            "them out"
         )
     if options.controller is not None and config.slow:
         raise ConfigError(
-            "--slow is for roles that this command starts: leave it out, and say it to those at --controller "
-            "when you start them"
+            "--slow is for roles that this command starts: leave it out, and give it to those at "
+            "--controller at their start"
         )
     hosts = hosts_of(config, (), starts_own=False) if options.controller is None else ()
     if options.controller is None and not hosts and options.token_file is not None:
@@ -370,22 +343,8 @@ async def configure(
         roles = ("data", "damaged", "cache", "spill", "threads", "in_flight", "controllers")
         idle = [name for name in roles if getattr(options, name) is not None]
         if idle:
-            logger.warning("no effect with --controller, its roles were told theirs: %s", ", ".join(idle))
+            logger.warning("no effect with --controller, whose roles have their own: %s", ", ".join(idle))
     return config
-
-
-async def read_file(path: Path, option: str, disk: Disk) -> str:
-    """Read a text file that an option names.
-
-    Raises:
-        ConfigError: It cannot be read, or is no text.
-    """
-    try:
-        return (await disk.read_bytes(path)).decode()
-    except OSError as error:
-        raise ConfigError(f"{option} {path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{option} {path} is not text in UTF-8") from None
 
 
 @asynccontextmanager
@@ -398,7 +357,7 @@ async def open_cluster(
     terminal: Terminal,
     timeline: Timeline | None = None,
 ) -> AsyncIterator[Trainable]:
-    """Start the roles that the configuration asks for, or join those that run."""
+    """Start the roles of the configuration, or join running ones."""
     role = "driver" if options.controller is not None else ""
     token = await read_token(options.token_file, environment, role=role)
     if options.controller is not None:
@@ -411,7 +370,7 @@ async def open_cluster(
             model_text=contents.model_text,
             transforms=contents.transforms,
             environment=environment,
-            say=terminal.news,
+            say=terminal.notice,
             timeline=timeline,
             checkpoint=options.checkpoint,
             resume=options.resume,

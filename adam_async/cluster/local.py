@@ -38,7 +38,8 @@ from adam_async.run.config import Config
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.stragglers import pace_of
 from adam_async.run.token_file import root_token
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import ProcessMemory, available_bytes, process_memory, usable_cores
 from adam_async.runtime.timeline import Timeline
 from adam_async.worker.service import ModelWorker

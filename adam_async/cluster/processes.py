@@ -37,12 +37,15 @@ from adam_async.run.addresses import controller_names
 from adam_async.run.cache_size import one_of
 from adam_async.run.config import Config, Waits
 from adam_async.run.named_layers import import_layers
+from adam_async.run.model_selection import image_size
+from adam_async.run.option_sources import for_children
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.stragglers import texts_for
 from adam_async.run.token_file import derived_text
-from adam_async.run.variables import for_children
+from adam_async.run.user_code import import_layers
 from adam_async.runtime.child_process import ChildProcess, how_it_ended
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes, usable_cores
 from adam_async.runtime.timeline import Timeline
 from transport import BufferPool, Identity, Link, Network
@@ -352,7 +355,7 @@ class ProcessCluster:
 
     def _child(self, role: str, node: str, words: tuple[str, ...]) -> ChildProcess:
         orders = self._orders[role]
-        child = ChildProcess(node, words, orders=orders, environment=self._environment, say=self._say)
+        child = ChildProcess(node, words, orders=orders, environment=self._environment, on_line=self._say)
         self.children[node] = child
         return child
 

@@ -69,7 +69,7 @@ from adam_async.errors import ConfigError
 from adam_async.messages import Introduced
 from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_VALUE_BYTES
 from adam_async.runtime import fault_points
-from adam_async.runtime.timer import Timer
+from adam_async.runtime.clock import Timer
 from adam_async.runtime.traffic import Traffic
 from transport import Identity, Network, RemoteProtocolError
 

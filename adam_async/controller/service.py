@@ -63,8 +63,7 @@ from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.runtime import fault_points
-from adam_async.runtime.disk import system_entropy
-from adam_async.runtime.timer import Timer
+from adam_async.runtime.clock import Timer, system_entropy
 from transport import (
     Identity,
     Link,

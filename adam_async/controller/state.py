@@ -50,9 +50,10 @@ from adam_async.run.cluster_map import (
     RunPiece,
     RunRecord,
 )
-from adam_async.run.config import FIELDS, make_config
+from adam_async.run.config import FIELDS
 from adam_async.run.epoch_shares import covers, share_out, warm_groups
 from adam_async.run.ids import NodeId
+from adam_async.run.option_sources import make_config
 from adam_async.run.partition import run_table
 from adam_async.run.shard_table import assign_buckets
 

@@ -28,7 +28,7 @@ from adam_async.model.keyed_random import Dice
 from adam_async.run.cache_size import CacheLimits, cache_limits
 from adam_async.run.cluster_map import RunRecord
 from adam_async.run.config import Config
-from adam_async.runtime.disk import fine_clock
+from adam_async.runtime.clock import fine_clock
 from adam_async.runtime.machine import available_bytes
 from dataflow import ComputePool, Job, MakePool
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from adam_async.data_server.lazy_images import StoredImages
 from adam_async.data_server.sources.file_ranges import Scratch
 from adam_async.data_server.statistics import ImageStatistics
-from adam_async.runtime.disk import Clock
+from adam_async.runtime.clock import Clock
 
 logger = logging.getLogger(__name__)
 

@@ -43,7 +43,7 @@ from adam_async.messages.bounds import MOST_LEDGER_BYTES
 from adam_async.run.cluster_map import ClusterMap, LedgerRecord
 from adam_async.run.config import Waits
 from adam_async.runtime.channel import Channel
-from adam_async.runtime.timer import Timer
+from adam_async.runtime.clock import Timer
 from adam_async.runtime.traffic import Traffic
 from transport import Identity, Link, Network, RemoteProtocolError, Request, RetrySchedule, TransportError
 

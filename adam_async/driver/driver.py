@@ -35,11 +35,11 @@ from adam_async.driver.training_run import DriverParts, TrainingRun
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RunFailed, first_cause
 from adam_async.model.network import Network as Model
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
-from adam_async.run.config import Config, squared_norm_of
+from adam_async.run.config import Config
+from adam_async.run.learning_rate import Schedule, decide, squared_norm_of
 from adam_async.run.memory_need import check_memory
 from adam_async.run.partition import table_of
 from adam_async.run.progress import Progress
-from adam_async.run.rate_schedule import Schedule
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.series import Series
 from adam_async.run.stragglers import describe
@@ -311,7 +311,7 @@ class Driver:
     ) -> RunRecord:
         """Decide the open options, and make the run's record for the cluster map."""
         data, inputs = prepared.data, self._inputs
-        self.config = self._asked.decided(groups_in_flight, data["name"], squared_norm_of(data))
+        self.config = decide(self._asked, groups_in_flight, data["name"], squared_norm_of(data))
         self.progress.last_epoch = self.config.epochs
         resumed, carried = (FROM_THE_START if inputs.init is not None else None), b""
         if inputs.resume is not None:

@@ -83,9 +83,9 @@ from adam_async.run.config import Config, Waits
 from adam_async.run.ids import Replica, ShardId
 from adam_async.run.partition import run_table
 from adam_async.run.shard_table import ShardSpec, ShardTable
+from adam_async.runtime.clock import Timer
 from adam_async.runtime.machine import ProcessMemory, process_memory
 from adam_async.runtime.timeline import Timeline
-from adam_async.runtime.timer import Timer
 from dataflow import MakePool, WaitTimedOut
 from transport import BufferPool, Identity, Link, Message, Network, Request
 

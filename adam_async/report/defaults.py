@@ -1,6 +1,7 @@
 """Pure: reasons for the options that the user left open, in words, for the report."""
 
-from adam_async.run.config import FALLING_MOST, RISE_EPOCHS, Config, norm_scale
+from adam_async.run.config import Config
+from adam_async.run.learning_rate import FALLING_MOST, RISE_EPOCHS, default_rate, norm_scale
 
 
 def explain_defaults(
@@ -41,17 +42,20 @@ def _why_rate(decided: Config, squared_norm: float) -> str:
         return f"the default of rule {decided.rule}, for any number of images"
     images = decided.images_per_update
     why = f"0.06 for 16 images per update, scaled to {images} and by 1 - momentum"
-    usual = Config(
-        momentum=decided.momentum,
-        images_per_group=decided.images_per_group,
-        push_every=decided.push_every,
-        replicas=decided.replicas,
-        consistency=decided.consistency,
-        lag=decided.lag,
-        schedule=decided.schedule,
-        epochs=decided.epochs,
-        warm_up=decided.warm_up,
-    ).default_rate(squared_norm=squared_norm)
+    usual = default_rate(
+        Config(
+            momentum=decided.momentum,
+            images_per_group=decided.images_per_group,
+            push_every=decided.push_every,
+            replicas=decided.replicas,
+            consistency=decided.consistency,
+            lag=decided.lag,
+            schedule=decided.schedule,
+            epochs=decided.epochs,
+            warm_up=decided.warm_up,
+        ),
+        squared_norm=squared_norm,
+    )
     if (scale := norm_scale(squared_norm)) < 1:
         why += f"; times {scale:.2g}, because the images have more or brighter pixels than those of MNIST"
     if decided.falls:

@@ -16,7 +16,8 @@ from adam_async.model.network import Network
 from adam_async.model.working_set import Level, WorkingSet, working_sets
 from adam_async.report.baseline import Baseline
 from adam_async.report.defaults import explain_defaults
-from adam_async.run.config import Config, squared_norm_of
+from adam_async.run.config import Config
+from adam_async.run.learning_rate import default_rate, squared_norm_of
 from adam_async.run.result import EpochResult, RunResult
 from adam_async.run.series import Sample
 from adam_async.run.staleness import StalenessReport, add_up, add_up_by_name
@@ -312,7 +313,7 @@ def build_report(
         schema=SCHEMA,
         command=list(command),
         ended=ended,
-        config={**msgspec.to_builtins(config), "slow": list(config.slow), "rate": config.default_rate()},
+        config={**msgspec.to_builtins(config), "slow": list(config.slow), "rate": default_rate(config)},
         defaults=_explained(asked, config, result),
         machine=machine,
         model=ModelReport(

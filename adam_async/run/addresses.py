@@ -1,6 +1,6 @@
 """Pure: addresses as users write them: of one role, of several, and of the controllers of a group.
 
---bind tcp://10.0.0.1:7070                                              one
+--bind tcp://10.0.0.1:7070                                                  one
 --controller tcp://10.0.0.1:7070,tcp://10.0.0.2:7070,tcp://10.0.0.3:7070    all controllers of a cluster
 --peers 1=tcp://10.0.0.1:7070,2=tcp://10.0.0.2:7070,3=tcp://10.0.0.3:7070   the same, each with its id
 """
@@ -8,21 +8,22 @@
 import re
 
 from adam_async.errors import ConfigError
-from adam_async.run.config import CONTROLLERS, CONTROLLERS_SAID
+from adam_async.run.config import CONTROLLERS, CONTROLLERS_WORDS
 from transport.sockets import is_loopback, parse_tcp_address
 
 EVERYWHERE = ("0.0.0.0", "::", "*")
+"""Hosts that stand for every interface."""
 
 PEER = re.compile(r"\s*(\d{1,9})\s*=(.*)")
 
 
 def check_address(address: str, option: str, *, everywhere: bool = False) -> str:
-    """Return the address if it is one that others can be told.
+    """Return the address if other roles can dial it.
 
     Args:
-        address: What the option says.
-        option: Its name, for errors.
-        everywhere: Whether the host may stand for every interface, because others are told another address.
+        address: Value of the option.
+        option: Name of the option, for errors.
+        everywhere: Whether the host may stand for every interface, because another address is advertised.
 
     Raises:
         ConfigError: Not ``tcp://host:port``, or a host that stands for every interface.
@@ -43,10 +44,10 @@ def check_address(address: str, option: str, *, everywhere: bool = False) -> str
 
 
 def check_addresses(text: str, option: str) -> str:
-    """Return addresses with commas between them, if all are ones that others can be told; without spaces.
+    """Return addresses with commas and without spaces between them, if other roles can dial all of them.
 
     Raises:
-        ConfigError: One is not (see `check_address`), or is named twice.
+        ConfigError: An address is invalid (see `check_address`), or is named twice.
     """
     addresses = [check_address(address.strip(), option) for address in text.split(",")]
     for address in addresses:
@@ -59,8 +60,8 @@ def read_peers(text: str) -> dict[str, str]:
     """Read ``--peers``: the controllers of a group, as node ids such as ``controller-1`` and addresses.
 
     Raises:
-        ConfigError: One has no id or no address that all can dial, something is said twice, or there are not
-            1, 3 or 5.
+        ConfigError: A controller has no id or no address that all can dial, an id or address is repeated, or
+            the number is not 1, 3 or 5.
     """
     peers: dict[str, str] = {}
     for part in text.split(","):
@@ -71,7 +72,7 @@ def read_peers(text: str) -> dict[str, str]:
             )
         number, address = found[1], check_address(found[2].strip(), "--peers")
         if not parse_tcp_address(address)[1]:
-            raise ConfigError(f"--peers: {address} has no port that others can be told; choose one above 0")
+            raise ConfigError(f"--peers: {address} has no port that others can dial; choose one above 0")
         if address in peers.values():
             raise ConfigError(f"--peers: {address} is named twice; each controller has an address of its own")
         node = peer_name(number)
@@ -79,7 +80,7 @@ def read_peers(text: str) -> dict[str, str]:
             raise ConfigError(f"--peers: there are two controllers {int(number)}; give each an id of its own")
         peers[node] = address
     if len(peers) not in CONTROLLERS:
-        raise ConfigError(f"--peers: controllers must be {CONTROLLERS_SAID}, not {len(peers)}")
+        raise ConfigError(f"--peers: controllers must be {CONTROLLERS_WORDS}, not {len(peers)}")
     here = [address for address in peers.values() if is_loopback(parse_tcp_address(address)[0])]
     if here and len(here) < len(peers):
         raise ConfigError(
@@ -90,14 +91,14 @@ def read_peers(text: str) -> dict[str, str]:
 
 
 def own_peer(peers: dict[str, str], given: str | None) -> str:
-    """The node id of the controller that ``--id`` says this one is.
+    """Return the node id of this controller, from ``--id``.
 
     Raises:
-        ConfigError: It says none of them.
+        ConfigError: ``--id`` is missing, or names none of the controllers.
     """
     known = ", ".join(node.removeprefix("controller-") for node in peers)
     if given is None:
-        raise ConfigError(f"--peers names the controllers {known}: say by --id which of them this is")
+        raise ConfigError(f"--peers names the controllers {known}: give --id of this one")
     node = peer_name(given) if given.isdecimal() else given
     if node not in peers:
         raise ConfigError(f"--id {given} is none of the controllers in --peers, which are {known}")
@@ -105,10 +106,10 @@ def own_peer(peers: dict[str, str], given: str | None) -> str:
 
 
 def peer_name(number: str) -> str:
-    """The node id of a controller of several."""
+    """Return the node id of a controller of several."""
     return f"controller-{int(number)}"
 
 
 def controller_names(count: int) -> list[str]:
-    """The node ids of the controllers of a cluster that is started as a whole."""
+    """Return the node ids of the controllers of a cluster that is started as a whole."""
     return ["controller"] if count == 1 else [f"controller-{number}" for number in range(1, count + 1)]

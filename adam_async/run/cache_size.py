@@ -1,4 +1,4 @@
-"""Sizes of memory as options say them: of a data server for images, and of a process for its peers."""
+"""Pure: sizes of memory in options: of a data server for images, and of a process for its peers."""
 
 import re
 from dataclasses import dataclass
@@ -11,8 +11,7 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 AUTO = "auto"
 
 SHARE_OF_AVAILABLE = 2
-"""Without a size, the data servers of a machine take one part in so many of the memory that is available."""
-
+"""Divisor of the available memory: without a size, the data servers of a machine take one part of it."""
 
 LEAST_BUDGET_BYTES = 1 << 20
 """Smallest memory budget of a process, in bytes; below it links wait for each other."""
@@ -20,14 +19,14 @@ LEAST_BUDGET_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """What a data server may use."""
+    """Limits of a data server's memory and disk for images."""
 
     size_bytes: int
-    """Memory for decoded images, for blocks made ahead, and for answers that are being sent."""
+    """Memory for decoded images, blocks made ahead, and answers in transit."""
     asked: bool = True
-    """Whether somebody said so; else it is what the machine has room for."""
+    """Whether the user gave the size; else it follows from the available memory."""
     spill: Path | None = None
-    """Folder on whose disk decoded images may lie that do not fit."""
+    """Folder for decoded images beyond `size_bytes`; None for none."""
 
     def __post_init__(self) -> None:
         if self.size_bytes < 1:
@@ -38,7 +37,7 @@ class CacheLimits:
 
 
 def cache_limits(cache: str, spill: str, *, available_bytes: int) -> CacheLimits:
-    """Read the options.
+    """Read the options `cache` and `spill`.
 
     Args:
         cache: ``auto``, or ``auto/N`` for one of N data servers that share a machine, or a size such as
@@ -47,7 +46,7 @@ def cache_limits(cache: str, spill: str, *, available_bytes: int) -> CacheLimits
         available_bytes: Memory that this process could use, for ``auto``.
 
     Raises:
-        ConfigError: `cache` is no size, or nothing.
+        ConfigError: `cache` is not a size, or is 0.
     """
     folder = Path(spill) if spill else None
     shared = re.fullmatch(rf"{AUTO}(?:/([1-9]\d{{0,3}}))?", cache, re.ASCII)
@@ -87,7 +86,7 @@ def read_budget(name: str, text: str) -> int:
 
 
 def room_for_whole(cache: CacheLimits | None, *, available_bytes: int) -> int:
-    """Bytes that a source may take if it decodes as a whole, regardless of the cache.
+    """Return the memory of a source that decodes as a whole, in bytes, regardless of the cache.
 
     Args:
         cache: Limits from the options. A requested size may raise the room, but does not lower it.
@@ -100,5 +99,5 @@ def room_for_whole(cache: CacheLimits | None, *, available_bytes: int) -> int:
 
 
 def one_of(cache: str, servers: int) -> str:
-    """The option of one of several data servers that are started on one machine together."""
+    """Return the option of one of several data servers on one machine."""
     return f"{AUTO}/{servers}" if cache == AUTO and servers > 1 else cache

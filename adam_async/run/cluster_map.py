@@ -1,8 +1,8 @@
 """Pure: the cluster map: nodes, the run, its buckets and its current epoch, as one snapshot value.
 
-The map is all the state there is in a controller. Nodes know only `get`, `compare-and-set` and
-`watch`; five kinds of keys can be set: ``nodes/<id>``, ``run``, ``run/<n>``, ``epoch`` and ``lending``. Every
-record carries the map version at which it last changed, which is what a compare-and-set expects.
+The map is the whole state of a controller. Nodes read it with `get` and `watch`, and change it with
+`compare-and-set`; five kinds of keys can be set: ``nodes/<id>``, ``run``, ``run/<n>``, ``epoch`` and
+``lending``. Every record has the map version of its last change, which a compare-and-set expects.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ import msgspec
 from adam_async.errors import RunFailed
 
 RESULTS_KEPT = 32
-"""Number of the newest results of epochs that the map holds."""
+"""Maximum number of epoch results in the map: the newest ones."""
 
 MOST_REASON = 2048
 """Maximum length of a node's reason for its end, in characters."""
@@ -23,57 +23,57 @@ RUN_PIECES = 24
 """Maximum number of pieces of a run's record."""
 
 Phase = Literal["preparing", "training", "between", "finished", "failed"]
-"""Where a run is. `between`: an epoch ended, the driver has not started the next one."""
+"""State of a run. `between`: an epoch ended, and the driver has not started the next one."""
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One node. Set by the node itself when it joins and when it is ready."""
+    """One node. The node sets it when it joins and when it is ready."""
 
     role: str
     address: str
-    """Where it listens."""
+    """Address of its listener."""
     incarnation: int
     before: tuple[int, ...] = ()
-    """Incarnations that it followed, given by the controller: none of them has this seat again."""
+    """Earlier incarnations of the node, set by the controller; none of them may join again."""
     live: bool = True
     ready: str = ""
-    """Id of the run it has prepared for; for workers with the life of their replica, see `ready_word`."""
+    """Id of the run that it is ready for; for workers with their replica's generation, see `ready_word`."""
     left: bool = False
-    """Whether it said goodbye: it is not live because it wanted to go."""
+    """Whether it left by itself, rather than being lost."""
     failed: str = ""
-    """What it is about to end by, if it could still say so."""
+    """Error that ends it, if it could still report one."""
     replica: int = -1
-    """For workers: the replica it trains, given by the controller; -1 outside a run."""
+    """For workers: replica that it trains, set by the controller; -1 outside a run."""
     partition: int = 0
-    """For workers: which part of the replica's model it trains, given with the replica; from 0."""
+    """For workers: part of the replica's model that it trains, from 0; set with the replica."""
     placed: int = 0
-    """For workers: map version at which the controller gave it this place."""
+    """For workers: map version at which the controller assigned replica and part."""
     info: dict[str, Any] = {}
-    """What others need to know: for data servers the shape and size of the data."""
+    """Facts for other nodes: of data servers the shape and size of the data."""
     changed: int = 0
 
 
 class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run that continues another one takes up."""
+    """Starting point of a run that continues another one."""
 
     epoch: int
-    """The epoch in progress."""
+    """Number of the epoch in progress."""
     finished: tuple[tuple[int, int], ...]
-    """Ranges of its groups that are trained."""
+    """Ranges of its trained groups."""
     clock: int
-    """Steps that the fastest replica has behind it."""
+    """Clock of the fastest replica, in steps."""
     results: tuple[dict[str, Any], ...] = ()
-    """What came of the epochs before, in order; their clocks and counts are not begun anew."""
+    """Results of the epochs before, in order; their clocks and counts go on."""
     images: int = 0
     """Images of the groups in `finished`."""
     loss: float = 0.0
-    """Mean over them."""
+    """Mean loss over these images."""
     train_s: float = 0.0
-    """Seconds that they took."""
+    """Training time of these images, in seconds."""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The run. Submitted, advanced from epoch to epoch and ended by its driver."""
+    """The run. Its driver submits it, advances it from epoch to epoch, and ends it."""
 
     id: str
     driver: str
@@ -82,23 +82,23 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     spec: dict[str, Any]
     """The model, as `ModelSpec.to_dict` gives it."""
     plan: dict[str, Any] | None = None
-    """How the model is cut over a replica's workers, as `PartitionPlan.to_dict` gives it; None if not."""
+    """Partition plan of the model, as `PartitionPlan.to_dict` gives it; None if the model is not cut."""
     transforms: tuple[dict[str, Any], ...] = ()
-    """What data servers do to training images, as `Recipe.of` takes it; nothing, if it is empty."""
+    """Transforms of training images, as `Recipe.of` takes them; empty for none."""
     together: bool = False
-    """Whether a replica's workers are in one process, and the first of them trains all parts."""
+    """Whether the workers of a replica share a process, and the first of them trains all parts."""
     phase: Phase = "preparing"
     epoch: int = 0
     """Epoch in training, from 1; 0 while preparing."""
     reason: str = ""
-    """Why the run failed."""
+    """Reason for its failure."""
     lost: str = ""
-    """The role by whose loss it failed, if it did by one."""
+    """Lost role that caused its failure, if any."""
     resumed: ResumeRecord | None = None
     """Starting point of a run that continues another run: servers then wait for their shards from the driver.
-    Holds the results of the last epochs only, at least one."""
+    It has the results of the last epochs only, at least one."""
     carried: bytes = b""
-    """Images that the first epoch of these results began with because the epoch before skipped them, as in
+    """Images at the beginning of the first epoch of these results, skipped by the epoch before, as in
     `EpochOrder.carried_images`."""
     changed: int = 0
 
@@ -119,7 +119,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has finished or failed."""
         return self.phase in ("finished", "failed")
 
 
@@ -144,47 +144,47 @@ class RunInPieces(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"round_groups": "turn"}):
-    """One epoch: how its groups are shared out, and what came of them."""
+    """One epoch: the shares of its groups, and its result."""
 
     run: str
     number: int
     groups: int
     shares: dict[str, tuple[int, int]]
-    """Replica (as text, for msgpack) to its range of groups; or with `turn`, to its place and the number
-    of places: of the turns 0, 1, 2, ... it has those whose number, modulo places, is its place. Turns are
-    counted over what is left behind `finished` and the warm start."""
+    """Replica (as text, for msgpack) to its range of groups; or with `round_groups`, to its place and the
+    number of places: of the rounds 0, 1, 2, ... it has those whose number, modulo places, is its place.
+    Rounds are counted over the groups left after `finished` and the warm start."""
     round_groups: int = 0
-    """With ssp and bsp: groups go to replicas in turns of so many, the groups of one step. 0: in ranges."""
+    """With ssp and bsp: groups of a round, which are those of one step. 0: shares are ranges."""
     first_clock: int = 0
-    """Where every replica's clock stands when the epoch begins. 0 in asp."""
+    """Clock of every replica at the begin of the epoch, in steps. 0 in asp."""
     finished: tuple[tuple[int, int], ...] = ()
     """Ranges of groups that were trained before the run was resumed."""
     carried: int = 0
-    """Groups, from the first one, with what the epoch before has skipped: they are trained in any case."""
+    """Number of groups, from the first, of images skipped by the epoch before; they are always trained."""
     behind: tuple[int, ...] = ()
-    """Replicas in whose shares that was."""
+    """Replicas with skipped groups in their shares."""
     paused: int = 0
-    """Set by the data server while it leases nothing and nothing is leased: groups finished. The driver sets
-    it back to 0 when its checkpoint is taken. In ssp and bsp all clocks meet meanwhile, at the `clock` of the
-    data server's statistics, but their ticks may still be on the way: who reads values first asks for some
-    that are bound to that clock."""
+    """Number of finished groups, set by the data server while no group is leased. The driver resets it to 0
+    after its checkpoint. In ssp and bsp all clocks are then equal, at the `clock` of the data server's
+    statistics, but their ticks may still be in transit: a reader of values first asks for some of that
+    clock."""
     ended: bool = False
     result: dict[str, Any] = {}
-    """Set by the data server with `ended`: images, loss, seconds, and the clock at which all meet, in asp the
-    highest one of any replica; images that were skipped and trained again, ranges of the groups that were
-    skipped, and the replicas in whose shares these were."""
+    """Set by the data server with `ended`: images, loss, seconds, and the common clock, in asp the highest of
+    any replica; images skipped and trained again, ranges of the skipped groups, and the replicas with these
+    in their shares."""
     changed: int = 0
 
 
 class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_replicas": "keepers"}):
-    """Which data servers have the ledger of a run's leases (`data_server/ledger.py`)."""
+    """The data servers with the ledger of a run's leases (`data_server/ledger.py`)."""
 
     run: str
     term: int
-    """Grows when another server becomes the lender."""
+    """Term; grows when another server becomes the ledger leader."""
     ledger_replicas: tuple[tuple[str, int], ...]
-    """Node and incarnation of each. The first one is the lender; it adds those that have all that it has,
-    and strikes out those that it cannot reach. The controller strikes out the lost ones."""
+    """Node and incarnation of each. The first is the ledger leader; it adds replicas with a complete ledger,
+    and removes those that it cannot reach. The controller removes the lost ones."""
     changed: int = 0
 
 
@@ -201,9 +201,9 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
     ended: int = 0
     """Number of ended epochs of the run and of the runs that it continues."""
     results: tuple[dict[str, Any], ...] = ()
-    """Results of the newest of these epochs, in order; `RESULTS_KEPT` at most."""
+    """Results of the newest of these epochs, in order; at most `RESULTS_KEPT`."""
     ledger_record: LedgerRecord | None = None
-    """Who leases the run's groups; None before a data server is ready for it."""
+    """Data servers that lease the run's groups; None before one is ready for it."""
     pieces: dict[str, RunPiece] = {}
     """Pieces of a run in submission, by key; setting a run removes them."""
 
@@ -222,7 +222,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
         return self.results[at]
 
     def live(self, role: str) -> list[str]:
-        """Live nodes of one role, in the order of their ids."""
+        """Return the live nodes of one role, in the order of their ids."""
         return sorted(id for id, node in self.nodes.items() if node.role == role and node.live)
 
     @property
@@ -244,17 +244,17 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
         return tuple(node for node, _ in ledger_record.ledger_replicas)
 
     def ledger_leader_for(self, replica: int, attempt: int = 0) -> str:
-        """Address of the data server that a replica's workers ask; empty while there is none.
+        """Return the address of the data server for the workers of a replica; empty while there is none.
 
         Args:
-            replica: Whose workers.
-            attempt: How often in a row nobody answered them.
+            replica: Number of the replica.
+            attempt: Number of failed requests in a row.
         """
         servers = sorted(self.ledger_leaders)
         return self.nodes[servers[(replica + attempt) % len(servers)]].address if servers else ""
 
     def members(self, replica: int) -> tuple[str, ...]:
-        """The live workers that have a part of this replica, in the order of their parts."""
+        """Return the live workers of a replica, in the order of their parts."""
         named = [
             (node.partition, name)
             for name, node in self.nodes.items()
@@ -263,19 +263,19 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
         return tuple(name for _, name in sorted(named))
 
     def replica_generation(self, replica: int) -> int:
-        """The life of a replica, 0 if not all its workers are there.
+        """Return the generation of a replica; 0 if a worker is missing.
 
-        It is another number as soon as one of its workers is another one, or was gone and has come back.
+        The number changes when one of its workers is replaced, or leaves and joins again.
         """
         members = [self.nodes[name] for name in self.members(replica)]
         return replica_generation([(node.incarnation, node.placed) for node in members], self.partitions)
 
     def live_replicas(self) -> tuple[int, ...]:
-        """Replicas all of whose workers are live and ready for the run: those that others wait for."""
+        """Return the replicas whose workers are all live and ready for the run; others wait for them."""
         return tuple(sorted(self.replica_generations()))
 
     def replica_generations(self) -> dict[int, int]:
-        """For each live replica its life."""
+        """Return the generation of each live replica."""
         if self.run is None:
             return {}
         named: dict[int, list[NodeRecord]] = {}
@@ -293,16 +293,16 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
 
 
 def skipped_groups(results: Sequence[dict[str, Any]]) -> list[list[tuple[int, int]]]:
-    """For each epoch that has ended, ranges of its groups that were skipped."""
+    """Return the ranges of skipped groups for each ended epoch."""
     return [[(start, stop) for start, stop in result.get("skipped_groups", ())] for result in results]
 
 
 def replica_generation(members: Sequence[tuple[int, int]], partitions: int) -> int:
-    """Make one number of a replica's workers; 0 if some lack.
+    """Return a number that stands for the workers of a replica; 0 if some are missing.
 
     Args:
-        members: Incarnation of each, and when it was given its place, in the order of their parts.
-        partitions: How many there must be.
+        members: Incarnation of each worker and map version of its assignment, in the order of their parts.
+        partitions: Number of workers of a replica.
     """
     if len(members) != partitions:
         return 0
@@ -311,5 +311,5 @@ def replica_generation(members: Sequence[tuple[int, int]], partitions: int) -> i
 
 
 def ready_word(run: str, replica_generation: int) -> str:
-    """What a worker is ready for: a run, in one life of its replica. What it was ready for before is over."""
+    """Return the text by which a worker is ready for a run in one generation of its replica."""
     return f"{run}/{replica_generation}"

@@ -1,14 +1,7 @@
-"""Every option of a run on one page, and how it is read and checked.
+"""Pure: every option of a run on one page, and their checks. `option_sources.py` reads and merges them."""
 
-Order of precedence: defaults < file (``adam.toml``) < ``ADAM_*`` environment < command line. The
-environment reaches this module as an argument; libraries read no environment of their own.
-Unknown keys are refused, with the known ones named.
-"""
-
-import difflib
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -17,44 +10,42 @@ import msgspec
 from adam_async.errors import ConfigError
 from adam_async.run.cache_size import cache_limits, read_budget
 from adam_async.run.image_size import read_image_size
-from adam_async.run.option_types import check_types, explain_type
+from adam_async.run.option_types import check_types
 from adam_async.run.stragglers import read_slow
-from adam_async.run.variables import check_variables, variable_of
 from transport.config import Checksum
 
 MAX_THREADS_PER_CORE = 8
-"""More compute threads than this per core is refused: they would only wait for one another."""
-
+"""Maximum number of compute threads per core; more would only wait for one another."""
 
 AHEAD_BYTES = 32 << 20
-"""Images that a worker holds ahead at most, unless one group alone has more."""
+"""Maximum size of the images read ahead by a worker, in bytes, unless one group alone has more."""
 
 
 class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Deadline of every wait above the transport, in seconds; the name is what an error says."""
+    """Deadlines of all waits above the transport, in seconds; errors use these names."""
 
     dial_s: float = 10.0
-    """Reaching a peer for the first time."""
+    """First connection to a peer."""
     meet_s: float = 0.0
     """Maximum wait of a starting role or driver for a controller; 0 is `dial_s`."""
     call_s: float = 10.0
-    """One question to a controller or data server."""
+    """One request to a controller or data server."""
     answer_s: float = 5.0
-    """One push or pull; after that the link is dropped, dialled again and what is open sent again."""
+    """One push or pull; after it the worker reconnects and sends its open requests again."""
     patience_s: float = 30.0
-    """All attempts to reach the primary of a shard, before the worker gives up."""
+    """All attempts of a worker to reach the primary of a shard."""
     prepare_s: float = 120.0
-    """All roles of a run to join and prepare."""
+    """Joining and preparation of all roles of a run."""
     grace_s: float = 2.0
-    """A node whose link broke may come back this long before it counts as lost."""
+    """Reconnect of a node with a broken link, before it counts as lost."""
     clock_s: float = 120.0
-    """A worker that waits for the others' clocks sees the slowest one advance at least this often."""
+    """Advance of the slowest clock while a worker waits for it."""
     replica_s: float = 60.0
-    """A run without any live replica waits this long for one."""
+    """Wait of a run without any live replica for one."""
     checkpoint_s: float = 120.0
-    """A checkpoint to be written, before the next one is taken or the run ends; then it is given up."""
+    """Writing of a checkpoint, before the next one or the end of the run; then it is given up."""
     drain_s: float = 5.0
-    """An ordered end: what is in flight may finish this long."""
+    """End of a run in good order: time for groups in flight to finish."""
 
     def __post_init__(self) -> None:
         check_types(self, "waits.")
@@ -65,67 +56,67 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def start_s(self) -> float:
-        """Seconds that a starting role or driver waits for a controller."""
+        """Maximum wait of a starting role or driver for a controller, in seconds."""
         return self.meet_s or self.dial_s
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One training run. Field names are the command line's, with underscores."""
+    """The options of one training run. Field names are those of the command line, with underscores."""
 
     model: str = "auto"
-    """``auto`` (what fits the data), a named model, or a TOML file with a spec."""
+    """``auto`` (the model that fits the data), a named model, or a TOML file with a spec."""
     data: str = "auto"
     """``auto``, the name of a data set, or a folder or file; see `data_server.datasets`. Or
     ``tcp://host:port`` of data servers that were started alone, separated by commas."""
     damaged: Literal["error", "skip"] = "error"
     """Damaged images: the first is an error, or up to one in twenty are left out."""
     augment: bool = False
-    """Whether training images are changed at random, in another way each epoch, before they are used."""
+    """Whether training images are changed at random, in another way each epoch."""
     transforms: str = ""
-    """How: a TOML file of transforms; without it as suits the images. It needs `augment`."""
+    """TOML file with the transforms of `augment`; empty: defaults that suit the images."""
     size: str = ""
-    """Size, ROWSxCOLUMNS such as ``48x64``, to scale and cut encoded images to; empty: the model's, or by the
-    images."""
+    """Size to which encoded images are scaled and cut, ROWSxCOLUMNS such as ``48x64``; empty: that of the
+    model, or by the images."""
     cache: str = "auto"
-    """Memory of a data server for images: a size such as ``4G``, or ``auto``, half of what is available.
-    Folders, shards and .npy files beyond it stay where they are, and with a size begin to serve at once."""
+    """Memory of a data server for images: a size such as ``4G``, or ``auto``, half of the available memory.
+    Folders, shards and .npy files beyond it are read when needed, and with a size are served at once."""
     spill: str = ""
-    """Folder on whose disk a data server keeps decoded images that do not fit into its `cache`."""
+    """Folder for decoded images that do not fit into the `cache` of a data server; empty for none."""
     epochs: int = 0
-    """Passes over the training images; 0 is 3, or of the shipped digits 12."""
+    """Passes over the training images; 0 is 3, or 12 for the shipped digits."""
     replicas: int = 1
     """Model replicas, each a full copy of the model in training."""
     partitions: int = 1
-    """Workers that one replica's model is cut over."""
+    """Number of workers over which the model of a replica is cut."""
     plan: Literal["vertical", "layers"] = "vertical"
-    """How it is cut: each layer over all workers (the paper's), or consecutive layers to each."""
+    """Partition plan: each layer over all workers (the paper's), or consecutive layers to each."""
     halo: Literal["auto", "exchange", "recompute"] = "auto"
-    """With plan ``vertical``: whether image rows that two workers need are sent or computed twice."""
+    """With plan ``vertical``: whether image rows needed by two workers are sent or computed twice."""
     epoch_fraction: float = 0.75
-    """An epoch ends when this share of the live replicas has finished, or of its images (`epoch_rule`). What
-    is skipped comes first in the next one. With ``ssp`` and ``bsp`` it has no force: nothing is skipped."""
+    """Share of the live replicas, or of the images (`epoch_rule`), whose finish ends an epoch. Skipped images
+    come first in the next one. It has no effect with ``ssp`` and ``bsp``, which skip nothing."""
     epoch_rule: Literal["replicas", "images"] = "replicas"
-    """What `epoch_fraction` counts: replicas that have trained their share, or images out of one pool. With
-    ``ssp`` and ``bsp`` there is no pool."""
+    """Unit of `epoch_fraction`: replicas that have trained their share, or images of one pool. No pool exists
+    with ``ssp`` and ``bsp``."""
     slow: tuple[str, ...] = ()
     """Stragglers made on purpose: ``worker-1:0.2`` computes a fifth of the time, ``worker-0~worker-1:5ms``
-    delays what the two say to each other; in the environment separated by commas."""
+    delays messages between the two; in the environment separated by commas."""
     threads: int = 0
-    """Compute threads per worker; 0 shares the cores out to all workers, or is 1 in a recorded run."""
+    """Compute threads per worker; 0 divides the cores among all workers, or is 1 in a recorded run."""
     images_per_group: int = 16
     """Training images that flow through the graph as one group; 1 is the paper's per-image flow."""
     pin_threads: bool = False
-    """Whether each compute thread of a worker keeps to one core; workers begin behind one another's cores."""
+    """Whether each compute thread keeps to one core; workers of a machine get different cores in turn."""
     in_flight: int = 0
     """Groups in flight of a replica; 0 is twice its threads, or in place as many as keep them busy."""
     servers: int = 1
     """Parameter servers that share the shards."""
     data_servers: int = 1
-    """Data servers, all of which have the whole data set."""
+    """Data servers; each has the whole data set."""
     controllers: int = 1
-    """Controllers: 1, or 3 or 5 that agree on the cluster map and bear the loss of one or two of them."""
+    """Controllers: 1, or a group of 3 or 5, which survives the loss of one or two."""
     processes: bool = False
-    """Each role a child process over loopback TCP, instead of all in one event loop."""
+    """Whether each role is a child process over loopback TCP, instead of all in one event loop."""
     rule: Literal["sgd", "adagrad", "adam"] = "sgd"
     """Update rule, applied by the servers."""
     rate: float = 0.0
@@ -139,12 +130,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pull_every: int = 1
     """Steps between two pulls (n_fetch of Downpour)."""
     consistency: str = "asp"
-    """How far replicas may be apart: ``asp`` (any distance), ``ssp:S`` (S steps), ``bsp`` (in lockstep)."""
+    """Bound on the distance of replicas: ``asp`` (none), ``ssp:S`` (S steps), ``bsp`` (lockstep)."""
     warm_start: int = 0
     """Groups that one replica trains alone, before the others begin."""
     schedule: Literal["auto", "constant", "step", "cosine"] = "auto"
-    """How the rate changes: not, by `decay` every `decay_every` epochs, or along half a cosine to 0. ``auto``
-    is cosine after a short warm-up; but constant with `until_accuracy`, when the last epoch is not known."""
+    """Schedule of the rate: constant, by `decay` every `decay_every` epochs, or along half a cosine to 0.
+    ``auto`` is cosine after a short warm-up, but constant with `until_accuracy`: the last is unknown."""
     warm_up: float = 0.0
     """Epochs over which the rate rises from 0, before its schedule."""
     decay: float = 0.5
@@ -152,30 +143,29 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     decay_every: float = 1.0
     """Epochs between two falls of schedule ``step``."""
     clip: float = 0.0
-    """Largest norm of the gradient that a worker pushes, over all tensors; 0 leaves it as it is."""
+    """Maximum norm of a pushed gradient over all tensors; 0 for no limit."""
     layer_rate: float = 0.0
-    """Layer-wise rate control: a tensor's rate is at most so many times |weights| / |gradient|; 0 is off."""
+    """Layer-wise rate control: maximum rate of a tensor, in multiples of |weights| / |gradient|; 0 is off."""
     scale_by_staleness: bool = False
     """Whether servers divide a push's rate by 1 + its staleness."""
     lag: int = 0
-    """With ``bsp``: steps by which a gradient's values may be behind, so that sums travel while the next step
-    computes; 0 or 1."""
+    """With ``bsp``: number of steps, 0 or 1, by which the values of a gradient may be behind, so that sums
+    travel while the next step computes."""
     checkpoint_every: int = 0
-    """Groups between two checkpoints in an epoch, if there is a folder for them; 0: at epoch ends only."""
+    """Groups between two checkpoints in an epoch, given a folder for them; 0: at epoch ends only."""
     checkpoint_misses: int = 3
     """Failed checkpoints in a row that end the run; 0: the run goes on without checkpoints."""
     record: bool = False
-    """Whether roles keep what a replay needs: order, read versions and batch boundaries."""
+    """Whether roles record the order, read versions and batch boundaries that a replay needs."""
     protocol: Literal["auto", "delta", "factors"] = "auto"
-    """How weight gradients of dense layers travel: by fewer bytes, or always one way."""
+    """Form of the weight gradients of dense layers in messages; ``auto`` takes the smaller one."""
     weights: Literal["auto", "copy", "aliased"] = "auto"
-    """Whether workers train on a copy, or in place, on the servers' own memory (one process only)."""
+    """Whether workers train on a copy, or in place on the servers' memory (one process only)."""
     validation: int = 0
     """Number of training images held back, in proportion from each class; `patience`, `keep_best` and
     `until_accuracy` go by accuracy on them."""
     patience: int = 0
-    """Number of epochs in a row without a better accuracy on the validation images that end the run; 0: no
-    limit."""
+    """Number of epochs in a row without a better validation accuracy that end the run; 0: no limit."""
     keep_best: bool = False
     """Whether a run's weights are those of its epoch with the best validation accuracy, not of the last."""
     keep_going: bool = False
@@ -183,24 +173,25 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     seed: int = 0
     """Seed of every keyed random value of the run."""
     until_accuracy: float = 0.0
-    """Stop after the first epoch whose accuracy reaches this, on the validation images, or without any on the
-    test images; 0 trains all epochs."""
+    """Accuracy that ends the run at the end of an epoch, on the validation images, or without any on the test
+    images; 0 trains all epochs."""
     evaluation: Literal["wait", "concurrent"] = "wait"
     """Whether training waits while the epoch's copied snapshot is evaluated."""
     shard_bytes: int = 1 << 20
-    """Largest shard (AD-40)."""
+    """Maximum size of a shard, in bytes (AD-40)."""
     kernels: Literal["auto", "numpy", "numba"] = "auto"
-    """What computes the layers: ``numba`` if it is installed (extra ``fast``), else ``numpy``."""
+    """Implementation of the layers; ``auto`` is ``numba`` if installed (extra ``fast``), else ``numpy``."""
     dtype: Literal["float32", "float64"] = "float32"
     """Type of parameters and gradients; float64 is for proofs."""
     memory_budget: str = "512M"
-    """Memory that each process holds at most for its peers: their requests, and answers to them."""
+    """Maximum memory of each process for its peers: their requests, and answers to them."""
     checksum: Checksum = "auto"
     """Whether tensors travel with a CRC-32C between processes; ``auto``: to other hosts."""
     read_ahead: int = 64
-    """Groups that a data server prepares ahead per replica, and that a worker asks for ahead; fewer where
-    these are more than 32 MiB of images."""
+    """Groups that a data server prepares ahead per replica, and that a worker requests ahead; fewer if these
+    are more than 32 MiB of images."""
     waits: Waits = Waits()
+    """Deadlines; in a file the table ``[waits]``."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -212,7 +203,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             if getattr(self, name) > most:
                 raise ConfigError(f"{name} must be at most {most}, not {getattr(self, name)}")
         if self.controllers not in CONTROLLERS:
-            raise ConfigError(f"controllers must be {CONTROLLERS_SAID}, not {self.controllers}")
+            raise ConfigError(f"controllers must be {CONTROLLERS_WORDS}, not {self.controllers}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must be in [0, 1), not {self.momentum}")
         if self.momentum and self.rule != "sgd":
@@ -247,13 +238,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError(f"lag={self.lag} belongs to consistency bsp, not {self.consistency}")
         if self.synchronous and self.pull_every != 1:
             raise ConfigError(
-                f"pull_every={self.pull_every} cannot be with consistency bsp, where every step reads the "
-                "sum of the one before: leave pull_every at 1; push_every makes steps longer"
+                f"pull_every={self.pull_every} excludes consistency bsp, in which every step reads the sum "
+                "of the one before: leave pull_every at 1; push_every makes steps longer"
             )
         if self.synchronous and self.scale_by_staleness:
             raise ConfigError(
-                "scale_by_staleness has no meaning with consistency bsp, where every step is as stale as "
-                "lag says: leave it off, and lower the rate"
+                "scale_by_staleness has no effect with consistency bsp, in which every step is as stale as "
+                "lag: leave it off, and lower the rate"
             )
 
     def _check_choices(self) -> None:
@@ -288,19 +279,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def slack(self) -> int | None:
-        """Steps by which a replica may lead the slowest one; None where there is no bound."""
+        """Maximum number of steps by which a replica may lead the slowest one; None for no bound."""
         if self.consistency == "asp":
             return None
         return self.lag if self.synchronous else int(self.consistency.partition(":")[2])
 
     @property
     def fraction_in_force(self) -> float:
-        """The part of an epoch after which it ends: `epoch_fraction`, or 1 where clocks meet at its end."""
+        """Part of an epoch after which it ends: `epoch_fraction`, or 1 if clocks are equal at its end."""
         return self.epoch_fraction if self.slack is None else 1.0
 
     @property
     def pooled(self) -> bool:
-        """Whether replicas take groups out of one pool."""
+        """Whether replicas take groups from one pool."""
         return self.epoch_rule == "images" and self.slack is None
 
     @property
@@ -312,16 +303,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def local_steps(self) -> bool:
         """Whether workers step on their own copy until the next pull.
 
-        With a pull at every step they do not: the values that follow a push contain it, and arrive before a
-        local step would have paid for itself.
+        With a pull at every step they do not: the next values contain the push, and arrive before a local
+        step would pay off.
         """
         return self.rule == "sgd" and self.pull_every > 1 and not self.synchronous
 
     def _check_record(self) -> None:
         if self.threads > 1:
             raise ConfigError(
-                f"a run is recorded with one compute thread per worker, because no record holds how several "
-                f"write to one copy; set threads to 1, not {self.threads}"
+                f"a run is recorded with one compute thread per worker, because no record has the order in "
+                f"which several write to one copy; set threads to 1, not {self.threads}"
             )
         timed = {
             "scale_by_staleness": self.scale_by_staleness,
@@ -330,20 +321,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for name, depends in timed.items():
             if depends and self.local_steps:
                 raise ConfigError(
-                    f"{name} depends on how far local steps are when a push leaves, which no record holds: "
+                    f"{name} depends on the local steps before a push leaves, which no record has: "
                     f"record with pull_every=1, or without {name}"
                 )
 
     def _check_cut(self) -> None:
         whole = {
-            "clip": "no worker has the whole gradient, whose norm it is about",
-            "layer_rate": "no worker has the whole gradient of a tensor, whose norm it is about",
-            "record": "no record holds what the workers of a replica send one another",
+            "clip": "it is about the norm of the whole gradient, which no worker has",
+            "layer_rate": "it is about the norm of a tensor's whole gradient, which no worker has",
+            "record": "no record has the messages between the workers of a replica",
         }
         for name, why in whole.items():
             if getattr(self, name):
                 raise ConfigError(
-                    f"{name} cannot be with partitions={self.partitions}: {why}; leave it out, or train with "
+                    f"{name} excludes partitions={self.partitions}: {why}; leave it out, or train with "
                     "partitions=1"
                 )
 
@@ -354,21 +345,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             if getattr(self, name) != 1:
                 raise ConfigError(f"weights=aliased pushes and pulls nothing: {name} must be 1")
         if self.protocol != "auto":
-            raise ConfigError(f"weights=aliased pushes nothing: protocol {self.protocol} has no meaning")
+            raise ConfigError(f"weights=aliased pushes nothing: protocol {self.protocol} has no effect")
         for name, plain in _IN_PLACE.items():
             if getattr(self, name) != plain:
                 raise ConfigError(
-                    f"weights=aliased needs {name}={plain}: threads apply each whole gradient as they have it"
+                    f"weights=aliased needs {name}={plain}: threads apply each whole gradient at once"
                 )
 
     def weights_in(self, *, one_process: bool) -> Literal["copy", "aliased"]:
-        """How workers hold weights: as asked for, or in place wherever that is allowed.
+        """Return the mode of the workers: the wanted one, or in place if possible.
 
         Args:
             one_process: Whether servers and workers share their memory.
 
         Raises:
-            ConfigError: Training in place was asked for where it cannot be.
+            ConfigError: Training in place is wanted and impossible.
         """
         if self.weights == "aliased" and not one_process:
             raise ConfigError("weights=aliased needs all roles in one process, joined by local links")
@@ -380,18 +371,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def workers(self) -> int:
-        """Model workers of all replicas."""
+        """Number of workers of all replicas."""
         return self.replicas * self.partitions
 
     def groups_ahead(self, image_bytes: int) -> int:
-        """Groups to be read ahead of images of so many bytes; at least one."""
+        """Return the number of groups to read ahead, at least one, for images of this size in bytes."""
         return max(min(self.read_ahead, AHEAD_BYTES // (image_bytes * self.images_per_group)), 1)
 
     def threads_per_worker(self, cores: int) -> int:
-        """Compute threads of one worker, where all workers are on one machine with this many cores.
+        """Return the compute threads of one worker if all workers share a machine with this many cores.
 
         Raises:
-            ConfigError: More threads, those of all replicas together, than make sense.
+            ConfigError: All workers together have more than `MAX_THREADS_PER_CORE` threads per core.
         """
         threads = self.threads or (1 if self.record else max(1, cores // self.workers))
         most = MAX_THREADS_PER_CORE * cores
@@ -404,87 +395,26 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         return threads
 
-    def default_rate(self, groups_in_flight: int = 0, squared_norm: float = 0.0) -> float:
-        """The rate in force: the one given, or the rule's default.
-
-        For `sgd` a constant rate is 0.06 at 16 images per update without momentum: less with momentum, which
-        adds up what it is given; in proportion for fewer images; with the square root of more, up to twice.
-        Where replicas do not wait for each other it is less if so many groups are computed at once, on
-        copies, that their gradients are stale; `slack` bounds how many those can be. A rate that rises and
-        falls to nothing (`falls`) has a higher peak. Images with more and brighter pixels than those of MNIST
-        have larger gradients: the rate is less in proportion to their squared norm.
-
-        Args:
-            groups_in_flight: Of all workers together; 0 where it does not matter, or is not known.
-            squared_norm: See `Dataset.squared_norm`; 0 if it is unknown.
-        """
-        if self.rate:
-            return self.rate
-        if self.rule != "sgd":
-            return {"adagrad": 0.01, "adam": 0.001}[self.rule]
-        size = self.images_per_update / 16
-        rate = 0.06 * (1 - self.momentum) * min(size, math.sqrt(size), 2.0) * norm_scale(squared_norm)
-        stale, fresh = self._stale_groups(groups_in_flight), rate
-        if stale:
-            rate *= FRESH_GROUPS / stale
-        if not self.falls:
-            return rate
-        if not stale or self.slack is not None:
-            return min(FALLING * rate, FALLING_MOST * fresh)
-        if self.partitions > 1:
-            return min(FALLING * rate, FALLING_CUT * fresh)
-        return FALLING_FREE * rate
-
-    def _stale_groups(self, groups_in_flight: int) -> int:
-        """Groups in flight that make gradients stale; 0 in lockstep and in place."""
-        if self.weights == "aliased" or self.synchronous:
-            return 0
-        if self.slack is not None:
-            groups_in_flight = min(groups_in_flight, self.replicas * self.push_every * (self.slack + 1))
-        return groups_in_flight if groups_in_flight > FRESH_GROUPS else 0
-
     @property
     def falls(self) -> bool:
-        """Whether the rate rises first and falls to nothing at the end of the last epoch."""
+        """Whether the rate first rises and then falls to 0 at the end of the last epoch."""
         if self.schedule == "auto":
             return not self.until_accuracy
         return self.schedule == "cosine" and self.warm_up > 0
 
-    def decided(self, groups_in_flight: int, data: str = "", squared_norm: float = 0.0) -> "Config":
-        """The options in force: what was left open about epochs and rate is decided.
-
-        Args:
-            groups_in_flight: Of all workers together.
-            data: Name of the data.
-            squared_norm: See `Dataset.squared_norm`; 0 if it is unknown.
-
-        Raises:
-            ConfigError: The epochs that suit the data leave nothing after `warm_up`.
-        """
-        rate = self.default_rate(groups_in_flight, squared_norm)
-        epochs = self.epochs or EPOCHS_OF.get(data, EPOCHS)
-        decided = msgspec.structs.replace(self, epochs=epochs, rate=rate)
-        if self.schedule != "auto":
-            return decided
-        if not self.falls:
-            return msgspec.structs.replace(decided, schedule="constant")
-        usual = RISE_EPOCHS_STALE if self._stale_groups(groups_in_flight) else RISE_EPOCHS
-        rise = self.warm_up or min(usual, epochs / 3)
-        return msgspec.structs.replace(decided, schedule="cosine", warm_up=rise)
-
     @property
     def images_per_update(self) -> int:
-        """Images whose mean gradient a rule applies at once: of a group, or in `bsp` of everybody's step."""
+        """Images in one update of a rule: those of a group, or in `bsp` of a step of all replicas."""
         groups = self.replicas * self.push_every if self.synchronous else 1
         return self.images_per_group * groups
 
 
 def replica_in_flight(workers: Sequence[Mapping[str, Any]], partitions: int) -> int:
-    """Groups in flight of a replica, whose workers all have the same ones in flight: as many as each can.
+    """Return the groups in flight of a replica: as many as each of its workers can have.
 
     Args:
-        workers: Of each worker, what it says of itself: ``threads``, and ``in_flight`` if it was told.
-        partitions: How many there are.
+        workers: Facts of each worker: ``threads``, and ``in_flight`` if it is given.
+        partitions: Number of workers.
     """
     return min(
         int(info.get("in_flight", 0)) or default_in_flight(int(info.get("threads", 1)), partitions)
@@ -493,43 +423,9 @@ def replica_in_flight(workers: Sequence[Mapping[str, Any]], partitions: int) -> 
 
 
 def default_in_flight(threads: int, partitions: int) -> int:
-    """Groups in flight of a replica whose workers have so many compute threads each: two for each thread."""
+    """Return the default groups in flight of a replica: two for each compute thread of its workers."""
     return 2 * threads * partitions
 
-
-USUAL_NORM = 100.0
-"""A squared norm of images that bear the usual rate; that of MNIST's images is 100 or so."""
-
-
-def squared_norm_of(data: Mapping[str, Any]) -> float:
-    """Return the squared norm that a description of data gives; 0 if its images cannot have it."""
-    norm = data.get("squared_norm")
-    return norm if isinstance(norm, float) and 0.0 <= norm <= math.prod(data["shape"]) else 0.0
-
-
-def norm_scale(squared_norm: float) -> float:
-    """Return the part of the usual rate that images of this squared norm bear: at most 1."""
-    return min(USUAL_NORM / squared_norm, 1.0) if 0.0 < squared_norm < math.inf else 1.0
-
-
-FRESH_GROUPS = 5 / 3
-"""So many groups in flight on copies are stale by too little to need a lower rate."""
-
-EPOCHS = 3
-EPOCHS_OF = {"digits": 12}
-"""Epochs where none are given, and of data sets that need others: as many as take the digits to 97 %."""
-
-FALLING, FALLING_FREE = 3.2, 1.6
-"""The peak of a rate that rises and falls to nothing is so many times the constant one, for the noise of
-groups and of stale gradients dies away with it; of copies without a bound on staleness only half as high, for
-gradients of several such replicas are stale by twice the groups in flight."""
-
-FALLING_MOST, FALLING_CUT = 2.0, 2 / 3
-"""The most that such a peak is, beside the constant rate of fresh gradients; of cut models, unbounded."""
-
-RISE_EPOCHS, RISE_EPOCHS_STALE = 0.1, 1.0
-"""Epochs over which a rate that falls so rises, but for short runs. They are more where gradients are stale:
-those upset the first steps most."""
 
 _IN_PLACE = {
     "partitions": 1,
@@ -539,13 +435,13 @@ _IN_PLACE = {
     "scale_by_staleness": False,
     "record": False,
 }
-"""Options, and the values that training in place leaves them at."""
+"""Options with the values that training in place requires."""
 
 _OF_STEPS = {"decay": 0.5, "decay_every": 1.0}
-"""Options of schedule ``step``, and their defaults."""
+"""Options of schedule ``step``, with their defaults."""
 
-_OF_CUTS = {"plan": "vertical", "halo": "auto"}
-"""Options of models that are cut, and their defaults."""
+OF_CUTS = {"plan": "vertical", "halo": "auto"}
+"""Options of cut models, with their defaults."""
 
 _LEAST = {
     "epochs": 0,
@@ -575,11 +471,12 @@ _LEAST = {
     "checkpoint_every": 0,
     "checkpoint_misses": 0,
 }
+"""Minimum values."""
 
 MOST = {
     "checkpoint_misses": 1_000_000,
     "images_per_group": 65_536,
-    "in_flight": 4096,  # each has its own memory
+    "in_flight": 4096,  # each has memory of its own
     "replicas": 1024,
     "partitions": 64,
     "servers": 64,  # one for each bucket
@@ -588,119 +485,15 @@ MOST = {
     "seed": (1 << 64) - 1,  # the cluster map's numbers have 64 bits
     "decay": 1.0,
     "shard_bytes": 1 << 25,  # half of what one message may hold
-    "read_ahead": 1024,  # each is held at the worker
+    "read_ahead": 1024,  # a worker has memory for each
 }
-"""Larger values are mistakes, or would be refused later and less clearly."""
+"""Maximum values; larger ones are mistakes, or would cause a less clear error later."""
 
 CONTROLLERS = (1, 3, 5)
-CONTROLLERS_SAID = "1, 3 or 5, of which none, one or two may be lost (an even number bears no more losses)"
-"""How many controllers there may be, and why."""
+CONTROLLERS_WORDS = (
+    "1, 3 or 5, of which none, one or two may be lost (an even number survives no more losses)"
+)
+"""Valid numbers of controllers, and the same in words for errors."""
 
 FIELDS = tuple(field.name for field in msgspec.structs.fields(Config))
-PLAIN = tuple(name for name in FIELDS if name != "waits")
-"""Options that a variable or a word of the command line can set; waits are a table of a file."""
-
-
-def known_keys() -> list[str]:
-    """Every key a file may hold, dotted."""
-    return [*FIELDS, *(f"waits.{field.name}" for field in msgspec.structs.fields(Waits))]
-
-
-def from_toml(text: str, *, source: str) -> dict[str, Any]:
-    """Read the options that a TOML file sets.
-
-    Raises:
-        ConfigError: Not TOML, or a key that no option has; names the file and the nearest key.
-    """
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source} is not TOML: {error}") from None
-    keys = [key for key in values if key != "waits"]
-    waits = values.get("waits", {})
-    if not isinstance(waits, dict):
-        raise ConfigError(
-            f"{source}: waits is a table; write [waits], then keys such as dial_s, not {waits!r}"
-        )
-    for key in (*keys, *(f"waits.{key}" for key in waits)):
-        if key not in known_keys():
-            raise ConfigError(f"{source}: unknown key {key!r}{_nearest(key)}")
-    return values
-
-
-def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Read the options that ``ADAM_*`` variables set, such as ``ADAM_IMAGES_PER_GROUP=64``.
-
-    Raises:
-        ConfigError: A variable resembles that of an option, and is none.
-    """
-    check_variables(environment, PLAIN)
-    values: dict[str, Any] = {}
-    for name in PLAIN:
-        text = environment.get(variable_of(name))
-        if text is not None:
-            values[name] = text if name != "slow" else [part for part in text.split(",") if part.strip()]
-    return values
-
-
-ENVIRONMENT, COMMAND_LINE = "the environment", "the command line"
-"""Sources of a layer of options that `make_config` knows the spelling of."""
-
-
-def make_config(*layers: Mapping[str, Any], sources: Sequence[str] = ()) -> Config:
-    """Merge layers of options, later ones first in rank, and check the result.
-
-    Args:
-        layers: Values by option.
-        sources: Where each layer comes from: a file's name, `ENVIRONMENT` or `COMMAND_LINE`.
-
-    Raises:
-        ConfigError: A value of the wrong type or out of range, or one on the command line that has no
-            force; names the option, and for a wrong type the source.
-    """
-    merged: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    for number, layer in enumerate(layers):
-        given = {key: value for key, value in layer.items() if value is not None}
-        merged.update(given)
-        origins.update(dict.fromkeys(given, sources[number] if sources else ""))
-    try:
-        config = msgspec.convert(merged, Config, strict=False)
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, ConfigError):
-            raise error.__cause__ from None
-        where = {name: _where(name, origin) for name, origin in origins.items()}
-        raise ConfigError(explain_type(str(error), merged, Config, where)) from None
-    _check_force(config, [name for name, origin in origins.items() if origin == COMMAND_LINE])
-    return config
-
-
-def _check_force(config: Config, typed: Sequence[str]) -> None:
-    """Refuse what the command line says of a cut that is not made so.
-
-    What comes from elsewhere may be for other runs too, or be an old checkpoint's: it may have no force.
-    """
-    for name, plain in _OF_CUTS.items():
-        if name in typed and getattr(config, name) != plain and config.partitions == 1:
-            raise ConfigError(
-                f"--{name} {getattr(config, name)} has no force with partitions=1, where no model is cut: "
-                "give --partitions 2 or more too, or leave it out"
-            )
-    if "halo" in typed and config.halo != _OF_CUTS["halo"] and config.plan == "layers":
-        raise ConfigError(
-            f"--halo {config.halo} belongs to plan vertical, not layers, where no layer is cut: leave it "
-            "out, or give --plan vertical"
-        )
-
-
-def _where(name: str, origin: str) -> str:
-    """Say where an option's value comes from, in the spelling of that place."""
-    if not origin:
-        return ""
-    typed = {ENVIRONMENT: f"by {variable_of(name)}", COMMAND_LINE: f"by --{name.replace('_', '-')}"}
-    return f" (set {typed.get(origin, f'in {origin}')})"
-
-
-def _nearest(key: str) -> str:
-    close = difflib.get_close_matches(key, known_keys(), n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known_keys())}"
+"""Names of all options."""

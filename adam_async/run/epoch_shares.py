@@ -1,16 +1,16 @@
-"""Pure: how the groups of an epoch are shared out among its replicas, and how far along each of them lies.
+"""Pure: the shares of an epoch's groups among its replicas, and the progress of the epoch at each group.
 
-The controller decides who has which place (`share_out`), a data server makes queues of it (`assign`); both
-look at what is *left* of the epoch: its groups in order, without those that were trained before the run was
-resumed. Of what is left the first `warm` groups go to the lowest replica alone. The first `carried` groups of
-the epoch hold what the epoch before has skipped: they are shared out evenly and come before all others, but
-a replica in whose share they were gets none. The rest is shared out
+The controller gives each replica its share (`share_out`), a data server makes queues of them (`assign`). Both
+use the groups *left* of the epoch, in order: all but those trained before the run was resumed. The first
+`warm` of them go to the lowest replica alone. The first `carried` groups of the epoch have the images skipped
+by the epoch before: they are shared out evenly and come before all others, but a replica that skipped some
+gets none. The rest is shared out
 
-    in a pool   everybody takes the next group
-    in ranges   a contiguous range of group numbers per replica; they differ by one group at most
-    in turns    of `turn` groups, the groups of one step: the turns are dealt out in order, so that step k of
-                all replicas together is one contiguous piece of the epoch's order, as one that trains alone
-                with as many times the images would see it
+    in a pool   each replica takes the next group
+    in ranges   a contiguous range of group numbers per replica; their lengths differ by one group at most
+    in rounds   of `round_groups` groups, those of one step: rounds are dealt out in order, so that step k of
+                all replicas together is one contiguous piece of the epoch's order, as it would be for one
+                replica with as many times the images
 """
 
 from bisect import bisect_left
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from adam_async.run.ids import Replica
 
 Ranges = Sequence[tuple[int, int]]
-"""Ranges of group numbers, each from its first to behind its last."""
+"""Ranges of group numbers, each from its first number to one past its last."""
 
 MOST_LEASES = 256
 """Maximum number of leases of every group of an epoch in the bound of clocks."""
@@ -29,24 +29,24 @@ LEAST_STEPS = 4096
 """Minimum number of steps of an epoch in the bound of clocks."""
 
 POOL = Replica(-1)
-"""Whose queue the common pool is."""
+"""Key of the queue of the common pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Assignment:
-    """Who trains what, before anybody is lost or joins."""
+    """The queues of the replicas, before any is lost or joins."""
 
     warm: Sequence[int]
     """Groups of the warm start, for the lowest replica alone."""
     queues: Mapping[Replica, Sequence[int]]
-    """What follows it, for each replica in its order."""
+    """Groups after the warm start, for each replica in its order."""
     progress: Mapping[int, float]
-    """For each group that is left, how much of the epoch lies before it for the replica of its share; from 0
-    to less than 1."""
+    """For each group left, the part of the epoch before it for the replica of its share; from 0 to less than
+    1."""
 
 
 def groups_left(groups: int, finished: Ranges) -> Sequence[int]:
-    """The numbers below `groups` that are in none of the ranges, in order."""
+    """Return the numbers below `groups` that are in none of the ranges, in order."""
     if not finished:
         return range(groups)
     done = {number for start, stop in finished for number in range(start, stop)}
@@ -54,14 +54,14 @@ def groups_left(groups: int, finished: Ranges) -> Sequence[int]:
 
 
 def warm_groups(warm_start: int, *, epoch: int, groups: int, finished: Ranges, round_groups: int) -> int:
-    """How many of the groups that are left of an epoch belong to the warm start of the run.
+    """Return the number of groups left of an epoch that belong to the warm start of the run.
 
     Args:
-        warm_start: Groups of the run that one replica trains alone; rounded up to whole turns.
-        epoch: From 1; those before it had as many groups.
-        groups: Of an epoch.
-        finished: Trained before the run was resumed.
-        turn: Groups of a turn; 0 if the epoch is shared out in ranges.
+        warm_start: Groups of the run that one replica trains alone; rounded up to whole rounds.
+        epoch: Number of the epoch, from 1; those before it had as many groups.
+        groups: Groups of an epoch.
+        finished: Groups trained before the run was resumed.
+        round_groups: Groups of a round; 0 if the epoch is shared out in ranges.
     """
     done = sum(stop - start for start, stop in finished)
     whole = -(-warm_start // round_groups) * round_groups if round_groups else warm_start
@@ -77,10 +77,10 @@ def share_out(
     finished: Ranges = (),
     carried: int = 0,
 ) -> dict[str, tuple[int, int]]:
-    """Give each replica (as text) its range of groups, or, in turns, its place and the number of places.
+    """Give each replica (as text) its range of groups or, in rounds, its place and the number of places.
 
-    Ranges cover all groups, and those that are left are spread evenly over them. The range of the lowest
-    replica begins with the `warm` and the `carried` groups; `assign` gives others their part of the carried.
+    Ranges cover all groups, and the groups left are spread evenly over them. The range of the lowest replica
+    begins with the `warm` and the `carried` groups; `assign` gives others their part of the carried ones.
     """
     places = len(replicas)
     if round_groups:
@@ -103,24 +103,24 @@ def assign(
     carried: int = 0,
     behind: Collection[Replica] = (),
 ) -> Assignment:
-    """Make queues of what `share_out` decided.
+    """Make queues of the shares of `share_out`.
 
     Args:
         shares: Replica to its range, or to its place and the number of places.
-        groups: Of the epoch.
-        turn: Groups of a turn; 0: shares are ranges.
+        groups: Groups of the epoch.
+        round_groups: Groups of a round; 0: shares are ranges.
         warm: Groups of the warm start.
-        finished: Trained before the run was resumed.
-        carried: Groups, from the first one, of images that the epoch before has skipped.
-        behind: Replicas in whose shares those were: they get none of them while there are others.
+        finished: Groups trained before the run was resumed.
+        carried: Number of groups, from the first, of images skipped by the epoch before.
+        behind: Replicas that skipped these: they get none of them while there are others.
     """
     left = groups_left(groups, finished)
     if round_groups:
         rest = left[warm:]
-        turns = {
+        rounds = {
             replica: _rounds(rest, round_groups, place, places) for replica, (place, places) in shares.items()
         }
-        return Assignment(warm=left[:warm], queues=turns, progress=_in_order(left, groups))
+        return Assignment(warm=left[:warm], queues=rounds, progress=_in_order(left, groups))
     lead = _lead(left, warm, carried)
     takers = sorted(set(shares).difference(behind)) or sorted(shares)
     cuts = [warm + (lead - warm) * place // len(takers) for place in range(len(takers) + 1)]
@@ -137,7 +137,7 @@ def assign(
 
 
 def assign_pool(groups: int, *, warm: int = 0, finished: Ranges = ()) -> Assignment:
-    """Make one queue for all of what is left behind the warm start."""
+    """Make one queue of all groups left after the warm start."""
     left = groups_left(groups, finished)
     return Assignment(warm=left[:warm], queues={POOL: left[warm:]}, progress=_in_order(left, groups))
 
@@ -147,7 +147,7 @@ def _in_order(left: Sequence[int], groups: int) -> dict[int, float]:
 
 
 def _lead(left: Sequence[int], warm: int, carried: int) -> int:
-    """How many of the groups that are left come before what is shared out in ranges."""
+    """Return the number of groups left that come before those shared out in ranges."""
     return max(warm, bisect_left(left, carried))
 
 
@@ -157,7 +157,7 @@ def _rounds(numbers: Sequence[int], round_groups: int, place: int, places: int) 
 
 
 def _within(numbers: Sequence[int], share: tuple[int, int]) -> Sequence[int]:
-    """Those of some ascending numbers that lie in a range."""
+    """Return those of ascending numbers that are in a range."""
     start, stop = share
     return numbers[bisect_left(numbers, start) : bisect_left(numbers, stop)]
 

@@ -14,12 +14,12 @@ from transport import RemoteProtocolError
 
 @dataclass(slots=True, kw_only=True)
 class GroupLimits:
-    """The size of groups in one run, and what their images and labels are."""
+    """The sizes of groups, images and labels in one run."""
 
     images: int
     """Number of images of each group but the last one of an epoch, which may have fewer."""
     pixels: int
-    """Values of an image, of the rows asked for; 0: labels only."""
+    """Number of values of an image, of the requested rows; 0: labels only."""
     classes: int
     epochs: int
     """Number of epochs of the run."""
@@ -39,7 +39,7 @@ class GroupLimits:
         return max(min(self.images, self.train_images - self.validation - number * self.images), 0)
 
     def check(self, leases: Sequence[Lease], tensors: Sequence[NDArray[Any]]) -> None:
-        """Refuse groups that the run cannot have.
+        """Check that the run can have the groups of an answer.
 
         Args:
             leases: Leased groups of the answer.
@@ -47,7 +47,7 @@ class GroupLimits:
                 a lease.
 
         Raises:
-            RemoteProtocolError: The answer is impossible; names the part that is.
+            RemoteProtocolError: The run has no such group, images or labels; names the wrong part.
         """
         for lease in leases:
             images = self.images_of(lease.number)

@@ -1,7 +1,6 @@
-"""Pure: names for the numbers and strings that travel.
+"""Pure: types of the ids and numbers in messages.
 
-They are plain `int` and `str` at run time; the types keep a shard's number from being passed
-where a bucket's is meant.
+They are plain `int` and `str` at run time; the types keep the number of a shard apart from that of a bucket.
 """
 
 from typing import NewType
@@ -19,4 +18,4 @@ BucketId = NewType("BucketId", int)
 """Number of a bucket, from 0."""
 
 Version = NewType("Version", int)
-"""Pushes applied to a shard so far. Grows by one per push, on its primary only."""
+"""Number of pushes applied to a shard so far. It grows by one per push, on the primary only."""

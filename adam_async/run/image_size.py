@@ -25,8 +25,8 @@ class ChosenSize:
     """Size of all images, and a sentence about the images that had another."""
 
     size: Size
-    said: str
-    """The change to images of other sizes, in words; empty if all have this size."""
+    note: str
+    """Change to images of other sizes, in words; empty if all have this size."""
 
 
 def read_image_size(text: str) -> Size | None:
@@ -77,14 +77,14 @@ def choose_size(sizes: Counter[Size], wanted: Size | None) -> ChosenSize:
     fitted = sizes.total() - sizes[size]
     if not fitted:
         return ChosenSize(size, "")
-    said = f"{fitted:,} images of other sizes were fitted to {size[1]}x{size[0]}"
+    note = f"{fitted:,} images of other sizes were fitted to {size[1]}x{size[0]}"
     if wanted is None and longer > LARGE:
         others = " and other sizes" if len(sizes) > 1 else ""
-        said = (
+        note = (
             f"images of {frequent[1]}x{frequent[0]}{others} were scaled and cut to {size[1]}x{size[0]} "
             "(rows x columns; --size chooses another)"
         )
-    return ChosenSize(size, said)
+    return ChosenSize(size, note)
 
 
 def _median(sizes: Counter[Size], axis: int) -> int:

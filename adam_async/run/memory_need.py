@@ -1,4 +1,4 @@
-"""Pure: the memory that the parameters of a run take, and the refusal of a run that needs too much.
+"""Pure: the memory for the parameters of a run, and the error of a run that needs too much.
 
 The factors come from peaks of resident memory, measured in one process over one epoch with 23 million
 parameters: 4 times the size of the parameters in place with plain SGD, 6.8 times with one replica on a copy,
@@ -35,7 +35,7 @@ def parameter_bytes(model: Network, config: Config) -> int:
 
 
 def check_memory(model: Network, config: Config, available_bytes: int) -> None:
-    """Refuse a run whose parameters alone do not fit the machine.
+    """Check that the parameters of a run fit the memory of the machine.
 
     Args:
         model: The network.
@@ -43,7 +43,7 @@ def check_memory(model: Network, config: Config, available_bytes: int) -> None:
         available_bytes: Available memory for all roles together.
 
     Raises:
-        ConfigError: Less than `parameter_bytes` is available; names both sizes, and what to do.
+        ConfigError: Less than `parameter_bytes` is available; names both sizes, and the remedy.
     """
     needed = parameter_bytes(model, config)
     if needed > available_bytes:

@@ -1,4 +1,4 @@
-"""Which model a run trains: the one asked for, or the one that fits the data."""
+"""Selection of a run's model: the wanted one, or the one that fits the data."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,10 +15,10 @@ from adam_async.model.spec import ModelSpec
 from adam_async.run.image_size import Size, read_image_size
 
 HIDDEN = 256
-"""Width of the hidden layer of the model that `auto` makes for data that no named model fits."""
+"""Width of the hidden layer of the model that `auto` makes for data without a fitting named model."""
 
 ANY_IMAGE = "mlp"
-"""The named model that is made for the data, whatever their images and classes."""
+"""Named model that fits any images and classes."""
 
 MLP_HIDDEN = (256, 128)
 """Widths of its hidden layers."""
@@ -30,16 +30,16 @@ LOSS = "softmax_cross_entropy"
 def choose_model(
     wanted: str, data: Mapping[str, Any], *, text: str | None = None, init: ModelSpec | None = None
 ) -> ModelSpec:
-    """Find the spec for what the user asked for, and check that it fits the data.
+    """Return the spec of the wanted model, and check that it fits the data.
 
     Args:
         wanted: ``auto``, a named model, or the name of a TOML file.
-        data: What the data server says of its data: ``name``, ``shape``, ``classes``.
-        text: The contents of the TOML file, when `wanted` names one; the caller has read it.
-        init: The saved model that the run begins with; `auto` takes it, with an output for each class.
+        data: Description of the data by their server: ``name``, ``shape``, ``classes``.
+        text: Contents of the TOML file if `wanted` names one; the caller has read it.
+        init: Saved model that the run begins with; `auto` takes it, with an output for each class.
 
     Raises:
-        ConfigError: There is no such model, or it does not fit the data's shape or classes.
+        ConfigError: The model is unknown, or does not fit the data's shape or classes.
     """
     shape = tuple(int(n) for n in data["shape"])
     if text is not None:
@@ -75,17 +75,17 @@ def image_size(
     spec: ModelSpec | None = None,
     init: ModelSpec | None = None,
 ) -> Size | None:
-    """Find the columns and rows that the encoded images of a run get.
+    """Return the columns and rows of the encoded images of a run.
 
     Args:
         size: The option ``size``.
         wanted: As for `choose_model`.
-        text: The contents of the TOML file, when `wanted` names one.
-        spec: The model, if the caller brings one.
-        init: The saved model that the run begins with, as for `choose_model`.
+        text: Contents of the TOML file if `wanted` names one.
+        spec: The model, if the caller has one.
+        init: Saved model that the run begins with, as for `choose_model`.
 
     Returns:
-        The size asked for, else that of the model; None if both are left to the data.
+        The wanted size, else that of the model; None if the images decide both.
 
     Raises:
         ConfigError: `size` or `text` is wrong.
@@ -105,10 +105,10 @@ def image_size(
 
 
 def check_size(size: str, data: Mapping[str, Any]) -> None:
-    """Refuse data that have not the size that was asked for.
+    """Check that data have the wanted size.
 
     Raises:
-        ConfigError: They are arrays, or those of a data server that runs already.
+        ConfigError: They have another: they are arrays, or come from a running data server.
     """
     shape = data["shape"]
     if size and read_image_size(size) != (shape[2], shape[1]):
@@ -119,10 +119,10 @@ def check_size(size: str, data: Mapping[str, Any]) -> None:
 
 
 def with_outputs(spec: ModelSpec, classes: int) -> ModelSpec:
-    """Return a model with as many outputs as there are classes: its last dense layer becomes another one.
+    """Return a model with one output per class: with another last dense layer.
 
-    Weights of the classes in its loss are left out if the number changes. A model whose scores do not come
-    from a dense layer stays as it is.
+    If the number changes, the class weights of its loss are left out. A model whose scores do not come from
+    a dense layer stays as it is.
     """
     *body, loss = spec.layers
     layers = {layer.name: layer for layer in body}
@@ -139,16 +139,16 @@ def with_outputs(spec: ModelSpec, classes: int) -> ModelSpec:
 def check_fits(
     spec: ModelSpec, data: Mapping[str, Any], *, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS
 ) -> None:
-    """Refuse a model that cannot be trained on the data.
+    """Check that a model can be trained on data.
 
     Args:
         spec: The model.
-        data: What the data server says of its data.
+        data: Description of the data by their server.
         layers: Kinds of layers that the model may use.
 
     Raises:
-        ConfigError: The spec cannot be built, has nothing to train, takes images of another shape, or tells
-            fewer classes apart.
+        ConfigError: The spec cannot be built, has nothing to train, takes images of another shape, or has
+            too few outputs.
     """
     shape, classes = tuple(int(n) for n in data["shape"]), int(data["classes"])
     if tuple(spec.input_shape) != shape:

@@ -1,16 +1,14 @@
 """Pure: checks that options have values of their types, and the errors for other values."""
 
 import functools
-import re
-from collections.abc import Mapping
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 
 from adam_async.errors import ConfigError
 
-_SAID = {
+_WORDS = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -29,8 +27,8 @@ def check_types(options: msgspec.Struct, prefix: str = "") -> None:
         prefix: Text before the options' names in errors, such as ``waits.``.
 
     Raises:
-        ConfigError: A value has another type, or is none of the choices; names the option, the value and the
-            type or choices.
+        ConfigError: A value has another type, or is not one of the choices; names the option, the value and
+            the type or choices.
     """
     for field in _fields(type(options)):
         value = getattr(options, field.name)
@@ -40,7 +38,9 @@ def check_types(options: msgspec.Struct, prefix: str = "") -> None:
         except msgspec.ValidationError as error:
             if isinstance(error.__cause__, ConfigError):
                 raise error.__cause__ from None
-            raise ConfigError(f"{prefix}{field.name} must be {said_of(field.type)}, not {value!r}") from None
+            raise ConfigError(
+                f"{prefix}{field.name} must be {described_type(field.type)}, not {value!r}"
+            ) from None
         if checked is not value:
             msgspec.structs.force_setattr(options, field.name, checked)
 
@@ -50,33 +50,8 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]
     return msgspec.structs.fields(kind)
 
 
-def said_of(kind: Any) -> str:
-    """Return the values that an option of a type may have, in words."""
+def described_type(kind: Any) -> str:
+    """Describe the values of an option of a type."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return "a table of seconds"
-    return _SAID.get(kind) or f"one of {', '.join(get_args(kind))}"
-
-
-def explain_type(
-    said: str, values: Mapping[str, Any], kind: type[msgspec.Struct], where: Mapping[str, str]
-) -> str:
-    """Return a sentence that names an option with a wrong value, the type it needs, and the value's origin.
-
-    Args:
-        said: Message of msgspec about the wrong value.
-        values: All values, by option.
-        kind: Struct of the options.
-        where: Option to the origin of its value, in brackets; may lack options.
-    """
-    found = re.search(r" - at `\$\.(\w+)(?:\.(\w+)|\[[^]]*\])?`$", said)
-    if found is None:
-        return said
-    name, inner = found.groups()
-    hint = get_type_hints(kind)[name]
-    if inner is None and isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        if isinstance(values.get(name), Mapping):
-            return f"{name}: {said[: found.start()]}"
-    value = values[name][inner] if inner else values[name]
-    wanted = said_of(get_type_hints(hint)[inner] if inner else hint)
-    key = f"{name}.{inner}" if inner else name
-    return f"{key} must be {wanted}, not {value!r}{where.get(name, '')}"
+    return _WORDS.get(kind) or f"one of {', '.join(get_args(kind))}"

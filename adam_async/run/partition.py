@@ -1,4 +1,4 @@
-"""Pure: how a run's model is cut, and what follows from it for its shards."""
+"""Pure: the partition plan of a run's model, and its shard table."""
 
 from typing import Any
 
@@ -19,10 +19,10 @@ def plan_run(network: Network, config: Config, times: LayerTimes | None = None) 
     Args:
         network: The model.
         config: The run.
-        times: Of its layers, measured; without them they are estimated.
+        times: Measured times of its layers; None estimates them.
 
     Raises:
-        ConfigError: The model cannot be cut over so many workers.
+        ConfigError: The model cannot be cut over this many workers.
     """
     if config.partitions == 1:
         return None
@@ -35,16 +35,16 @@ def plan_run(network: Network, config: Config, times: LayerTimes | None = None) 
 
 
 def check_crossings(network: Network, plan: dict[str, Any], config: Config, *, most_bytes: int) -> None:
-    """Check that whatever workers send each other of a group fits into one message.
+    """Check that each tensor between workers fits into one message.
 
     Args:
         network: The model.
-        plan: How it is cut, as `PartitionPlan.to_dict` gave it.
+        plan: Its partition plan, as `PartitionPlan.to_dict` gave it.
         config: The run.
-        most_bytes: Of one message.
+        most_bytes: Maximum size of a message, in bytes.
 
     Raises:
-        ConfigError: One tensor is larger; names the layer and how many images would do.
+        ConfigError: A tensor is larger; names the layer and a number of images that fits.
     """
     layout = Layout(network.topology, network.input_shape, PartitionPlan.from_dict(plan))
     for crossing in layout.crossings:
@@ -67,12 +67,12 @@ def check_crossings(network: Network, plan: dict[str, Any], config: Config, *, m
 
 
 def run_table(run: RunRecord, network: Network) -> ShardTable:
-    """Give the shards of a run: a function of its model, of `shard_bytes` and of how the model is cut."""
+    """Return the shards of a run: a function of its model, `shard_bytes` and partition plan."""
     return table_of(network, shard_bytes=int(run.config["shard_bytes"]), plan=run.plan)
 
 
 def table_of(network: Network, *, shard_bytes: int, plan: dict[str, Any] | None) -> ShardTable:
-    """Give the shards of a model that is cut under a plan, as `PartitionPlan.to_dict` gave it, or not."""
+    """Return the shards of a model with a partition plan, as `PartitionPlan.to_dict` gave it, or without."""
     return shard_table(
         network.parameters,
         shard_bytes=shard_bytes,

@@ -1,4 +1,4 @@
-"""Pure: what a run is at, as its driver last saw it."""
+"""Pure: the progress of a run, as of the driver's last statistics."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,51 +13,51 @@ from adam_async.run.staleness import add_up
 from adam_async.run.waits import waits_of
 
 RECENT_S = 3.0
-"""Seconds over which the rate is measured: three looks, of which one may come late."""
+"""Time over which the rate is measured, in seconds: three statistics, of which one may be late."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """What the live table shows; `Driver.progress` is updated in place."""
+    """Values of the live table; `Driver.progress` is updated in place."""
 
     phase: str = "joining"
     data: dict[str, Any] = field(default_factory=dict)
-    """What the data server says of its data; empty until it has joined."""
+    """Description of the data by their server; empty until it has joined."""
     validation: int = 0
     """Training images that the run holds back from training."""
     model: Model | None = None
     plan: dict[str, Any] | None = None
-    """How the model is cut, as `PartitionPlan.to_dict` gives it; None if it is not, or not known yet."""
+    """Partition plan, as `PartitionPlan.to_dict` gives it; None if not cut, or not known yet."""
     together: bool = False
-    """Whether one worker of each replica trains all parts of a model that is cut."""
+    """Whether one worker of each replica trains all parts of a cut model."""
     missing: str = ""
-    """Which roles are waited for, in words; empty while none is."""
+    """Roles that the run waits for, in words; empty for none."""
     consistency: str = "asp"
     epoch: int = 0
     last_epoch: int = 0
-    """After which the run ends, if nothing ends it before; 0 until that is decided."""
+    """Last epoch, unless the run ends early; 0 until it is decided."""
     images: int = 0
-    """Images of this epoch that are trained."""
+    """Trained images of this epoch."""
     skipped: int = 0
-    """Images that the epoch leaves for the next one, as far as that is known."""
+    """Images that the epoch leaves for the next one, as far as known."""
     images_per_s: float = 0.0
-    """Rate over the last `RECENT_S` of training; 0 while nothing is trained."""
+    """Rate over the last `RECENT_S` of training; 0 outside training."""
     silent: tuple[str, ...] = ()
-    """Roles that did not answer the last look, and for how long."""
+    """Roles without an answer at the last update, each with its time."""
     loss: float = 0.0
     replicas: int = 0
-    """Live ones."""
+    """Number of live replicas."""
     clock: int = 0
-    """All pushes of live replicas up to it are applied."""
+    """Clock up to which all pushes of live replicas are applied, in steps."""
     waiting_for: tuple[str, ...] = ()
-    """Who waits for the clocks of others, and for whose."""
+    """Workers that wait for clocks, each with the replicas of these."""
     staleness_mean: float = 0.0
     staleness_max: int = 0
     waited_s: float = 0.0
-    """Seconds that workers have waited for servers, images or clocks, summed."""
+    """Waits of workers for servers, images or clocks, in seconds, summed."""
     epochs: list[EpochResult] = field(default_factory=list)
     roles: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What data servers, parameter servers and workers had counted at the last look, by node id."""
+    """Statistics of data servers, parameter servers and workers at the last update, by node id."""
     takes_checkpoints: bool = False
     checkpoint: str = ""
     """Name of the newest checkpoint; empty while there is none."""
@@ -66,17 +66,17 @@ class Progress:
     _series: Series | None = field(default=None, init=False, repr=False)
     _began: float = field(default=0.0, init=False, repr=False)
     _recent: deque[tuple[float, int]] = field(default_factory=deque, init=False, repr=False)
-    """Times of the latest looks at this epoch, and its images at each."""
+    """Times of the latest updates of this epoch, and its images at each."""
     _added_up: tuple[int, float, int] = field(default=(0, 0.0, 0), init=False, repr=False)
     """Number of `epochs` added up so far, and their seconds and images."""
 
     @property
     def images_of_epoch(self) -> int:
-        """Images that an epoch trains; 0 until the data are known."""
+        """Training images of an epoch; 0 until the data are known."""
         return max(int(self.data.get("train_images", 0)) - self.validation, 0)
 
     def begin(self, series: Series) -> None:
-        """A run begins: what an earlier one came to is in its result."""
+        """Begin a run; an earlier one keeps its own result."""
         self._series = series
         self.epoch, self.images, self.clock, self.waiting_for = 0, 0, 0, ()
         self.epochs.clear()
@@ -90,29 +90,29 @@ class Progress:
         self.checkpoint, self.checkpointed_at = checkpoint, now
 
     def begin_epoch(self, epoch: int, *, now: float) -> None:
-        """Training of an epoch begins; `now` is in seconds of the loop's clock."""
+        """Begin to train an epoch; `now` is in seconds of the loop's clock."""
         self.phase, self.epoch, self.images, self.skipped = "training", epoch, 0, 0
         self._began = now
         self._recent = deque([(now, 0)])
 
     @property
     def series(self) -> Sequence[Sample]:
-        """The samples of the run so far."""
+        """Samples of the run so far."""
         return self._series.samples if self._series is not None else ()
 
-    def look(
+    def update(
         self, roles: Mapping[str, dict[str, Any]], *, now: float, ended: Mapping[str, Any] | None = None
     ) -> None:
-        """Take in what the roles counted while, or just after, an epoch was trained.
+        """Take in statistics of the roles, during an epoch or just after it.
 
         Args:
-            roles: By node id; of a role that did not answer, what it said last.
-            now: In seconds of the loop's clock.
-            ended: What came of the epoch, once it has: the data server may be at the next one by then.
+            roles: Statistics by node id; of a role that did not answer, its last ones.
+            now: Time in seconds of the loop's clock.
+            ended: Result of the epoch, once it has ended: the data server may be at the next one by then.
         """
         self.roles = dict(roles)
         values = list(roles.values())
-        ledger_leader = next((each for each in values if lends(each)), {"images": 0, "loss": 0.0})
+        ledger_leader = next((each for each in values if is_ledger_leader(each)), {"images": 0, "loss": 0.0})
         at_data = ended or ledger_leader
         self.images = int(at_data["images"])
         self.skipped = int(at_data.get("skipped", 0))
@@ -141,7 +141,7 @@ class Progress:
             )
 
     def _measure_rate(self, now: float) -> None:
-        """Count the images of the last seconds; looks that are older than the one before these go."""
+        """Count the images of the last seconds, and forget older updates."""
         recent = self._recent
         recent.append((now, self.images))
         while len(recent) > 2 and recent[1][0] <= now - RECENT_S:
@@ -160,6 +160,6 @@ class Progress:
         return train_s, images
 
 
-def lends(values: Mapping[str, Any]) -> bool:
-    """Whether a role's counts are those of the data server that leases the run's groups."""
+def is_ledger_leader(values: Mapping[str, Any]) -> bool:
+    """Whether statistics are those of the data server that leases the run's groups."""
     return bool(values.get("lending", {}).get("leads"))

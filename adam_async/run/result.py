@@ -1,4 +1,4 @@
-"""Pure: what a run came to: each finished epoch, and the whole."""
+"""Pure: the results of a run: of each finished epoch, and of the whole."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ class EpochResult:
 
     epoch: int
     images: int
-    """Trained, each counted once."""
+    """Number of trained images, each counted once."""
     skipped: int
-    """Left for the next epoch, where they come first; of the last one left out."""
+    """Number of images left for the next epoch, which begins with them; in the last one never trained."""
     train_loss: float
     test_accuracy: float
     train_s: float
     validation_accuracy: float | None = None
-    """On the training images held back; None without any."""
+    """Accuracy on the training images held back; None without any."""
     trained_again: int = 0
-    """Of groups whose lease came back, because their replica was lost."""
+    """Number of images trained again because their replica was lost."""
 
     @property
     def images_per_s(self) -> float:
@@ -35,7 +35,7 @@ class EpochResult:
 
     @property
     def accuracies(self) -> str:
-        """Both accuracies in words."""
+        """The accuracies in words."""
         validation = self.validation_accuracy
         before = f"validation accuracy {validation:.2%}, " if validation is not None else ""
         return f"{before}test accuracy {self.test_accuracy:.2%}"
@@ -49,50 +49,50 @@ class EpochResult:
 
 
 OnEpoch = Callable[[EpochResult], object]
-"""Told of each epoch after its evaluation. It may be async; its False ends the run with that epoch."""
+"""Called with each epoch after its evaluation. It may be async; its False ends the run with that epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointResult:
-    """One checkpoint that was written."""
+    """One written checkpoint."""
 
     name: str
     epoch: int
     """Epoch of the checkpoint, taken at its end or before."""
     paused_s: float
-    """How long training stood still for it."""
+    """Time that training stood still for it, in seconds."""
     written_s: float
-    """How long the disk took, beside training."""
+    """Time of the disk, beside training, in seconds."""
     bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunResult:
-    """What a run came to."""
+    """The result of a run."""
 
     epochs: tuple[EpochResult, ...]
     weights: Mapping[str, NDArray[Any]]
-    """The values after `kept_epoch`, by tensor."""
+    """Values after `kept_epoch`, by tensor."""
     model: Model
     data: dict[str, Any]
     statistics: dict[str, dict[str, Any]]
-    """What each node counted, by node id."""
+    """Statistics of each node, by node id."""
     events: tuple[dict[str, Any], ...]
-    """Deaths and other incidents, with seconds since the run began."""
+    """Losses of roles and other events, with seconds since the run began."""
     series: tuple[Sample, ...] = ()
-    """How it went, sampled about once per second of training."""
+    """Samples, one for about each second of training."""
     checkpoints: tuple[CheckpointResult, ...] = ()
-    """Those that were written, in their order."""
+    """Written checkpoints, in their order."""
     checkpoint_missed: str = ""
-    """Why the last checkpoint that was due was not written; empty if it was, or none was due."""
+    """Reason that the last due checkpoint was not written; empty if it was, or none was due."""
     kept_epoch: int = 0
-    """The epoch that `weights` are of: the last one, or with `Config.keep_best` the best; 0 if none ended."""
+    """Epoch of `weights`: the last one, or with `Config.keep_best` the best; 0 if none ended."""
     record: bytes | RecordError | None = None
-    """Of a run with `Config.record`: what its replay needs, as a file's bytes; or why there is none."""
+    """With `Config.record`: the bytes of the record's file, or the error that prevents one."""
 
     @property
     def test_accuracy(self) -> float:
-        """Accuracy of `weights`; of a run that was cut short, after its last epoch."""
+        """Test accuracy of `weights`; of a run cut short, that of its last epoch."""
         kept = (epoch for epoch in self.epochs if epoch.epoch == self.kept_epoch)
         last = self.epochs[-1:]
         return next((epoch.test_accuracy for epoch in (*kept, *last)), 0.0)

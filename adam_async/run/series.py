@@ -1,4 +1,4 @@
-"""Pure: how a run goes over time: one sample for about each second of its training."""
+"""Pure: the time series of a run: one sample for about each second of its training."""
 
 from collections.abc import Iterable, Mapping
 from math import isfinite
@@ -6,34 +6,34 @@ from typing import Any
 
 import msgspec
 
-from adam_async.run.rate_schedule import Schedule
+from adam_async.run.learning_rate import Schedule
 from adam_async.run.staleness import add_up
 from adam_async.run.waits import waits_of
 
 FEW = 0.25
 """Share of the pushes of the last mean staleness, below which pushes count with the next ones: the last few
-of an epoch meet few others, and would look like a fall to 0."""
+of an epoch have few concurrent ones, and would look like a fall to 0."""
 
 SAMPLES_KEPT = 1 << 13
 """Maximum number of samples of a run."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a run was at one moment. Counts are of the whole run so far."""
+    """State of a run at one moment. Counts are of the whole run so far."""
 
     s: float
-    """Seconds of training so far, as `train_s` counts them: without start-up and evaluation."""
+    """Training time so far, in seconds, as in `train_s`: without start-up and evaluation."""
     epoch: int
     images: int
-    """Trained, in all epochs so far."""
+    """Trained images of all epochs so far."""
     loss: float | None
-    """Mean over the images of the epoch so far; None before the first, or if it is not finite."""
+    """Mean loss over the images of the epoch so far; None before the first, or if not finite."""
     rate: float
-    """What the schedule says at this moment."""
+    """Learning rate of the schedule at this moment."""
     staleness_mean: float | None
-    """Over the pushes since the last sample that has one; None if there were none, or few (`FEW`)."""
+    """Mean staleness of the pushes since the last sample with one; None for no push, or few (`FEW`)."""
     bytes: int
-    """Sent by data servers, parameter servers and workers."""
+    """Bytes sent by data servers, parameter servers and workers."""
     waited_s: float
     """Waits of all workers, summed; see `adam_async.run.waits`."""
 
@@ -42,7 +42,7 @@ class Series:
     """Takes the samples of one run.
 
     Args:
-        schedule: Of the run's rate.
+        schedule: Schedule of the run's rate.
         epoch_images: Training images of one epoch.
     """
 
@@ -52,9 +52,9 @@ class Series:
         self._pushes = 0
         self._staleness = 0.0
         self._taken = 0
-        """Pushes of the last mean."""
+        """Number of pushes of the last mean."""
         self.samples: list[Sample] = []
-        """Samples of the run; above the limit, every other one of the older half goes, repeatedly."""
+        """Samples of the run; at the limit, every other one of the older half is dropped."""
 
     def take(
         self,
@@ -69,12 +69,12 @@ class Series:
         """Add a sample.
 
         Args:
-            roles: What each node counted, by node id.
-            s: Seconds of training so far.
+            roles: Statistics of each node, by node id.
+            s: Training time so far, in seconds.
             epoch: Number of the epoch, from 1.
-            images: Trained in it.
-            images_before: Trained in the epochs before it.
-            loss: Mean over the epoch so far.
+            images: Trained images of the epoch.
+            images_before: Trained images of the epochs before it.
+            loss: Mean loss over the epoch so far.
         """
         waits = [waits_of(node, values) for node, values in roles.items()]
         if len(self.samples) >= SAMPLES_KEPT:
@@ -99,7 +99,7 @@ class Series:
         )
 
     def _recent_staleness(self, histograms: Iterable[Mapping[str, Any]]) -> float | None:
-        """Mean staleness of the pushes since the last sample that has one, unless they are few."""
+        """Return the mean staleness of the pushes since the last sample with one, unless they are few."""
         total = add_up(histograms)
         pushes, staleness = total.pushes - self._pushes, total.mean * total.pushes - self._staleness
         if 0 <= pushes < FEW * self._taken:

@@ -21,13 +21,13 @@ from adam_async.model.layer import ParameterSpec
 from adam_async.run.ids import BucketId, NodeId, ShardId
 
 SHARD_BYTES = 1 << 20
-"""Largest shard. The paper cuts parameters into shards of 1 MB (AD-40)."""
+"""Default maximum size of a shard, in bytes. The paper cuts parameters into shards of 1 MB (AD-40)."""
 
 NUM_BUCKETS = 64
-"""Buckets of a cluster, fixed at its creation; twice the servers that one can usefully have here."""
+"""Number of buckets of a cluster, fixed at its creation."""
 
 NO_CUTS: Mapping[str, Sequence[int]] = MappingProxyType({})
-"""A model that is not cut over several workers."""
+"""Row cuts of a model that is not cut over several workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class ShardSpec:
     stop: int
     """One past the last element."""
     row_size: int
-    """Elements of one row of the tensor; 1 for a vector."""
+    """Number of elements of a row of the tensor; 1 for a vector."""
     bucket: BucketId
 
     @property
@@ -56,13 +56,13 @@ class ShardSpec:
 
     @property
     def rows(self) -> slice:
-        """The rows that the range covers, for a shard of whole rows."""
+        """Rows of the range, for a shard of whole rows."""
         return slice(self.start // self.row_size, self.stop // self.row_size)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardTable:
-    """Every shard of a model, in the order of its tensors and of the elements in them."""
+    """Every shard of a model, in the order of its tensors and their elements."""
 
     shards: tuple[ShardSpec, ...]
     by_tensor: dict[str, tuple[ShardSpec, ...]]
@@ -71,12 +71,12 @@ class ShardTable:
 
 
 def cut_tensor(shape: Sequence[int], limit: int, rows: Sequence[int] = ()) -> list[tuple[int, int]]:
-    """Cut a tensor of `shape` into ranges of at most `limit` elements, whole rows where rows fit.
+    """Cut a tensor of `shape` into ranges of at most `limit` elements, of whole rows if rows fit.
 
     Args:
-        shape: Of the tensor.
-        limit: Elements of a range at most.
-        rows: A range also ends before each of these rows.
+        shape: Shape of the tensor.
+        limit: Maximum number of elements of a range.
+        rows: Rows before which a range also ends.
     """
     if rows:
         size = prod(shape[1:])
@@ -111,11 +111,11 @@ def shard_table(
 
     Args:
         parameters: The model's parameters, in the model's order.
-        shard_bytes: Largest size of a shard, in bytes; at least one element.
-        num_buckets: Buckets of the cluster.
-        item_bytes: Bytes of one value (4 for float32, 8 for the float64 of proofs).
-        cuts: By tensor the rows at which shards begin in any case, so that each of them belongs to one worker
-            of every replica; `PartitionPlan.row_cuts`.
+        shard_bytes: Maximum size of a shard, in bytes; at least one element.
+        num_buckets: Number of buckets of the cluster.
+        item_bytes: Size of one value in bytes (4 for float32, 8 for the float64 of proofs).
+        cuts: Rows of each tensor at which a shard must begin, so that it belongs to one worker of every
+            replica; see `PartitionPlan.row_cuts`.
     """
     limit = shard_bytes // item_bytes
     if limit < 1:
@@ -142,11 +142,11 @@ def shard_table(
 
 
 def part_table(table: ShardTable, parameters: Iterable[ParameterSpec]) -> ShardTable:
-    """Give the shards of one part of a model, their ranges counted within its own rows of each tensor.
+    """Return the shards of one part of a model, with ranges within the part's own rows of each tensor.
 
     Args:
-        table: Of the whole model, cut where its parts are.
-        parameters: Of the part.
+        table: Shards of the whole model, cut at the borders of its parts.
+        parameters: Parameters of the part.
     """
     shards: list[ShardSpec] = []
     for parameter in parameters:
@@ -164,7 +164,11 @@ def part_table(table: ShardTable, parameters: Iterable[ParameterSpec]) -> ShardT
 
 
 def spread(weights: Sequence[int], bins: int) -> list[int]:
-    """Put items of the given weights into `bins`, largest first onto the least loaded bin."""
+    """Put items of these weights into bins, largest first onto the least loaded one.
+
+    Returns:
+        The bin of each item.
+    """
     loads = [0] * bins
     placed = [0] * len(weights)
     for item in sorted(range(len(weights)), key=lambda i: (-weights[i], i)):
@@ -192,7 +196,7 @@ def assign_buckets(table: ShardTable, servers: Sequence[NodeId]) -> list[NodeId]
 
 
 def holders(table: ShardTable, buckets: Sequence[str]) -> tuple[str, ...]:
-    """The servers that hold a shard of the table, in the order of their names; a bucket may be empty.
+    """Return the servers with a shard of the table, in the order of their names; a bucket may be empty.
 
     Args:
         buckets: Primary of each bucket.

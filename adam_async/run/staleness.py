@@ -1,4 +1,4 @@
-"""Pure: how stale the pushes were when they were applied, over all shards and servers."""
+"""Pure: the staleness of applied pushes, over all shards and servers."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,13 +14,13 @@ class Staleness(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     histogram: dict[str, int]
-    """Staleness, as text, to the number of pushes applied with it; ascending."""
+    """Staleness, as text, to the number of pushes applied with it; in ascending order."""
     mean: float
     max: int
 
     @property
     def pushes(self) -> int:
-        """Pushes applied, counted per shard."""
+        """Number of applied pushes, counted per shard."""
         return sum(self.histogram.values())
 
 
@@ -28,13 +28,13 @@ class StalenessReport(Staleness, frozen=True, kw_only=True):
     """The staleness of a whole run, and of its parts."""
 
     by_replica: dict[str, Staleness]
-    """Of the pushes of each replica."""
+    """Staleness of the pushes of each replica."""
     by_tensor: dict[str, Staleness]
-    """Of the pushes to the shards of each tensor."""
+    """Staleness of the pushes to the shards of each tensor."""
 
 
 def add_up(histograms: Iterable[Mapping[str, Any]]) -> Staleness:
-    """Join what several servers counted; without any push mean and max are 0."""
+    """Add up the histograms of several servers; without any push mean and max are 0."""
     counts: dict[int, int] = {}
     for histogram in histograms:
         for staleness, count in histogram.items():
@@ -48,7 +48,7 @@ def add_up(histograms: Iterable[Mapping[str, Any]]) -> Staleness:
 
 
 def add_up_by_name(tables: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, Staleness]:
-    """Join what several servers counted for each name; names are in their order, numbers as numbers."""
+    """Add up the histograms of several servers by name; names are in their order, numbers as numbers."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for table in tables:
         for name, histogram in table.items():

@@ -1,8 +1,8 @@
-"""Pure: who is slowed on purpose, and by how much: what the texts of ``--slow`` mean.
+"""Pure: stragglers made on purpose, from the texts of ``--slow``.
 
 worker-1:0.2                    its compute threads use a fifth of a core's time each
-worker-0~worker-1:5ms           what the two say to each other takes 5 ms longer, each way
-worker-0~ps-0:500us+1ms         0.5 ms longer, and up to 1 ms on top, drawn anew each time
+worker-0~worker-1:5ms           messages between the two take 5 ms longer, each way
+worker-0~ps-0:500us+1ms         0.5 ms longer, and up to 1 ms on top, drawn for each message
 """
 
 import re
@@ -18,7 +18,7 @@ FORM = "NODE:SHARE, as in worker-1:0.2, or NODE~NODE:DELAY, as in worker-0~worke
 UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 MOST_DELAY_S = 1.0
-"""A slower link would be taken for a broken one: there and back, and again, has to fit into `Waits`."""
+"""Maximum delay, in seconds: two round trips must fit into `Waits`, or the link counts as broken."""
 
 _NODE = r"[^\s:~,]+"
 _TIME = r"(\d+(?:\.\d*)?|\.\d+)(us|ms|s)?"
@@ -32,8 +32,8 @@ class SlowLink:
 
     Attributes:
         nodes: Their ids.
-        delay_s: How much longer each message takes, each way.
-        jitter_s: Most seconds on top.
+        delay_s: Delay of each message, each way, in seconds.
+        jitter_s: Maximum random delay on top, in seconds.
     """
 
     nodes: tuple[str, str]
@@ -42,7 +42,7 @@ class SlowLink:
 
     @property
     def dice(self) -> "JitterDice":
-        """Its dice: the same jitter in every run."""
+        """Random numbers of its jitter: the same in every run."""
         return JitterDice("~".join(sorted(self.nodes)))
 
 
@@ -70,7 +70,7 @@ class JitterDice:
         self._drawn = 0
 
     def random(self) -> float:
-        """Return the next one."""
+        """Return the next number."""
         self._drawn += 1
         drawn = Dice(0).uniform("jitter", keys=(self._path,), start=self._drawn, count=1, dtype=np.float64)
         return float(drawn[0])
@@ -80,15 +80,15 @@ def read_slow(texts: Iterable[str]) -> list[Slowed]:
     """Read the texts of ``--slow``, in their order.
 
     Raises:
-        ConfigError: One is not of the form, is out of range, or says something again.
+        ConfigError: A text has another form, is out of range, or names the same nodes as another.
     """
     slowed = [_read(text) for text in texts]
-    said: set[frozenset[str]] = set()
+    known: set[frozenset[str]] = set()
     for each in slowed:
         nodes = nodes_of(each)
-        if nodes in said:
-            raise ConfigError(f"slow says something of {' and '.join(sorted(nodes))} twice: say it once")
-        said.add(nodes)
+        if nodes in known:
+            raise ConfigError(f"slow names {' and '.join(sorted(nodes))} twice: name each once")
+        known.add(nodes)
     return slowed
 
 
@@ -122,7 +122,7 @@ def _seconds(text: str, number: str, unit: str | None) -> float:
 
 
 def nodes_of(slowed: Slowed) -> frozenset[str]:
-    """The nodes that it names."""
+    """Return the nodes that a straggler names."""
     return frozenset(slowed.nodes if isinstance(slowed, SlowLink) else (slowed.node,))
 
 
@@ -134,10 +134,10 @@ def check_names(
     data_servers: int = 1,
     controllers: Iterable[str] = ("controller",),
 ) -> None:
-    """Refuse nodes that a cluster of this size does not have, and a pace of what computes nothing.
+    """Check that a cluster of this size has the named nodes, and that nodes with a pace compute.
 
     Raises:
-        ConfigError: There is no such node; says which there are.
+        ConfigError: The cluster has no such node; lists its nodes.
     """
     computing = [f"worker-{number}" for number in range(workers)]
     others = [
@@ -155,36 +155,38 @@ def check_names(
 
 
 def texts_for(texts: Iterable[str], node: str) -> list[str]:
-    """The texts that name a node."""
+    """Return the texts that name a node."""
     return [text for text in texts if node in nodes_of(_read(text))]
 
 
 def check_own(texts: Sequence[str], node: str, *, computes: bool) -> None:
-    """Refuse texts that are not about a role that was started alone.
+    """Check that all texts name a role that was started alone.
 
     Raises:
-        ConfigError: One names other nodes only, or a pace for a role that computes nothing.
+        ConfigError: A text names other nodes only, or a pace for a role that computes nothing.
     """
     for text, slowed in zip(texts, read_slow(texts), strict=True):
         if node not in nodes_of(slowed):
-            raise ConfigError(f"--slow {text}: this node is {node} (see --id); say it to those that it names")
+            raise ConfigError(
+                f"--slow {text}: this node is {node} (see --id); give it to the nodes that it names"
+            )
         if isinstance(slowed, SlowNode) and not computes:
             raise ConfigError(f"--slow {text}: only workers have a pace; slow the links of {node} instead")
 
 
 def pace_of(texts: Iterable[str], node: str) -> float:
-    """The pace of a node's compute threads; 1 if nothing is said of it."""
+    """Return the pace of a node's compute threads; 1 by default."""
     paces = [each.pace for each in read_slow(texts) if isinstance(each, SlowNode) and each.node == node]
     return paces[0] if paces else 1.0
 
 
 def slow_links(texts: Iterable[str]) -> list[SlowLink]:
-    """The links that are slow."""
+    """Return the slow links."""
     return [each for each in read_slow(texts) if isinstance(each, SlowLink)]
 
 
 def describe(texts: Iterable[str]) -> str:
-    """Say in one line who is slowed; nothing if nobody is."""
+    """Describe the stragglers in one line; empty without any."""
     return ", ".join(_describe(each) for each in read_slow(texts))
 
 
@@ -192,4 +194,4 @@ def _describe(slowed: Slowed) -> str:
     if isinstance(slowed, SlowNode):
         return f"{slowed.node} computes {slowed.pace:.3g} of the time"
     jitter = f" and up to {slowed.jitter_s * 1e3:g} ms" if slowed.jitter_s else ""
-    return f"{' and '.join(slowed.nodes)} hear each other {slowed.delay_s * 1e3:g} ms{jitter} late"
+    return f"messages between {' and '.join(slowed.nodes)} are {slowed.delay_s * 1e3:g} ms{jitter} late"

@@ -5,7 +5,7 @@ each other role with a key in base64:
 
     adam-async-keys/1 worker controller=K3Zx... data=9sQp... ps=Ty2m...
 
-A process that is given such a line can join as that role and as no other (`transport/keys.py`).
+A process with such a line can join as that role and as no other (`transport/keys.py`).
 """
 
 import binascii
@@ -24,18 +24,19 @@ VERSION = "1"
 """Version of the format."""
 
 AGAIN = "write it again with: adam-async token derive --role"
+"""Remedy in errors; the role follows it."""
 
 
 def read_token_text(text: str, *, origin: str = "the token") -> Secret:
     """Read a root token, or the keys of a role.
 
     Args:
-        text: What a token file holds, or ADAM_TOKEN.
-        origin: What to call it in an error.
+        text: Contents of a token file, or ADAM_TOKEN.
+        origin: Name of its source, for errors.
 
     Raises:
-        ConfigError: It is a root token that can be guessed; or a line of keys that is cut, altered, or of
-            another version.
+        ConfigError: The root token can be guessed; or the line of keys is cut, altered, or of another
+            version.
     """
     if not text.startswith(PREFIX):
         token = text.encode()
@@ -84,7 +85,7 @@ def derived_text(token: str, role: str, *, origin: str = "the token") -> str:
     """Derive the keys of a role from a root token, as one line.
 
     Raises:
-        ConfigError: The token can be guessed, or is itself a line of keys; or there is no such role.
+        ConfigError: The token can be guessed, or is itself a line of keys; or the role is unknown.
     """
     if role not in ROLES:
         raise ConfigError(f"there is no role {role!r}; roles are {', '.join(ROLES)}")
@@ -92,10 +93,10 @@ def derived_text(token: str, role: str, *, origin: str = "the token") -> str:
 
 
 def root_token(token: str, *, origin: str = "the token") -> bytes:
-    """Read what has to be a root token.
+    """Read a root token.
 
     Raises:
-        ConfigError: It is the keys of a role.
+        ConfigError: The text has the keys of a role.
     """
     secret = read_token_text(token, origin=origin)
     if isinstance(secret, RoleKeys):
@@ -107,15 +108,15 @@ def root_token(token: str, *, origin: str = "the token") -> bytes:
 
 
 def holds_keys(token: str) -> bool:
-    """Return whether a text is the keys of one role, and no root token."""
+    """Whether a text has the keys of one role, and is no root token."""
     return token.startswith(PREFIX)
 
 
 def check_token_is_for(token: str, role: str, *, origin: str) -> None:
-    """Refuse the keys of another role than that of the command.
+    """Check that keys are those of the command's role.
 
     Raises:
-        ConfigError: They are, or `read_token_text` refuses them.
+        ConfigError: The keys are of another role, or `read_token_text` refuses them.
     """
     secret = read_token_text(token, origin=origin)
     if isinstance(secret, RoleKeys) and secret.role != role:

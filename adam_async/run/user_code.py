@@ -1,6 +1,7 @@
-"""Kinds of steps that are functions of the user, named by where they are: ``package.module:function``.
+"""User code by import path: steps ``package.module:function``, and layers ``package.module:Class``.
 
-Whoever makes a recipe of such a step imports that module, and so runs what is in it.
+A class cannot travel to another process, but its import path can: the receiver imports its module, and so
+runs it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -8,16 +9,18 @@ from importlib import import_module
 from typing import Any
 
 from adam_async.errors import ConfigError
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
 
 
 def functions_for(
     steps: Sequence[object], functions: Mapping[str, Callable[..., Any]]
 ) -> Mapping[str, Callable[..., Any]]:
-    """Return the functions that some steps may name: those given, and those to be imported.
+    """Return the functions for steps: the given ones, and imported ones.
 
     Args:
-        steps: As the user wrote them; only kinds with a colon are looked at.
-        functions: Those that are there already, by their kinds.
+        steps: Steps of the user; kinds without a colon are left out.
+        functions: Given functions, by their kinds.
 
     Raises:
         ConfigError: A module or function cannot be imported; names the step.
@@ -34,16 +37,16 @@ def named_functions(steps: Sequence[object] | None) -> tuple[str, ...]:
     """Return the kinds of steps that are functions to import, in their order, each once.
 
     Args:
-        steps: Steps of a file or a user; None has none.
+        steps: Steps of a file or a user; None for no steps.
     """
     kinds = [step.get("kind") for step in steps or () if isinstance(step, Mapping)]
     return tuple(dict.fromkeys(kind for kind in kinds if isinstance(kind, str) and ":" in kind))
 
 
 def check_named(steps: Sequence[object], origin: str, *, allowed: Collection[str], besides: str = "") -> None:
-    """Refuse functions that a file names, unless the user names or allows them.
+    """Check that the user names or allows all functions of a file.
 
-    Importing a function runs its module, so a checkpoint or a record alone must not cause an import.
+    The import of a function runs its module, so a checkpoint or a record alone must not cause one.
 
     Args:
         steps: Steps of the file.
@@ -63,14 +66,14 @@ def check_named(steps: Sequence[object], origin: str, *, allowed: Collection[str
 
 
 def import_named(kind: str, where: str) -> Callable[..., Any]:
-    """Import what a name such as ``package.module:function`` stands for.
+    """Import a function or class by a name such as ``package.module:function``.
 
     Args:
         kind: The name.
-        where: What names it, for an error.
+        where: Step or layer with this name, for errors.
 
     Raises:
-        ConfigError: There is no such module or name, its import fails, or it cannot be called.
+        ConfigError: Module or name do not exist, the import fails, or the object cannot be called.
     """
     name, _, path = kind.partition(":")
     parts = path.split(".")
@@ -84,7 +87,7 @@ def import_named(kind: str, where: str) -> Callable[..., Any]:
             f"{where} ({kind}): there is no module {error.name!r}{within}; install it, or name the folder it "
             "is in with PYTHONPATH, for data servers too"
         ) from error
-    except (Exception, SystemExit) as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # user code may raise anything
         raise ConfigError(f"{where} ({kind}): importing {name} failed: {error!r}") from error
     there = [each for each, value in vars(found).items() if callable(value) and not each.startswith("_")]
     for part in parts:
@@ -97,3 +100,21 @@ def import_named(kind: str, where: str) -> Callable[..., Any]:
         raise ConfigError(f"{where} ({kind}): {path} is a {type(found).__name__}, expected a function")
     function: Callable[..., Any] = found
     return function
+
+
+def import_layers(names: Mapping[str, str]) -> Mapping[str, type[Layer]]:
+    """Return all kinds of layers: those of this package, and imported ones.
+
+    Args:
+        names: Kind of layer in specs to its import path, ``package.module:Class``.
+
+    Raises:
+        ConfigError: A path cannot be imported, or is not a layer; names the kind.
+    """
+    found: dict[str, type[Layer]] = {}
+    for kind, name in names.items():
+        layer = import_named(name, f"layer {kind!r}")
+        if not (isinstance(layer, type) and issubclass(layer, Layer)):
+            raise ConfigError(f"layer {kind!r} ({name}): expected a class that derives from Layer")
+        found[kind] = layer
+    return {**BUILTIN_LAYERS, **found}

@@ -1,4 +1,4 @@
-"""Pure: what a model worker waited for, and how long: servers, images, the clocks of others."""
+"""Pure: the waits of a model worker: for servers, for images, for the clocks of others."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import msgspec
 
 
 class WaitReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What kept one worker from admitting its next group: waits, and their seconds summed."""
+    """Waits of one worker before it could admit a group: their numbers, and their seconds summed."""
 
     worker: str
     """Node id."""
@@ -20,16 +20,16 @@ class WaitReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_s(self) -> float:
-        """Seconds of all waits."""
+        """Sum of all waits, in seconds."""
         return self.admission_wait_s + self.blocked_s + self.clock_wait_s
 
 
 def waits_of(worker: str, values: Mapping[str, Any]) -> WaitReport | None:
-    """Read the waits out of a worker's statistics; None if it never trained, or is no worker.
+    """Return the waits in a worker's statistics; None if it never trained, or is no worker.
 
     Args:
         worker: Node id.
-        values: What the node counted.
+        values: Statistics of the node.
     """
     parameters, data = values.get("parameters"), values.get("data")
     if parameters is None or data is None:

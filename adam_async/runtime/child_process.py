@@ -1,20 +1,20 @@
-"""One child process that runs a role: its orders, its address line, its words, its end."""
+"""One child process that runs a role: its orders, its address line, its output, its end."""
 
 import asyncio
 import logging
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 from adam_async.errors import RoleDied
-from adam_async.runtime.child_lines import LineSplitter
 
 logger = logging.getLogger(__name__)
 
 START_CODES = range(1, 9)
-"""Exit codes that say why a role could not start; the parent ends with the same."""
+"""Exit codes of a failed start; the parent ends with the same code."""
 
 COMMAND = (sys.executable, "-P", "-m", "adam_async")
 """Command line that starts this package's command without the working directory on its import path."""
@@ -25,19 +25,24 @@ PACKAGES = str(Path(__file__).resolve().parents[2])
 READ_BYTES = 65536
 """Maximum number of bytes of one read from a child's output."""
 
+LINE_BYTES = 8192
+"""Maximum number of bytes kept of one line: half from its start and half from its end."""
+
+_ENDS = re.compile(rb"[\r\n]+")
+
 
 class ChildProcess:
     """``python -P -m adam_async ROLE ...`` as a child.
 
     Args:
-        node: Its node id; prefixes what it says.
-        arguments: After ``adam-async``.
-        orders: The first line on its stdin; see `cli_parent`.
+        node: Node id of the child; prefix of its lines.
+        arguments: Arguments after ``adam-async``.
+        orders: First line on its stdin; see `cluster/parent_pipe.py`.
         environment: Environment of the child, which `child_environment` extends.
-        say: Called with each line that the child writes to stderr, prefixed; `LineSplitter` cuts long ones.
+        on_line: Called with each line of its stderr, prefixed; `LineSplitter` cuts long ones.
 
-    `run` is its life, `ended` is set after it. `address` is set by its first line, or fails with
-    `RoleDied` if it ends before.
+    `run` lasts as long as the process, and sets `ended` at its end. The first line of the child sets
+    `address`; an end before that line fails it with `RoleDied`.
     """
 
     def __init__(
@@ -47,36 +52,36 @@ class ChildProcess:
         *,
         orders: bytes,
         environment: Mapping[str, str],
-        say: Callable[[str], None],
+        on_line: Callable[[str], None],
     ) -> None:
         self.node = node
         self.address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.ended = asyncio.Event()
         self.served_s = 0.0
-        """How long it lived after it had said where it listens; told when it has ended."""
+        """Time from its address line to its end, in seconds; set at its end."""
         self._listens_at: float | None = None
         self._arguments = arguments
         self._orders = orders
         self._environment = environment
-        self._say = say
+        self._on_line = on_line
         self._process: asyncio.subprocess.Process | None = None
-        self._last_words = ""
-        self._let_go = False
+        self._last_line = ""
+        self._ends = False
 
     @property
     def pid(self) -> int | None:
-        """Its process id, once it has one."""
+        """Its process id; None before its start."""
         return self._process.pid if self._process is not None else None
 
     @property
     def serves(self) -> bool:
-        """Whether it has said where it listens, and lives."""
+        """Whether it has printed its address and has not ended."""
         return self._listens_at is not None and not self.ended.is_set()
 
     async def run(self) -> int:
-        """Start it, relay what it says, and return its exit code (negative: the signal that killed it).
+        """Start it, relay its output, and return its exit code; a negative code is the signal that killed it.
 
-        Cancelling kills it and waits until it is gone.
+        Cancelling kills it and waits for its end.
         """
         process = self._process = await asyncio.create_subprocess_exec(
             *COMMAND,
@@ -91,9 +96,9 @@ class ChildProcess:
         try:
             try:
                 process.stdin.write(self._orders)
-            except (OSError, RuntimeError):  # uvloop's word for a closed pipe
-                logger.debug("%s was gone before it had its orders", self.node)
-            if self._let_go:
+            except (OSError, RuntimeError):  # uvloop raises RuntimeError for a closed pipe
+                logger.debug("%s ended before it read its orders", self.node)
+            if self._ends:
                 process.stdin.close()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read_stdout(process), name=f"{self.node}/stdout")
@@ -111,26 +116,26 @@ class ChildProcess:
         return code
 
     def end(self) -> None:
-        """Let it end in good order: its stdin ends, as soon as it has one."""
-        self._let_go = True
+        """Close its stdin, now or at its start, which asks it to end in good order."""
+        self._ends = True
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """End it at once, if it is still there."""
+        """End it at once, unless it has ended."""
         if self._process is not None and self._process.returncode is None:
             try:
                 self._process.kill()
-            except ProcessLookupError:  # it ended by itself, and nobody has told us yet
+            except ProcessLookupError:  # it has ended, and the loop does not know yet
                 return
 
     def _fail_start(self, code: int) -> None:
         error = RoleDied(self.node, f"{how_it_ended(code)} before it could listen")
-        if code in START_CODES and self._last_words:
-            error = RoleDied(self.node, self._last_words.removeprefix("adam-async: "))
+        if code in START_CODES and self._last_line:
+            error = RoleDied(self.node, self._last_line.removeprefix("adam-async: "))
             error.exit_code = code
         self.address.set_exception(error)
-        self.address.exception()  # seen: whoever waits gets it all the same, and nobody need
+        self.address.exception()  # mark it retrieved: a caller need not wait for the address
 
     async def _read_stdout(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
@@ -143,15 +148,15 @@ class ChildProcess:
     async def _read_stderr(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
         async for line in _lines(process.stderr):
-            self._last_words = line
-            self._say(f"{self.node} | {line}")
+            self._last_line = line
+            self._on_line(f"{self.node} | {line}")
 
     def __repr__(self) -> str:
         return f"<ChildProcess {self.node} {self._process!r}>"
 
 
 def child_environment(environment: Mapping[str, str], packages: str = PACKAGES) -> dict[str, str]:
-    """The environment of a child that runs `COMMAND`: with it the child finds the packages of this process.
+    """Return the environment with which a child that runs `COMMAND` finds the packages of this process.
 
     Args:
         environment: Other variables of the child.
@@ -166,6 +171,55 @@ def child_environment(environment: Mapping[str, str], packages: str = PACKAGES) 
     return found
 
 
+class LineSplitter:
+    """Cuts a stream of bytes into lines at newlines and carriage returns, and drops blank lines.
+
+    A line of more than `LINE_BYTES` loses its middle: its start names its subject, and its end may hold text
+    behind a progress bar.
+    """
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+        self._left_out = 0
+
+    def feed(self, data: bytes) -> list[str]:
+        """Return the lines that these bytes complete, without their ends."""
+        *complete, begun = _ENDS.split(data)
+        lines = []
+        for part in complete:
+            self._add(part)
+            lines += self.end()
+        self._add(begun)
+        return lines
+
+    def end(self) -> list[str]:
+        """Return the rest of the ended stream as a line, unless it is blank."""
+        kept, left_out = bytes(self._kept), self._left_out
+        self._kept.clear()
+        self._left_out = 0
+        if left_out:
+            half = LINE_BYTES // 2
+            line = f"{_text(kept[:half])} [{left_out} bytes left out] {_text(kept[half:])}".rstrip()
+        else:
+            line = _text(kept).rstrip()
+        return [line] if line else []
+
+    def _add(self, part: bytes) -> None:
+        self._kept += part
+        excess = len(self._kept) - LINE_BYTES
+        if excess > 0:
+            middle = LINE_BYTES // 2
+            del self._kept[middle : middle + excess]
+            self._left_out += excess
+
+    def __repr__(self) -> str:
+        return f"<LineSplitter {len(self._kept)} bytes of a line>"
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
     splitter = LineSplitter()
     while data := await stream.read(READ_BYTES):
@@ -176,16 +230,16 @@ async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
 
 
 def address_line(node: str, address: str, join: str) -> str:
-    """The line that a role prints: where it is, and the command that joins it, if there is one."""
+    """Return the line that a role prints: its address, and the command that joins it, if any."""
     return f"{node} listens on {address}" + (f"; join it with: {join}" if join else "")
 
 
 def address_in(line: str) -> str:
-    """The address in a role's line, or nothing."""
+    """Return the address in a role's line, or an empty text."""
     _, found, rest = line.partition(" listens on ")
     return rest.partition(";")[0] if found else ""
 
 
 def how_it_ended(code: int) -> str:
-    """Say in words how a process ended."""
+    """Return the end of a process in words."""
     return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

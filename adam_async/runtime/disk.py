@@ -1,14 +1,13 @@
-"""The system's side of the ports: disk, clock and dice as product code receives them.
+"""The disk: files, read and written on one thread of their own.
 
-Every other file gets these as arguments, so that a simulation can hand over its own. This file and the
-few others named in tests/test_import_rules.py are the only ones that touch the operating system.
+Product code receives a `Disk` as an argument, so a simulation can replace it.
 
-**Disk.** All blocking file work of one `Disk` runs on one thread of its own, in the order asked for. One
-thread, because ordinary disks gain little from more, and because order then needs no further thought.
+**Disk.** All blocking file work of one `Disk` runs on one thread, in the order of its calls. One thread,
+because ordinary disks gain little from more, and because the order then needs no further thought.
 `write_atomic` writes beside the target, forces the bytes down with ``fdatasync``, renames, and forces the
-folder down: after a crash the target is the old file or the new one, whole. What is made of several files
-is written into a folder aside, file by file with `write_down`, and then renamed as a whole. A `Disk` belongs
-to whoever opened it (``async with Disk() as disk``).
+folder down: after a crash the target is the old file or the new one, whole. A set of files is written into
+a folder aside, file by file with `write_down`, and then renamed as a whole. The opener of a `Disk` owns it
+(``async with Disk() as disk``).
 """
 
 import asyncio
@@ -18,7 +17,6 @@ import logging
 import os
 import shutil
 import stat
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,41 +35,16 @@ Part = bytes | bytearray | memoryview
 Opener = Callable[[str, int], int]
 """Opens a file by its path and flags, and returns its descriptor."""
 
-Clock = Callable[[], float]
-"""Seconds from an arbitrary start; only differences mean something. In a loop this is ``loop.time``."""
-
-Entropy = Callable[[int], bytes]
-"""Return that many unpredictable bytes: nonces, session ids, incarnations. Never used for training."""
-
 SECRET_BYTES = 65536
-"""Maximum size of a secret, in bytes; a larger file is no secret."""
+"""Maximum size of a secret, in bytes; a larger file holds something else."""
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 """Permission bits of a file for all users except its owner."""
 
 
-def system_clock() -> Clock:
-    """Return the clock of the running loop. Raises RuntimeError outside one."""
-    return asyncio.get_running_loop().time
-
-
-def fine_clock() -> float:
-    """Seconds of the system's monotonic clock, in any thread and the same in all processes of a machine.
-
-    The clock of a loop may be this one rounded to milliseconds, as uvloop's is; that of the compute pool is
-    exactly this one.
-    """
-    return time.monotonic()
-
-
-def system_entropy(size_bytes: int) -> bytes:
-    """Return `size_bytes` bytes from the operating system's generator."""
-    return os.urandom(size_bytes)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskStatistics:
-    """What a disk has done since it was opened."""
+    """Counts of a disk since it was opened."""
 
     reads: int
     read_bytes: int
@@ -83,12 +56,12 @@ class Disk:
     """Files, on one thread of their own.
 
     Paths are `pathlib.Path`. Errors are the system's own (`FileNotFoundError`, `PermissionError`, ...).
-    Cancelling any method lets go of the answer; the step that has begun on the thread runs to its end
-    there, so a cancelled `write_atomic` leaves the old file or the new one, whole.
+    Cancelling any method drops its answer; a step that has begun on the thread runs to its end there, so a
+    cancelled `write_atomic` leaves the old file or the new one, whole.
 
     Args:
-        name: What the thread and the repr are called.
-        close_timeout_s: How long `aclose` waits for work that was asked for before it.
+        name: Name of the thread, for the log.
+        close_timeout_s: Time limit of `aclose` for earlier calls, in seconds.
         private: Makes files and folders that only their owner can access (0600 and 0700). Without it the
             process's umask decides.
     """
@@ -111,10 +84,10 @@ class Disk:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Finish what was asked for, then end the thread. Safe to call twice.
+        """Finish earlier calls, then end the thread. Safe to call twice.
 
-        Cancelling it, or its deadline, drops what is queued; the thread ends with the job it is in. The
-        deadline is a line in the log and no error: whoever wants to know that his work was done waits for it.
+        Cancelling it, or its deadline, drops the queue; the thread ends with its current job. A passed
+        deadline is a line in the log and no error: a caller that needs its result waits for its own call.
         """
         if self._closed:
             return
@@ -123,12 +96,12 @@ class Disk:
             async with asyncio.timeout(self._close_timeout_s):
                 await self.run(_nothing)
         except TimeoutError:
-            logger.warning("%s: not done after %g s; it is closed", self._name, self._close_timeout_s)
+            logger.warning("%s: work left after %g s is dropped", self._name, self._close_timeout_s)
         finally:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
     def statistics(self) -> DiskStatistics:
-        """Count what was read and written."""
+        """Return the counts so far."""
         return DiskStatistics(
             reads=self._reads,
             read_bytes=self._read_bytes,
@@ -140,7 +113,7 @@ class Disk:
         return f"<Disk {self._name} {self._reads} reads {self._writes} writes>"
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        """Run a blocking function on the disk's thread, in turn; for decoding what was read."""
+        """Run a blocking function on the disk's thread, behind earlier calls; for decoding files."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
 
     async def read_bytes(self, path: Path) -> bytes:
@@ -176,7 +149,7 @@ class Disk:
         return await self.run(_keep_private, path)
 
     async def read_part(self, path: Path, start: int, stop: int) -> bytes:
-        """Return the bytes from `start` to `stop` of a file, or fewer if it ends before."""
+        """Return the bytes from `start` to `stop` of a file, or fewer if the file ends before `stop`."""
         async with self._open(path, "rb") as file:
             await file.seek(start)
             data: bytes = await file.read(stop - start)
@@ -185,7 +158,7 @@ class Disk:
         return data
 
     async def read_pieces(self, path: Path, piece_bytes: int) -> AsyncGenerator[bytes, None]:
-        """Yield a file piece by piece; it is opened once. Close the generator (`contextlib.aclosing`)."""
+        """Yield a file piece by piece, opened once. Close the generator (`contextlib.aclosing`)."""
         self._reads += 1
         async with self._open(path, "rb") as file:
             while data := await file.read(piece_bytes):
@@ -194,11 +167,11 @@ class Disk:
 
     @contextlib.asynccontextmanager
     async def _open(self, path: Path, mode: str) -> AsyncIterator[Any]:
-        """Open a file so that it is closed whatever is cancelled, which aiofiles does not promise.
+        """Open a file so that it is closed after any cancellation, which aiofiles does not promise.
 
         A cancelled wait for `open` loses the file that the thread is about to return, and a cancelled wait
-        for `close` may never begin it. So closing is queued on the thread and not waited for; writers
-        flush before they leave, so that nothing can fail in it.
+        for `close` may never begin it. So the close is queued on the thread and not awaited; writers flush
+        first, so the close cannot fail.
         """
         opening: Future[IO[bytes]] = self._executor.submit(self._open_now, path, mode)
         try:
@@ -215,21 +188,21 @@ class Disk:
             file = opening.result()
             try:
                 self._executor.submit(file.close)
-            except RuntimeError:  # the disk was closed meanwhile
+            except RuntimeError:  # the disk is closed by now
                 file.close()
 
     @contextlib.asynccontextmanager
     async def hold(self, path: Path) -> AsyncIterator[None]:
-        """Hold the lock of a file, made if it is not there, for as long as the block lasts.
+        """Lock a file, made if missing, for the duration of the block.
 
-        The system lets go of it when the process ends, in whatever way; the file stays. Leaving the block
-        lets go in turn on the disk's thread, behind all that was asked for in it.
+        The system releases the lock when the process ends in any way; the file stays. The end of the block
+        releases it on the disk's thread, behind all calls in the block.
 
         Raises:
-            BlockingIOError: Somebody holds it, in this process or another.
+            BlockingIOError: This process or another has the lock.
             OSError: The file cannot be made, or its file system has no locks.
         """
-        # For writing: a network file system gives this lock to nobody who only reads.
+        # Open for writing: a network file system refuses this lock to a reader.
         async with self._open(path, "ab") as file:
             await self.run(fcntl.flock, file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
@@ -239,26 +212,26 @@ class Disk:
         return sorted(await aiofiles.os.listdir(folder, executor=self._executor))
 
     async def make_folder(self, folder: Path) -> None:
-        """Make a folder and those on the way to it, unless they are there. The names of new ones are durable.
+        """Make a folder and its missing parents. Their names are durable on return.
 
         Raises:
-            OSError: One cannot be made, or is a file.
+            OSError: A folder cannot be made, or its name is taken by a file.
         """
         await self.run(_make_folder, folder, self._folder_mode)
 
     async def rename(self, path: Path, target: Path) -> None:
-        """Rename a file or folder, durably. It replaces a file and an empty folder, and nothing else."""
+        """Rename a file or folder, durably. It replaces a target that is a file or an empty folder."""
         await self.run(_rename_durably, path, target)
 
     async def remove_folder(self, folder: Path) -> None:
-        """Remove a folder with all that is in it, if it is there."""
+        """Remove a folder with its contents, if it exists."""
         await self.run(_remove_folder, folder)
 
     async def write_down(self, path: Path, parts: Iterable[Part]) -> int:
-        """Write a new file into a folder that nobody reads yet; its bytes are durable on return.
+        """Write a new file into a folder without readers; its bytes are durable on return.
 
-        Returns its size in bytes. A write that fails or is cancelled leaves what it had written: the folder
-        is to be removed.
+        Returns its size in bytes. A write that fails or is cancelled leaves a partial file: remove the
+        folder then.
         """
         async with self._writing:
             written = await self._write(path, parts)
@@ -267,49 +240,49 @@ class Disk:
         return written
 
     async def write_from(self, path: Path, offset: int, data: Part) -> None:
-        """Continue a file that holds `offset` bytes, or begin it anew with offset 0. Not forced down.
+        """Append to a file of `offset` bytes, or begin it anew with offset 0. The bytes are not yet durable.
 
         Raises:
-            OSError: It holds more or fewer bytes than that: somebody else writes it too.
+            OSError: The file has another size: another program writes it too.
         """
         await self.run(_write_from, path, offset, data, self._opener)
         self._writes += 1
         self._written_bytes += memoryview(data).nbytes
 
     async def append_durably(self, path: Path, offset: int, data: Part) -> None:
-        """Write `data` behind the `offset` bytes that a file holds; durable on return. For logs.
+        """Append `data` to a file of `offset` bytes; durable on return. For logs.
 
-        Offset 0 begins the file anew, and its name is durable too. It is one job of the disk's thread: what
-        others ask for comes before it or after it. One that fails, or a crash in it, may leave some of the
-        data there or other bytes in its place: the next is refused until `truncate_durably` has cut it off.
+        Offset 0 begins the file anew, and its name is durable too. The append is one job of the disk's
+        thread: other calls run before or after it. A failed append, or a crash in it, may leave some of the
+        data, or other bytes in its place: further appends fail until `truncate_durably` cuts them off.
 
         Raises:
-            OSError: It holds more or fewer bytes than that, is not there, or the system's own reasons.
+            OSError: The file has another size or is missing, or the system cannot write it.
         """
         await self.run(_append_durably, path, offset, data, self._opener)
         self._writes += 1
         self._written_bytes += memoryview(data).nbytes
 
     async def truncate_durably(self, path: Path, size: int) -> None:
-        """Cut a file off behind `size` bytes; durable on return.
+        """Cut a file down to `size` bytes; durable on return.
 
         Raises:
-            OSError: It holds fewer bytes than that, or is not there.
+            OSError: The file is smaller, or missing.
         """
         await self.run(_truncate_durably, path, size)
 
     async def sync_file(self, path: Path) -> None:
-        """Force down what was written to a file with `write_from`."""
+        """Make durable the bytes written to a file with `write_from`."""
         await self.run(_force_file, path)
 
     async def sync_folder(self, folder: Path) -> None:
-        """Force down which files a folder holds."""
+        """Make durable the names in a folder."""
         await self.run(_force_folder, folder)
 
     async def write_atomic(self, path: Path, parts: Iterable[Part]) -> None:
-        """Replace the file by the concatenation of `parts`, all or nothing, and durable on return.
+        """Replace a file by the concatenation of `parts`, all or nothing; durable on return.
 
-        Folders on the way are made, as `make_folder` does. A failed write removes what it had written aside.
+        Missing folders are made, as by `make_folder`. A failed write removes its partial file.
         """
         aside = path.with_name(f"{path.name}.{os.getpid()}.aside")
         async with self._writing:
@@ -334,7 +307,7 @@ class Disk:
         await self.run(_write_private, path, data)
 
     async def _write(self, path: Path, parts: Iterable[Part]) -> int:
-        """Write a file and force its bytes down. Returns how many they are."""
+        """Write a file and make its bytes durable. Returns its size in bytes."""
         written = 0
         async with self._open(path, "wb") as file:
             for part in parts:
@@ -345,7 +318,7 @@ class Disk:
 
 
 def _nothing() -> None:
-    """Take a turn on the disk's thread."""
+    """Do nothing: its result shows that earlier jobs of the thread have ended."""
 
 
 def _force_data(descriptor: int) -> None:
@@ -365,7 +338,7 @@ def _open_private(path: str, flags: int) -> int:
 def _read_secret(path: Path) -> bytes:
     with open(path, "rb") as file:
         found = os.fstat(file.fileno())
-        # The terminal's own device, where a person types the secret, is open to its group.
+        # A terminal's device, for a secret typed by a person, is open to its group.
         if not stat.S_ISCHR(found.st_mode) and found.st_mode & OTHERS:
             mode = f"{stat.S_IMODE(found.st_mode):04o}"
             raise PermissionError(f"others can read or change it, its mode is {mode}: run chmod 600 {path}")
@@ -398,7 +371,7 @@ def _make_folder(folder: Path, mode: int) -> None:
         _make_folder(folder.parent, mode)
     try:
         os.mkdir(folder, mode)
-    except OSError:  # some systems name another reason for a folder that is there
+    except OSError:  # some systems report another error for a folder that exists
         if not os.path.isdir(folder):
             raise
     else:

@@ -1,8 +1,8 @@
-"""Where compiled kernels are kept on disk: per user, and per text of the kernels.
+"""The folder of compiled kernels on disk: one per user and per source text of the kernels.
 
-Numba looks at the file that a kernel is in, but not at those of the kernels it calls; processors it tells
-apart itself. So the folder's name holds a digest of all files with kernels: a new version compiles anew, and
-an old one finds its own again. Forced vector registers are a part of it, for they shape the loops.
+Numba's cache compares the file of a kernel and the processor, but not the files of the kernels it calls. So
+the folder's name has a digest of all files with kernels: a new version compiles anew, and an old one finds
+its kernels again. Forced vector registers are part of the digest, because they shape the loops.
 """
 
 import errno
@@ -21,25 +21,26 @@ from typing import TextIO
 logger = logging.getLogger(__name__)
 
 VARIABLE = "NUMBA_CACHE_DIR"
-"""What numba reads when it is imported."""
+"""Environment variable with the folder of numba's cache; numba reads it at its import."""
 
 VECTORS = "ADAM_VECTORS"
 """Environment variable that forces one kind of vector registers."""
 
 AUTO = "auto"
-"""The widest registers that the processor has; the default."""
+"""Value for the widest registers of the processor; the default."""
 
 _FORCED_PROCESSORS = {"avx2": ("x86-64-v3", "+avx2,+fma,+f16c,+bmi,+bmi2")}
 """Name and features, by LLVM's names, of the processor that numba compiles for."""
 
-LOOK_S = 0.05
-"""Seconds between two looks whether it is our turn to compile."""
+RETRY_S = 0.05
+"""Time between two attempts to lock the folder, in seconds."""
 
 KERNELS = Path(__file__).parents[1] / "model" / "fast"
+"""Folder with the source of the kernels."""
 
 
 def kernel_cache_folder(environment: MutableMapping[str, str]) -> Path:
-    """Name the folder; it need not exist."""
+    """Return the default folder; it need not exist."""
     caches = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(caches) / "adam-async" / f"kernels-{kernel_digest(environment)}"
 
@@ -53,12 +54,12 @@ def kernel_digest(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def wanted_vectors(environment: Mapping[str, str] = os.environ) -> str:
-    """The kind of vector registers that the user forces, or ``"auto"``."""
+    """Return the kind of vector registers that the user forces, or ``"auto"``."""
     return environment.get(VECTORS) or AUTO
 
 
 def kernel_folder() -> str:
-    """The folder of this process: what the user set, else ours."""
+    """Return the folder of this process: that of the environment, else the default."""
     return os.environ.get(VARIABLE) or str(kernel_cache_folder(os.environ))
 
 
@@ -76,14 +77,14 @@ def use_kernel_cache(environment: MutableMapping[str, str] = os.environ) -> None
 
 
 class KernelCache:
-    """The kernels in a folder, and the turn to compile more into it.
+    """The kernels in a folder, and the lock for compiling more into it.
 
-    Numba does not tell whether it has compiled a kernel. So an empty file beside the kernels stands for each.
-    A folder that cannot be written to holds no kernel for us, whatever is in it: numba would look beside the
-    source instead, where nothing tells the kernels of an older text apart.
+    Numba does not report whether it has compiled a kernel, so an empty file beside the kernels marks each. A
+    folder that cannot be written to counts as empty: numba would use the folder of the source instead, where
+    kernels of an older text cannot be told apart.
 
     Args:
-        folder: Where numba keeps them; it need not exist.
+        folder: Numba's folder; it need not exist.
     """
 
     def __init__(self, folder: str) -> None:
@@ -92,7 +93,7 @@ class KernelCache:
 
     @cached_property
     def is_kept(self) -> bool:
-        """Whether numba can write here and in the folders that it has made; else a warning says so, once."""
+        """Whether numba can write to the folder and its subfolders; otherwise logs a warning, once."""
         try:
             os.makedirs(self.folder, exist_ok=True)
             with TemporaryFile(dir=self.folder):
@@ -110,11 +111,11 @@ class KernelCache:
         return True
 
     def has(self, name: str) -> bool:
-        """Whether a kernel was noted here, by any process."""
+        """Whether any process has marked a kernel as compiled."""
         return self.is_kept and (self._marks / name).exists()
 
     def note(self, name: str) -> None:
-        """Note that a kernel is compiled and kept."""
+        """Mark a kernel as compiled."""
         if not self.is_kept:
             return
         with suppress(OSError):
@@ -123,9 +124,9 @@ class KernelCache:
 
     @contextmanager
     def turn(self, *, wait_s: float = 60.0) -> Iterator[None]:
-        """Wait until no other process compiles, but no longer than ``wait_s``.
+        """Hold the lock for compiling in the block; wait for another process, but no longer than ``wait_s``.
 
-        Where nothing can be written there is no turn, and each process compiles for itself.
+        Without a writable folder there is no lock, and each process compiles for itself.
         """
         try:
             Path(self.folder).mkdir(parents=True, exist_ok=True)
@@ -136,12 +137,12 @@ class KernelCache:
         with file:
             end = time.monotonic() + wait_s
             while not _lock(file) and time.monotonic() < end:
-                time.sleep(LOOK_S)
+                time.sleep(RETRY_S)
             yield
 
 
 def _lock(file: TextIO) -> bool:
-    """Try to lock a file. A file system without locks lets everybody go on."""
+    """Try to lock a file. A file system without locks counts as locked, so the process goes on."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

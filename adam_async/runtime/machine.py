@@ -1,7 +1,7 @@
-"""The machine that a run is on: what the report says of it, and what doctor looks at.
+"""The machine of a run, for reports and doctor.
 
-Facts come from ``/proc`` and ``/sys`` where there are such; elsewhere what is not known is None. All of
-them are small files of the kernel that answer at once, so they are read without the disk's thread.
+Facts come from ``/proc`` and ``/sys``; on systems without them unknown facts are None. They are small files
+of the kernel that answer at once, so they are read without the disk's thread.
 """
 
 import os
@@ -20,13 +20,13 @@ class Blas(msgspec.Struct, frozen=True, kw_only=True):
     """The library behind numpy's matrix products."""
 
     name: str
-    """Name and version, as numpy was built with it."""
+    """Name and version, from numpy's build."""
     threads: int | None
-    """Threads that one product may use; None if threadpoolctl is not there to ask."""
+    """Threads that one product may use; None without threadpoolctl."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine and the software on it. Sizes in MiB and KiB; None where the system does not say."""
+    """One machine and the software on it. Sizes are in MiB and KiB; None for an unknown fact."""
 
     host: str
     system: str
@@ -38,9 +38,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     l2_kb: int | None
     """Second-level cache of one core."""
     l3_kb: int | None
-    """Third-level cache that core 0 shares."""
+    """Third-level cache of core 0 and its neighbours."""
     memory_nodes: int
-    """Parts of the memory that lie nearer to some cores than to others; 1 where all is equally near."""
+    """Memory nodes (NUMA)."""
     python: str
     numpy: str
     blas: Blas
@@ -49,11 +49,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     uvloop: str | None
     """Version; None if it is not installed."""
     warnings: list[str]
-    """What makes runs slower here."""
+    """Settings of this machine that make runs slower."""
 
 
 class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Which process a role lives in, and the most memory it has held."""
+    """The process of a role, and its peak memory."""
 
     host: str
     pid: int
@@ -62,7 +62,7 @@ class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe_machine(*, loop: str) -> Machine:
-    """Look at the machine.
+    """Describe this machine.
 
     Args:
         loop: Module of the running event loop's class, such as ``type(loop).__module__``.
@@ -87,7 +87,7 @@ def describe_machine(*, loop: str) -> Machine:
 
 
 def numerics() -> dict[str, str]:
-    """What last bits of a computation depend on: libraries, how many threads BLAS has, and the processor."""
+    """Return the facts that last bits of a computation depend on: libraries, BLAS threads, processor."""
     threads = blas_threads()
     return {
         "adam-async": installed_version("adam-async") or "",
@@ -101,15 +101,15 @@ def numerics() -> dict[str, str]:
 
 
 def process_memory() -> ProcessMemory:
-    """Say which process this is and what it has held at most. Every role's statistics hold it."""
+    """Describe this process and its peak memory, for the statistics of a role."""
     return ProcessMemory(host=platform.node(), pid=os.getpid(), peak_rss_mb=round(peak_rss_mb(), 1))
 
 
 def peak_rss_mb() -> float:
-    """Largest resident set of this process so far, in MiB.
+    """Return the largest resident set of this process so far, in MiB.
 
-    On Linux from its status: the figure of ``getrusage`` survives ``exec`` there, so that a child would
-    report the size that its parent had when it was started.
+    On Linux it is read from ``/proc``: the figure of ``getrusage`` survives ``exec`` there, so a child would
+    report the size of its parent.
     """
     kib = _fields("/proc/self/status").get("VmHWM")
     if kib is not None:
@@ -119,22 +119,22 @@ def peak_rss_mb() -> float:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use, at least 1."""
+    """Return the number of cores that this process may use, at least 1."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def pinned_cpus(*, threads: int, first: int) -> tuple[int, ...] | None:
-    """Choose one CPU for each of some threads, of those that this process may use.
+    """Choose a CPU for each of some threads, out of those that this process may use.
 
     Args:
-        threads: How many.
-        first: Threads of others that come before these, such as those of other workers of this machine: the
+        threads: Number of threads.
+        first: Number of threads with earlier CPUs, such as those of other workers of this machine: the
             choice goes round the CPUs, and begins behind theirs.
 
     Returns:
-        The CPU of each thread; None where the system lets nobody choose.
+        The CPU of each thread; None if the system does not support the choice.
     """
     if not hasattr(os, "sched_setaffinity"):
         return None
@@ -143,7 +143,7 @@ def pinned_cpus(*, threads: int, first: int) -> tuple[int, ...] | None:
 
 
 def memory_nodes() -> int:
-    """Memory nodes of the machine, at least 1."""
+    """Return the number of memory nodes of the machine, at least 1."""
     return count_listed(_text("/sys/devices/system/node/online")) or 1
 
 
@@ -158,15 +158,15 @@ def count_listed(text: str) -> int:
 
 
 def memory_mb() -> int | None:
-    """Memory of the machine, in MiB."""
+    """Return the memory of the machine, in MiB."""
     total = _fields("/proc/meminfo").get("MemTotal")
     return int(total.split()[0]) // 1024 if total is not None else None
 
 
 def available_bytes() -> int:
-    """Memory that this process could still use: of the machine, or of its control group if that has less.
+    """Return the memory that this process could still use, in bytes: of the machine, or of its control group.
 
-    Where the system does not say, a gibibyte.
+    Without a figure of the system it is a gibibyte.
     """
     found = _fields("/proc/meminfo").get("MemAvailable")
     sizes = [int(found.split()[0]) << 10] if found is not None else []
@@ -178,7 +178,7 @@ def available_bytes() -> int:
 
 
 def cache_kb(level: int) -> int | None:
-    """Size in KiB of the cache of core 0 at one level."""
+    """Return the size of the cache of core 0 at one level, in KiB."""
     for index in range(8):
         folder = f"/sys/devices/system/cpu/cpu0/cache/index{index}"
         size = _text(f"{folder}/size").strip()
@@ -188,19 +188,19 @@ def cache_kb(level: int) -> int | None:
 
 
 def processor_name() -> str:
-    """What the processor calls itself."""
+    """Return the name of the processor."""
     return _fields("/proc/cpuinfo").get("model name") or platform.processor() or platform.machine()
 
 
 def blas_name() -> str:
-    """Name and version of the BLAS that numpy was built with."""
+    """Return name and version of the BLAS of numpy's build."""
     built: Mapping[str, Any] = np.show_config(mode="dicts")
     blas = built.get("Build Dependencies", {}).get("blas", {})
     return f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()
 
 
 def blas_threads() -> int | None:
-    """Most threads that one matrix product may use; None if threadpoolctl is not installed."""
+    """Return the maximum number of threads of one matrix product; None without threadpoolctl."""
     if util.find_spec("threadpoolctl") is None:
         return None
     from threadpoolctl import threadpool_info
@@ -210,7 +210,7 @@ def blas_threads() -> int | None:
 
 
 def installed_version(package: str) -> str | None:
-    """Version of an installed package, or None."""
+    """Return the version of an installed package, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -228,7 +228,7 @@ def _warnings(blas: Blas) -> list[str]:
 
 
 def _fields(path: str) -> dict[str, str]:
-    """Read the lines ``name: value`` of a kernel file; of repeated names the first."""
+    """Read the lines ``name: value`` of a kernel file; the first of repeated names counts."""
     found: dict[str, str] = {}
     for line in _text(path).splitlines():
         name, colon, value = line.partition(":")

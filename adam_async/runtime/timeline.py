@@ -1,15 +1,15 @@
-"""What happened when: the raw events of a profile, noted as they happen, turned into a file afterwards.
+"""Timelines: the events of a profile, noted during a run and written to a file afterwards.
 
 Theory of operation
 -------------------
-A `Timeline` is handed to the roles of a process, which note events on their one event loop: a group is
-leased, delivered, trained, pushed, applied, reported; a message leaves or comes. Noting builds one small
-record and appends it, under a microsecond; nothing is formatted, sent or written while training goes on.
-The records are msgspec structures outside the garbage collector's sight, so that many of them slow no
-collection down. There is room for `limit_events` of them; what comes later is counted and dropped.
+The roles of a process share a `Timeline` and note events on their one event loop: a group is leased,
+delivered, trained, pushed, applied, reported; a message is sent or received. Noting builds one small record
+and appends it, under a microsecond; nothing is formatted, sent or written during training. The records are
+msgspec structures without garbage collection, so many of them slow no collection down. A timeline takes
+`limit_events` of them; later ones are counted and dropped.
 
-`part` is what one process noted, and `parts` also holds what others sent of theirs; the clock is the
-system's monotonic one, which all processes of a machine share. `trace_events.py` makes a file of the parts.
+`part` has the events of this process, and `others` those of other processes; the clock is the system's
+monotonic one, which all processes of a machine share. `trace_events.py` makes a file of the parts.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from adam_async.messages import Finished, GetProfile, Lease, Profile, Push, Record, pack, text_tensor
-from adam_async.runtime.disk import Clock, fine_clock
+from adam_async.runtime.clock import Clock, fine_clock
 from adam_async.runtime.trace_events import (
     Carried,
     Delivered,
@@ -36,22 +36,22 @@ from dataflow import Tag, TraceRecord
 from transport import Request
 
 LIMIT_EVENTS = 300_000
-"""About 40,000 groups in place, 60 MB of memory, and a file of 100 MB, which Perfetto still takes."""
+"""Default limit: about 40,000 groups in place, 60 MB of memory, and a file of 100 MB for Perfetto."""
 
 EVENT_TEXT_BYTES = 160
-"""Bytes of text charged in advance for an event."""
+"""Size of text charged in advance for an event, in bytes."""
 
 MOST_ANSWERED = 100_000
 """Maximum number of events of one answer: some 20 MB of text."""
 
 
 class Timeline:
-    """Notes what the roles of one event loop do. Not for several threads.
+    """Notes the events of the roles of one event loop. Not for several threads.
 
     Args:
-        process: What the process is called in the file.
-        limit_events: Most events noted; the rest is counted in `dropped`.
-        clock: What all times are read from; that of the compute pool.
+        process: Name of the process in the file.
+        limit_events: Maximum number of events; `dropped` counts the rest.
+        clock: Clock of all times; that of the compute pool.
     """
 
     def __init__(
@@ -72,56 +72,56 @@ class Timeline:
         else:
             self.dropped += 1
 
-    # --- what roles note; each slice ends now -------------------------------------------------
+    # --- events of roles; each slice ends now -------------------------------------------------
 
     def leased(self, node: str, run: str, worker: str, leases: Sequence[Lease], started: float) -> None:
-        """A data server answered a question for groups."""
+        """Note the answer of a data server to a request for groups."""
         groups = tuple([(lease.epoch, lease.number, lease.attempt) for lease in leases])
         self._add(Leased(node, run, worker, groups, started, self.clock()))
 
     def delivered(self, node: str, run: str, tag: Tag, started: float) -> None:
-        """A worker admitted a group and gave it to its engine."""
+        """Note a group that a worker admitted and gave to its engine."""
         self._add(Delivered(node, run, tag.epoch, tag.number, tag.attempt, started, self.clock()))
 
     def fired(self, node: str, run: str, record: TraceRecord) -> None:
-        """A node of a worker's graph ran for a group."""
+        """Note a node of a worker's graph that ran for a group."""
         name, (epoch, number, attempt), queued, started, finished, thread = record
         self._add(Fired(node, run, name, thread, epoch, number, attempt, queued, started, finished))
 
     def stepped(self, node: str, run: str, session: int, clock: int, leases: Sequence[Lease]) -> None:
-        """A worker is about to push, or record, the step of these groups."""
+        """Note the step of these groups, which a worker is about to push or record."""
         groups = tuple([(lease.epoch, lease.number, lease.attempt) for lease in leases])
         self._add(Stepped(node, run, session, clock, groups, self.clock()))
 
     def applied(self, node: str, pushes: Sequence[Push], values: int, started: float) -> None:
-        """A server applied pushes to as many values, and acknowledged them."""
+        """Note pushes that a server applied to as many values and acknowledged."""
         steps = tuple([(push.session, push.clock) for push in pushes])
         self._add(Settled(node, "apply", steps, values, started, self.clock()))
 
     def recorded(self, node: str, record: Record, started: float) -> None:
-        """A server counted steps that were applied in place."""
+        """Note steps applied in place, which a server counted."""
         steps = tuple([(record.session, step.clock) for step in record.steps])
         self._add(Settled(node, "record", steps, 0, started, self.clock()))
 
     def reported(self, node: str, run: str, group: Finished, started: float) -> None:
-        """All servers of a worker have acknowledged a group; its report goes to the data server."""
+        """Note a group that all servers have acknowledged; its report goes to the data server."""
         self._add(Reported(node, run, group.epoch, group.number, group.attempt, started, self.clock()))
 
     def carried(
         self, node: str, peer: str, sent: bool, kind: str, payload_bytes: int, frame_bytes: int
     ) -> None:
-        """A link of a node took a message of type `kind` to its peer, or brought one."""
+        """Note a message of type `kind` that a node sent to its peer, or received."""
         self._add(Carried(node, peer, sent, kind, payload_bytes + frame_bytes, self.clock()))
 
     def phase(self, node: str, name: str, started: float) -> None:
-        """Something long ended that ran on no thread in particular, such as an epoch."""
+        """Note the end of long work on no thread in particular, such as an epoch."""
         self._add(Phase(node, name, False, started, self.clock()))
 
     def flushed(self, node: str, started: float) -> None:
-        """A worker, with no group left, sent what it was collecting."""
+        """Note that a worker without further groups sent its partial push."""
         self._add(Phase(node, "flush", True, started, self.clock()))
 
-    # --- what becomes of it --------------------------------------------------------------------
+    # --- the file --------------------------------------------------------------------------
 
     @property
     def full(self) -> bool:
@@ -129,24 +129,23 @@ class Timeline:
         return self.dropped > 0 or any(part.dropped for part in self.others)
 
     def part(self, start: int = 0, stop: int | None = None) -> Part:
-        """What was noted here, from one event to another."""
+        """Return the events of this process, from one number to another."""
         return Part(self.process, self.dropped, self._events[start:stop])
 
     @property
     def num_events(self) -> int:
-        """Events noted here. (No length: a timeline without events is not nothing.)"""
+        """Number of events of this process. (Not a length, so that an empty timeline is true.)"""
         return len(self._events)
 
     def trace(self) -> bytes:
-        """Everything, those of other processes included, as a file in Trace Event JSON.
+        """Return the events of all processes as a file in Trace Event JSON.
 
-        It takes some twenty microseconds per event, and may run in another thread once nothing is noted any
-        more.
+        It takes some twenty microseconds per event, and may run in another thread after the last event.
         """
         return msgspec.json.encode(self.document())
 
     def document(self) -> dict[str, Any]:
-        """The same, before it is written as text."""
+        """Return the content of the file, before its encoding."""
         return trace_file([self.part(), *self.others])
 
     def __repr__(self) -> str:
@@ -154,13 +153,13 @@ class Timeline:
 
 
 def answer_profile(request: Request, asked: GetProfile, timeline: Timeline | None) -> None:
-    """Answer a driver that gathers what the roles of other processes noted."""
+    """Answer a driver that gathers the events of other processes."""
     if timeline is None:
-        request.fail("no-profile", "this role was not told to note a profile when it was started")
+        request.fail("no-profile", "this role was started without a profile")
         return
     noted = len(range(timeline.num_events)[asked.start : asked.stop])
     if noted > MOST_ANSWERED:
-        request.fail("too-large", f"{MOST_ANSWERED} events are told at a time: ask for fewer")
+        request.fail("too-large", f"an answer has at most {MOST_ANSWERED} events: ask for fewer")
         return
 
     def profile() -> None:

@@ -2,19 +2,19 @@
 
 Lanes
 -----
-Each process has one lane per thread: its event loop, on which roles of one process take turns, and each
-compute thread. What happens on a thread is a complete event (``X``) with its node as category. Three kinds
-of lane are no threads: ``links of NODE`` holds an instant per message, sent or received; ``NODE`` holds the
-phases that span many turns, such as an epoch; and the time that a job waits for a compute thread, which is
-many at once, is an asynchronous event (``b``, ``e``) named ``waits for a thread``.
+Each process has one lane per thread: its event loop, shared by its roles, and each compute thread. Work on a
+thread is a complete event (``X``) with its node as category. Three kinds of lane are no threads: ``links of
+NODE`` has an instant per message, sent or received; ``NODE`` has the phases that span many turns of the
+loop, such as an epoch; and the time of a job in the queue of the compute threads is an asynchronous event
+(``b``, ``e``) named ``waits for a thread``, because many jobs wait at once.
 
 Arrows
 ------
 A group's journey is one flow: leased, delivered, trained, taken to be pushed, pushed with its step, applied
 (or recorded) by each server, reported. A flow point belongs to the slice of its lane that encloses its time;
-each of them is the beginning of a slice, but for the push of a step of several groups, which lies within
-what the worker does for the last of them. Servers know steps, not groups: a step is (session, clock), and
-the worker noted which groups are in it.
+each of them is the beginning of a slice, except the push of a step of several groups, which is within the
+slice of the last of them. Servers know steps, not groups: a step is (session, clock), and the worker noted
+its groups.
 
 Times are seconds of one monotonic clock; the file counts microseconds from the first event.
 """
@@ -29,13 +29,13 @@ Group = tuple[int, int, int]
 
 LOOP = "event loop"
 LOOPS, THREADS, PHASES, LINKS = range(4)
-"""Kinds of lanes, in the order in which they are shown."""
+"""Kinds of lanes, in the order of the file."""
 
 JOURNEY = "journey of a group"
 
 
 class _Event(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Base of all events: nothing in them can be part of a cycle."""
+    """Base of all events; without the garbage collector, because no event is part of a cycle."""
 
 
 class Leased(_Event, frozen=True):
@@ -88,14 +88,14 @@ class Stepped(_Event, frozen=True):
 
 
 class Settled(_Event, frozen=True):
-    """What a server did with steps: ``apply`` or ``record``."""
+    """Steps applied (``apply``) or counted (``record``) by a server."""
 
     node: str
     what: str
     steps: tuple[tuple[int, int], ...]
     """Session and clock of each."""
     values: int
-    """How many were applied; none where compute threads had done it."""
+    """Number of values applied; 0 if compute threads applied them."""
     started: float
     finished: float
 
@@ -113,7 +113,7 @@ class Reported(_Event, frozen=True):
 
 
 class Carried(_Event, frozen=True):
-    """A message that left a node, or came to it."""
+    """A message sent or received by a node."""
 
     node: str
     peer: str
@@ -124,12 +124,12 @@ class Carried(_Event, frozen=True):
 
 
 class Phase(_Event, frozen=True):
-    """Something that concerns no group in particular."""
+    """Work for no group in particular."""
 
     node: str
     name: str
     turn: bool
-    """Whether it was done within one turn of the loop; otherwise it spans many, on a lane of its own."""
+    """Whether it took one turn of the loop; otherwise it spans many, on a lane of its own."""
     started: float
     finished: float
 
@@ -138,16 +138,16 @@ Event = Leased | Delivered | Fired | Stepped | Settled | Reported | Carried | Ph
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What one process noted."""
+    """Events noted by one process."""
 
     process: str
     dropped: int
-    """Events for which there was no room."""
+    """Number of events dropped because the timeline was full."""
     events: list[Event]
 
 
 class _Point(NamedTuple):
-    """Where a group's journey touches a lane."""
+    """Point of a group's journey on a lane."""
 
     at: float
     pid: int
@@ -159,10 +159,10 @@ _Journey = tuple[str, int, int, int]
 
 
 def trace_file(parts: Sequence[Part]) -> dict[str, Any]:
-    """The whole file, as builtins.
+    """Return the content of the file, as builtins.
 
     Args:
-        parts: What each process noted. Parts of the same name share a process.
+        parts: Events of each process. Parts of the same name share a process.
     """
     writer = _Writer(min((_begin(event) for part in parts for event in part.events), default=0.0))
     for part in parts:
@@ -174,7 +174,7 @@ def trace_file(parts: Sequence[Part]) -> dict[str, Any]:
     for part in parts:
         writer.add(part)
     events = [*writer.events, *writer.flows()]
-    # A slice that begins with another one and lasts longer encloses it: it has to come first.
+    # Of two slices that begin together, the longer encloses the other and must come first.
     events.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
     counts = {"events": sum(len(part.events) for part in parts), "dropped": sum(p.dropped for p in parts)}
     return {
@@ -191,10 +191,10 @@ def _begin(event: Event) -> float:
 
 
 class _Writer:
-    """Lays events out on lanes, and remembers where each group has been.
+    """Lays events out on lanes, and collects the points of each group's journey.
 
     Args:
-        zero: The time, in seconds, from which the file counts.
+        zero: Time of the first event, in seconds; the file counts from it.
     """
 
     def __init__(self, zero: float) -> None:
@@ -203,12 +203,12 @@ class _Writer:
         self.events: list[dict[str, Any]] = []
         self._pids: dict[str, int] = {}
         self._lanes: dict[tuple[int, str], tuple[int, int]] = {}
-        """By process and name: number and kind."""
+        """Number and kind of each lane, by process and name."""
         self._journeys: dict[_Journey, list[_Point]] = {}
         self._waits = 0
 
     def add(self, part: Part) -> None:
-        """Lay out what one process noted, and say where it ended if there was no room for all of it."""
+        """Lay out the events of one process, and mark the end of a full timeline."""
         pid = self._pids.setdefault(part.process, len(self._pids) + 1)
         for event in part.events:
             self._add_event(pid, event)
@@ -234,7 +234,7 @@ class _Writer:
     def _turn(
         self, pid: int, loop: int, event: Delivered | Reported | Leased | Stepped | Settled | Phase
     ) -> None:
-        """Lay out what the loop did in one turn."""
+        """Lay out the work of one turn of the loop."""
         match event:
             case Delivered() | Reported():
                 name = "deliver" if type(event) is Delivered else "report"
@@ -309,18 +309,18 @@ class _Writer:
         self.events.append({"ph": "i", "name": name, "cat": category, **place, "args": args})
 
     def flows(self) -> Iterator[dict[str, Any]]:
-        """The arrows of each group that was seen at two places at least."""
+        """Yield the arrows of each group with at least two points."""
         for number, points in enumerate(self._journeys.values(), start=1):
             points.sort()
             last = len(points) - 1
             for place, point in enumerate(points if last else ()):
                 flow = {"name": JOURNEY, "cat": "group", "id": number, "pid": point.pid, "tid": point.tid}
-                # Bound to the slice that encloses it, as the other points are without saying so.
+                # ``bp`` binds the end to its enclosing slice; other points are bound to theirs by default.
                 end = {"ph": "f", "bp": "e"} if place == last else {"ph": "t" if place else "s"}
                 yield {**end, "ts": self._us(point.at), **flow}
 
     def names(self) -> Iterator[dict[str, Any]]:
-        """What processes and lanes are called, and their order."""
+        """Yield the names of processes and lanes, and their order."""
         for process, pid in self._pids.items():
             yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process}}
         order = sorted(self._lanes, key=lambda lane: (lane[0], self._lanes[lane][1], lane[1]))
@@ -330,7 +330,7 @@ class _Writer:
             yield {**row, "name": "thread_sort_index", "args": {"sort_index": place}}
 
     def _lane(self, pid: int, name: str, kind: int) -> int:
-        # Numbers across all processes: some readers take a thread's number as unique.
+        # Number lanes across all processes: some readers take a thread's number as unique.
         return self._lanes.setdefault((pid, name), (len(self._lanes) + 1, kind))[0]
 
     def _us(self, at: float) -> float:

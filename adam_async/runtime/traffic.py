@@ -1,8 +1,8 @@
-"""Pure: what a node's links carried, by peer and message type, also of links that are gone.
+"""Pure: messages and bytes of a node's links, by peer and message type, closed links included.
 
-Each end counts what it sent, so that adding up all nodes counts every message once. The
-`PEERS_KEPT` peers whose links closed last keep counts of their own. Those of earlier peers are added up by
-role, so the table stays bounded after thousands of peers.
+Each end counts the messages it sent, so the sum over all nodes counts every message once. The `PEERS_KEPT`
+peers whose links closed last keep counts of their own. Counts of earlier peers are added up by role, so the
+table stays bounded after thousands of peers.
 """
 
 from collections import Counter
@@ -17,8 +17,8 @@ class Traffic:
     """Totals over all links of one node.
 
     Args:
-        node: Whose links these are.
-        timeline: Where each of their messages is noted.
+        node: Owner of the links.
+        timeline: Notes each of their messages.
     """
 
     def __init__(self, node: str, *, timeline: Timeline | None = None) -> None:
@@ -26,7 +26,7 @@ class Traffic:
         self._timeline = timeline
         self._live: dict[Link, None] = {}
         self._gone: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
-        """Counts by node and role of a peer without links, the least recent one first."""
+        """Counts by node and role of a peer without links, the oldest first."""
         self._earlier: dict[str, Counter[tuple[str, str]]] = {}
         """Counts of all earlier peers, by role."""
 
@@ -37,7 +37,7 @@ class Traffic:
             link.observe(partial(self._timeline.carried, self._node, link.peer.node))
 
     def gone(self, link: Link) -> None:
-        """The link is closed; keep its totals."""
+        """Keep the totals of a link that closed."""
         if link in self._live:
             del self._live[link]
             peer = link.peer.node, link.peer.role
@@ -50,11 +50,11 @@ class Traffic:
 
     @property
     def links(self) -> list[Link]:
-        """The links that are open."""
+        """Open links."""
         return list(self._live)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per peer and message type: messages, payload_bytes and frame_bytes sent.
+        """Return one row per peer and message type: messages, payload_bytes and frame_bytes sent.
 
         Earlier peers of a role share the rows to ``earlier ROLE``.
         """

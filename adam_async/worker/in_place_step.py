@@ -21,7 +21,7 @@ from adam_async.model.network import Network
 from adam_async.model.rules import Rule
 from adam_async.model.step import StepInput
 from adam_async.parameter_server.storage import ShardStorage
-from adam_async.run.rate_schedule import Schedule
+from adam_async.run.learning_rate import Schedule
 from dataflow import Firing
 
 

@@ -15,7 +15,7 @@ from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.parameter_server.storage import ShardStorage, StoragePool
 from adam_async.run.cluster_map import ClusterMap, RunRecord, ready_word
 from adam_async.run.config import Waits
-from adam_async.runtime.loop_lag import LoopLag
+from adam_async.runtime.clock import LoopLag
 from adam_async.runtime.machine import ProcessMemory, process_memory
 from adam_async.runtime.timeline import Timeline
 from adam_async.worker.run_session import RunSession, SessionSetup

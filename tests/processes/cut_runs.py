@@ -16,7 +16,7 @@ from adam_async.cluster.processes import ProcessCluster
 from adam_async.controller.client import Membership
 from adam_async.driver.role_queries import RoleQueries
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
-from adam_async.run.config import make_config
+from adam_async.run.option_sources import make_config
 from adam_async.run.result import EpochResult
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import until

@@ -15,9 +15,9 @@ import pytest
 from adam_async.cluster import processes
 from adam_async.cluster.networks import LOOPBACK, cluster_network
 from adam_async.cluster.processes import ProcessCluster
-from adam_async.run.config import make_config
+from adam_async.run.option_sources import make_config
 from adam_async.runtime.child_process import ChildProcess
-from adam_async.runtime.disk import system_entropy
+from adam_async.runtime.clock import system_entropy
 from tests.adam_async.runs import until
 from tests.processes.commands import PATIENCE_S, Command, children_of, run, watched
 from transport import BufferPool, Identity, TransportError

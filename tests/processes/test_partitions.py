@@ -15,7 +15,7 @@ from adam_async.cluster import processes
 from adam_async.cluster.processes import ProcessCluster
 from adam_async.messages import Finished, Greet, Reported, ReportGroups, pack, unpack
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.config import make_config
+from adam_async.run.option_sources import make_config
 from adam_async.run.result import RunResult
 from tests.adam_async.runs import until
 from tests.processes.commands import Command

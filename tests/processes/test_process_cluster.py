@@ -10,7 +10,8 @@ import pytest
 from adam_async.cluster.processes import ProcessCluster
 from adam_async.errors import LOST_SHARDS, DeadlineExceeded, RoleDied
 from adam_async.model.spec import LayerSpec, ModelSpec
-from adam_async.run.config import Waits, make_config
+from adam_async.run.config import Waits
+from adam_async.run.option_sources import make_config
 from tests.adam_async.runs import tiny_dataset
 from tests.processes.commands import PATIENCE_S, Command, children_of, command_line, run, until, watched
 

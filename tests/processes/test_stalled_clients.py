@@ -33,8 +33,9 @@ from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import NodeRecord, RunRecord, ready_word
 from adam_async.run.config import Config
 from adam_async.run.group_limits import GroupLimits
+from adam_async.run.learning_rate import decide
 from adam_async.run.model_selection import choose_model
-from adam_async.runtime.disk import system_entropy
+from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
 from tests.processes.commands import Command
 from transport import BufferPool, Identity, LinkConfig, Message, RemoteError, TcpNetwork
@@ -131,7 +132,7 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
         data = cluster.nodes["data-0"]
         rss_before = own_bytes(server.pid)
         spec = choose_model("auto", data.info)
-        built = msgspec.to_builtins(config.decided(workers))
+        built = msgspec.to_builtins(decide(config, workers))
         run = RunRecord(id=RUN, driver=identity_of("driver").node, config=built, spec=spec.to_dict())
         await driver.submit_run(run)
         replicas = range(workers)

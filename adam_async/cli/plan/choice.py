@@ -1,12 +1,12 @@
-"""Pure: which plans there are for a model and some machines, how fast each would train, and which to take.
+"""Pure: the plans for a model and some machines, their predicted rates, and the recommended one.
 
 A *candidate* is a number of workers, a kind of plan and a number of images per group. Recommended is the
-fastest, as `model/prediction.py` predicts it; of those within `NEAR` of it the one with the fewest workers,
-then the fewest images per group, then the fewest bytes. How well a network learns from groups of one size
-or another is not looked at.
+fastest, as `model/partition/prediction.py` predicts it; of those within `NEAR` of it the one with the fewest
+workers, then the fewest images per group, then the fewest bytes. The choice ignores how well a network learns
+from groups of one size or another.
 
 Workers on machines of their own push every group's gradients to the servers and pull values over links like
-those between them. On one machine a worker that has the whole model trains in place, and sends nothing.
+those between them. On one machine a worker with the whole model trains in place, and sends nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,45 +29,45 @@ from adam_async.worker.push_plan import ProtocolChoice, choose_protocol, factora
 PlanKind = Literal["vertical", "layers"]
 
 NEAR = 1.05
-"""A candidate may be slower than the fastest one by so much if it asks for less."""
+"""Factor by which the fastest candidate may be faster than the recommended one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """Where plans are to run."""
+    """Machines and links of the plans."""
 
     link: LinkCost
-    """Between workers, and between workers and servers."""
+    """Cost of links between workers, and between workers and servers."""
     cores: int
-    """Of a machine."""
+    """Cores of a machine."""
     own_machines: bool
     """Whether each worker has a machine of its own; otherwise all share one."""
     threads: int = 0
-    """Compute threads per worker; 0 shares the cores of a machine out to the workers on it."""
+    """Compute threads per worker; 0 divides the cores of a machine among its workers."""
     in_flight: int = 0
-    """Groups in flight; 0 is twice the threads of a replica."""
+    """Groups in flight per replica; 0 is twice its threads."""
     servers: int = 1
-    """Parameter servers."""
+    """Number of parameter servers."""
     halo: Halo = "auto"
-    """Of vertical plans."""
+    """Halo of vertical plans."""
 
     def threads_of(self, workers: int) -> int:
-        """Compute threads of each of so many workers."""
+        """Return the compute threads of each worker of a replica."""
         return self.threads or max(1, self.cores // (1 if self.own_machines else workers))
 
     def in_flight_of(self, workers: int) -> int:
-        """Groups in flight of a replica of so many workers."""
+        """Return the groups in flight of a replica."""
         return self.in_flight or default_in_flight(self.threads_of(workers), workers)
 
 
 class Candidate:
-    """A plan under some conditions, and what is to be expected of it.
+    """A plan under some conditions, with its prediction.
 
     Args:
         network: The whole network.
-        plan: How it is cut.
-        times: Of its layers, for groups of the size in question.
-        conditions: Where it runs.
+        plan: Its partition plan.
+        times: Times of its layers, for groups of one size.
+        conditions: Its machines and links.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Candidate:
         self.conditions = conditions
         self.parts = tuple(Partition(network, plan, worker) for worker in range(plan.workers))
         self.protocols = tuple(self._protocols())
-        """For each worker, how the gradients of what it pushes travel."""
+        """For each worker, the protocols of the tensors that it pushes."""
         self.prediction: Prediction = predict(
             self.parts,
             times,
@@ -94,7 +94,7 @@ class Candidate:
 
     @property
     def images(self) -> int:
-        """Of a group."""
+        """Images per group."""
         return self.times.images
 
     @property
@@ -108,31 +108,31 @@ class Candidate:
         return self.plan.workers == 1 and not self.conditions.own_machines
 
     def pushed_bytes(self, worker: int) -> int:
-        """Bytes of the gradients that one worker sends to the servers per group."""
+        """Return the size of the gradients of one worker per group, in bytes."""
         if self.in_place:
             return 0
         rows = self.protocols[worker]
         return sum(row.delta_bytes if row.chosen == "delta" else row.factor_bytes or 0 for row in rows)
 
     def pulled_bytes(self, worker: int) -> int:
-        """Bytes of the values that one worker gets from the servers per group."""
+        """Return the size of the values that one worker gets per group, in bytes."""
         if self.in_place:
             return 0
         return sum(p.size for p in self.parts[worker].network.trained) * self.network.dtype.itemsize
 
     @cached_property
     def crossing_bytes(self) -> int:
-        """Bytes that cross between workers per group, all together."""
+        """Bytes between all workers per group."""
         item_bytes = self.network.dtype.itemsize
         return sum(crossing_bytes(c, self.images, item_bytes) for c in self.parts[0].layout.crossings)
 
     @cached_property
     def working_sets(self) -> tuple[WorkingSet, ...]:
-        """What one group walks through at each worker. Allocates a context for each."""
+        """Working set of one group at each worker. Allocates a context for each."""
         return tuple(working_sets(part.network, self.images)[-1] for part in self.parts)
 
     def fits_in(self, l3_kb: int | None) -> bool:
-        """Whether what the threads of each worker walk through lies in its third-level cache, if known."""
+        """Whether the working sets of all threads fit the third-level cache; true if its size is unknown."""
         if l3_kb is None:
             return True
         at_once = [each.total * self.threads for each in self.working_sets]
@@ -160,10 +160,10 @@ class Candidate:
 def make_plan(
     network: Network, kind: PlanKind, workers: int, times: LayerTimes, conditions: Conditions
 ) -> PartitionPlan:
-    """Cut a network as well as is known how.
+    """Cut a network over some workers.
 
     Raises:
-        ModelError: It cannot be cut over so many workers.
+        ModelError: The network cannot be cut over this many workers.
     """
     if kind == "layers":
         return layers_plan(network, workers, times=times, link=conditions.link)
@@ -178,19 +178,19 @@ def candidates(
     workers: Sequence[int],
     kinds: Sequence[PlanKind],
 ) -> list[Candidate]:
-    """Make every plan that can be made: one for each number of workers, kind and group size.
+    """Make every possible plan: one for each number of workers, kind and group size.
 
-    One worker has everything, whatever the kind, so that kinds other than the first are left out.
+    All kinds are the same for one worker, which gets the first kind only.
 
     Args:
         network: The whole network.
-        times: Of its layers, for each size of groups.
-        conditions: Where plans are to run.
-        workers: How many, each at least 1.
-        kinds: Of plans.
+        times: Times of its layers, for each size of groups.
+        conditions: Machines and links of the plans.
+        workers: Numbers of workers, each at least 1.
+        kinds: Kinds of plans.
 
     Raises:
-        ModelError: None can be made; says why the last one cannot.
+        ModelError: No plan is possible; gives the reason for the last one.
     """
     found: list[Candidate] = []
     refusal: ModelError | None = None
@@ -209,14 +209,14 @@ def candidates(
 
 
 def recommend(found: Sequence[Candidate]) -> Candidate:
-    """Choose the fastest candidate, or one that is nearly as fast and asks for less."""
+    """Choose the fastest candidate, or a cheaper one within `NEAR` of it."""
     fastest = max(each.prediction.images_per_s for each in found)
     near = [each for each in found if each.prediction.images_per_s * NEAR >= fastest]
     return min(near, key=lambda each: (each.plan.workers, each.images, each.crossing_bytes))
 
 
 def describe(candidate: Candidate) -> str:
-    """Name a candidate."""
+    """Describe a candidate in words."""
     groups = f"{candidate.images} image{'s' * (candidate.images > 1)} per group"
     if candidate.plan.workers == 1:
         return f"one worker, {groups}"
@@ -224,31 +224,31 @@ def describe(candidate: Candidate) -> str:
 
 
 def reason(best: Candidate, found: Sequence[Candidate]) -> str:
-    """Say in a sentence or two why one candidate is recommended among others."""
-    said = f"{describe(best)}: {_rate(best)}, bounded by {best.prediction.slowest}"
+    """Return one or two sentences with the reason for a recommendation."""
+    text = f"{describe(best)}: {_rate(best)}, bounded by {best.prediction.slowest}"
     cut = [each for each in found if each.plan.workers > 1]
     whole = [each for each in found if each.plan.workers == 1]
     if best.plan.workers == 1:
         if not cut:
-            return f"{said}."
+            return f"{text}."
         other = max(cut, key=lambda each: each.prediction.images_per_s)
         return (
-            f"Do not cut it: {said}; the best cut, {describe(other)}, makes {_rate(other)}, bounded by "
+            f"Do not cut it: {text}; the best cut, {describe(other)}, makes {_rate(other)}, bounded by "
             f"{other.prediction.slowest}."
         )
     if not whole:
-        return f"Take {said}."
+        return f"Take {text}."
     alone = max(whole, key=lambda each: each.prediction.images_per_s)
     times = best.prediction.images_per_s / alone.prediction.images_per_s
-    said = (
-        f"Take {said}; that is {times:.2f} times what one worker makes with the whole model ({_rate(alone)})"
+    text = (
+        f"Take {text}; that is {times:.2f} times what one worker makes with the whole model ({_rate(alone)})"
     )
     if best.conditions.own_machines and times < best.plan.workers:
-        said += (
+        text += (
             f", but less than {best.plan.workers} machines may make as replicas that have the whole model "
             "each, if it fits them"
         )
-    return f"{said}."
+    return f"{text}."
 
 
 def _rate(candidate: Candidate) -> str:
@@ -256,12 +256,12 @@ def _rate(candidate: Candidate) -> str:
 
 
 def kept_whole(plan: PartitionPlan) -> Mapping[str, str]:
-    """Layers that are not cut although the plan cuts the others, and why."""
+    """Return the layers that are whole in a plan that cuts others, with the reasons."""
     return {} if plan.workers == 1 else {each.layer: each.whole for each in plan.layers if each.whole}
 
 
 def recomputed(candidate: Candidate) -> tuple[str, ...]:
-    """Layers of which each worker computes all that it reads, those that only move values left out."""
+    """Return the layers of which each worker computes all its inputs, without those that only move values."""
     if candidate.plan.workers == 1:
         return ()
     moves = {layer.name for layer in candidate.network.layers if layer.moves}

@@ -1,18 +1,17 @@
-"""The command `plan`: how a model may be cut over several workers, and what is to be expected of that."""
+"""The command `plan`: ways to cut a model over several workers, their predicted rates, and the best."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from adam_async.cli.data import load_data
+from adam_async.cli.files import check_target, is_file, read_file, write_file
+from adam_async.cli.options import PlanOptions
 from adam_async.cli.plan.choice import Candidate, Conditions, candidates, reason, recommend
 from adam_async.cli.plan.link_speed import parse_bandwidth, parse_latency
-from adam_async.cli.plan.options import PlanOptions
-from adam_async.cli.plan.picture import draw_plan, png, svg
 from adam_async.cli.plan.report import build_plan_report, to_json
-from adam_async.cli.plan.tables import show
+from adam_async.cli.plan.table import show
 from adam_async.cli.terminal import Terminal
-from adam_async.cli.train import check_no_folder, is_file, make_folder, read_file
 from adam_async.driver.calibration import calibrate
 from adam_async.errors import ConfigError
 from adam_async.model import ModelSpec, Network, named_model
@@ -20,33 +19,39 @@ from adam_async.model.errors import ModelError
 from adam_async.model.partition.prediction import LayerTimes, LinkCost, estimated_times
 from adam_async.run.config import MAX_THREADS_PER_CORE, MOST
 from adam_async.run.model_selection import choose_model
-from adam_async.runtime.disk import Disk, fine_clock
+from adam_async.runtime.clock import fine_clock
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import Machine, describe_machine
 from dataflow import ComputePool
 
 MOST_WORKERS = 4
-"""Tried where nobody says how many."""
+"""Maximum number of workers tried without `--partitions`."""
+
 GROUPS = (1, 16, 64)
-"""Images per group that are tried where nobody says how many."""
+"""Images per group tried without `--images-per-group`."""
+
 USUAL_MODEL = "mnist-adam"
-"""Model that is planned for if neither a model nor data are named."""
+"""Model without `--model` and `--data`."""
 
 USUAL_GROUP = 16
-"""Larger groups are tried only where what they walk through lies in the third-level cache."""
+"""Images per group above which a group is tried only if its working set fits the third-level cache."""
+
 MOST_PARTITIONS = 64
+"""Maximum value of `--partitions`."""
 
 
 async def run_plan(options: PlanOptions, environment: Mapping[str, str], terminal: Terminal) -> int:
-    """Print a plan and what it costs, and write it where it is asked for.
+    """Compare the plans that the options leave open, print them, and write the best one as JSON if asked.
 
     Raises:
-        ConfigError: A value is wrong, the model cannot be had or cut, or a file cannot be written.
-        DataError: The data that were named are missing or damaged.
+        ConfigError: A value is wrong, the model is unknown or cannot be cut, or a file cannot be written.
+        DataError: The data of `--data` are missing or damaged.
     """
     machine = describe_machine(loop=options.loop)
     conditions = _conditions(options, machine)
     async with Disk() as disk:
-        await _check_files(options, disk)
+        if options.json is not None:
+            await check_target(options.json, disk)
         network = Network(await _spec(options, disk, environment), kernels="auto")
         found = _tried(network, await _times(network, options), conditions, options, machine)
         best = recommend(found)
@@ -59,11 +64,7 @@ async def run_plan(options: PlanOptions, environment: Mapping[str, str], termina
         )
         show(report, terminal)
         if options.json is not None:
-            await _write(options.json, "--json", to_json(report), disk)
-        if options.picture is not None:
-            drawn = draw_plan(network, best.plan)
-            data = png(drawn) if options.picture.suffix == ".png" else svg(drawn).encode()
-            await _write(options.picture, "--picture", data, disk)
+            await write_file(options.json, "--json", [to_json(report)], disk)
     return 0
 
 
@@ -75,8 +76,8 @@ def _conditions(options: PlanOptions, machine: Machine) -> Conditions:
     _within("--servers", options.servers, 1, MOST["servers"])
     if options.halo != "auto" and options.plan == "layers":
         raise ConfigError(
-            f"--halo {options.halo} belongs to plan vertical, not layers, where no layer is cut: leave it "
-            "out, or give --plan vertical"
+            f"--halo {options.halo} belongs to plan vertical, not layers, which cuts no layer: leave it out, "
+            "or give --plan vertical"
         )
     usual = LinkCost()
     bandwidth, latency = options.bandwidth, options.latency
@@ -100,23 +101,6 @@ def _within(option: str, value: int | None, least: int, most: float) -> None:
         raise ConfigError(f"{option} must be within {least} and {most}, not {value}")
 
 
-async def _check_files(options: PlanOptions, disk: Disk) -> None:
-    """Find out that a file cannot be written before the work that it is the result of."""
-    if options.picture is not None and options.picture.suffix not in (".svg", ".png"):
-        raise ConfigError(f"--picture {options.picture}: name a file that ends in .svg or .png")
-    for file in (options.json, options.picture):
-        if file is not None:
-            await disk.run(make_folder, file.parent)
-            await disk.run(check_no_folder, file)
-
-
-async def _write(file: Path, option: str, data: bytes, disk: Disk) -> None:
-    try:
-        await disk.write_atomic(file, [data])
-    except OSError as error:
-        raise ConfigError(f"{option} {file} cannot be written: {error.strerror or error}") from None
-
-
 async def _spec(options: PlanOptions, disk: Disk, environment: Mapping[str, str]) -> ModelSpec:
     model = options.model or (USUAL_MODEL if options.data is None else "auto")
     text = await read_file(Path(model), "--model", disk) if is_file(model) else None
@@ -127,7 +111,7 @@ async def _spec(options: PlanOptions, disk: Disk, environment: Mapping[str, str]
 
 
 async def _times(network: Network, options: PlanOptions) -> list[LayerTimes]:
-    """What the layers take, for each size of groups that is looked at."""
+    """Measure or estimate the seconds of each layer, for each size of groups."""
     sizes = GROUPS if options.images_per_group is None else (options.images_per_group,)
     if not options.calibrate:
         return [estimated_times(network, images) for images in sizes]
@@ -147,10 +131,10 @@ def _tried(
     options: PlanOptions,
     machine: Machine,
 ) -> list[Candidate]:
-    """Make the plans that options leave open, but those that this machine has no room for.
+    """Make the plans that the options leave open and this machine has room for.
 
     Raises:
-        ConfigError: The model cannot be cut as it is asked for.
+        ConfigError: The model cannot be cut into this number of parts.
     """
     most = MOST_WORKERS if conditions.own_machines else min(MOST_WORKERS, conditions.cores)
     workers = range(1, most + 1) if options.partitions is None else (options.partitions,)

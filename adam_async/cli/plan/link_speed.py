@@ -1,4 +1,4 @@
-"""Pure: speeds and delays of links as people write them."""
+"""Pure: the bandwidth and latency of links, from text with units."""
 
 import math
 import re
@@ -19,9 +19,9 @@ def parse_bandwidth(text: str) -> float:
         Bytes per second.
 
     Raises:
-        ConfigError: It is none, has no unit, or is not above 0.
+        ConfigError: The text is no bandwidth, has no unit, or is not above 0.
     """
-    wrong = f"--bandwidth {text!r} is none: write 1Gbit/s, 125MB/s, or another one above 0"
+    wrong = f"--bandwidth {text!r} is not a bandwidth: write 1Gbit/s, 125MB/s, or another one above 0"
     number, unit = _split(text, wrong)
     if not unit and 0 < number < math.inf:
         raise ConfigError(
@@ -48,9 +48,9 @@ def parse_latency(text: str) -> float:
         Seconds.
 
     Raises:
-        ConfigError: It is none, has no unit, or is below 0.
+        ConfigError: The text is no latency, has no unit, or is below 0.
     """
-    wrong = f"--latency {text!r} is none: write 0.1ms, 50us, or another one of 0 or more"
+    wrong = f"--latency {text!r} is not a latency: write 0.1ms, 50us, or another one of 0 or more"
     number, unit = _split(text, wrong)
     if not unit and 0 <= number < math.inf:
         plain = text.strip()

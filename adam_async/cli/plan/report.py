@@ -1,4 +1,4 @@
-"""Pure: what `adam-async plan` found out, as one JSON document; docs/plan.md says what each field means.
+"""Pure: the JSON report of `adam-async plan`; docs/plan.md explains its fields.
 
 The records below are the schema. `plan.plan` is the plan itself, as `PartitionPlan.from_dict` reads it.
 """
@@ -32,7 +32,7 @@ class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedMachine(msgspec.Struct, frozen=True, kw_only=True):
-    """What each worker runs on, or all of them."""
+    """The machine of each worker, or of all."""
 
     processor: str
     cores: int
@@ -42,7 +42,7 @@ class PlannedMachine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayerSeconds(msgspec.Struct, frozen=True, kw_only=True):
-    """What the layers take."""
+    """Times of the layers."""
 
     images: int
     measured: bool
@@ -50,7 +50,7 @@ class LayerSeconds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What crossings cost."""
+    """Cost of links."""
 
     bytes_per_s: float
     latency_s: float
@@ -58,7 +58,7 @@ class LinkReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker computes of one layer."""
+    """The block of a layer that one worker computes."""
 
     layer: str
     kind: str
@@ -70,7 +70,7 @@ class BlockReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProtocolReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How the gradient of one tensor, or of its rows here, travels to the servers."""
+    """Form of the gradient of one tensor, or of its rows here, in messages to the servers."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -95,14 +95,14 @@ class PlannedWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
-    """What crosses of one kind."""
+    """Tensors of one kind in a cut."""
 
     tensors: int
     bytes: int
 
 
 class CutReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker sends another of every group."""
+    """Tensors from one worker to another, per group."""
 
     source: int
     target: int
@@ -114,7 +114,7 @@ class CutReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BoundReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What something takes per group."""
+    """Time of one bound per group."""
 
     what: str
     workers: tuple[int, ...]
@@ -135,7 +135,7 @@ class PredictionReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CandidateReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the plans that were compared."""
+    """One of the compared plans."""
 
     partitions: int
     plan: str
@@ -180,14 +180,14 @@ def build_plan_report(
     machine: Machine,
     command: Sequence[str],
 ) -> PlanReport:
-    """Put together what is known of a plan.
+    """Build the report of a plan.
 
     Args:
-        chosen: The plan in question.
-        compared: All that were looked at, this one among them.
-        recommendation: Why this one, in a sentence.
-        machine: What each worker, or all of them, run on.
-        command: The command line, or what stands for it.
+        chosen: The recommended plan.
+        compared: All compared plans, this one included.
+        recommendation: Reason for this one, in a sentence.
+        machine: Machine of each worker, or of all.
+        command: The command line.
     """
     network, conditions = chosen.network, chosen.conditions
     return PlanReport(
@@ -227,7 +227,7 @@ def build_plan_report(
 
 
 def to_json(report: PlanReport) -> bytes:
-    """The report as indented JSON with a newline at its end."""
+    """Return the report as indented JSON with a newline at its end."""
     return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
 
 
@@ -268,19 +268,8 @@ def _blocks(chosen: Candidate, worker: int, again: Sequence[str]) -> Iterator[Bl
 
 
 def unit_of(shape: Sequence[int]) -> str:
-    """What blocks of an output of this shape are ranges of: rows of an image, features, or the loss."""
+    """Return the unit of blocks of an output of this shape: rows of an image, features, or the loss."""
     return {3: "rows", 0: "loss"}.get(len(shape), "features")
-
-
-def block_words(unit: str, first: int, stop: int, of: int) -> str:
-    """Name a block of an output, such as ``rows 4 to 7 of 8``."""
-    if unit == "loss":
-        return "the loss"
-    if stop - first == of:
-        return f"all {of} {unit}" if of > 1 else f"the {unit.removesuffix('s')}"
-    if stop - first == 1:
-        return f"{unit.removesuffix('s')} {first} of {of}"
-    return f"{unit} {first} to {stop - 1} of {of}"
 
 
 def _cuts(chosen: Candidate) -> Iterator[CutReport]:

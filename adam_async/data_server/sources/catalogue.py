@@ -164,7 +164,7 @@ async def leave_stored(
     make = partial(
         make_dataset,
         name=name,
-        source=say(source, damage, fitted=chosen_size.said, deep=shapes.deep),
+        source=say(source, damage, fitted=chosen_size.note, deep=shapes.deep),
         train=(stored, labels),
         test=(np.stack([image for image, _ in tests]), np.array([label for _, label in tests], np.int64)),
         origins=origins_of(catalogue.origin),

@@ -135,7 +135,7 @@ async def assemble(
         source=say(
             source,
             samples.damage,
-            fitted=chosen_size.said,
+            fitted=chosen_size.note,
             deep=sum(header.is_deep for _, header in headers),
         ),
         train=arrays[0],

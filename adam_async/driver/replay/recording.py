@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.errors import ConfigError, RecordError
-from adam_async.run.config import Config, make_config
+from adam_async.run.config import Config
+from adam_async.run.option_sources import make_config
 
 Numbers = NDArray[np.int64]
 

@@ -25,7 +25,9 @@ from adam_async.checkpoint.manifest import (
     tensor_file,
     trained_again,
 )
-from adam_async.run.config import Config, make_config
+from adam_async.run.config import Config
+from adam_async.run.learning_rate import decide
+from adam_async.run.option_sources import make_config
 from tests.adam_async.checkpoint.checkpoints import DATA, manifest_of, result_of
 
 
@@ -127,18 +129,18 @@ def test_a_rate_that_was_left_open_is_left_open_for_it_depends_on_the_replicas()
 
 @pytest.mark.parametrize("change", [{}, {"until_accuracy": 0.99}, {"replicas": 4}])
 def test_a_resumed_run_goes_on_along_the_curve_of_its_rate(change):
-    began = msgspec.structs.replace(Config().decided(4), rate=0.0)
+    began = msgspec.structs.replace(decide(Config(), 4), rate=0.0)
     manifest = manifest_of(config=msgspec.to_builtins(began))
     for wanted in (Config(**change), make_config(resumed_options(manifest), change)):
-        resumed = resumed_config(manifest, wanted).decided(4)
+        resumed = decide(resumed_config(manifest, wanted), 4)
         assert (resumed.schedule, resumed.warm_up, resumed.epochs) == ("cosine", 1.0, 3)
-        assert resumed.rate == Config(replicas=resumed.replicas).decided(4).rate
+        assert resumed.rate == decide(Config(replicas=resumed.replicas), 4).rate
 
 
 def test_a_run_that_began_at_a_constant_rate_keeps_it_when_no_accuracy_ends_it_any_more():
     began = Config(until_accuracy=0.99, epochs=3, schedule="constant")
     manifest = manifest_of(config=msgspec.to_builtins(began))
-    assert resumed_config(manifest, Config(epochs=3)).decided(4).schedule == "constant"
+    assert decide(resumed_config(manifest, Config(epochs=3)), 4).schedule == "constant"
 
 
 def test_a_resumed_run_cannot_be_recorded_and_one_that_was_can_be_resumed():

@@ -6,7 +6,7 @@ from adam_async.cli.commands import app, run_command
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What is said of words that come to nothing."""
+    """Return the error line of wrong words."""
     assert run_command(list(words)) == 2
     out, said = capsys.readouterr()
     assert out == ""

@@ -1,5 +1,8 @@
 """A contact sheet shows the pixels that are trained on, enlarged and else untouched, in rows of one class."""
 
+import builtins
+import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from PIL import Image
 
-from adam_async.cli.contact_sheet import BACKGROUND, GAP, TILE, contact_sheet, sheet_rows
+from adam_async.cli.contact_sheet import BACKGROUND, GAP, TILE, check_png, contact_sheet, sheet_rows
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.errors import ConfigError
@@ -30,6 +34,15 @@ def dataset(channels: int = 1) -> Dataset:
 
 def rows(data: Dataset, recipe: Recipe | None, **options: Any) -> list[list[NDArray[np.uint8]]]:
     return sheet_rows(data, recipe, **{"seed": 3, "epoch": 1, "samples": 4, "classes": 10, **options})
+
+
+def drawn(
+    rows: list[list[NDArray[np.uint8]]], captions: list[list[list[str]]] | None = None
+) -> NDArray[np.uint8]:
+    """Pixels of a sheet as Pillow reads them."""
+    with Image.open(io.BytesIO(contact_sheet(rows, captions or ()))) as image:
+        assert image.format == "PNG"
+        return np.asarray(image)
 
 
 def tiles(sheet: NDArray[np.uint8], rows: int, columns: int) -> list[list[NDArray[np.uint8]]]:
@@ -79,7 +92,7 @@ def test_seeds_differ_and_a_seed_repeats() -> None:
     data = dataset()
     recipe = Recipe.of(SHIFTED, data.image_shape)
 
-    sheets = [contact_sheet(rows(data, recipe, seed=seed)).tobytes() for seed in (3, 3, 4)]
+    sheets = [contact_sheet(rows(data, recipe, seed=seed)) for seed in (3, 3, 4)]
 
     assert sheets[0] == sheets[1] != sheets[2]
 
@@ -105,7 +118,7 @@ def test_every_pixel_of_an_image_is_a_square_of_its_colour(channels: int) -> Non
     data = dataset(channels)
     shown = rows(data, Recipe.of(SHIFTED, data.image_shape), samples=2)
 
-    sheet = contact_sheet(shown)
+    sheet = drawn(shown)
 
     scale = 6  # the least that makes 32 of 6
     assert sheet.ndim == (2 if channels == 1 else 3)
@@ -122,8 +135,8 @@ def test_every_pixel_of_an_image_is_a_square_of_its_colour(channels: int) -> Non
 def test_of_other_channels_the_first_are_shown(channels: int, colours: int) -> None:
     data = dataset(channels)
 
-    sheet = contact_sheet(rows(data, None))
-    of_first = contact_sheet([[image[:colours] for image in row] for row in rows(data, None)])
+    sheet = drawn(rows(data, None))
+    of_first = drawn([[image[:colours] for image in row] for row in rows(data, None)])
 
     assert np.array_equal(sheet, of_first)
 
@@ -131,7 +144,7 @@ def test_of_other_channels_the_first_are_shown(channels: int, colours: int) -> N
 def test_a_short_row_leaves_background() -> None:
     image = np.zeros((1, 32, 32), np.uint8)
 
-    tile = tiles(contact_sheet([[image, image], [image]]), 2, 2)[1][1]
+    tile = tiles(drawn([[image, image], [image]]), 2, 2)[1][1]
 
     assert (tile == BACKGROUND).all()
 
@@ -142,7 +155,7 @@ def test_tiles_are_large_enough_and_no_larger_than_they_must_be(
 ) -> None:
     image = np.zeros((1, height, width), np.uint8)
 
-    tile = tiles(contact_sheet([[image] * across] * down), down, across)[0][0]
+    tile = tiles(drawn([[image] * across] * down), down, across)[0][0]
 
     scale, rest = divmod(tile.shape[0], height)
     assert (rest, tile.shape[1]) == (0, scale * width)
@@ -155,3 +168,32 @@ def test_a_sheet_that_nobody_could_look_at_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"1 rows of images of 1 x 100000 .* lower --samples or --classes"):
         contact_sheet([[image]])
+
+
+def test_a_caption_is_under_its_image_and_is_cut_at_its_width() -> None:
+    image = np.full((1, 100, 100), 7, np.uint8)
+
+    sheet = drawn(
+        [[image, image]],
+        [[["short", "90.0%"], ["a name that is much too long for its image" * 3, "?\u4e2d"]]],
+    )
+
+    assert sheet.shape == (200 + 2 * 14 + 2 * GAP, 2 * 200 + 3 * GAP)
+    for left in (GAP, 200 + 2 * GAP):
+        assert (sheet[GAP : GAP + 200, left : left + 200] == 7).all()
+        assert set(np.unique(sheet[GAP + 200 : -GAP, left : left + 200])) == {0, 255}
+    assert (sheet[:, 200 + GAP : 200 + 2 * GAP] == BACKGROUND).all()
+
+
+def test_without_pillow_an_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.startswith("PIL"):
+            raise ImportError(name)
+        return plain(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+
+    with pytest.raises(ConfigError, match=r"--png needs Pillow, .*pip install 'adam-async\[data\]'"):
+        check_png(Path("a.png"))

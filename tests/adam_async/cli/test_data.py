@@ -1,4 +1,4 @@
-"""What a user sees of a download, where it is kept, and what becomes of damaged images."""
+"""A download is shown and kept in the user's cache, and damaged images are an error or left out."""
 
 import io
 from pathlib import Path
@@ -9,8 +9,8 @@ from rich.console import Console
 
 from adam_async.cli.commands import app
 from adam_async.cli.data import Downloads, cache_folder, data_folder, load_data
-from adam_async.cli.data_inspect.command import run_inspection
-from adam_async.cli.data_inspect.options import InspectOptions
+from adam_async.cli.data_inspect import run_inspection
+from adam_async.cli.options import InspectOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import DataError
 from adam_async.runtime.disk import Disk

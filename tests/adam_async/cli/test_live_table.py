@@ -58,7 +58,7 @@ class Terminal(io.StringIO):
 
 
 def screen(written: str) -> list[str]:
-    """What a terminal shows when this was written to it, the rows that scrolled away included."""
+    """Return the rows of a terminal after this output, those that scrolled away included."""
     rows, row, column = [""], 0, 0
     for control, count, action, end, text in re.findall(
         r"(\x1b\[(\??[\d;]*)([A-Za-z]))|([\r\n])|([^\x1b\r\n]+)", written
@@ -193,8 +193,8 @@ async def test_news_stand_above_the_table_and_no_row_of_it_stays_behind(monkeypa
     async with table:
         table.refresh()
         before = screen(stream.getvalue())
-        words.news(DEATH)
-        words.news("worker-1 has joined")
+        words.notice(DEATH)
+        words.notice("worker-1 has joined")
         table.refresh()
         assert screen(stream.getvalue()) == [DEATH, "worker-1 has joined", *before]
         table.on_epoch(EPOCH)
@@ -202,11 +202,11 @@ async def test_news_stand_above_the_table_and_no_row_of_it_stays_behind(monkeypa
     assert len(before) == 3, "a header, a row and a caption"
     assert screen(stream.getvalue()) == [DEATH, "worker-1 has joined", epoch_line(EPOCH, 3)]
     assert stream.getvalue().endswith("\x1b[2K"), "nothing is drawn any more"
-    words.news("after it")
+    words.notice("after it")
     assert screen(stream.getvalue())[-1] == "after it"
 
 
-async def test_what_is_logged_stands_above_the_table(monkeypatch) -> None:
+async def test_log_lines_stay_above_the_table(monkeypatch) -> None:
     root, stream = logging.getLogger(), Terminal()
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr("sys.stderr", stream)
@@ -235,7 +235,7 @@ async def test_news_on_another_stream_leave_the_table_as_it_is(monkeypatch) -> N
     async with table:
         table.refresh()
         before = screen(stream.getvalue())
-        words.news(DEATH)
+        words.notice(DEATH)
         assert screen(stream.getvalue()) == before
 
     assert other.getvalue() == f"{DEATH}\n"
@@ -247,8 +247,8 @@ async def test_without_a_table_news_are_lines_like_any(monkeypatch) -> None:
     table, words = LiveTable(Progress(last_epoch=3), stream=stream), Words()
     words.give_way(table.aside)
     async with table:
-        words.news(DEATH)
-        table.say("said")
+        words.notice(DEATH)
+        table.print("said")
 
     assert stream.getvalue() == f"{DEATH}\nsaid\n"
 
@@ -362,13 +362,13 @@ def test_the_summary_says_which_of_several_controllers_leads() -> None:
     one, two = (ControllerReport(node=f"controller-{n}", role="follower", term=4) for n in (1, 2))
     leader = ControllerReport(node="controller-3", role="leader", term=4)
     assert line(one, two, leader) == "leader controller-3 of 3 controllers, in term 4"
-    assert line(one, two) == "leader nobody of 2 controllers, in term 4"
+    assert line(one, two) == "leader none of 2 controllers, in term 4"
     assert line(leader) == ""
     deposed = ControllerReport(node="controller-4", role="leader", term=3)
     assert line(deposed, one, leader) == "leader controller-3 of 3 controllers, in term 4"
 
 
-async def test_who_leads_is_said_when_it_is_known_and_when_it_is_another() -> None:
+async def test_the_leader_is_printed_when_known_and_when_it_changes() -> None:
     stream, leaders = (
         io.StringIO(),
         iter(["", "controller-2", "controller-2", "", "controller-2", "controller-1"]),
@@ -403,7 +403,7 @@ def test_without_a_baseline_nothing_is_said_of_efficiency() -> None:
     assert "efficiency" not in "\n".join(summary(small_report(baseline=None)))
 
 
-def test_what_made_the_run_slower_is_said() -> None:
+def test_causes_of_slowness_are_in_the_summary() -> None:
     machine = msgspec.structs.replace(describe_machine(loop="asyncio"), warnings=["BLAS has 8 threads"])
 
     assert "slower BLAS has 8 threads" in summary(small_report(machine=machine))

@@ -1,4 +1,4 @@
-"""What the command line makes of its words, without starting anything."""
+"""The command line becomes a configuration, or an error; no role starts."""
 
 import io
 import os
@@ -13,11 +13,11 @@ from rich.console import Console
 
 from adam_async.cli import commands
 from adam_async.cli.commands import app
-from adam_async.cli.errors import explain
+from adam_async.cli.files import make_folder, read_file
 from adam_async.cli.main import one_blas_thread
 from adam_async.cli.options import MemberOptions, TrainOptions, WorkerOptions
-from adam_async.cli.terminal import reader_left
-from adam_async.cli.train import configure, make_folder, needs_data, read_file
+from adam_async.cli.terminal import explain, reader_left
+from adam_async.cli.train import configure, needs_data
 from adam_async.errors import BindFailed, ConfigError, DataError, RoleDied
 from adam_async.run.config import FIELDS, Config
 from adam_async.runtime.disk import Disk
@@ -114,7 +114,7 @@ def test_options_are_written_with_dashes() -> None:
     assert options.layer()["rate"] == 0.01
 
 
-async def test_who_is_slow_is_said_once_for_each() -> None:
+async def test_each_straggler_is_given_once() -> None:
     said = ("--slow", "worker-1:0.2", "--slow", "worker-0~worker-1:5ms+1ms")
     assert (await configured(*said)).slow == ("worker-1:0.2", "worker-0~worker-1:5ms+1ms")
     assert (await configured(environment={"ADAM_SLOW": "worker-0:0.5"})).slow == ("worker-0:0.5",)

@@ -10,8 +10,8 @@ from PIL import Image
 
 from adam_async.checkpoint.model_file import FILE_NAME, dump_model
 from adam_async.cli.commands import app, run_command
+from adam_async.cli.options import PredictOptions
 from adam_async.cli.predict import ACROSS, run_prediction
-from adam_async.cli.predict_options import PredictOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.data_server.sources.damage import Damage
 from adam_async.data_server.sources.unlabelled import Unlabelled
@@ -145,7 +145,7 @@ async def test_an_array_that_does_not_fit_is_named(
         await run_prediction(model, [tmp_path / name], PredictOptions(), QUIET)
 
 
-async def test_what_cannot_be_asked_is_refused_before_the_model_is_read(tmp_path: Path) -> None:
+async def test_wrong_options_are_refused_before_the_model_is_read(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
 
     with pytest.raises(ConfigError, match="predict needs images"):

@@ -18,7 +18,7 @@ from adam_async.cli.printable import printable, printable_lines
         ("\udcff.png", "\\udcff.png"),
     ],
 )
-def test_what_acts_on_a_terminal_is_shown_as_an_escape(text: str, shown: str) -> None:
+def test_controls_of_a_terminal_are_shown_as_escapes(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 

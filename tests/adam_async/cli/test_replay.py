@@ -73,7 +73,7 @@ async def test_a_file_that_cannot_be_replayed_is_named(tmp_path: Path) -> None:
         await run_replay(TrainOptions(replay=tmp_path / "other"), {}, Terminal())
 
 
-def test_what_may_change_last_bits_is_said_before() -> None:
+def test_differences_that_may_change_last_bits_are_printed_first() -> None:
     assert differences(HEADER) == []
     elsewhere = msgspec.structs.replace(HEADER, machine={**HEADER.machine, "numpy": "1.0", "blas": ""})
     numpy, blas = differences(elsewhere)

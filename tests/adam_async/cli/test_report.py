@@ -75,7 +75,7 @@ async def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch
         (b'{"command": []}', "missing required field"),
     ],
 )
-async def test_what_is_no_report_is_named(tmp_path: Path, text: bytes, said: str) -> None:
+async def test_a_file_that_is_no_report_is_named(tmp_path: Path, text: bytes, said: str) -> None:
     file = tmp_path / "report.json"
     file.write_bytes(text)
 

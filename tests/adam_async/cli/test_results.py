@@ -1,4 +1,4 @@
-"""What `train` leaves behind on a disk that is full."""
+"""On a full disk, `train` writes the other results, and the model to another folder."""
 
 import errno
 from pathlib import Path

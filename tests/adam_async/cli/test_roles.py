@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.cli.roles import read_token, waits_at_start
+from adam_async.cli.roles import waits_at_start
+from adam_async.cli.token import read_token
 from adam_async.errors import ConfigError
 from adam_async.run.config import Waits
 

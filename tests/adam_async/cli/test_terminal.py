@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from rich.table import Table
 
-from adam_async.cli.escaping_console import EscapingConsole
 from adam_async.cli.live_table import LiveTable
+from adam_async.cli.printable import EscapingConsole
 from adam_async.cli.terminal import Terminal, log_to_stderr
 from adam_async.run.progress import Progress
 
@@ -30,8 +30,8 @@ def no_handlers() -> Iterator[None]:
 def test_lines_news_and_errors_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     terminal = Terminal()
 
-    terminal.say(HOSTILE)
-    terminal.news(HOSTILE)
+    terminal.print(HOSTILE)
+    terminal.notice(HOSTILE)
     terminal.error(HOSTILE)
 
     said = capsys.readouterr()
@@ -83,7 +83,7 @@ async def test_the_table_of_a_run_escapes_phases_lines_and_names(drawn: bool) ->
 
     async with LiveTable(progress, stream=stream, terminal=drawn) as table:
         table.refresh()
-        table.say(HOSTILE)
+        table.print(HOSTILE)
 
     written = stream.getvalue()
     assert SHOWN in written

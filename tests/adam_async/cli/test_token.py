@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from adam_async.cli.commands import run_command
-from adam_async.cli.errors import explain
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.results import Kept
-from adam_async.cli.terminal import Terminal
+from adam_async.cli.terminal import Terminal, explain
 from adam_async.cli.train import run_training
 from adam_async.cluster.networks import cluster_network
 from adam_async.run.token_file import read_token_text
@@ -31,11 +30,11 @@ def test_a_new_token_derives_the_keys_of_a_role(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().out.strip() != token.read_text().strip()
 
 
-def test_what_is_there_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_existing_file_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "token"
     out.write_text("mine")
     assert run_command(["token", "new", "--out", str(out)]) == 2
-    assert "is there already: remove it, or name another file" in capsys.readouterr().err
+    assert "exists: remove it, or name another file" in capsys.readouterr().err
     assert out.read_text() == "mine"
     assert run_command(["token", "new", "--out", str(tmp_path / "no" / "folder")]) == 2
     assert "cannot be written: No such file or directory" in capsys.readouterr().err
@@ -55,7 +54,7 @@ def test_what_is_there_is_not_written_over(tmp_path: Path, capsys: pytest.Captur
         ),
     ],
 )
-def test_what_derives_nothing_is_said(
+def test_missing_tokens_and_roles_are_named(
     words: list[str],
     token: str,
     said: str,

@@ -13,8 +13,9 @@ from adam_async.data_server.service import DataServer
 from adam_async.errors import AdamError, ConfigError, DeadlineExceeded, RoleDied, RoleUnreachable
 from adam_async.messages import role_table
 from adam_async.model.named import digits
-from adam_async.run.config import Config, Waits, make_config
-from adam_async.runtime.disk import system_entropy
+from adam_async.run.config import Config, Waits
+from adam_async.run.option_sources import make_config
+from adam_async.runtime.clock import system_entropy
 from tests.adam_async.data_server.hosts import DATA, LOOPBACK, asker_of, controller_of, host_of, identity
 from tests.adam_async.runs import PATIENT, tcp_network, tiny_dataset, until
 from transport import HandshakeRejected, RemoteProtocolError, TcpNetwork

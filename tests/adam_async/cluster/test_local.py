@@ -448,11 +448,9 @@ async def test_a_paced_worker_computes_less_and_the_first_event_names_it(network
     paced = [result.statistics[f"worker-{number}"]["pool"]["paced_s"] for number in range(2)]
     assert paced[0] == 0.0 < paced[1]
     assert [epoch.images for epoch in result.epochs] == [60, 60]
-    message = (
-        "slowed on purpose: worker-1 computes 0.05 of the time, worker-0 and ps-0 hear each other 2 ms late"
-    )
+    slowed = "worker-1 computes 0.05 of the time, messages between worker-0 and ps-0 are 2 ms late"
     for events in (result.events, again.events):
-        assert [event["event"] for event in events] == [message]
+        assert [event["event"] for event in events] == [f"slowed on purpose: {slowed}"]
 
 
 async def test_one_worker_of_a_replica_may_be_slow_and_so_may_the_way_between_two():

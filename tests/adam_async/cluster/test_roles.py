@@ -11,7 +11,8 @@ from adam_async.cluster.roles import Place, controller, parameter_server
 from adam_async.controller.log_file import LogFile
 from adam_async.errors import BindFailed, ConfigError
 from adam_async.run.config import Config, Waits
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 from transport import BindRefused, BufferPool
 
 

@@ -4,10 +4,11 @@ import msgspec
 
 from adam_async.report.defaults import explain_defaults
 from adam_async.run.config import Config
+from adam_async.run.learning_rate import decide, default_rate
 
 
 def explained(asked: Config, **decided: object) -> dict[str, str]:
-    config = msgspec.structs.replace(asked.decided(0), weights="copy")
+    config = msgspec.structs.replace(decide(asked, 0), weights="copy")
     return explain_defaults(asked, msgspec.structs.replace(config, **decided), kernels="numba")
 
 
@@ -39,7 +40,7 @@ def test_only_open_options_are_explained() -> None:
 
 
 def test_the_reason_of_a_rate_has_its_images_and_its_factors() -> None:
-    fresh, stale = Config(), Config().default_rate(groups_in_flight=4)
+    fresh, stale = Config(), default_rate(Config(), groups_in_flight=4)
 
     assert "scaled to 16 and" in explained(fresh)["rate"]
     assert explained(fresh)["rate"].endswith("times 2, for it falls to nothing")
@@ -49,12 +50,12 @@ def test_the_reason_of_a_rate_has_its_images_and_its_factors() -> None:
 
     constant = Config(until_accuracy=0.99)
     assert explained(constant)["rate"].endswith("by 1 - momentum")
-    assert "lowered from 0.06 because" in explained(constant, rate=constant.default_rate(4))["rate"]
+    assert "lowered from 0.06 because" in explained(constant, rate=default_rate(constant, 4))["rate"]
 
 
 def test_the_reason_of_a_rate_names_large_bright_images() -> None:
     asked = Config()
-    decided = asked.decided(0, squared_norm=1000.0)
+    decided = decide(asked, 0, squared_norm=1000.0)
 
     text = explain_defaults(asked, decided, kernels="numba", squared_norm=1000.0)["rate"]
 

@@ -26,7 +26,8 @@ from adam_async.report.doctor import (
     examine,
     exit_code,
 )
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.kernel_cache import VARIABLE
 from adam_async.runtime.machine import describe_machine
 from transport import Identity, Link, TcpNetwork

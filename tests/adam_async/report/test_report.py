@@ -23,9 +23,11 @@ from adam_async.model.keyed_random import Dice
 from adam_async.report.baseline import Baseline
 from adam_async.report.report import Report, build_report, to_json, without_invalid, write
 from adam_async.run.config import Config
+from adam_async.run.learning_rate import default_rate
 from adam_async.run.result import EpochResult, RunResult
 from adam_async.run.staleness import add_up
-from adam_async.runtime.disk import Disk, system_entropy
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import describe_machine, pinned_cpus
 from transport import Identity, Link, TcpNetwork
 from transport.frames import CHUNK, MESSAGE, REPLY
@@ -348,7 +350,7 @@ def test_events_and_the_rate_in_force_are_kept() -> None:
     report = report_of(made_up({}), Config(momentum=0.5))
 
     assert [(event.s, event.event) for event in report.events] == [(1.5, "worker-1 died")]
-    assert report.config["rate"] == Config(momentum=0.5).default_rate()
+    assert report.config["rate"] == default_rate(Config(momentum=0.5))
     assert report.baseline is None
 
 

@@ -65,7 +65,7 @@ def test_peers_are_nodes_and_addresses() -> None:
         (f"{PEERS},", "'' is not of the form ID=tcp://HOST:PORT"),
         ("1=a:7070", "--peers: address 'a:7070' is not of the form tcp://host:port"),
         ("1=tcp://0.0.0.0:7070", "stands for every interface"),
-        ("1=tcp://a:0", "tcp://a:0 has no port that others can be told; choose one above 0"),
+        ("1=tcp://a:0", "tcp://a:0 has no port that others can dial; choose one above 0"),
         ("1=tcp://a:1,1=tcp://b:1,2=tcp://c:1", "there are two controllers 1; give each an id of its own"),
         ("1=tcp://a:1,01=tcp://b:1,2=tcp://c:1", "there are two controllers 1; give each an id of its own"),
         ("1=tcp://a:1,2=tcp://a:1,3=tcp://c:1", "tcp://a:1 is named twice; each controller has an address"),
@@ -91,7 +91,7 @@ def test_a_controller_is_one_of_its_peers_by_number_or_name() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (None, "--peers names the controllers 1, 2, 3: say by --id which of them this is"),
+        (None, "--peers names the controllers 1, 2, 3: give --id of this one"),
         ("4", "--id 4 is none of the controllers in --peers, which are 1, 2, 3"),
         ("a", "--id a is none of the controllers in --peers, which are 1, 2, 3"),
     ],

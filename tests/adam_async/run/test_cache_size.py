@@ -33,7 +33,7 @@ def test_servers_of_one_machine_divide_that_half_and_keep_to_a_size() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1", "1.5G", "4P", "٤G", "auto/0", "auto/", "auto/٤"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_text_that_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="cache must be auto or a size such as 512M or 4G, not"):
         Config(cache=text)
 

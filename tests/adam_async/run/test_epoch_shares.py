@@ -62,12 +62,12 @@ def test_every_group_that_is_left_is_assigned_once(
         assert along == sorted(along)
 
 
-def test_a_round_of_turns_is_one_piece_of_the_order():
+def test_the_rounds_of_a_step_are_one_piece_of_the_order():
     assigned = assign(of(share_out((0, 1), groups=10, round_groups=2)), groups=10, round_groups=2)
     assert assigned.queues == {0: [0, 1, 4, 5, 8, 9], 1: [2, 3, 6, 7]}
 
 
-def test_after_whole_rounds_turns_go_on_as_they_would_have():
+def test_after_whole_steps_rounds_go_on_as_in_an_undivided_epoch():
     whole = assign(of(share_out((0, 1, 2), groups=20, round_groups=2)), groups=20, round_groups=2)
     finished = ((0, 12),)
     later = assign(
@@ -81,7 +81,7 @@ def test_after_whole_rounds_turns_go_on_as_they_would_have():
         assert all(later.progress[number] == whole.progress[number] for number in queue)
 
 
-def test_what_is_left_of_a_resumed_epoch_is_spread_evenly():
+def test_the_groups_left_of_a_resumed_epoch_are_spread_evenly():
     finished = ((0, 30), (50, 80))
     shares = share_out((0, 1, 2, 3), groups=100, round_groups=0, finished=finished)
     assigned = assign(of(shares), groups=100, round_groups=0, finished=finished)
@@ -119,7 +119,7 @@ def test_a_pool_is_one_queue_behind_the_warm_start():
 
 
 @pytest.mark.parametrize(
-    ("start", "epoch", "finished", "turn", "warm"),
+    ("start", "epoch", "finished", "round_groups", "warm"),
     [
         (7, 1, (), 0, 7),
         (7, 1, (), 3, 9),
@@ -135,7 +135,7 @@ def test_a_warm_start_counts_the_groups_of_the_whole_run(start, epoch, finished,
 
 
 @pytest.mark.parametrize(
-    ("shares", "turn"),
+    ("shares", "round_groups"),
     [(((0, 4), (5, 10)), 0), (((0, 6), (5, 10)), 0), (((0, 2), (0, 2)), 1), (((1, 2),), 1)],
 )
 def test_gaps_and_overlaps_are_seen(shares, round_groups):

@@ -41,7 +41,7 @@ def test_the_wanted_size_counts_then_the_most_frequent_then_the_middle_and_large
     chosen = choose_size(Counter(sizes), wanted)
 
     assert chosen.size == size
-    assert bool(chosen.said) == (set(sizes) != {size})
+    assert bool(chosen.note) == (set(sizes) != {size})
 
 
 @pytest.mark.parametrize("cache", [None, CacheLimits(1 << 20)])

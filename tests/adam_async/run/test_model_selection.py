@@ -60,7 +60,7 @@ def test_a_file_is_read_as_a_spec():
         ("mine.toml", DIGITS, r"unknown model 'mine.toml' \(the file was not read\)"),
     ],
 )
-def test_what_does_not_fit_is_told_with_both_sides_and_what_to_do(wanted, data, said):
+def test_a_model_that_does_not_fit_is_refused_with_both_shapes_and_a_remedy(wanted, data, said):
     with pytest.raises(ConfigError, match=said):
         choose_model(wanted, data)
 

@@ -1,4 +1,4 @@
-"""What Python code constructs is checked as what a file says."""
+"""Options constructed in Python are checked like those of a file."""
 
 from typing import Any
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from adam_async.errors import ConfigError
-from adam_async.run.config import Config, Waits, make_config
+from adam_async.run.config import Config, Waits
+from adam_async.run.option_sources import make_config
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_every_shard_of_a_run_is_owned_by_one_worker_of_a_replica(plan, partitio
 
 
 @pytest.mark.parametrize("plan", ["vertical", "layers"])
-def test_what_does_not_fit_into_a_message_is_refused_with_the_images_that_would(plan):
+def test_tensors_larger_than_a_message_are_refused_with_a_number_of_images_that_fits(plan):
     network = Network(digits())
     config = Config(partitions=2, plan=plan, images_per_group=64)
     chosen = plan_run(network, config).to_dict()

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from adam_async.run.config import Config
+from adam_async.run.learning_rate import Schedule
 from adam_async.run.progress import Progress
-from adam_async.run.rate_schedule import Schedule
 from adam_async.run.result import EpochResult
 from adam_async.run.series import Series
 
@@ -41,7 +41,7 @@ def begun() -> Progress:
 def test_a_look_takes_in_rate_staleness_clocks_and_waits() -> None:
     progress = begun()
 
-    progress.look(roles(images=50), now=102.0)
+    progress.update(roles(images=50), now=102.0)
 
     assert (progress.images, progress.images_per_s, progress.loss) == (50, 25.0, 0.5)
     assert (progress.staleness_mean, progress.staleness_max) == (2.0, 5)
@@ -53,11 +53,11 @@ def test_a_look_takes_in_rate_staleness_clocks_and_waits() -> None:
 def test_the_time_of_a_sample_is_training_only() -> None:
     progress = begun()
     ended = {"images": 100, "loss": 0.25, "train_s": 4.0}
-    progress.look(roles(images=7), now=104.5, ended=ended)  # the data server is at the next one
+    progress.update(roles(images=7), now=104.5, ended=ended)  # the data server is at the next one
     progress.epochs.append(EPOCH)
     progress.begin_epoch(2, now=200.0)
 
-    progress.look(roles(images=10), now=201.0)
+    progress.update(roles(images=10), now=201.0)
 
     assert [(sample.s, sample.images) for sample in progress.series] == [(4.0, 100), (5.0, 110)]
     assert [sample.loss for sample in progress.series] == [0.25, 0.5]
@@ -66,7 +66,7 @@ def test_the_time_of_a_sample_is_training_only() -> None:
 def test_a_diverged_loss_is_shown_and_left_out_of_the_series() -> None:
     progress = begun()
 
-    progress.look(roles(images=10, loss=None), now=101.0)
+    progress.update(roles(images=10, loss=None), now=101.0)
 
     assert progress.loss != progress.loss
     assert progress.series[0].loss is None
@@ -74,7 +74,7 @@ def test_a_diverged_loss_is_shown_and_left_out_of_the_series() -> None:
 
 def test_a_run_forgets_the_one_before_it() -> None:
     progress = begun()
-    progress.look(roles(images=10), now=101.0)
+    progress.update(roles(images=10), now=101.0)
     progress.epochs.append(EPOCH)
 
     progress.begin(Series(Schedule.of(Config()), epoch_images=100))
@@ -82,18 +82,18 @@ def test_a_run_forgets_the_one_before_it() -> None:
     assert (progress.epochs, progress.roles, list(progress.series), progress.clock) == ([], {}, [], 0)
 
 
-def test_what_no_role_said_is_nothing() -> None:
+def test_missing_statistics_count_as_zero() -> None:
     progress = begun()
 
-    progress.look({}, now=101.0)
+    progress.update({}, now=101.0)
 
     assert (progress.images, progress.loss, progress.clock, progress.waited_s) == (0, 0.0, 0, 0)
     assert progress.staleness_mean == pytest.approx(0.0)
 
 
-def test_what_an_epoch_skips_is_seen_from_when_it_is_known_until_the_next_one_begins() -> None:
+def test_skipped_images_show_from_their_report_until_the_next_epoch() -> None:
     progress = begun()
-    progress.look(
+    progress.update(
         {"data-0": {"images": 80, "loss": 0.5, "skipped": 20, "lending": {"leads": True}}}, now=101.0
     )
     assert progress.skipped == 20
@@ -106,12 +106,12 @@ def test_what_an_epoch_skips_is_seen_from_when_it_is_known_until_the_next_one_be
 def test_the_rate_is_that_of_the_last_seconds_and_falls_to_nothing() -> None:
     progress = begun()
     for second in range(1, 11):
-        progress.look(roles(images=10 * second), now=100.0 + second)
+        progress.update(roles(images=10 * second), now=100.0 + second)
     assert progress.images_per_s == 10.0
 
     rates = []
     for second in range(1, 5):
-        progress.look(roles(images=100), now=110.0 + second)
+        progress.update(roles(images=100), now=110.0 + second)
         rates.append(round(progress.images_per_s, 2))
     assert rates == [6.67, 3.33, 0.0, 0.0]
 

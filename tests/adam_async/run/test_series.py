@@ -3,12 +3,12 @@
 from typing import Any
 
 from adam_async.run.config import Config
-from adam_async.run.rate_schedule import Schedule
+from adam_async.run.learning_rate import Schedule
 from adam_async.run.series import SAMPLES_KEPT, Series
 
 
 def roles(*, staleness: dict[str, int], payload: int, waited_s: float) -> dict[str, dict[str, Any]]:
-    """What a server and a worker counted."""
+    """Return the statistics of a server and a worker."""
     return {
         "ps-0": {
             "staleness": staleness,

@@ -176,7 +176,7 @@ def test_a_part_that_has_all_rows_has_the_shards_of_the_whole():
     assert part_table(table, [replace(p, first_row=0) for p in whole]) == table
 
 
-def test_what_cannot_be_placed_is_refused():
+def test_impossible_placements_are_refused():
     with pytest.raises(ValueError, match="at least one value of 8 bytes, not 7"):
         shard_table(parameters((3,)), shard_bytes=7, item_bytes=8)
     with pytest.raises(ValueError, match="at least one server"):

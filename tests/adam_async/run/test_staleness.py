@@ -1,4 +1,4 @@
-"""What several servers counted is joined as numbers, not as texts."""
+"""Histograms of several servers are added up by number, not by text."""
 
 from adam_async.run.staleness import add_up, add_up_by_name
 

@@ -1,4 +1,4 @@
-"""What `--slow` says is read as it is meant, and refused with the right form otherwise."""
+"""Texts of `--slow` are read, or refused with the right form."""
 
 import pytest
 from hypothesis import given
@@ -57,15 +57,15 @@ def test_any_share_is_read_as_it_is_written(share: float) -> None:
         ("a~b:1s+1us", "the delay must be above 0 and at most 1s"),
     ],
 )
-def test_what_is_not_of_the_form_is_refused_with_the_form(text: str, said: str) -> None:
+def test_text_of_another_form_is_refused_with_the_form(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as failure:
         read_slow([text])
     assert said in str(failure.value)
 
 
 @pytest.mark.parametrize("texts", [("w:0.2", "w:0.3"), ("a~b:1ms", "b~a:2ms")])
-def test_nothing_is_said_twice(texts: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match=r"slow says something of (w|a and b) twice: say it once"):
+def test_nodes_named_twice_are_refused(texts: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"slow names (w|a and b) twice: name each once"):
         read_slow(texts)
 
 
@@ -105,10 +105,10 @@ def test_a_role_started_alone_is_told_of_itself_only() -> None:
         check_own(["p:0.5"], "p", computes=False)
 
 
-def test_one_line_says_who_is_slowed() -> None:
+def test_one_line_describes_the_stragglers() -> None:
     assert describe(TEXTS) == (
-        "worker-1 computes 0.2 of the time, worker-0 and worker-1 hear each other 5 ms late, "
-        "worker-0 and ps-0 hear each other 0.5 ms and up to 1 ms late"
+        "worker-1 computes 0.2 of the time, messages between worker-0 and worker-1 are 5 ms late, "
+        "messages between worker-0 and ps-0 are 0.5 ms and up to 1 ms late"
     )
     assert describe([]) == ""
 

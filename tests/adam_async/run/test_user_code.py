@@ -8,6 +8,9 @@ import pytest
 from adam_async.data_server.transforms.recipe import Recipe, read_steps
 from adam_async.errors import ConfigError, DataError
 from adam_async.model.keyed_random import Dice
+from adam_async.model.layers import BUILTIN_LAYERS
+from adam_async.run.user_code import import_layers
+from tests.adam_async.runs import Trap
 
 MODULE = """
 import numpy as np
@@ -78,7 +81,7 @@ def test_a_function_may_stand_in_a_class() -> None:
         ("/tmp/augment.py:invert", "expected package.module:function"),
     ],
 )
-def test_what_cannot_be_imported_is_named_with_its_step(kind: str, said: str) -> None:
+def test_a_failed_import_is_named_with_its_step(kind: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as failure:
         recipe_of(kind)
 
@@ -97,3 +100,21 @@ def test_a_function_that_fails_is_named(kind: str, options: dict[str, object], s
 
     with pytest.raises(DataError, match=f"step 1: the function '{kind}' {said}"):
         recipe.apply(np.zeros((1, 1, 4, 4), np.uint8), np.arange(1), dice=Dice(1), epoch=1)
+
+
+def test_a_named_layer_is_imported_beside_those_of_the_package():
+    found = import_layers({"trap": "tests.adam_async.runs:Trap"})
+    assert found == {**BUILTIN_LAYERS, "trap": Trap}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tests.adam_async.runs:Nothing", "layer 'mine'.*has no 'Nothing'"),
+        ("no_such_module_at_all:Mine", "layer 'mine'.*no module"),
+        ("tests.adam_async.runs:tiny_dataset", "layer 'mine'.*derives from Layer"),
+    ],
+)
+def test_a_path_that_is_no_layer_is_refused_with_its_kind(name, said):
+    with pytest.raises(ConfigError, match=said):
+        import_layers({"mine": name})

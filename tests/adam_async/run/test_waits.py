@@ -30,6 +30,6 @@ def test_a_worker_that_waits_for_no_clocks_has_waited_for_none() -> None:
     assert (waits.clock_waits, waits.clock_wait_s) == (0, 0.0)
 
 
-def test_who_never_trained_has_no_waits() -> None:
+def test_a_node_that_never_trained_has_no_waits() -> None:
     assert waits_of("worker-0", {"role": "worker"}) is None
     assert waits_of("ps-0", {"role": "ps", "staleness": {}}) is None

@@ -5,13 +5,13 @@ import logging
 
 import pytest
 
-from adam_async.cli.errors import explain
 from adam_async.cli.signals import Signals, loop_factory
+from adam_async.cli.terminal import explain
 from adam_async.data_server.service import DataServer
 from adam_async.parameter_server.apply import Applier
 from adam_async.run.config import Config
 from adam_async.runtime.callbacks import Callbacks, ending_on_errors
-from adam_async.runtime.timer import Timer
+from adam_async.runtime.clock import Timer
 from tests.adam_async.runs import cluster_of, local_network, servers_of, turns
 
 DEADLINE_S = 60.0

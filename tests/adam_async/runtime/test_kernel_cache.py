@@ -25,7 +25,7 @@ def test_a_changed_kernel_has_another_folder(tmp_path, monkeypatch):
     assert kernel_cache_folder({}) != first
 
 
-def test_what_the_user_chose_stays():
+def test_folders_chosen_by_the_user_stay():
     chosen, left_open = {"NUMBA_CACHE_DIR": "/mine"}, {"XDG_CACHE_HOME": "/caches"}
     use_kernel_cache(chosen)
     use_kernel_cache(left_open)

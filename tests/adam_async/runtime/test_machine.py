@@ -1,4 +1,4 @@
-"""What is said of the machine and the process is true of them."""
+"""The description of machine and process is true of them."""
 
 import mmap
 import os

@@ -73,7 +73,7 @@ def encloses(outer: dict, point: dict) -> bool:
 
 
 def assert_sound(events: list[dict]) -> None:
-    """What every profile must be to open well: ordered, lanes named, slices nested, arrows with both ends."""
+    """Check that a profile is ordered, its lanes named, its slices nested, and its arrows complete."""
     timed = [event for event in events if event["ph"] != "M"]
     assert [event["ts"] for event in timed] == sorted(event["ts"] for event in timed)
     named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
@@ -183,7 +183,7 @@ def test_a_profile_without_room_is_refused():
         Timeline(limit_events=0)
 
 
-def test_what_another_process_had_no_room_for_counts_too():
+def test_events_dropped_by_another_process_count_too():
     timeline = Timeline()
     assert not timeline.full
     timeline.others.append(Part("worker-0", 1, []))
@@ -231,7 +231,7 @@ async def test_a_role_that_notes_nothing_says_so():
     far = Identity(role="ps", node="ps-0", incarnation=2)
     async with link_pair(links, address="local://", near=near, far=far) as (one, other):
         other.serve(serving(None))
-        with pytest.raises(RemoteError, match="not told to note a profile"):
+        with pytest.raises(RemoteError, match="started without a profile"):
             await one.call(pack(GetProfile(start=0, stop=3)), timeout_s=50.0)
 
 
@@ -310,7 +310,7 @@ async def test_a_full_profile_is_named_on_the_terminal(tmp_path, monkeypatch, ca
 
     await trained(tmp_path, tmp_path / "profile.json")
 
-    assert f"notes {LIMIT_EVENTS} events at most" in capsys.readouterr().err
+    assert f"notes at most {LIMIT_EVENTS} events" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_how_long_a_job_waited_for_a_thread_is_an_event_and_a_number():
     assert train["args"] == {"epoch": 1, "group": 2, "attempt": 1, "waited_us": 250_000.0}
 
 
-def test_what_encloses_comes_before_what_it_encloses():
+def test_an_enclosing_slice_comes_before_the_enclosed_one():
     events = written(
         Delivered("w", "r", 1, 2, 1, 1.0, 1.1),
         Delivered("w", "r", 1, 1, 1, 1.0, 1.5),
@@ -168,7 +168,7 @@ def test_messages_are_instants_on_the_lane_of_their_node():
 
 
 @pytest.mark.parametrize(("turn", "lane"), [(True, "event loop"), (False, "driver")])
-def test_what_spans_many_turns_of_the_loop_has_a_lane_of_its_own(turn, lane):
+def test_a_phase_of_many_turns_of_the_loop_has_a_lane_of_its_own(turn, lane):
     events = written(Phase("driver", "epoch 1", turn, 1.0, 2.0))
 
     (slice_,) = of_phase(events, "X")

@@ -1,4 +1,4 @@
-"""What the links of a node carried, open ones and gone ones, each message counted once."""
+"""Traffic counts each message of a node's links once, closed links included."""
 
 import numpy as np
 import pytest

@@ -14,7 +14,7 @@ from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
 from adam_async.run.config import Config
-from adam_async.run.rate_schedule import Schedule
+from adam_async.run.learning_rate import Schedule
 from adam_async.worker.copy_mode import CopyMode
 from tests.adam_async.exactness.serial import assert_close, lockstep_sgd, order_of
 from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, cluster_of, tiny_dataset, until, with_frozen

@@ -12,7 +12,7 @@ from adam_async.model import Adam, InPlaceStep, Network, Sgd, named_model, new_r
 from adam_async.model.keyed_random import Dice
 from adam_async.parameter_server.storage import ShardStorage
 from adam_async.run.config import Config
-from adam_async.run.rate_schedule import Schedule
+from adam_async.run.learning_rate import Schedule
 from adam_async.worker.in_place_step import InPlaceTrainer
 from tests.adam_async.runs import tiny_dataset
 

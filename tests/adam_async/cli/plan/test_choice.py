@@ -57,7 +57,7 @@ def test_quick_links_recommend_many_workers_and_slow_ones_of_one_machine_none() 
     assert slow.plan.workers == 1
 
 
-def test_nobody_is_more_than_a_little_faster_than_what_is_recommended() -> None:
+def test_no_candidate_is_much_faster_than_the_recommended_one() -> None:
     for link in (QUICK, LinkCost(), SLOW):
         found = tried("mnist-adam", conditions(link))
         best = recommend(found)
@@ -136,7 +136,7 @@ def test_more_threads_than_cores_make_nothing_faster() -> None:
         assert many.prediction.images_per_s == few.prediction.images_per_s
 
 
-def test_what_fits_a_cache_is_counted_for_all_threads_of_the_machine() -> None:
+def test_working_sets_of_all_threads_of_a_machine_share_its_cache() -> None:
     apart = one("digits", "vertical", 2, conditions(threads=2))
     shared = one("digits", "vertical", 2, conditions(threads=2, own_machines=False))
     sizes = [each.total for each in apart.working_sets]

@@ -29,8 +29,8 @@ def test_a_bandwidth_comes_to_bytes_per_second(text: str, bytes_per_s: float) ->
 @pytest.mark.parametrize(
     "text", ["", "fast", "1G", "5gb/s", "-1", "0", "1e400", "nan", "1 Qbit/s", "1 2MB/s"]
 )
-def test_what_is_no_bandwidth_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--bandwidth '.*' is none: write 1Gbit/s, 125MB/s, or"):
+def test_text_that_is_no_bandwidth_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--bandwidth '.*' is not a bandwidth: write 1Gbit/s, 125MB/s, or"):
         parse_bandwidth(text)
 
 
@@ -51,8 +51,8 @@ def test_a_latency_comes_to_seconds(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "soon", "3m", "-1ms", "1e400", "nan", "1 ms 2"])
-def test_what_is_no_latency_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--latency '.*' is none: write 0.1ms, 50us, or"):
+def test_text_that_is_no_latency_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--latency '.*' is not a latency: write 0.1ms, 50us, or"):
         parse_latency(text)
 
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from adam_async.cli.plan.choice import Candidate, Conditions, PlanKind, make_plan
-from adam_async.cli.plan.report import SCHEMA, PlanReport, block_words, build_plan_report, to_json, unit_of
+from adam_async.cli.plan.report import SCHEMA, PlanReport, build_plan_report, to_json, unit_of
 from adam_async.model import Network, named_model
 from adam_async.model.named import NAMED_MODELS
 from adam_async.model.partition.network import Partition
@@ -109,12 +109,7 @@ def test_each_worker_names_its_blocks_and_those_that_others_compute_too() -> Non
     assert "loss" not in {block.layer for block in report.workers[1].layers}
 
 
-def test_blocks_are_named_in_words() -> None:
-    assert block_words("rows", 4, 8, 8) == "rows 4 to 7 of 8"
-    assert block_words("rows", 0, 8, 8) == "all 8 rows"
-    assert block_words("features", 3, 4, 8) == "feature 3 of 8"
-    assert block_words("rows", 0, 1, 1) == "the row"
-    assert block_words("loss", 0, 1, 1) == "the loss"
+def test_a_block_is_a_range_of_rows_features_or_the_loss() -> None:
     assert [unit_of(shape) for shape in ((3, 4, 5), (6,), ())] == ["rows", "features", "loss"]
 
 

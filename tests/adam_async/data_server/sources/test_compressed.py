@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.cli.data_inspect.command import kind_of
+from adam_async.cli.data_inspect import kind_of
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.compressed import unpack
 from adam_async.data_server.sources.damage import Damage

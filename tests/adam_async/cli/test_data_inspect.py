@@ -15,15 +15,14 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from adam_async.cli.commands import app
-from adam_async.cli.data_inspect.command import channel_values, describe, kind_of, lines, run_inspection
-from adam_async.cli.data_inspect.options import InspectOptions
-from adam_async.cli.options import DataServerOptions
+from adam_async.cli.data_inspect import channel_values, describe, kind_of, lines, run_inspection
+from adam_async.cli.options import DataServerOptions, InspectOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.data_server.dataset import make_dataset
 from adam_async.errors import ConfigError, DataError
 from adam_async.runtime.disk import Disk
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def parsed(*words: str) -> tuple[str, dict[str, Any]]:

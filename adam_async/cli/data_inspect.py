@@ -1,4 +1,4 @@
-"""The command `data inspect`: what a source of images holds, and how its images look, also transformed."""
+"""The command `data inspect`: a description and a contact sheet of a source of images."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.cli.contact_sheet import contact_sheet, sheet_rows
+from adam_async.cli.contact_sheet import check_png, contact_sheet, sheet_rows
 from adam_async.cli.data import data_folder, load_data
-from adam_async.cli.data_inspect.options import InspectOptions
-from adam_async.cli.png import png_bytes
+from adam_async.cli.files import check_target, read_file, write_file
+from adam_async.cli.options import InspectOptions
 from adam_async.cli.terminal import Terminal
-from adam_async.cli.train import check_no_folder, make_folder, read_file
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.datasets import kind_of_name, split_folders
 from adam_async.data_server.transforms.recipe import Recipe, read_steps
@@ -23,6 +22,7 @@ from adam_async.run.image_size import read_image_size
 from adam_async.runtime.disk import Disk
 
 MOST_SAMPLES, MOST_CLASSES = 256, 1024
+"""Maximum values of `--samples` and `--classes`."""
 
 NAMED = "known by name"
 IDX = "IDX files, as MNIST's"
@@ -33,27 +33,27 @@ FORMATS = {
     ".tar": "tar shards, as WebDataset's",
     ".csv": "CSV tables",
 }
-"""Kinds of sources by those of `data_server.datasets`."""
+"""Descriptions of the kinds of sources of `data_server/sources/datasets.py`."""
+
 FOLDERS = "folders of images, one for each class"
 
 _AT_ONCE = 1024
-"""Images that are counted together; counting takes eight times their bytes."""
+"""Number of images counted at once; counting takes eight times their bytes."""
 
 
 async def run_inspection(
     source: str, options: InspectOptions, environment: Mapping[str, str], terminal: Terminal
 ) -> int:
-    """Print what is there, and draw the contact sheet if it is asked for.
+    """Describe a source, and draw a contact sheet if `--png` names its file.
 
     Raises:
         ConfigError: An option or a transform is wrong, or a file cannot be read or written.
-        DataError: The source is missing, or more of it is damaged than can be passed over.
+        DataError: The source is missing, or too much of it is damaged.
     """
     _check(options)
     async with Disk() as disk:
         if options.png is not None:
-            await disk.run(make_folder, options.png.parent)
-            await disk.run(check_no_folder, options.png)
+            await check_target(options.png, disk)
         text = None
         if options.transforms is not None:
             text = await read_file(options.transforms, "--transforms", disk)
@@ -66,15 +66,15 @@ async def run_inspection(
             found["transforms"] = steps_for(asked, dataset.image_shape)
         if options.png is not None:
             data = await disk.run(_draw, dataset, found["transforms"], options)
-            await _write(options.png, data, disk)
+            await write_file(options.png, "--png", [data], disk)
     if options.json:
         for line in json.dumps(found, indent=2).splitlines():
-            terminal.say(line)
+            terminal.print(line)
         return 0
     for line in lines(found, classes=options.classes):
-        terminal.say(line)
+        terminal.print(line)
     if options.png is not None:
-        terminal.say(f"contact sheet: {options.png}")
+        terminal.print(f"contact sheet: {options.png}")
     return 0
 
 
@@ -88,8 +88,8 @@ def _check(options: InspectOptions) -> None:
     for option, value, least in (("--seed", options.seed, 0), ("--epoch", options.epoch, 1)):
         if value < least:
             raise ConfigError(f"{option} must be at least {least}, not {value}")
-    if options.png is not None and options.png.suffix != ".png":
-        raise ConfigError(f"--png {options.png}: name a file that ends in .png")
+    if options.png is not None:
+        check_png(options.png)
 
 
 def _draw(dataset: Dataset, steps: Sequence[Mapping[str, Any]] | None, options: InspectOptions) -> bytes:
@@ -101,18 +101,11 @@ def _draw(dataset: Dataset, steps: Sequence[Mapping[str, Any]] | None, options: 
         samples=options.samples,
         classes=options.classes,
     )
-    return png_bytes(contact_sheet(rows))
-
-
-async def _write(file: Path, data: bytes, disk: Disk) -> None:
-    try:
-        await disk.write_atomic(file, [data])
-    except OSError as error:
-        raise ConfigError(f"--png {file} cannot be written: {error.strerror or error}") from None
+    return contact_sheet(rows)
 
 
 async def kind_of(source: str, data_dir: Path | None, disk: Disk) -> str:
-    """Say of what kind a source is that could be loaded, which has files of one kind only."""
+    """Describe the kind of a source that could be loaded, so has files of one kind only."""
     path = data_dir if source in ("auto", "mnist") else Path(source)
     if source == "digits" or path is None or not await disk.run(path.exists):
         return NAMED
@@ -126,7 +119,7 @@ async def kind_of(source: str, data_dir: Path | None, disk: Disk) -> str:
 
 
 def describe(dataset: Dataset) -> dict[str, Any]:
-    """Say what a data set holds, in numbers; docs/data.md explains the fields."""
+    """Describe a data set in numbers; docs/data.md explains the fields."""
     train = np.bincount(dataset.train_labels, minlength=dataset.num_classes).tolist()
     test = np.bincount(dataset.test_labels, minlength=dataset.num_classes).tolist()
     names = dataset.class_names or tuple(str(number) for number in range(dataset.num_classes))
@@ -145,7 +138,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
 
 
 def channel_values(images: NDArray[np.uint8]) -> list[dict[str, float]]:
-    """Return least and largest value, mean and standard deviation of each channel.
+    """Return minimum, maximum, mean and standard deviation of each channel.
 
     Args:
         images: Shape (N, C, H, W); sums over them are exact.
@@ -154,7 +147,7 @@ def channel_values(images: NDArray[np.uint8]) -> list[dict[str, float]]:
 
 
 def _histogram(images: NDArray[np.uint8]) -> list[int]:
-    """How often each value from 0 to 255 occurs in images of shape (N, H, W)."""
+    """Count each value from 0 to 255 in images of shape (N, H, W)."""
     counts = np.zeros(256, np.int64)
     for start in range(0, len(images), _AT_ONCE):
         counts += np.bincount(images[start : start + _AT_ONCE].reshape(-1), minlength=256)
@@ -175,11 +168,11 @@ def _values(counts: list[int]) -> dict[str, float]:
 
 
 def lines(found: Mapping[str, Any], *, classes: int) -> Iterator[str]:
-    """Yield a description as it is read.
+    """Yield the lines of a description.
 
     Args:
-        found: What `run_inspection` found, by the names of docs/data.md.
-        classes: Most classes that are listed.
+        found: Description of a source, by the names of docs/data.md.
+        classes: Maximum number of classes listed.
     """
     yield f"{found['name']}: {found['source']}"
     yield f"kind of source: {found['kind']}"

@@ -1,9 +1,10 @@
-"""The timer looks when the deadline has come, and only then."""
+"""The timer wakes at its deadline and not before; loop lag is measured; entropy does not repeat."""
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 
-from adam_async.runtime.timer import Timer
+from adam_async.runtime.clock import INTERVAL_S, LoopLag, Timer, system_entropy
 
 
 class Watched:
@@ -37,7 +38,7 @@ def now():
     return asyncio.get_running_loop().time()
 
 
-async def test_a_deadline_that_has_come_is_noticed_once():
+async def test_a_passed_deadline_fires_once():
     watched = Watched()
     watched.deadline = now() - 1.0
     async with running(watched):
@@ -46,7 +47,7 @@ async def test_a_deadline_that_has_come_is_noticed_once():
         assert watched.calls == 1
 
 
-async def test_without_a_deadline_it_sleeps_until_rearmed():
+async def test_a_timer_without_a_deadline_sleeps_until_rearmed():
     watched = Watched()
     async with running(watched) as timer:
         for _ in range(5):
@@ -58,7 +59,7 @@ async def test_without_a_deadline_it_sleeps_until_rearmed():
         assert watched.calls == 1
 
 
-async def test_a_deadline_that_moves_nearer_is_met_after_rearming():
+async def test_a_deadline_that_moves_nearer_fires_in_time_after_rearming():
     watched = Watched()
     watched.deadline = now() + 1000.0
     async with running(watched) as timer:
@@ -69,7 +70,7 @@ async def test_a_deadline_that_moves_nearer_is_met_after_rearming():
         assert now() - begin < 100.0
 
 
-async def test_a_deadline_that_moves_away_in_the_turn_in_which_it_comes_is_not_met():
+async def test_a_deadline_that_moves_away_in_the_iteration_in_which_it_passes_does_not_fire():
     watched = Watched()
     watched.deadline = now() - 1.0
     async with running(watched) as timer:  # the timer is about to find that it is late
@@ -80,7 +81,7 @@ async def test_a_deadline_that_moves_away_in_the_turn_in_which_it_comes_is_not_m
         assert watched.calls == 0
 
 
-async def test_a_deadline_that_moves_away_is_not_met_early():
+async def test_a_deadline_that_moves_away_does_not_fire_early():
     watched = Watched()
     watched.deadline = now() + 0.001
     async with running(watched) as timer:
@@ -90,3 +91,28 @@ async def test_a_deadline_that_moves_away_is_not_met_early():
         asyncio.get_running_loop().call_later(0.01, probe.set_result, None)
         await probe
         assert watched.calls == 0
+
+
+def test_without_samples_there_is_no_lag():
+    assert LoopLag().percentiles() == {"p50": 0.0, "p99": 0.0, "max": 0.0}
+
+
+async def test_a_blocked_loop_lags():
+    lag = LoopLag()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(lag.run(), name="lag")
+        await asyncio.sleep(0)
+        until = time.perf_counter() + 4 * INTERVAL_S
+        while time.perf_counter() < until:
+            sum(range(1000))  # no other callback runs
+        for _ in range(3):  # the timer that is late runs, then the sampler
+            await asyncio.sleep(0)
+        task.cancel()
+    found = lag.percentiles()
+    assert found["max"] >= found["p99"] >= found["p50"] >= 0.0
+    assert found["max"] >= INTERVAL_S
+
+
+def test_entropy_has_the_length_asked_for_and_does_not_repeat():
+    assert len(system_entropy(16)) == 16
+    assert system_entropy(16) != system_entropy(16)

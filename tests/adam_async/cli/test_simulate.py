@@ -8,17 +8,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from adam_async.cli import simulate as command
 from adam_async.cli.commands import run_command
-from adam_async.cli.simulate import command
-from adam_async.cli.simulate.command import (
+from adam_async.cli.options import SimulateOptions
+from adam_async.cli.simulate import (
     FAILED,
     check_options,
     chosen_scenarios,
     chosen_seeds,
+    report_unreached,
     serve,
-    tell_too_little,
 )
-from adam_async.cli.simulate.options import SimulateOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError
 from adam_async.simulation.plan import Case, Fault, read_case
@@ -97,17 +97,17 @@ def test_a_run_that_fails_says_all_that_it_takes_to_run_it_again(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_making_a_plan_smaller_says_how_far_it_has_come(
+def test_shrinking_a_plan_prints_its_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "SAY_S", 0.0)
+    monkeypatch.setattr(command, "SHRINK_NOTICE_S", 0.0)
     case = failing(draw_case(SCENARIOS["members"], 2))
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(case))
 
     run_command(["simulate", "--plan", str(tmp_path / "plan.json")])
 
     first, *told = capsys.readouterr().err.splitlines()
-    assert first == "members: seed 2 violates plan; its plan is made smaller"
+    assert first == "members: seed 2 violates plan; shrinking its plan"
     assert told[-1].startswith(f"members: seed 2 is down to 1 of {len(case.plan.faults)} faults after ")
 
 
@@ -129,20 +129,20 @@ def test_many_seeds_that_never_came_across_a_mark_fail(capsys: pytest.CaptureFix
     marks = SCENARIOS["controllers"].marks
     terminal = Terminal()
 
-    assert not tell_too_little("controllers", marks, MANY, MANY, terminal)
-    assert not tell_too_little("controllers", marks[1:], MANY - 1, MANY - 1, terminal)
-    assert tell_too_little("controllers", marks[1:], MANY, MANY, terminal)
+    assert not report_unreached("controllers", marks, MANY, MANY, terminal)
+    assert not report_unreached("controllers", marks[1:], MANY - 1, MANY - 1, terminal)
+    assert report_unreached("controllers", marks[1:], MANY, MANY, terminal)
 
-    assert capsys.readouterr().out == f"controllers: no seed came across: {marks[0]}\n"
+    assert capsys.readouterr().out == f"controllers: no seed reached: {marks[0]}\n"
 
 
 def test_many_seeds_of_which_few_count_fail(capsys: pytest.CaptureFixture[str]) -> None:
     marks = SCENARIOS["controllers"].marks
     terminal = Terminal()
 
-    assert not tell_too_little("controllers", marks, MANY - 10, MANY, terminal)
-    assert not tell_too_little("controllers", marks, 0, MANY - 1, terminal)
-    assert tell_too_little("controllers", marks, MANY - 11, MANY, terminal)
+    assert not report_unreached("controllers", marks, MANY - 10, MANY, terminal)
+    assert not report_unreached("controllers", marks, 0, MANY - 1, terminal)
+    assert report_unreached("controllers", marks, MANY - 11, MANY, terminal)
 
     assert capsys.readouterr().out == "controllers: only 89 of 100 seeds count; 90% have to\n"
 
@@ -167,7 +167,7 @@ def test_a_child_answers_line_by_line_until_there_is_no_more() -> None:
 def test_scenarios_are_chosen_by_name_in_the_order_of_the_list() -> None:
     assert chosen_scenarios(()) == chosen_scenarios(("all",)) == list(SCENARIOS)
     assert chosen_scenarios(("members", "members")) == ["members"]
-    with pytest.raises(ConfigError, match=r"there is no scenario 'x': known are members.*, and all"):
+    with pytest.raises(ConfigError, match=r"unknown scenario 'x': known are members.*, and all"):
         chosen_scenarios(("members", "x"))
 
 
@@ -178,7 +178,7 @@ def test_seeds_are_a_range_of_which_both_ends_belong_to_it() -> None:
 
 
 @pytest.mark.parametrize("seeds", ["", "4", "4..3", "-1..3", "a..b", "1..2..3"])
-def test_what_is_no_range_of_seeds_is_refused(seeds: str) -> None:
+def test_seeds_that_are_no_range_are_refused(seeds: str) -> None:
     with pytest.raises(ConfigError, match=r"--seeds must be A\.\.B, from 0 on and A at most B"):
         chosen_seeds(SimulateOptions(seeds=seeds))
 

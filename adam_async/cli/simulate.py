@@ -1,7 +1,7 @@
 """The command `simulate`: shipped code in simulated clusters, seed by seed, in child processes.
 
-What runs is said in one line per scenario. What fails is made smaller first, and then said with all that it
-takes to run it again.
+It prints one line per scenario. The plan of a failed seed is shrunk first, and then printed with all that is
+needed to run it again.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from typing import TextIO
 
 import msgspec
 
-from adam_async.cli.simulate.options import SimulateOptions
+from adam_async.cli.files import check_no_folder, write_file
+from adam_async.cli.options import SimulateOptions
 from adam_async.cli.terminal import Terminal
-from adam_async.cli.train import check_no_folder
 from adam_async.cluster.parent_pipe import die_with_parent
 from adam_async.errors import ConfigError
 from adam_async.runtime.disk import Disk
@@ -40,43 +40,44 @@ from adam_async.simulation.soak import core_hash, read_soak, seeds_to_do, write_
 from adam_async.simulation.work import Answer, Repeat, Seeds, Shrink, Work, do
 
 FAILED = 8
-"""Exit code where something did not hold; docs/exit-codes.md."""
+"""Exit code of a violated invariant; see docs/exit-codes.md."""
 
 FIRST_SEEDS = (0, 9)
-"""Seeds that run where none are named."""
+"""First and last seed by default."""
 
 SLICE = 10
-"""Most seeds that a child is given at once."""
+"""Maximum number of seeds that a child gets at once."""
 
 ROUND = 40
-"""Seeds of a scenario that a soak runs before it goes on with the next one."""
+"""Number of seeds of a scenario that a soak runs before the next scenario."""
 
 SHOWN = 3
-"""Failed seeds of a scenario that are made smaller and shown whole; further ones are only named."""
+"""Maximum number of failed seeds of a scenario that are shrunk and described; further ones are only named."""
 
-SAY_S = 5.0
-"""How often it is said how far making a plan smaller has come."""
+SHRINK_NOTICE_S = 5.0
+"""Minimum time between two notices about the shrinking of a plan, in seconds."""
 
 MOST_JOBS_PER_CORE = 4
+"""Maximum value of `--jobs` per core."""
 
 RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
-
+"""Text of `--seeds`."""
 
 Save = Callable[[str, Sequence[SeedResult]], Awaitable[None]]
-"""Told of results as they come, with their scenario."""
+"""Called with the name of a scenario and new results."""
 
 
 async def run_simulation(options: SimulateOptions, terminal: Terminal) -> int:
-    """Run what the options say, and print what came of it.
+    """Run seeds of scenarios, and print their results.
 
     Raises:
-        ConfigError: An option is wrong, or contradicts another one; a file cannot be read or written.
+        ConfigError: An option is wrong, or contradicts another one; or a file cannot be read or written.
         RoleDied: A child process died.
     """
     names = chosen_scenarios(options.scenario)
     if options.list:
         for name in names:
-            terminal.say(f"{name}: {SCENARIOS[name].about}")
+            terminal.print(f"{name}: {SCENARIOS[name].about}")
         return 0
     seeds = chosen_seeds(options)
     check_options(options, names)
@@ -101,7 +102,7 @@ async def run_simulation(options: SimulateOptions, terminal: Terminal) -> int:
 
 
 def serve(source: TextIO = sys.stdin, target: TextIO = sys.stdout) -> int:
-    """Do work that is sent line by line, as a child process, until there is no more."""
+    """Do the work that comes line by line, as a child process, until the end of the input."""
     die_with_parent()
 
     def send(answer: Answer) -> None:
@@ -119,22 +120,22 @@ def serve(source: TextIO = sys.stdin, target: TextIO = sys.stdout) -> int:
 
 
 def chosen_scenarios(words: Sequence[str]) -> list[str]:
-    """The scenarios that are named, in the order of the list.
+    """Return the named scenarios, in the order of the list.
 
     Raises:
-        ConfigError: There is none of that name.
+        ConfigError: A name is unknown.
     """
     unknown = [word for word in words if word != "all" and word not in SCENARIOS]
     if unknown:
-        raise ConfigError(f"there is no scenario {unknown[0]!r}: known are {', '.join(SCENARIOS)}, and all")
+        raise ConfigError(f"unknown scenario {unknown[0]!r}: known are {', '.join(SCENARIOS)}, and all")
     return [name for name in SCENARIOS if not words or "all" in words or name in words]
 
 
 def chosen_seeds(options: SimulateOptions) -> tuple[int, int] | None:
-    """First and last seed, if seeds are named.
+    """Return the first and last named seed; None if none are named.
 
     Raises:
-        ConfigError: They are no range.
+        ConfigError: The text is not a range.
     """
     if options.seed is not None:
         if options.seed < 0:
@@ -151,10 +152,10 @@ def chosen_seeds(options: SimulateOptions) -> tuple[int, int] | None:
 
 
 def check_options(options: SimulateOptions, names: Sequence[str]) -> None:
-    """Refuse options that contradict one another.
+    """Check that options do not contradict one another.
 
     Raises:
-        ConfigError: Some do.
+        ConfigError: They do; names them.
     """
     most = usable_cores() * MOST_JOBS_PER_CORE
     if not 0 <= options.jobs <= most:
@@ -165,7 +166,7 @@ def check_options(options: SimulateOptions, names: Sequence[str]) -> None:
         others = {"--seed": options.seed, "--seeds": options.seeds, "--scenario": options.scenario or None}
         given = [name for name, value in others.items() if value is not None]
         if given:
-            raise ConfigError(f"--plan says what runs: leave out {', '.join(given)}")
+            raise ConfigError(f"--plan decides the run: leave out {', '.join(given)}")
     elif options.trace is not None and (options.seed is None or len(names) > 1):
         raise ConfigError("--trace is of one run: name it with --seed and one --scenario, or with --plan")
     if options.soak is not None and is_one_run(options):
@@ -173,25 +174,25 @@ def check_options(options: SimulateOptions, names: Sequence[str]) -> None:
 
 
 def check_in_folder(file: Path) -> None:
-    """Refuse a file for results in a folder that is not there, before the work that they are the result of.
+    """Check that the folder of a result file exists.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: The folder does not exist.
     """
     if not os.path.isdir(file.parent):
         raise ConfigError(f"{file} cannot be written: {file.parent} is no folder; make it, or name another")
 
 
 def is_one_run(options: SimulateOptions) -> bool:
-    """Whether one run is looked at, and not seeds counted."""
+    """Whether the options name a single run."""
     return options.plan is not None or options.trace is not None
 
 
 async def chosen_case(options: SimulateOptions, name: str, disk: Disk) -> Case:
-    """The one run that the options name.
+    """Return the single run that the options name.
 
     Raises:
-        ConfigError: The plan's file cannot be read, or holds none.
+        ConfigError: The plan's file cannot be read, or has no plan.
     """
     if options.plan is None:
         assert options.seed is not None
@@ -211,32 +212,30 @@ async def chosen_case(options: SimulateOptions, name: str, disk: Disk) -> Case:
 async def run_one(
     case: Case, trace: Path | None, process_pool: ProcessPool, disk: Disk, terminal: Terminal
 ) -> bool:
-    """Run one case, say what came of it, and write its trace. Returns whether it failed."""
+    """Run one case, print its result, and write its trace. Returns whether it failed."""
     begun = asyncio.get_running_loop().time()
     (answer,) = await process_pool.do(Repeat(case=case))
     if trace is not None:
-        try:
-            await disk.write_atomic(trace, [msgspec.json.encode(answer.trace)])
-        except OSError as error:
-            raise ConfigError(f"--trace {trace} cannot be written: {error.strerror or error}") from None
+        await write_file(trace, "--trace", [msgspec.json.encode(answer.trace)], disk)
     took_s = asyncio.get_running_loop().time() - begun
-    await tell(case.scenario, [answer.result], took_s, process_pool, terminal)
+    await report_results(case.scenario, [answer.result], took_s, process_pool, terminal)
     return not answer.result.ok
 
 
 async def run_seeds(
     name: str, seeds: Sequence[int], process_pool: ProcessPool, terminal: Terminal, save: Save | None = None
 ) -> bool:
-    """Run seeds of a scenario in slices, and say what came of them.
-
-    Returns whether one failed, or many together did not come across all that they must.
+    """Run seeds of a scenario in slices, and print their results.
 
     Args:
-        name: The scenario.
-        seeds: Which.
-        crew: Who runs them.
-        terminal: Where it is said.
-        save: Told of each slice when it is done.
+        name: Name of the scenario.
+        seeds: The seeds.
+        process_pool: Child processes that run them.
+        terminal: Prints the results.
+        save: Called with the results of each slice.
+
+    Returns:
+        Whether a seed failed, or many seeds together did not reach all marks that they must.
     """
     begun = asyncio.get_running_loop().time()
     size = max(1, min(SLICE, -(-len(seeds) // (4 * process_pool.jobs))))
@@ -253,11 +252,11 @@ async def run_seeds(
         for start in range(0, len(seeds), size):
             group.create_task(run_slice(seeds[start : start + size]), name=f"seeds from {seeds[start]}")
     results.sort(key=lambda result: result.case.seed)
-    await tell(name, results, asyncio.get_running_loop().time() - begun, process_pool, terminal)
+    await report_results(name, results, asyncio.get_running_loop().time() - begun, process_pool, terminal)
     failed = not all(result.ok for result in results)
     if save is None:
         counted = sum(result.seed_counts for result in results)
-        failed |= tell_too_little(name, reached(results), counted, len(results), terminal)
+        failed |= report_unreached(name, reached(results), counted, len(results), terminal)
     return failed
 
 
@@ -269,10 +268,13 @@ async def run_soak(
     disk: Disk,
     terminal: Terminal,
 ) -> bool:
-    """Run the seeds that a soak's file does not have, scenario by scenario in rounds, and keep them there.
+    """Run the seeds that a soak's file lacks, scenario by scenario in rounds, and add them to the file.
 
-    Returns whether one failed, now or earlier with this core, or many together did not come across all that
-    they must. Without `seeds` only a signal ends it.
+    Without `seeds` only a signal ends it.
+
+    Returns:
+        Whether a seed failed, now or earlier with this core, or many seeds together did not reach all marks
+        that they must.
     """
     core, soak = await core_hash(disk), await read_soak(file, disk)
     first, last = seeds or (0, None)
@@ -282,7 +284,7 @@ async def run_soak(
         soak = soak.with_results(name, core, results)
         await write_soak(file, soak, disk)
 
-    await save(names[0], [])  # a file that cannot be written is said before anything runs
+    await save(names[0], [])  # a file that cannot be written is an error before anything runs
     todo = {name: seeds_to_do(soak.of(name, core).done, first, last) for name in names}
     while todo:
         for name in list(todo):
@@ -293,59 +295,60 @@ async def run_soak(
     failed = False
     for name in names:
         progress = soak.of(name, core)
-        terminal.say(f"{name}: {progress}")
+        terminal.print(f"{name}: {progress}")
         failed |= bool(progress.failures)
-        failed |= tell_too_little(name, progress.reached, progress.counted, progress.seeds, terminal)
+        failed |= report_unreached(name, progress.reached, progress.counted, progress.seeds, terminal)
     return failed
 
 
-# --- what is said --------------------------------------------------------------------------------
+# --- output --------------------------------------------------------------------------------------
 
 
-async def tell(
+async def report_results(
     name: str, results: Sequence[SeedResult], took_s: float, process_pool: ProcessPool, terminal: Terminal
 ) -> None:
-    """Say what came of seeds: what failed first and whole, then the one line, then what does not count."""
+    """Print the results of seeds: failed ones first, then one line, then the seeds that do not count."""
     failed = [result for result in results if not result.ok]
     for result in failed[:SHOWN]:
         for line in await describe(result, process_pool, terminal):
-            terminal.say(line)
+            terminal.print(line)
     for result in failed[SHOWN:]:
-        terminal.say(f"{name}: seed {result.case.seed} violates {result.invariant}")
-    terminal.say(summary(name, results, took_s))
+        terminal.print(f"{name}: seed {result.case.seed} violates {result.invariant}")
+    terminal.print(summary(name, results, took_s))
     reasons = Counter(reason for result in results for reason in result.too_little if result.ok)
     if reasons:
         text = ", ".join(f"{count} with {reason}" for reason, count in reasons.most_common())
-        terminal.news(f"{name}: of those that do not count {text}")
+        terminal.notice(f"{name}: of those that do not count {text}")
 
 
-def tell_too_little(name: str, seen: Collection[str], counted: int, seeds: int, terminal: Terminal) -> bool:
-    """Say which marks of a scenario no seed came across, and whether too few count.
+def report_unreached(name: str, seen: Collection[str], counted: int, seeds: int, terminal: Terminal) -> bool:
+    """Print the marks of a scenario that no seed reached, and whether too few seeds count.
 
-    Returns whether so many seeds had to.
+    Returns:
+        Whether this fails so many seeds.
     """
     if seeds < MANY:
         return False
     missing, few = unreached(SCENARIOS[name], seen), counted < LEAST_SHARE * seeds
     if missing:
-        terminal.say(f"{name}: no seed came across: {', '.join(missing)}")
+        terminal.print(f"{name}: no seed reached: {', '.join(missing)}")
     if few:
-        terminal.say(f"{name}: only {counted} of {seeds} seeds count; {LEAST_SHARE:.0%} have to")
+        terminal.print(f"{name}: only {counted} of {seeds} seeds count; {LEAST_SHARE:.0%} have to")
     return few or bool(missing)
 
 
 async def describe(result: SeedResult, process_pool: ProcessPool, terminal: Terminal) -> list[str]:
-    """Say how a run failed, under which options, and what of its plan it takes, which may take long."""
+    """Return the lines about a failed run: its options, and the smallest plan that fails. May take long."""
     case = result.case
     loop = asyncio.get_running_loop()
-    said_at = loop.time()
-    terminal.news(f"{case.scenario}: seed {case.seed} violates {result.invariant}; its plan is made smaller")
+    noticed_at = loop.time()
+    terminal.notice(f"{case.scenario}: seed {case.seed} violates {result.invariant}; shrinking its plan")
 
     def under_way(so_far: Answer) -> None:
-        nonlocal said_at
-        if loop.time() - said_at >= SAY_S:
-            said_at = loop.time()
-            terminal.news(
+        nonlocal noticed_at
+        if loop.time() - noticed_at >= SHRINK_NOTICE_S:
+            noticed_at = loop.time()
+            terminal.notice(
                 f"{case.scenario}: seed {case.seed} is down to {len(so_far.result.case.plan.faults)} of "
                 f"{len(case.plan.faults)} faults after {so_far.tries} runs, of at most {MOST_TRIES}"
             )

@@ -1,0 +1,73 @@
+"""Files and folders that options name: checked before the work whose results they take, read and written."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from adam_async.errors import ConfigError
+from adam_async.runtime.disk import Disk, Part
+
+
+def is_file(model: str) -> bool:
+    """Whether the value of ``--model`` is a file with a spec."""
+    return model.endswith(".toml")
+
+
+async def check_target(file: Path, disk: Disk) -> None:
+    """Make the folder of a result file, and check that the file can be written.
+
+    Raises:
+        ConfigError: The folder cannot be made or written to, or the file is a folder.
+    """
+    await disk.run(make_folder, file.parent)
+    await disk.run(check_no_folder, file)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder for results.
+
+    Raises:
+        ConfigError: The folder cannot be made or written to.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror or error}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{folder} cannot be written to")
+
+
+def check_no_folder(file: Path) -> None:
+    """Check that a result file is no folder.
+
+    Raises:
+        ConfigError: The file is a folder.
+    """
+    if os.path.isdir(file):
+        raise ConfigError(f"{file} is a folder; name a file in it")
+
+
+async def read_file(path: Path, option: str, disk: Disk) -> str:
+    """Read the text file that an option names.
+
+    Raises:
+        ConfigError: The file cannot be read, or is not text.
+    """
+    try:
+        return (await disk.read_bytes(path)).decode()
+    except OSError as error:
+        raise ConfigError(f"{option} {path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{option} {path} is not text in UTF-8") from None
+
+
+async def write_file(path: Path, option: str, parts: Iterable[Part], disk: Disk) -> None:
+    """Replace the file that an option names, all or nothing.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    try:
+        await disk.write_atomic(path, parts)
+    except OSError as error:
+        raise ConfigError(f"{option} {path} cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,171 @@
+"""Pure: the learning rate of a run: its default, the options that follow from the data, and its schedule."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import msgspec
+
+from adam_async.run.config import Config
+
+USUAL_RATE = 0.06
+"""Constant default rate of rule ``sgd`` at 16 images per update, for images of `USUAL_NORM`."""
+
+USUAL_NORM = 100.0
+"""Squared norm of images with the usual rate; that of MNIST's images is about 100."""
+
+FRESH_GROUPS = 5 / 3
+"""Groups in flight on copies up to which gradients count as fresh and need no lower rate."""
+
+FALLING, FALLING_FREE = 3.2, 1.6
+"""Peak of a rate that rises and falls to 0, in multiples of the constant rate, with and without a bound on
+staleness. It is higher because the noise of groups and stale gradients falls with the rate; without a bound
+only half as high, because gradients of several such replicas are stale by twice the groups in flight."""
+
+FALLING_MOST, FALLING_CUT = 2.0, 2 / 3
+"""Maximum of such a peak, in multiples of the constant rate of fresh gradients; for cut models without a
+bound on staleness the second."""
+
+RISE_EPOCHS, RISE_EPOCHS_STALE = 0.1, 1.0
+"""Epochs over which such a rate rises, except in short runs, with fresh and with stale gradients: stale ones
+upset the first steps most."""
+
+EPOCHS = 3
+"""Default number of epochs."""
+
+EPOCHS_OF = {"digits": 12}
+"""Default number of epochs by data set, if other than `EPOCHS`: as many as take the digits to 97 %."""
+
+FIRST_SHARE = 0.001
+"""Minimum share of the rate during a warm-up: a group at rate 0 would be computed in vain."""
+
+
+def default_rate(config: Config, groups_in_flight: int = 0, squared_norm: float = 0.0) -> float:
+    """Return the rate in force: the given one, or the rule's default.
+
+    For `sgd` a constant rate is 0.06 at 16 images per update without momentum: less with momentum, which adds
+    up gradients; in proportion for fewer images; with the square root of more, up to twice. It is less if
+    replicas do not wait for each other and so many groups are computed at once, on copies, that their
+    gradients are stale; `Config.slack` bounds their number. A rate that rises and falls to 0
+    (`Config.falls`) has a higher peak. Images with more and brighter pixels than those of MNIST have larger
+    gradients: the rate is less in proportion to their squared norm.
+
+    Args:
+        config: The run.
+        groups_in_flight: Groups in flight of all workers together; 0 if unknown or without effect.
+        squared_norm: See `Dataset.squared_norm`; 0 if unknown.
+    """
+    if config.rate:
+        return config.rate
+    if config.rule != "sgd":
+        return {"adagrad": 0.01, "adam": 0.001}[config.rule]
+    size = config.images_per_update / 16
+    rate = USUAL_RATE * (1 - config.momentum) * min(size, math.sqrt(size), 2.0) * norm_scale(squared_norm)
+    stale, fresh = _stale_groups(config, groups_in_flight), rate
+    if stale:
+        rate *= FRESH_GROUPS / stale
+    if not config.falls:
+        return rate
+    if not stale or config.slack is not None:
+        return min(FALLING * rate, FALLING_MOST * fresh)
+    if config.partitions > 1:
+        return min(FALLING * rate, FALLING_CUT * fresh)
+    return FALLING_FREE * rate
+
+
+def _stale_groups(config: Config, groups_in_flight: int) -> int:
+    """Return the number of groups in flight that make gradients stale; 0 in lockstep and in place."""
+    if config.weights == "aliased" or config.synchronous:
+        return 0
+    if config.slack is not None:
+        groups_in_flight = min(groups_in_flight, config.replicas * config.push_every * (config.slack + 1))
+    return groups_in_flight if groups_in_flight > FRESH_GROUPS else 0
+
+
+def decide(config: Config, groups_in_flight: int, data: str = "", squared_norm: float = 0.0) -> Config:
+    """Return the options in force: with epochs, rate and schedule decided.
+
+    Args:
+        config: The run.
+        groups_in_flight: Groups in flight of all workers together.
+        data: Name of the data.
+        squared_norm: See `Dataset.squared_norm`; 0 if unknown.
+
+    Raises:
+        ConfigError: The default epochs of the data are not more than `warm_up`.
+    """
+    rate = default_rate(config, groups_in_flight, squared_norm)
+    epochs = config.epochs or EPOCHS_OF.get(data, EPOCHS)
+    found = msgspec.structs.replace(config, epochs=epochs, rate=rate)
+    if config.schedule != "auto":
+        return found
+    if not config.falls:
+        return msgspec.structs.replace(found, schedule="constant")
+    usual = RISE_EPOCHS_STALE if _stale_groups(config, groups_in_flight) else RISE_EPOCHS
+    rise = config.warm_up or min(usual, epochs / 3)
+    return msgspec.structs.replace(found, schedule="cosine", warm_up=rise)
+
+
+def squared_norm_of(data: Mapping[str, Any]) -> float:
+    """Return the squared norm in a description of data; 0 if its images cannot have it."""
+    norm = data.get("squared_norm")
+    return norm if isinstance(norm, float) and 0.0 <= norm <= math.prod(data["shape"]) else 0.0
+
+
+def norm_scale(squared_norm: float) -> float:
+    """Return the share of the usual rate for images of this squared norm: at most 1."""
+    return min(USUAL_NORM / squared_norm, 1.0) if 0.0 < squared_norm < math.inf else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The rate as a function of progress alone, so a group has the same rate in every run.
+
+    With a warm-up the rate rises linearly over `warm_up` epochs, to `peak` at their end; only then the
+    schedule begins: falls of ``step`` are counted from there, ``cosine`` goes from there to 0 at `epochs`.
+    """
+
+    kind: Literal["constant", "step", "cosine"]
+    peak: float
+    """Rate at the beginning of the schedule."""
+    warm_up: float
+    """Length of the warm-up, in epochs."""
+    decay: float
+    """Factor of each fall of ``step``."""
+    decay_every: float
+    """Time between two falls of ``step``, in epochs."""
+    epochs: int
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Return the schedule of options in force (see `decide`); its peak is their rate."""
+        return cls(
+            kind="constant" if config.schedule == "auto" else config.schedule,
+            peak=default_rate(config),
+            warm_up=config.warm_up,
+            decay=config.decay,
+            decay_every=config.decay_every,
+            epochs=config.epochs,
+        )
+
+    @property
+    def fixed(self) -> float | None:
+        """Rate of all groups if it never changes; else None."""
+        return self.peak if self.kind == "constant" and not self.warm_up else None
+
+    def rate(self, progress: float) -> float:
+        """Return the rate of a group, between 0 and `peak`.
+
+        Args:
+            progress: Number of epochs before the group.
+        """
+        if progress < self.warm_up:
+            return self.peak * max(progress / self.warm_up, FIRST_SHARE)
+        since = progress - self.warm_up
+        if self.kind == "step":
+            return self.peak * self.decay ** math.floor(since / self.decay_every)
+        if self.kind == "cosine":
+            done = min(since / (self.epochs - self.warm_up), 1.0)
+            return self.peak * (1 + math.cos(math.pi * done)) / 2
+        return self.peak

@@ -1,0 +1,207 @@
+"""Pure: the options of a run from their sources: a file, the environment, the command line.
+
+Order of precedence: defaults < file (``adam.toml``) < ``ADAM_*`` environment < command line. The environment
+is an argument; libraries read no environment of their own. Unknown keys are errors that name the known ones.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_type_hints
+
+import msgspec
+
+from adam_async.errors import ConfigError
+from adam_async.run.config import FIELDS, OF_CUTS, Config, Waits
+from adam_async.run.option_types import described_type
+
+PREFIX = "ADAM_"
+
+OTHERS = ("ADAM_DATA_DIR", "ADAM_TOKEN", "ADAM_TRACEBACK", "ADAM_VECTORS")
+"""Variables that the commands read, but that set no option."""
+
+TOOLS = ("ADAM_TEST_", "ADAM_BENCH_")
+"""Prefixes of the variables of tests and benchmarks, which commands ignore."""
+
+WAITS = "ADAM_WAITS"
+"""Name of the variable that the option `waits` would have; it is a table, so no variable sets it."""
+
+LIKENESS = 0.75
+"""Similarity, from 0 to 1, from which on a variable counts as a misspelt option."""
+
+
+ENVIRONMENT, COMMAND_LINE = "the environment", "the command line"
+"""Sources of a layer of options whose spelling `make_config` knows."""
+
+PLAIN = tuple(name for name in FIELDS if name != "waits")
+"""Options that a variable or a word of the command line can set; waits are a table of a file."""
+
+
+def variable_of(option: str) -> str:
+    """Return the name of the variable that sets an option."""
+    return f"{PREFIX}{option.upper()}"
+
+
+def check_variables(environment: Mapping[str, str], options: Iterable[str]) -> None:
+    """Check that no unknown variable resembles that of an option.
+
+    Other unknown variables are accepted: they may belong to another program.
+
+    Raises:
+        ConfigError: A variable resembles that of an option; names both.
+    """
+    if WAITS in environment:
+        raise ConfigError(
+            f"{WAITS} sets no option: waits are the table [waits] of a file, train --config FILE"
+        )
+    known = [*(variable_of(option) for option in options), *OTHERS]
+    for name in sorted(environment):
+        if not name.upper().startswith(PREFIX) or name in known or name.startswith(TOOLS):
+            continue
+        if near := difflib.get_close_matches(name.upper()[len(PREFIX) :], _bare(known), 1, LIKENESS):
+            raise ConfigError(f"{name} sets no option; did you mean {PREFIX}{near[0]}? Else unset {name}")
+
+
+def for_children(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a role that a cluster starts.
+
+    The role gets its options on its command line and its token on stdin, so variables that set them are left
+    out.
+    """
+    kept = set(OTHERS) - {"ADAM_TOKEN"}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in kept or not name.upper().startswith(PREFIX)
+    }
+
+
+def _bare(names: Iterable[str]) -> list[str]:
+    return [name.removeprefix(PREFIX) for name in names]
+
+
+def known_keys() -> list[str]:
+    """Return every key of a file, dotted."""
+    return [*FIELDS, *(f"waits.{field.name}" for field in msgspec.structs.fields(Waits))]
+
+
+def from_toml(text: str, *, source: str) -> dict[str, Any]:
+    """Read the options that a TOML file sets.
+
+    Raises:
+        ConfigError: The text is not TOML, or has an unknown key; names the file and the nearest key.
+    """
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not TOML: {error}") from None
+    keys = [key for key in values if key != "waits"]
+    waits = values.get("waits", {})
+    if not isinstance(waits, dict):
+        raise ConfigError(
+            f"{source}: waits is a table; write [waits], then keys such as dial_s, not {waits!r}"
+        )
+    for key in (*keys, *(f"waits.{key}" for key in waits)):
+        if key not in known_keys():
+            raise ConfigError(f"{source}: unknown key {key!r}{_nearest(key)}")
+    return values
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Read the options that ``ADAM_*`` variables set, such as ``ADAM_IMAGES_PER_GROUP=64``.
+
+    Raises:
+        ConfigError: An unknown variable resembles that of an option.
+    """
+    check_variables(environment, PLAIN)
+    values: dict[str, Any] = {}
+    for name in PLAIN:
+        text = environment.get(variable_of(name))
+        if text is not None:
+            values[name] = text if name != "slow" else [part for part in text.split(",") if part.strip()]
+    return values
+
+
+def make_config(*layers: Mapping[str, Any], sources: Sequence[str] = ()) -> Config:
+    """Merge layers of options, of which later ones override earlier ones, and check the result.
+
+    Args:
+        layers: Values by option.
+        sources: Source of each layer: a file's name, `ENVIRONMENT` or `COMMAND_LINE`.
+
+    Raises:
+        ConfigError: A value has the wrong type or is out of range, or one on the command line has no effect;
+            names the option, and for a wrong type the source.
+    """
+    merged: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for number, layer in enumerate(layers):
+        given = {key: value for key, value in layer.items() if value is not None}
+        merged.update(given)
+        origins.update(dict.fromkeys(given, sources[number] if sources else ""))
+    try:
+        config = msgspec.convert(merged, Config, strict=False)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, ConfigError):
+            raise error.__cause__ from None
+        where = {name: _where(name, origin) for name, origin in origins.items()}
+        raise ConfigError(explain_type(str(error), merged, Config, where)) from None
+    _check_force(config, [name for name, origin in origins.items() if origin == COMMAND_LINE])
+    return config
+
+
+def _check_force(config: Config, typed: Sequence[str]) -> None:
+    """Check that options of cuts on the command line have an effect.
+
+    Options of other sources may be for other runs too, or of an old checkpoint, and may have none.
+    """
+    for name, plain in OF_CUTS.items():
+        if name in typed and getattr(config, name) != plain and config.partitions == 1:
+            raise ConfigError(
+                f"--{name} {getattr(config, name)} has no effect with partitions=1, which cuts no model: "
+                "give --partitions 2 or more too, or leave it out"
+            )
+    if "halo" in typed and config.halo != OF_CUTS["halo"] and config.plan == "layers":
+        raise ConfigError(
+            f"--halo {config.halo} belongs to plan vertical, not layers, which cuts no layer: leave it out, "
+            "or give --plan vertical"
+        )
+
+
+def _where(name: str, origin: str) -> str:
+    """Name the source of an option's value, in the spelling of that source."""
+    if not origin:
+        return ""
+    typed = {ENVIRONMENT: f"by {variable_of(name)}", COMMAND_LINE: f"by --{name.replace('_', '-')}"}
+    return f" (set {typed.get(origin, f'in {origin}')})"
+
+
+def _nearest(key: str) -> str:
+    close = difflib.get_close_matches(key, known_keys(), n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known_keys())}"
+
+
+def explain_type(
+    message: str, values: Mapping[str, Any], kind: type[msgspec.Struct], where: Mapping[str, str]
+) -> str:
+    """Return a sentence that names an option with a wrong value, the type it needs, and the value's origin.
+
+    Args:
+        message: Text of msgspec about the wrong value.
+        values: All values, by option.
+        kind: Struct of the options.
+        where: Option to the origin of its value, in brackets; may lack options.
+    """
+    found = re.search(r" - at `\$\.(\w+)(?:\.(\w+)|\[[^]]*\])?`$", message)
+    if found is None:
+        return message
+    name, inner = found.groups()
+    hint = get_type_hints(kind)[name]
+    if inner is None and isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        if isinstance(values.get(name), Mapping):
+            return f"{name}: {message[: found.start()]}"
+    value = values[name][inner] if inner else values[name]
+    wanted = described_type(get_type_hints(hint)[inner] if inner else hint)
+    key = f"{name}.{inner}" if inner else name
+    return f"{key} must be {wanted}, not {value!r}{where.get(name, '')}"

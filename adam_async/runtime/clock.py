@@ -1,0 +1,103 @@
+"""The system's clock and entropy, and the timers of an event loop.
+
+Product code receives clock and entropy as arguments, so a simulation can replace both.
+"""
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+
+Clock = Callable[[], float]
+"""Returns seconds from an arbitrary start, for differences only. In a loop this is ``loop.time``."""
+
+INTERVAL_S = 0.02
+"""Time between two samples of a loop's lag, in seconds."""
+
+SAMPLES = 4096
+"""Number of lag samples kept: those of about 80 s."""
+
+
+def fine_clock() -> float:
+    """Return the seconds of the system's monotonic clock: the same in all threads and processes of a machine.
+
+    The clock of a loop may be this one rounded to milliseconds, as uvloop's is; that of the compute pool is
+    exactly this one.
+    """
+    return time.monotonic()
+
+
+def system_entropy(size_bytes: int) -> bytes:
+    """Return unpredictable bytes of the system, for nonces, ids and incarnations, never for training."""
+    return os.urandom(size_bytes)
+
+
+class Timer:
+    """Wakes a pure state machine at its next deadline.
+
+    Args:
+        next_deadline: Returns the next deadline, in seconds of the loop's clock; None for none.
+        due: Called at the deadline; may move it.
+    """
+
+    def __init__(self, next_deadline: Callable[[], float | None], due: Callable[[], None]) -> None:
+        self._next_deadline = next_deadline
+        self._due = due
+        self._rearm = asyncio.Event()
+        self._armed: float | None = None
+        """Time at which `run` wakes by itself; None for never."""
+
+    def rearm(self) -> None:
+        """Read the deadline again; call this after any event that may have moved it.
+
+        A deadline that moved away is read again at its old time: most move away once more before that.
+        """
+        deadline = self._next_deadline()
+        if deadline is not None and (self._armed is None or deadline < self._armed):
+            self._rearm.set()
+
+    async def run(self) -> None:
+        """Run until cancelled. Cancelling loses nothing."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._rearm.clear()
+            self._armed = deadline = self._next_deadline()
+            alarm = None if deadline is None else loop.call_at(deadline, self._rearm.set)
+            try:
+                await self._rearm.wait()
+            finally:
+                if alarm is not None:
+                    alarm.cancel()
+            # The deadline may have moved away during the wait.
+            deadline = self._next_deadline()
+            if deadline is not None and deadline <= loop.time():
+                self._due()
+
+
+class LoopLag:
+    """Samples the lag of the running loop: the time between the deadline of a timer and its callback.
+
+    A loop that shares the interpreter with compute threads lags behind them.
+    """
+
+    def __init__(self) -> None:
+        self._samples: deque[float] = deque(maxlen=SAMPLES)
+
+    async def run(self) -> None:
+        """Sample every 20 ms until cancelled. Cancelling loses nothing."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + INTERVAL_S
+            await asyncio.sleep(INTERVAL_S)
+            self._samples.append(max(loop.time() - due, 0.0))
+
+    def percentiles(self) -> dict[str, float]:
+        """Return the median, the 99th percentile and the maximum of the lag samples, in seconds."""
+        ordered = sorted(self._samples) or [0.0]
+        last = len(ordered) - 1
+        return {
+            "p50": ordered[last // 2],
+            "p99": ordered[round(last * 0.99)],
+            "max": ordered[last],
+        }
