@@ -28,8 +28,8 @@ from adam_async.cli.options import (
     WorkerOptions,
 )
 from adam_async.cli.printable import printable
-from adam_async.cluster.networks import LOOPBACK, address_towards, cluster_network, memory_budget, slowed
 from adam_async.cli.token import read_token
+from adam_async.cluster.networks import LOOPBACK, address_towards, cluster_network, memory_budget, slowed
 from adam_async.cluster.parent_pipe import Parent, die_with_parent
 from adam_async.cluster.roles import (
     Place,

@@ -9,8 +9,8 @@ from pathlib import Path
 from adam_async.cli.options import Damaged, DataServerOptions, StageOptions
 from adam_async.cli.roles import serve_data
 from adam_async.cli.terminal import Terminal
-from adam_async.cluster.networks import LOOPBACK, cluster_network
 from adam_async.cli.token import read_token
+from adam_async.cluster.networks import LOOPBACK, cluster_network
 from adam_async.data_server.staging.peer import Patience
 from adam_async.data_server.staging.service import staging
 from adam_async.errors import ConfigError

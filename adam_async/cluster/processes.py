@@ -36,8 +36,6 @@ from adam_async.model.spec import ModelSpec
 from adam_async.run.addresses import controller_names
 from adam_async.run.cache_size import one_of
 from adam_async.run.config import Config, Waits
-from adam_async.run.named_layers import import_layers
-from adam_async.run.model_selection import image_size
 from adam_async.run.option_sources import for_children
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.stragglers import texts_for

@@ -109,7 +109,7 @@ class ProgressPoll:
         progress.silent = self._silence.shown(now)
         # A silent role keeps its last counts, so sums do not fall while it is silent.
         known = {**progress.roles, **{node: each.values for node, each in answers.items()}}
-        progress.look({node: known[node] for node in addresses if node in known}, now=now, ended=ended)
+        progress.update({node: known[node] for node in addresses if node in known}, now=now, ended=ended)
         progress.replicas = len(self._membership.map.live_replicas())
 
     def __repr__(self) -> str:

@@ -36,7 +36,7 @@ from adam_async.messages import read_number
 from adam_async.parameter_server.client import ParameterClient
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, ResumeRecord, RunRecord, skipped_groups
 from adam_async.run.config import Config
-from adam_async.run.progress import Progress, lends
+from adam_async.run.progress import Progress, is_ledger_leader
 from adam_async.run.result import CheckpointResult, EpochResult, OnEpoch, RunResult
 from adam_async.run.shard_table import ShardTable
 from adam_async.runtime.traffic import Traffic
@@ -437,7 +437,7 @@ class TrainingRun:
         if self._checkpointer is None or not self._training:  # writing starts tasks of the run
             return
         for values in self._progress.roles.values():
-            if lends(values):
+            if is_ledger_leader(values):
                 self._checkpointer.note_progress(int(values["epoch"]), int(values["finished"]))
 
     def __repr__(self) -> str:

@@ -11,9 +11,6 @@ from adam_async.model.network import Trainable
 from adam_async.parameter_server.client import SessionIdentity
 from adam_async.run.ids import ShardId
 from adam_async.worker.bounded_stepper import BoundedStepper
-from adam_async.run.learning_rate import Schedule
-from adam_async.run.shard_table import ShardTable
-from adam_async.worker.bounded_stepper import BoundedStepper
 from adam_async.worker.gradient_clipping import Scaling
 from adam_async.worker.puller import Puller
 from adam_async.worker.push_plan import Stage, cut_shards, plan_pushes, plan_stages

@@ -12,9 +12,7 @@ from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network as Model
 from adam_async.model.rules import make_rule
 from adam_async.parameter_server.storage import ShardStorage
-from adam_async.run.config import Config
 from adam_async.run.learning_rate import Schedule
-from adam_async.run.shard_table import ShardTable
 from adam_async.worker.in_place_step import InPlaceTrainer, ThreadMemory, TrainedInPlace
 from adam_async.worker.push_plan import plan_pushes
 from adam_async.worker.statistics import WorkerStatistics

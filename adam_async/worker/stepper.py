@@ -16,8 +16,6 @@ from functools import partial
 from adam_async.messages import Finished
 from adam_async.parameter_server.client import ParameterClient, StepPush
 from adam_async.run.config import Config
-from adam_async.run.learning_rate import Schedule
-from adam_async.run.shard_table import ShardTable
 from adam_async.worker.gradient_clipping import Scaling
 from adam_async.worker.puller import Landing, Puller
 from adam_async.worker.push_plan import PushBuffer, PushMessage, PushPlan

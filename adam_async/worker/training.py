@@ -25,8 +25,6 @@ from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network, Trainable
 from adam_async.model.rules import new_scratch, plain_step
 from adam_async.run.config import Config
-from adam_async.run.rate_schedule import Schedule
-from adam_async.model.network import Trainable
 from adam_async.run.learning_rate import Schedule
 from adam_async.worker.gradient_clipping import Scaling
 from adam_async.worker.push_plan import PushBuffer, PushPlan, Stage

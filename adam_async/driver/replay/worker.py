@@ -20,7 +20,6 @@ from adam_async.model.context import Context
 from adam_async.model.network import Network
 from adam_async.parameter_server.client import StepPush
 from adam_async.run.config import Config
-from adam_async.run.learning_rate import Schedule
 from adam_async.run.shard_table import ShardTable
 from adam_async.worker.puller import Puller
 from adam_async.worker.push_plan import PushPlan

@@ -9,8 +9,6 @@ import pytest
 
 from adam_async.data_server.client import ImageGroup
 from adam_async.messages import Lease
-from adam_async.model.keyed_random import Dice
-from adam_async.run.learning_rate import Schedule
 from adam_async.worker.puller import Puller
 from adam_async.worker.push_plan import plan_pushes
 from adam_async.worker.stepper import Pusher, Stepper

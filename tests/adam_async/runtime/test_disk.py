@@ -319,5 +319,3 @@ async def test_closing_a_disk_that_hangs_ends_in_time_without_an_error(
             await asyncio.sleep(0)
         assert "hung: work left after 0.05 s is dropped" in caplog.text
         released.set()
-
-

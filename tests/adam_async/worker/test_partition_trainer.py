@@ -15,7 +15,6 @@ from adam_async.model.network import Network as Model
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.planner import layers_plan, vertical_plan
 from adam_async.run.config import Config
-from adam_async.run.learning_rate import Schedule
 from adam_async.run.partition import table_of
 from adam_async.run.shard_table import part_table
 from adam_async.worker.partition_trainer import PartitionTrainer, WirePool, partition_graph

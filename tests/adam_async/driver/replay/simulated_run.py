@@ -34,7 +34,6 @@ from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.storage import ShardStorage, initial_values
 from adam_async.run.config import Config
-from adam_async.run.learning_rate import Schedule
 from adam_async.run.shard_table import assign_buckets, shard_table
 from adam_async.worker.puller import Puller
 from adam_async.worker.push_plan import plan_pushes
