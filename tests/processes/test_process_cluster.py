@@ -164,7 +164,7 @@ def test_children_slowed_on_purpose_train() -> None:
 
     assert code == 0, output
     assert re.search(
-        r"event  at 0\.0 s: slowed on purpose: worker-1 computes 0\.2 of the time, worker-0", output
+        r"event  at 0\.0 s: slowed on purpose: worker-1 computes 0\.2 of the time, messages", output
     )
     assert "|" not in output, "no child had anything to complain about"
 
