@@ -486,7 +486,7 @@ class World:
                     worker.replica_generation,
                 )
                 worker.held.append(told)
-            worker.hear(grant)
+            worker.receive(grant)
 
     def unanswered(self, question):
         if isinstance(question.event, GroupsReported):

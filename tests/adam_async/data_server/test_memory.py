@@ -24,7 +24,7 @@ from adam_async.run.cluster_map import RunRecord
 from adam_async.run.config import Config
 from adam_async.data_server.sources.datasets import load
 from adam_async.data_server.order import epoch_order
-from adam_async.data_server.group_producer import Supply
+from adam_async.data_server.group_producer import GroupProducer
 from adam_async.model.keyed_random import Dice
 from adam_async.runtime.machine import peak_rss_mb
 from adam_async.runtime.disk import Disk
@@ -34,7 +34,7 @@ async def main(folder):
     async with Disk() as disk:
         dataset = await load(folder, disk, cache=CacheLimits({BUDGET}))
     async with asyncio.TaskGroup() as group:
-        supply = Supply(dataset, name="images", on_failure=print)
+        supply = GroupProducer(dataset, name="images", on_failure=print)
         work = group.create_task(supply.run())
         run = RunRecord(id="run", driver="driver", config=msgspec.to_builtins(Config()), spec={{}})
         await supply.take_up(run, Config())
