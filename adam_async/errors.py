@@ -14,7 +14,7 @@
         Diverged           9    the training loss is not finite, or far beyond that of guessing
 
 The command line adds 6 (a peer refused the handshake), 130 and 143 (ended by a signal);
-docs/exit-codes.md lists them all.
+docs/reference/exit-codes.md lists them all.
 """
 
 from collections.abc import Sequence

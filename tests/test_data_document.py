@@ -1,4 +1,4 @@
-"""docs/data.md describes the transforms correctly, and its picture is that of its command."""
+"""docs/reference/data.md describes the transforms correctly, and its picture is that of its command."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from adam_async.data_server.transforms.recipe import Recipe, read_steps
 from adam_async.data_server.transforms.steps import KINDS, REQUIRED
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXT = (ROOT / "docs" / "data.md").read_text()
+TEXT = (ROOT / "docs" / "reference" / "data.md").read_text()
 PICTURE = ROOT / "docs" / "images" / "contact_sheet.png"
 MNIST = os.environ.get("ADAM_DATA_DIR", "")
 
@@ -40,8 +40,8 @@ def test_the_file_and_the_program_can_be_used_as_they_stand() -> None:
     (program,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     names: dict[str, np.ndarray] = {}
 
-    Recipe.of(read_steps(file, "docs/data.md"), (1, 28, 28))
-    exec(compile(program, "docs/data.md", "exec"), names)
+    Recipe.of(read_steps(file, "docs/reference/data.md"), (1, 28, 28))
+    exec(compile(program, "docs/reference/data.md", "exec"), names)
 
     assert names["changed"].shape == (8, 1, 28, 28)
     assert {0, 255} == set(names["changed"].flat)

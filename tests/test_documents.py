@@ -63,7 +63,7 @@ RELATIVES = {"DB": 19, "GP": 18, "RP": 9, "DS": 7, "LG": 11, "BL": 10, "CL": 11,
 
 
 def test_the_map_has_one_row_for_each_id_and_each_has_a_state() -> None:
-    text = (ROOT / "docs" / "paper-map.md").read_text()
+    text = (ROOT / "docs" / "reference" / "paper-map.md").read_text()
     rows = re.findall(r"^\| ((?:[A-Z]{2}-\d+(?:, )?)+) \|(.+)\|$", text, re.MULTILINE)
     ids = [(name, int(number)) for names, _ in rows for name, number in re.findall(r"([A-Z]+)-(\d+)", names)]
 

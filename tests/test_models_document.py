@@ -1,4 +1,4 @@
-"""The programs of docs/models.md run unchanged, with the results of the page."""
+"""The programs of docs/how-to/models.md run unchanged, with the results of the page."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-TEXT = (Path(__file__).resolve().parents[1] / "docs" / "models.md").read_text()
+TEXT = (Path(__file__).resolve().parents[1] / "docs" / "how-to" / "models.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 (TORCH_PROGRAM,) = re.findall(r"```python torch\n(.*?)```", TEXT, re.DOTALL)
 TRAINING, OWN_LAYER, IN_NUMPY = PROGRAMS
@@ -17,7 +17,7 @@ def run(*programs: str) -> dict[str, Any]:
     """Run programs one after the other with the names of those before."""
     names: dict[str, Any] = {}
     for program in programs:
-        exec(compile(program, "docs/models.md", "exec"), names)
+        exec(compile(program, "docs/how-to/models.md", "exec"), names)
     return names
 
 

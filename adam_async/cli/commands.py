@@ -43,7 +43,7 @@ USAGE = 2
 app = App(
     name="adam-async",
     help="Train neural networks on ordinary machines: Microsoft's Project Adam (OSDI 2014) in Python.",
-    help_epilogue="Exit codes: docs/exit-codes.md. Variables set options of train and roles: ADAM_EPOCHS=5.",
+    help_epilogue="Exit codes: docs/reference/exit-codes.md. Variables set options of train and roles: ADAM_EPOCHS=5.",
     version=lambda: version("adam-async"),
     default_parameter=Parameter(show_default=shown_default, converter=value_of),
     result_action="return_value",
@@ -157,7 +157,7 @@ def evaluate(
     model
         File of the model, or its folder.
     data
-        auto, mnist, digits, fashion-mnist, cifar-10, synthetic, or a folder or file (docs/data.md).
+        auto, mnist, digits, fashion-mnist, cifar-10, synthetic, or a folder or file (docs/reference/data.md).
     damaged
         Damaged images: error stops at the first, skip leaves out up to one in twenty.
     threads
@@ -288,7 +288,7 @@ def data(
     Parameters
     ----------
     data
-        auto, mnist, digits, fashion-mnist, cifar-10, synthetic, or a folder or file (docs/data.md).
+        auto, mnist, digits, fashion-mnist, cifar-10, synthetic, or a folder or file (docs/reference/data.md).
     damaged
         Damaged images: error stops at the first, skip leaves out up to one in twenty.
     size

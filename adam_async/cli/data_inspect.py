@@ -119,7 +119,7 @@ async def kind_of(source: str, data_dir: Path | None, disk: Disk) -> str:
 
 
 def describe(dataset: Dataset) -> dict[str, Any]:
-    """Describe a data set in numbers; docs/data.md explains the fields."""
+    """Describe a data set in numbers; docs/reference/data.md explains the fields."""
     train = np.bincount(dataset.train_labels, minlength=dataset.num_classes).tolist()
     test = np.bincount(dataset.test_labels, minlength=dataset.num_classes).tolist()
     names = dataset.class_names or tuple(str(number) for number in range(dataset.num_classes))
@@ -171,7 +171,7 @@ def lines(found: Mapping[str, Any], *, classes: int) -> Iterator[str]:
     """Yield the lines of a description.
 
     Args:
-        found: Description of a source, by the names of docs/data.md.
+        found: Description of a source, by the names of docs/reference/data.md.
         classes: Maximum number of classes listed.
     """
     yield f"{found['name']}: {found['source']}"

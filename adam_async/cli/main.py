@@ -1,7 +1,7 @@
 """The entry point of `adam-async`.
 
 This file imports almost nothing, so that signal handlers are installed and BLAS is limited to one thread
-before a slow import, or one that reads these settings. docs/exit-codes.md lists the exit codes.
+before a slow import, or one that reads these settings. docs/reference/exit-codes.md lists the exit codes.
 """
 
 import os
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Arguments without the program's name; None for those of the process.
 
     Returns:
-        The exit code of docs/exit-codes.md.
+        The exit code of docs/reference/exit-codes.md.
     """
     EARLY.install()
     one_blas_thread(os.environ)

@@ -100,7 +100,7 @@ class TrainOptions:
     spec."""
     data: str | None = None
     """Training data: auto, mnist, digits, fashion-mnist, cifar-10, synthetic, a folder or file
-    (docs/data.md), or tcp://HOST:PORT of a data server started alone; several with commas between them."""
+    (docs/reference/data.md), or tcp://HOST:PORT of a data server started alone; several with commas between them."""
     damaged: Damaged | None = None
     """Damaged images: error stops at the first, skip leaves out up to one in twenty."""
     size: str | None = None
@@ -404,7 +404,7 @@ class PlanOptions:
     servers: int = 1
     """Parameter servers."""
     json: Path | None = None
-    """Write the report, with layers, workers and cuts, to this file, as JSON (docs/plan.md)."""
+    """Write the report, with layers, workers and cuts, to this file, as JSON (docs/reference/plan.md)."""
     calibrate: bool = True
     """Measure the layers on this machine, about half a second per size of group, instead of an estimate."""
     loop: LoopName = "uvloop"

@@ -40,7 +40,7 @@ from adam_async.simulation.soak import core_hash, read_soak, seeds_to_do, write_
 from adam_async.simulation.work import Answer, Repeat, Seeds, Shrink, Work, do
 
 FAILED = 8
-"""Exit code of a violated invariant; see docs/exit-codes.md."""
+"""Exit code of a violated invariant; see docs/reference/exit-codes.md."""
 
 FIRST_SEEDS = (0, 9)
 """First and last seed by default."""

@@ -15,7 +15,7 @@ from adam_async.errors import AdamError, first_cause
 from transport.errors import BindRefused, HandshakeRejected, RemoteProtocolError, TransportError
 
 USAGE, HANDSHAKE, ADDRESS, PEER = 2, 6, 7, 5
-"""Exit codes; docs/exit-codes.md lists all."""
+"""Exit codes; docs/reference/exit-codes.md lists all."""
 
 LESS = "lower --images-per-group, --in-flight, --threads or --replicas, or take a smaller model"
 """Remedy in the error of a process without memory."""

@@ -67,7 +67,7 @@ class LocalCluster:
         address: Address on which every role listens, such as ``tcp://127.0.0.1:0``: its port must be free to
             choose.
         entropy: Random bytes for incarnations and session ids.
-        timeline: Records the work of all roles; see docs/profile.md.
+        timeline: Records the work of all roles; see docs/how-to/profile.md.
         checkpoint: Folder for checkpoints; None: that of `resume`, or no checkpoints.
         resume: Folder of checkpoints whose run the first training continues.
         init: Saved model that each training begins with: tensors with the name and shape of one of the run's.

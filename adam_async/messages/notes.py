@@ -48,7 +48,7 @@ class GetStatistics(Body, frozen=True, kw_only=True):
 
 
 class Statistics(Body, frozen=True, kw_only=True):
-    """Statistics of a role. Tensor: the values as JSON text; docs/report.md names the fields."""
+    """Statistics of a role. Tensor: the values as JSON text; docs/reference/report.md names the fields."""
 
     node: NodeId
     role: RoleName

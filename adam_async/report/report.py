@@ -1,4 +1,4 @@
-"""The report of a run, one JSON document; docs/report.md explains its fields.
+"""The report of a run, one JSON document; docs/reference/report.md explains its fields.
 
 The structs below are the schema. Their source is `RunResult`, with the counts of every node, so one process
 and many processes give the same report.

@@ -1,4 +1,4 @@
-"""The bytes printed in docs/protocol.md are those of the code."""
+"""The bytes printed in docs/reference/protocol.md are those of the code."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from transport.frames import REQUEST, FrameDecoder
 from transport.messages import Message
 from transport.protocol import Conversation
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "protocol.md"
 
 
 def printed_frame() -> bytes:

@@ -1,4 +1,4 @@
-"""Pure: the JSON report of `adam-async plan`; docs/plan.md explains its fields.
+"""Pure: the JSON report of `adam-async plan`; docs/reference/plan.md explains its fields.
 
 The records below are the schema. `plan.plan` is the plan itself, as `PartitionPlan.from_dict` reads it.
 """

@@ -18,7 +18,7 @@ COLUMNS = (
     "crossing bytes",
     "chain",
 )
-"""Titles of the table. docs/plan.md explains them under `plan.candidates`."""
+"""Titles of the table. docs/reference/plan.md explains them under `plan.candidates`."""
 
 
 def show(report: PlanReport, terminal: Terminal) -> None:

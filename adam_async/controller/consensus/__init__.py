@@ -1,6 +1,6 @@
 """Pure: consensus on a log of commands, under faults of network, disks and clocks.
 
-`core.py` explains the protocol and its safety, docs/consensus.md the duties of a shell.
+`core.py` explains the protocol and its safety, docs/explanation/consensus.md the duties of a shell.
 """
 
 from adam_async.controller.consensus.core import Core

@@ -32,7 +32,7 @@ from adam_async.runtime.machine import describe_machine, pinned_cpus
 from transport import Identity, Link, TcpNetwork
 from transport.frames import CHUNK, MESSAGE, REPLY
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "report.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "reference" / "report.md"
 MACHINE = describe_machine(loop="asyncio")
 TEN_KEYS = (
     "schema command config machine model data epochs totals baseline traffic protocols staleness events"
@@ -378,7 +378,7 @@ async def test_a_report_is_written_whole(tmp_path: Path) -> None:
 
 
 def records(kind: Any, path: str) -> Iterator[tuple[str, list[str]]]:
-    """The sections that docs/report.md must have: the path of each record and its fields' names."""
+    """The sections that docs/reference/report.md must have: the path of each record and its fields' names."""
     if isinstance(kind, UnionType) or typing.get_origin(kind) in (list, tuple, dict):
         for part in typing.get_args(kind):
             yield from records(part, path)

@@ -30,7 +30,7 @@ from tests.adam_async.runs import NETWORKS, SHARDED, address_of, cluster_of, ent
 from transport import BufferPool, Identity, RemoteError
 from transport.testing import link_pair
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "profile.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "profile.md"
 ROUNDING_US = 0.002
 WAYS = {
     "in place": {"weights": "aliased"},

@@ -16,7 +16,7 @@ from adam_async.model.partition.prediction import LinkCost, estimated_times
 from adam_async.runtime.machine import describe_machine
 from tests.adam_async.report.test_report import records
 
-DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "plan.md"
+DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "reference" / "plan.md"
 MACHINE = describe_machine(loop="asyncio")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from adam_async.controller.consensus.core import HANDLERS
 from adam_async.controller.consensus.roles import TRANSITIONS, Cause, Role, diagram
 
-DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "consensus.md"
+DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "explanation" / "consensus.md"
 
 
 def test_the_document_shows_the_table():

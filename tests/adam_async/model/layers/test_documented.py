@@ -7,7 +7,7 @@ import pytest
 
 from adam_async.model import BUILTIN_LAYERS, NAMED_MODELS, Network, named_model
 
-TEXT = (Path(__file__).resolve().parents[4] / "docs" / "layers.md").read_text()
+TEXT = (Path(__file__).resolve().parents[4] / "docs" / "reference" / "layers.md").read_text()
 ROWS = [line.strip("| ").split(" | ") for line in TEXT.splitlines() if line.startswith("| `")]
 LAYERS = {name: row for row in ROWS if len(row) == 6 for name in re.findall(r"`(\w+)`", row[0])}
 
