@@ -1,4 +1,4 @@
-"""What a data server's transforms cost, and what they bring: images per second, and accuracy over seeds.
+"""Cost and benefit of a data server's transforms: images per second, and accuracy over seeds.
 
     ADAM_DATA_DIR=DIR python -m benchmarks.augmentation --json FILE [--torch PYTHON] [--seeds 5] [--epochs 12]
     ... --only speed [--rounds 5] [--seconds 1]                           or accuracy

@@ -5,7 +5,7 @@
 An MLP of 25 million parameters learns noise with plain SGD in asp, in one process (in place) and as processes
 (two workers, two servers, a pull every 4 steps), 64 images per group. Each run takes checkpoints every
 `--every` groups and one at its end; a second run, in a process of its own, continues it for one more epoch.
-What is measured is in the runs' own profiles: the stretches in which no thread trains anything. A checkpoint
+The measured times come from the runs' own profiles: the phases in which no thread trains. A checkpoint
 within an epoch makes one, from the last group before it to the first after it, so that groups that are
 waited for count too; where there are n checkpoints, the n longest stretches are taken for theirs. Resuming
 takes from the start of the interpreter to the beginning of the first group, with kernels compiled before.
@@ -61,7 +61,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to."""
+    """Measured times of one run."""
 
     first_at: float
     """When its first group began, on the clock that all processes share."""
@@ -70,7 +70,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     others_s: float
     """The longest stretch but for those."""
     paused_s: tuple[float, ...]
-    """What the driver says of all checkpoints."""
+    """Pause for each checkpoint, as the driver reports it."""
     written_s: tuple[float, ...]
     bytes: int
     """Of one checkpoint."""

@@ -1,4 +1,4 @@
-"""What waiting for each other costs: `bsp`, `ssp:S` and `asp` beside one another and beside PyTorch DDP.
+"""Cost of waiting for other replicas: `bsp`, `ssp:S` and `asp` beside one another and beside PyTorch DDP.
 
     ADAM_DATA_DIR=DIR python -m benchmarks.consistency --torch 'PYTHON torch_mnist.py --data DIR' --json FILE
     ... --only slack --pairs 15
@@ -76,11 +76,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Report the rate of so many seconds from the beginning, too."""
     stalls: Stalls | None = None
     shares: tuple[float, ...] = ()
-    """What each worker may use of a core; empty: whatever it gets."""
+    """Share of a core that each worker may use; empty: no limit."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to."""
+    """Measured rates of one run."""
 
     images_per_s: float
     first_images_per_s: float | None
@@ -164,7 +164,7 @@ async def pace(cluster: ProcessCluster, run: Run) -> tuple[float, ...]:
 
 
 def found(run: Run, result: RunResult, config: Config, cpu_s: tuple[float, ...]) -> Found:
-    """What is reported of a run."""
+    """Return the measured rates of a run."""
     counted = result.statistics
     waits = [waits_of(node, values) for node, values in counted.items()]
     early = [sample for sample in result.series if 0 < sample.s <= run.first_s]

@@ -3,11 +3,11 @@
     ADAM_DATA_DIR=DIR python -m benchmarks.data_kills --kills 200 --seed 1 [--data mnist] [--data-servers 3]
         [--json FILE]
 
-Every role is a process, and whoever is killed (SIGKILL) is started again, here without the limit that ends
-a run in which one role dies again and again. Every 0.2 to 2 s a victim is drawn: the lender, any data
-server that has the leases, or a worker; the last one that has the leases is left alone. After the last kill
-one more epoch has to end. What became of each epoch is checked: images that were trained and images that
-were left for the next one are together the data set.
+Every role is a process. A killed role (SIGKILL) is started again, here without the limit that ends a run in
+which one role dies again and again. Every 0.2 to 2 s a victim is drawn: the ledger leader, any data server
+that has the leases, or a worker; the last server that has the leases is left alone. After the last kill one
+more epoch has to end. The result of each epoch is checked: the images that were trained and the images that
+were left for the next epoch are together the data set.
 
 One row: case; kills by victim; epochs that ended; those that do not add up (none is wanted); images that were
 trained again; the longest time in seconds without progress: no epoch ended and no group was
@@ -44,8 +44,8 @@ class Killer:
     """Kills children of a cluster at random, and keeps account.
 
     Args:
-        cluster: Whose.
-        dice: Chooses when, and whom.
+        cluster: Cluster whose children are killed.
+        dice: Chooses the times and the victims.
     """
 
     def __init__(self, cluster: ProcessCluster, dice: random.Random) -> None:
@@ -101,7 +101,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         epochs=1_000_000,
         checkpoint_every=0,
     )
-    async with ProcessCluster(config, say=lambda _: None) as cluster:
+    async with ProcessCluster(config, on_line=lambda _: None) as cluster:
         killer = Killer(cluster, random.Random(arguments.seed))
         training = asyncio.create_task(cluster.train(killer.epochs.append), name="train")
         watch = asyncio.create_task(killer.watch(), name="watch")

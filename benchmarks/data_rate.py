@@ -1,4 +1,4 @@
-"""What feeding costs: training on images that a data server in its own process changes, against plain.
+"""Cost of feeding: training on images that a data server in its own process changes, against plain.
 
     ADAM_DATA_DIR=DIR python -m benchmarks.data_rate --json FILE [--rounds 5] [--epochs 4]
         [--models mnist-adam mlp]

@@ -1,4 +1,4 @@
-"""What framing costs: nanoseconds to encode and to decode a message, and its share of the bytes.
+"""Cost of framing: nanoseconds to encode and to decode a message, and its share of the bytes.
 
 The peer column is a plain copy of the payload (times) or the payload itself (bytes).
 

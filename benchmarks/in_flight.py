@@ -5,7 +5,7 @@
     python -m benchmarks.in_flight --draw FILE --picture docs/images/in_flight.svg
 
 `mnist-adam` is cut vertically over the two workers of one replica, halos sent (`--halo`), all roles in one
-process, a pool of two threads. What the two workers say to each other goes by links, and takes `d` longer
+process, a pool of two threads. Messages between the two workers go over links, and take `d` longer
 each way. With `n` groups in flight the prediction is the smaller of two rates, in groups per second:
 
     B(n)               measured over the same links at d = 0, with the same n
@@ -81,7 +81,7 @@ ACCURACY_IMAGES = {1: 20_000, 16: 60_000}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What one point came to."""
+    """Measured rate of one point."""
 
     groups_per_s: float
     delay_s: float
@@ -144,7 +144,7 @@ class Pings:
 
 @asynccontextmanager
 async def slow_network(delay_s: float) -> AsyncIterator[Network]:
-    """Local links, slow between the two workers. Whoever hands a network in gets links between parts."""
+    """Local links, slow between the two workers. A given network makes parts use links."""
     local = LocalNetwork(rules=role_table())
     if not delay_s:
         yield local
@@ -186,7 +186,7 @@ async def measure(
         in_flight: Groups.
         halo: Of the plan.
         delay_s: As asked for.
-        trip_s: What a group alone takes, or more; the warm-up is at least twice that.
+        trip_s: Time of a group alone, in seconds, or more; the warm-up is at least twice that.
         seconds: Length of the window, or more.
     """
     config = config_of(images, in_flight, halo, epochs=1)

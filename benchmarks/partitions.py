@@ -1,4 +1,4 @@
-"""What cutting a model costs on one machine: two workers of a replica beside the same model on one worker.
+"""Cost of cutting a model on one machine: two workers of a replica beside the same model on one worker.
 
     ADAM_DATA_DIR=DIR python -m benchmarks.partitions --json FILE [--rounds 5] [--only local processes blocks]
 
@@ -89,7 +89,7 @@ THREADS = 2
 BLOCKS_IN_FLIGHT = 4
 
 Arrived = Sequence[tuple[Block, NDArray[Any]]]
-"""What came in one message."""
+"""Blocks of one message, with their tensors."""
 
 
 # --- rates -----------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ class Idle(PartitionTrainer):
         return [self._parcel(crossing.number, passage) for crossing in self._partition.partial]
 
     def finish(self, context: Context, passage: Any, parts: Any, scratch: Any) -> Any:
-        """Nobody is told what was trained."""
+        """Report nothing about the trained group."""
         return passage
 
 
@@ -318,7 +318,7 @@ def leave(neighbour: Neighbour, _: int, parcel: Parcel) -> None:
 
 
 def deliver(engine: Engine, arrived: Arrived) -> None:
-    """What came of some groups goes to their nodes, as in training."""
+    """Deliver the blocks of some groups to their nodes, as in training."""
     engine.deliver_all(
         [
             (f"in-{block.crossing}", Tag(block.epoch, block.number, block.attempt), tensor)

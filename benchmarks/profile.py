@@ -1,4 +1,4 @@
-"""What a profile costs: the same training with and without one, in pairs, in one process.
+"""Cost of a profile: the same training with and without one, in pairs, in one process.
 
     OPENBLAS_NUM_THREADS=1 python -m benchmarks.profile --data DIR --json profile.json [--rounds 6]
 

@@ -1,4 +1,4 @@
-"""What a second compute thread brings: the bare kernels, and training through the whole system.
+"""Gain of a second compute thread: the bare kernels, and training through the whole system.
 
     OPENBLAS_NUM_THREADS=1 python -m benchmarks.scaling --json scaling.json [--groups 64 16] [--rounds 5]
 

@@ -1,4 +1,4 @@
-"""What a parameter server applies per second: deltas and factors, push by push and in batches.
+"""Rate at which a parameter server applies pushes: deltas and factors, push by push and in batches.
 
     OPENBLAS_NUM_THREADS=1 python -m benchmarks.server --json server.json [--rounds 9] [--images 128]
 

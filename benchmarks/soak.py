@@ -63,7 +63,7 @@ PANELS = {
     "descriptors": "open descriptors",
     "cpu_ms": "processor time of an epoch, ms",
 }
-"""What is measured, in words."""
+"""Titles of the measured series."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +199,7 @@ async def in_processes(epochs: int, replacements: int) -> Sampler:
     sampler = Sampler(epochs)
     config = Config(data="digits", epochs=epochs, replicas=2, threads=1, images_per_group=IMAGES)
     processes.RESTARTS = replacements
-    async with ProcessCluster(config, say=lambda _: None) as cluster, asyncio.TaskGroup() as group:
+    async with ProcessCluster(config, on_line=lambda _: None) as cluster, asyncio.TaskGroup() as group:
 
         def pids() -> list[int]:
             children = cluster.children.items()

@@ -1,11 +1,11 @@
-"""What one slow replica of four costs an epoch, with `epoch_fraction` and without: beside four equal ones.
+"""Cost of one slow replica of four for an epoch, with `epoch_fraction` and without: beside four equal ones.
 
     ADAM_DATA_DIR=DIR python -m benchmarks.stragglers --json FILE [--seeds 3] [--epochs 5] [--share 0.15]
 
 `mnist-adam`, 16 images per group, asp, on copies of the weights through the servers, at a constant rate,
 every other option at its default, all roles in one process, and four replicas of one thread each. Each
 computes 15 % of what the machine can (`--slow worker-N:PACE`, where the pace of a thread is the share times
-cores / threads); then one of them computes 3 %. What is left of the machine is for the event loop. Each of
+cores / threads); then one of them computes 3 %. The rest of the machine is for the event loop. Each of
 these is run with the default fraction, 0.75 (an epoch ends when three of the four have trained their share),
 and with 1 (when all have). The runs of a seed take turns.
 
@@ -109,7 +109,7 @@ def accuracies(runs: Sequence[RunResult]) -> list[float]:
 
 
 def computing(run: RunResult) -> list[float]:
-    """What part of the time each worker computed, the rest of its pace left out."""
+    """Return the share of time in which each worker computed, without the pauses of its pace."""
     train_s = sum(epoch.train_s for epoch in run.epochs)
     return [
         round(counts["pool"]["busy_s"] / train_s, 3)

@@ -15,7 +15,7 @@ from adam_async import Config, EpochResult, ProcessCluster, RunResult
 
 async def main(*, epochs: int = 5, kill: bool = False) -> RunResult:
     config = Config(data="digits", epochs=epochs, replicas=2, servers=2, threads=1, processes=True)
-    async with ProcessCluster(config, say=print) as cluster:
+    async with ProcessCluster(config, on_line=print) as cluster:
         print(f"started {', '.join(cluster.children)}")
 
         def on_epoch(epoch: EpochResult) -> None:

@@ -5,8 +5,8 @@ shows); ``ADAM_TEST_LOOPS=asyncio`` or ``=uvloop`` narrows that to one. Tests of
 under ``tests/adam_async`` run on uvloop in the fast tier, and on stock asyncio in the thorough one; those
 that are marked thorough run on uvloop there, and on stock asyncio in the slow tier.
 
-Whatever a test leaves behind fails that test: tasks and asynchronous generators are looked at before its loop
-closes, threads and file descriptors after. The look itself is a few system calls; garbage is collected only
+A leak fails the test that made it: tasks and asynchronous generators are looked at before its loop closes,
+threads and file descriptors after. The look itself is a few system calls; garbage is collected only
 when something seems to be left.
 """
 

@@ -105,7 +105,8 @@ OLD_WORDS = (
     old("shelf shelve shelves", "pool"),
     old("stock supply tempo", "cache, producer, limits"),
     old("visitor visitors stranger strangers honest", "bad, unauthenticated and transport clients"),
-    old("crew drive drives campaign", "process pool, disk model, runner"),
+    old("crew drive drives", "process pool, disk model"),
+    old("campaign", "runner", allowed="adam_async/controller/consensus/"),  # for votes
     old("story stories", "event, or what it is of: a scenario"),
     old("held", "pending contributions", within="adam_async/parameter_server/"),
     old("own", "own_applied", within="adam_async/parameter_server/ adam_async/messages/", whole=True),

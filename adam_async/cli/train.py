@@ -370,7 +370,7 @@ async def open_cluster(
             model_text=contents.model_text,
             transforms=contents.transforms,
             environment=environment,
-            say=terminal.notice,
+            on_line=terminal.notice,
             timeline=timeline,
             checkpoint=options.checkpoint,
             resume=options.resume,

@@ -85,7 +85,7 @@ class ProcessCluster:
         transforms: Transforms of training images with `config.augment`, as for `Recipe.of`; None: defaults
             for the images.
         environment: Environment of the children; None: that of this process.
-        say: Called with each event, and with each line of a child's stderr; by default they are logged.
+        on_line: Called with each event, and with each line of a child's stderr; by default they are logged.
         entropy: Random bytes for the cluster's token and the driver's incarnation.
         timeline: Records the work of the driver; after a training it has the profiles of the children too.
         checkpoint: Folder for checkpoints; None: that of `resume`, or no checkpoints.
@@ -112,7 +112,7 @@ class ProcessCluster:
         model_text: str | None = None,
         transforms: Sequence[Mapping[str, Any]] | None = None,
         environment: Mapping[str, str] | None = None,
-        say: Callable[[str], None] = logger.warning,
+        on_line: Callable[[str], None] = logger.warning,
         entropy: Callable[[int], bytes] = system_entropy,
         timeline: Timeline | None = None,
         checkpoint: Path | None = None,
@@ -140,7 +140,7 @@ class ProcessCluster:
         self.config = config
         self.timeline = timeline
         self._environment = for_children(os.environ if environment is None else environment)
-        self._say = say
+        self._on_line = on_line
         self._controllers = controller_names(config.controllers)
         self._given_up: set[ChildProcess] = set()
         self._orders: dict[str, bytes] = {}
@@ -205,7 +205,7 @@ class ProcessCluster:
                 available_bytes=available_bytes,
             )
             opened = self._driver = await stack.enter_async_context(Driver(config, settings, inputs))
-            opened.listen(self._say)
+            opened.listen(self._on_line)
             stack.callback(setattr, self, "_running", False)
             self._running = True
             self._stack = stack.pop_all()
@@ -353,7 +353,7 @@ class ProcessCluster:
 
     def _child(self, role: str, node: str, words: tuple[str, ...]) -> ChildProcess:
         orders = self._orders[role]
-        child = ChildProcess(node, words, orders=orders, environment=self._environment, on_line=self._say)
+        child = ChildProcess(node, words, orders=orders, environment=self._environment, on_line=self._on_line)
         self.children[node] = child
         return child
 
@@ -408,9 +408,9 @@ class ProcessCluster:
 
     def _note(self, what: str) -> None:
         if self._driver is not None:
-            self._driver.note(what)  # which calls `self._say`
+            self._driver.note(what)  # which calls `self._on_line`
         else:
-            self._say(what)
+            self._on_line(what)
 
     async def _address(self, child: ChildProcess) -> str:
         timeout_s = self.config.waits.prepare_s
@@ -437,7 +437,7 @@ class ProcessCluster:
                 for child in controllers:
                     await child.ended.wait()
         except TimeoutError:
-            self._say("some roles did not end in time and are killed")
+            self._on_line("some roles did not end in time and are killed")
         finally:
             for child in self.children.values():
                 child.kill()

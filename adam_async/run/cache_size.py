@@ -1,4 +1,4 @@
-"""Pure: sizes of memory in options: of a data server for images, and of a process for its peers."""
+"""Sizes of memory in options: of a data server for images, and of a process for its peers."""
 
 import re
 from dataclasses import dataclass

@@ -40,7 +40,7 @@ BOUNDS = (
     Ablation(
         name="a shard is named once in a question",
         patch=patches.take_repeated_shards,
-        guard=CHECKS + "test_what_no_honest_client_asks_is_refused_by_name",
+        guard=CHECKS + "test_a_question_of_no_correct_client_is_refused_by_name",
         breaks=REFUSED,
         scenario="hostile",
     ),
@@ -71,7 +71,7 @@ BOUNDS = (
     Ablation(
         name="an answer fits into a message",
         patch=patches.take_large_answers,
-        guard=CHECKS + "test_an_answer_that_no_message_holds_is_refused_before_it_is_made",
+        guard=CHECKS + "test_an_answer_that_fits_into_no_message_is_refused_before_it_is_made",
         seldom="models of simulated runs are smaller than a message",
         scenario="hostile",
     ),

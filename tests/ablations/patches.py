@@ -24,15 +24,15 @@ from adam_async.controller.consensus.violations import Guard
 from adam_async.controller.failure_detector import Suspicion
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.map_size import MapSize
-from adam_async.controller.peer_controllers import Peers
-from adam_async.controller.replicated_state import Lost, Machine, command_bytes
+from adam_async.controller.peer_controllers import PeerControllers
+from adam_async.controller.replicated_state import Lost, ReplicatedState, command_bytes
 from adam_async.controller.service import Controller
 from adam_async.controller.state import ControllerState
 from adam_async.errors import ConfigError
 from adam_async.messages import GetMap, body, tensors
 from adam_async.parameter_server import question_checks
 from adam_async.parameter_server.question_checks import QuestionChecks
-from adam_async.parameter_server.sender_checks import Speakers
+from adam_async.parameter_server.sender_checks import SenderChecks
 from transport.budget import Account
 from transport.endpoint import Endpoint
 from transport.frames import FrameDecoder
@@ -138,8 +138,8 @@ def keep_identity_without_disk(identity: Any, name: str, number: int) -> Any:
     return identity(name, 0)
 
 
-@replaces(Peers, "next_step")
-def keep_lost_identities(next_step: Any, self: Peers, *args: Any, **options: Any) -> Any:
+@replaces(PeerControllers, "next_step")
+def keep_lost_identities(next_step: Any, self: PeerControllers, *args: Any, **options: Any) -> Any:
     """Never remove an identity from the group."""
     step = next_step(self, *args, **options)
     return None if step is not None and step.kind == "remove" else step
@@ -155,7 +155,7 @@ def read_without_round(*_: Any) -> float:
 def elect_without_pre_vote(ask: Any, self: Core, *, pre: bool, transfer: bool = False) -> None:
     """Start the election itself in place of a pre-vote."""
     if pre:
-        self._runner(Cause.ENCOURAGED)
+        self._campaign(Cause.ENCOURAGED)
     else:
         ask(self, pre=pre, transfer=transfer)
 
@@ -189,29 +189,29 @@ def answer_reads_at_once(answer: Any, self: Controller, request: Any, question: 
         answer(self, request, question)
 
 
-@replaces(Controller, "_has_news")
+@replaces(Controller, "_has_changes")
 def answer_watches_early(_: Any, self: Controller, watch: Any) -> bool:
     """Answer watches as soon as this controller leads."""
     return self.group.leads and (watch.group != self.machine.group or watch.after < self.map.version)
 
 
-@replaces(Controller, "_has_news")
+@replaces(Controller, "_has_changes")
 def answer_watches_with_older_maps(_: Any, self: Controller, watch: Any) -> bool:
     """Answer a watch also with a map older than the watcher's."""
     return self._ready and (watch.group != self.machine.group or watch.after != self.map.version)
 
 
-@replaces(Machine, "_set")
-def repeat_questions(set_: Any, self: Machine, question: Any) -> Any:
-    """Apply a repeated question again."""
-    session = self._sessions.get(question.session)
-    if session is not None and session.number == question.number:
+@replaces(ReplicatedState, "_set")
+def repeat_questions(set_: Any, self: ReplicatedState, request: Any) -> Any:
+    """Apply a repeated request again."""
+    session = self._sessions.get(request.session)
+    if session is not None and session.number == request.number:
         session.number -= 1
-    return set_(self, question)
+    return set_(self, request)
 
 
-@replaces(Machine, "snapshot")
-def snapshot_without_sessions(snapshot: Any, self: Machine) -> Any:
+@replaces(ReplicatedState, "snapshot")
+def snapshot_without_sessions(snapshot: Any, self: ReplicatedState) -> Any:
     """Leave the sessions of clients out of snapshots."""
     sessions, self._sessions = self._sessions, {}
     try:
@@ -227,11 +227,11 @@ def lose_later_incarnations(node_lost: Any, self: ControllerState, command: Any)
     node_lost(self, command if node is None else replace(command, incarnation=node.incarnation))
 
 
-@replaces(consensus_node.Group, "propose")
-def lose_without_agreement(propose: Any, self: consensus_node.Group, tag: Any, command: Any) -> None:
+@replaces(consensus_node.ConsensusNode, "propose")
+def lose_without_agreement(propose: Any, self: consensus_node.ConsensusNode, tag: Any, command: Any) -> None:
     """Apply the loss of a node to the leader's map alone."""
     if isinstance(command, Lost):
-        self._machine.apply(0, command_bytes(command))
+        self._state.apply(0, command_bytes(command))
         self._on_applied()
     else:
         propose(self, tag, command)
@@ -292,7 +292,7 @@ def take_large_answers(*_: Any) -> None:
     """Take questions whose answer exceeds a message."""
 
 
-@replaces(Speakers, "refusal")
+@replaces(SenderChecks, "refusal")
 def take_sessions_of_others(*_: Any) -> str:
     """Take questions of a push session from any peer."""
     return ""

@@ -1,4 +1,4 @@
-"""What tests of reports share: the report of a real run, a short one."""
+"""Helpers for tests of reports: the report of a real run, a short one."""
 
 import io
 from typing import Any

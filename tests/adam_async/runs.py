@@ -1,4 +1,4 @@
-"""What tests of roles share: small data, networks, a few servers without the rest of a cluster."""
+"""Helpers for tests of roles: small data, networks, a few servers without the rest of a cluster."""
 
 import asyncio
 import hashlib
@@ -87,7 +87,7 @@ class Trap(Layer):
         slots.output[..., pixels.reshape(-1, slots.images)[0] == pixels.dtype.type(1)] = np.nan
 
     def backward(self, weights: Weights, slots: Slots) -> None:
-        """Nobody asks for the gradient of images."""
+        """Do nothing: the gradient of images is not needed."""
 
 
 TRAP_LAYERS = {**BUILTIN_LAYERS, "trap": Trap}

@@ -126,7 +126,7 @@ async def cut_run(**options: Any) -> AsyncIterator[CutRun]:
         drawn.append(os.urandom(count))
         return drawn[-1]
 
-    async with ProcessCluster(config, say=lines.append, entropy=entropy) as cluster:
+    async with ProcessCluster(config, on_line=lines.append, entropy=entropy) as cluster:
         network = cluster_network(drawn[0].hex(), entropy=os.urandom, buffers=BufferPool())
         identity = Identity(role="driver", node="watcher", incarnation=1)
         controller = await cluster.children["controller"].address

@@ -140,7 +140,7 @@ async def test_training_goes_on_whichever_controllers_are_killed(tmp_path: Path)
             pass
 
     async with (
-        ProcessCluster(config, say=lines.append, environment=environment) as cluster,
+        ProcessCluster(config, on_line=lines.append, environment=environment) as cluster,
         asyncio.TaskGroup() as group,
     ):
         training = group.create_task(cluster.train(lambda epoch: epochs.put_nowait(epoch.epoch)))
@@ -189,7 +189,9 @@ async def test_a_controller_that_is_killed_before_there_is_a_group_is_started_ag
 ) -> None:
     lines: list[str] = []
     config = make_config({"data": "digits", "epochs": 2, "threads": 1, "processes": True, "controllers": 3})
-    cluster = ProcessCluster(config, say=lines.append, environment={**os.environ, "TMPDIR": str(tmp_path)})
+    cluster = ProcessCluster(
+        config, on_line=lines.append, environment={**os.environ, "TMPDIR": str(tmp_path)}
+    )
 
     def has_come() -> bool:
         child, folder = cluster.children.get(node), next(tmp_path.glob("*"), tmp_path) / node
@@ -270,7 +272,7 @@ async def test_ports_that_another_process_took_are_chosen_anew(monkeypatch: pyte
     identity = Identity(role="data", node="other", incarnation=1)
     async with (
         network.listen(LOOPBACK, identity, refuse) as taken,
-        ProcessCluster(config, say=lines.append) as cluster,
+        ProcessCluster(config, on_line=lines.append) as cluster,
     ):
         result = await cluster.train()
 

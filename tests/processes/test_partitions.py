@@ -233,7 +233,7 @@ async def test_workers_may_die_before_the_first_group() -> None:
 async def test_a_worker_may_die_while_other_roles_are_still_starting() -> None:
     config = make_config({"data": "digits", "epochs": 2, "partitions": 2, "processes": True, "threads": 1})
     lines: list[str] = []
-    cluster = ProcessCluster(config, say=lines.append)
+    cluster = ProcessCluster(config, on_line=lines.append)
 
     async def kill() -> None:
         await until(lambda: "worker-0" in cluster.children)

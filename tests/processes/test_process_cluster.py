@@ -106,7 +106,7 @@ async def test_a_program_trains_with_child_processes_in_its_own_loop() -> None:
     lines: list[str] = []
     config = make_config({"data": "digits", "epochs": 2, "threads": 1})
 
-    async with ProcessCluster(config, say=lines.append) as cluster:
+    async with ProcessCluster(config, on_line=lines.append) as cluster:
         children = [child.pid for child in cluster.children.values()]
         result = await cluster.train()
 
@@ -121,7 +121,7 @@ async def test_a_program_hears_that_a_child_cannot_start() -> None:
     config = make_config({"data": "/no/such/folder"})
 
     with pytest.raises(RoleDied, match="data-0 died: /no/such/folder does not exist"):
-        async with ProcessCluster(config, say=lines.append):
+        async with ProcessCluster(config, on_line=lines.append):
             pass
 
     assert lines[-1] == "data-0 died: ended with exit code 3"

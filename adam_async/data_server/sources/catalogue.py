@@ -23,7 +23,7 @@ from adam_async.data_server.sources.damage import Damage
 from adam_async.data_server.sources.file_ranges import read_piece
 from adam_async.data_server.sources.labels import number_classes
 from adam_async.data_server.sources.pictures import Header, decode, read_header
-from adam_async.data_server.sources.samples import AT_A_TIME, check_counts, each, origins_of, say
+from adam_async.data_server.sources.samples import AT_A_TIME, check_counts, describe_source, each, origins_of
 from adam_async.data_server.sources.splits import SPLITS, Split, resolve
 from adam_async.errors import DataError
 from adam_async.run.cache_size import CacheLimits
@@ -164,7 +164,7 @@ async def leave_stored(
     make = partial(
         make_dataset,
         name=name,
-        source=say(source, damage, fitted=chosen_size.note, deep=shapes.deep),
+        source=describe_source(source, damage, fitted=chosen_size.note, deep=shapes.deep),
         train=(stored, labels),
         test=(np.stack([image for image, _ in tests]), np.array([label for _, label in tests], np.int64)),
         origins=origins_of(catalogue.origin),

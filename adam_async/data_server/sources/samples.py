@@ -132,7 +132,7 @@ async def assemble(
     check_counts(len(arrays[0][1]), len(arrays[1][1]), samples.damage, samples.origin)
     return make_dataset(
         name=name,
-        source=say(
+        source=describe_source(
             source,
             samples.damage,
             fitted=chosen_size.note,
@@ -146,7 +146,7 @@ async def assemble(
     )
 
 
-def say(source: str, damage: Damage, *, fitted: str = "", deep: int = 0) -> str:
+def describe_source(source: str, damage: Damage, *, fitted: str = "", deep: int = 0) -> str:
     """Return the sentence on the source of a data set, with the changes to its images."""
     if deep:
         source += f"; {deep} images of 16 bits were scaled to 8"

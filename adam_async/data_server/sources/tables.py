@@ -25,7 +25,14 @@ from adam_async.data_server.sources.damage import Damage
 from adam_async.data_server.sources.files import read_file, read_image
 from adam_async.data_server.sources.labels import number_classes
 from adam_async.data_server.sources.pictures import require_pillow
-from adam_async.data_server.sources.samples import Sample, Samples, assemble, check_counts, origins_of, say
+from adam_async.data_server.sources.samples import (
+    Sample,
+    Samples,
+    assemble,
+    check_counts,
+    describe_source,
+    origins_of,
+)
 from adam_async.data_server.sources.splits import SPLITS, Split, rank_of_image, resolve
 from adam_async.errors import DataError
 from adam_async.run.image_size import Size
@@ -172,7 +179,7 @@ async def _from_pixels(
     check_counts(len(arrays[0][1]), len(arrays[1][1]), damage, origin)
     return make_dataset(
         name=name,
-        source=say(source, damage),
+        source=describe_source(source, damage),
         train=arrays[0],
         test=arrays[1],
         origins=origins_of(origin),

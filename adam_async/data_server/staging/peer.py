@@ -123,8 +123,8 @@ class Peer:
             pauses=RetrySchedule(),
             clock=clock,
         )
-        self.met = False
-        """Whether it was ever reached."""
+        self.was_reached = False
+        """Whether this peer has answered at least once."""
         self._plan = plan
         self._patience = patience
         self._clock = clock
@@ -149,7 +149,7 @@ class Peer:
         """
         await self._reach(self._patience.answer_s, RetrySchedule(attempts=1))
 
-    async def meet(self) -> None:
+    async def connect(self) -> None:
         """Try to reach it until it answers, also at each request of it here. Raises the errors of `look`."""
         self._channel.progressed()
         while True:
@@ -194,7 +194,7 @@ class Peer:
     async def _part(self, file: int, offset: int, size: int, patient: bool) -> tuple[FilePart, bytes]:
         wait_s = self._patience.wait_s if patient else 0.0
         question = ReadFile(digest=self._plan.digest, file=file, offset=offset, wait_s=wait_s)
-        link = await self._reach(self._patience.back_s if self.met else self._patience.join_s, None)
+        link = await self._reach(self._patience.back_s if self.was_reached else self._patience.join_s, None)
         reply = await self._ask(link, question, wait_s)
         part = unpack(reply, FilePart)
         length = min(PIECE_BYTES, size - offset) if part.checksum else 0
@@ -252,7 +252,7 @@ class Peer:
             except BaseException:
                 channel.drop()
                 raise
-            self.met = True
+            self.was_reached = True
             return link
 
     async def _compare(self, link: Link) -> None:

@@ -172,7 +172,7 @@ class Stager(Role):
             self._looking -= 1
             self._peers_changed()
         try:
-            await peer.meet()
+            await peer.connect()
         except (PeerLost, PeerFailed, PeerRefused, RemoteProtocolError) as error:
             self._lose(peer.number, str(error))
         self._peers_changed()
@@ -203,8 +203,8 @@ class Stager(Role):
     async def _copy_rounds(self) -> None:
         """Get the files of the others, round by round."""
         while self.plan.rounds():
-            met = [number for number, peer in self._peers.items() if peer.met]
-            owner = self.plan.next_round(met)
+            reached = [number for number, peer in self._peers.items() if peer.was_reached]
+            owner = self.plan.next_round(reached)
             if owner is None:
                 await self._news.wait()
             else:

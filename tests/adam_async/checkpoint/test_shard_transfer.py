@@ -68,7 +68,7 @@ async def test_a_copy_bound_to_a_clock_waits_for_the_last_replica(network, consi
         before = {number: shard.values.copy() for number, shard in servers.shards().items()}
         one.push(1.0)
         reading = group.create_task(read(servers, clock=1), name="read")
-        await until(lambda: all(server.state.statistics()["parked"] for server in servers.servers))
+        await until(lambda: all(server.state.statistics().parked for server in servers.servers))
         assert not reading.done()
         other.push(3.0)
         tensors, states = await reading
@@ -94,7 +94,9 @@ async def test_sums_that_are_never_complete_are_given_up_with_the_names_of_serve
         one, other = servers.client(0), servers.client(1)
         all_live(servers, one, other)
         one.push(1.0)
-        await until(lambda: any(server.state.statistics()["held"] for server in servers.servers))
+        await until(
+            lambda: any(server.state.statistics().pending_contributions for server in servers.servers)
+        )
         with pytest.raises(
             DeadlineExceeded, match=r"waited 0.05 s for ps-\d to send its shards: .* behind: 1"
         ):

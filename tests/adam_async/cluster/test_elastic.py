@@ -57,7 +57,7 @@ def in_the_middle(cluster, epoch=1):
 
     def reached():
         counts = cluster.data.state.statistics()
-        return (counts["epoch"], counts["finished"]) >= (epoch, 10)
+        return (counts.epoch, counts.finished) >= (epoch, 10)
 
     return reached
 
@@ -71,9 +71,9 @@ async def test_a_worker_joins_in_the_middle_of_an_epoch_and_trains_groups(mode):
         async with joiner(cluster, "worker-9") as worker:
             await until(lambda: training.done() or trained(worker) > 3)
             joined = trained(worker)
-            epoch = cluster.data.state.statistics()["epoch"]
+            epoch = cluster.data.state.statistics().epoch
             assert cluster.controller.map.nodes["worker-9"].replica == 1
-            await until(lambda: training.done() or cluster.data.state.statistics()["epoch"] > epoch)
+            await until(lambda: training.done() or cluster.data.state.statistics().epoch > epoch)
         result = await training
         cluster.data.state.check_invariants()
         cluster.controller.machine.state.check_invariants()

@@ -245,7 +245,7 @@ async def test_the_other_worker_trains_the_groups_of_one_that_leaves(network):
 
         def in_the_middle():
             counts = cluster.data.state.statistics()
-            return counts["epoch"] == 2 and counts["finished"] >= 10
+            return counts.epoch == 2 and counts.finished >= 10
 
         await until(in_the_middle)
         await cluster.workers[0].__aexit__(None, None, None)

@@ -21,14 +21,10 @@ async def test_each_epoch_is_checkpointed_however_often_the_worker_was_replaced(
         group = await stack.enter_async_context(asyncio.TaskGroup())
         training = group.create_task(cluster.train(), name="train")
         worker = cluster.workers[0]
-        for replica_generation in range(1, REPLACED + 1):
-            await until(
-                lambda replica_generation=replica_generation: (
-                    cluster.driver.progress.epoch >= replica_generation
-                )
-            )
+        for number in range(1, REPLACED + 1):
+            await until(lambda number=number: cluster.driver.progress.epoch >= number)
             await worker.__aexit__(None, None, None)
-            worker = await stack.enter_async_context(joiner(cluster, f"worker-{replica_generation}"))
+            worker = await stack.enter_async_context(joiner(cluster, f"worker-{number}"))
         result = await training
         shards = cluster.servers[0].state.shards.values()
     assert len(shards) > 100

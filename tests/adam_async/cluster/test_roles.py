@@ -16,12 +16,12 @@ from adam_async.runtime.disk import Disk
 from transport import BindRefused, BufferPool
 
 
-def place(bind: str, *, meet: str = "", token: str | None = None, node: str = "node") -> Place:
+def place(bind: str, *, controllers: str = "", token: str | None = None, node: str = "node") -> Place:
     buffers = BufferPool()
     return Place(
         node=node,
         bind=bind,
-        controller=meet,
+        controller=controllers,
         network=cluster_network(token, entropy=system_entropy, buffers=buffers),
         buffers=buffers,
         waits=Waits(),
@@ -31,13 +31,13 @@ def place(bind: str, *, meet: str = "", token: str | None = None, node: str = "n
 
 async def test_roles_join_the_controller_they_are_given() -> None:
     async with (
-        controller(place(LOOPBACK)) as clock_targets,
-        parameter_server(place(LOOPBACK, meet=clock_targets.address)) as server,
+        controller(place(LOOPBACK)) as leader,
+        parameter_server(place(LOOPBACK, controllers=leader.address)) as server,
     ):
         assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", server.address)
-        await clock_targets.joined()  # a controller is no member
+        await leader.joined()  # a controller is no member
         await server.joined()
-        assert clock_targets.map.live("ps") == ["node"]
+        assert leader.map.live("ps") == ["node"]
 
 
 async def test_a_taken_address_is_named() -> None:
@@ -91,9 +91,9 @@ async def test_three_controllers_form_one_group(tmp_path: Path) -> None:
         ]
         peers = {name: each.address for name, each in zip(names, group, strict=True)}
         for each in group:
-            each.group.meet(peers)
-        meet = ",".join(peers.values())
-        server = await stack.enter_async_context(parameter_server(place(LOOPBACK, meet=meet)))
+            each.group.set_addresses(peers)
+        controllers = ",".join(peers.values())
+        server = await stack.enter_async_context(parameter_server(place(LOOPBACK, controllers=controllers)))
         await server.joined()
         leading = [each for each in group if each.group.leads]
         assert [each.map.live("ps") for each in leading] == [["node"]]
@@ -105,12 +105,12 @@ async def test_a_controller_with_a_file_goes_on_where_it_was(tmp_path: Path) -> 
     async with Disk() as disk:
         for _ in range(2):
             async with (
-                controller(place(LOOPBACK, node="c"), file=LogFile(disk, tmp_path)) as clock_targets,
-                parameter_server(place(LOOPBACK, meet=clock_targets.address)) as server,
+                controller(place(LOOPBACK, node="c"), file=LogFile(disk, tmp_path)) as leader,
+                parameter_server(place(LOOPBACK, controllers=leader.address)) as server,
             ):
                 await server.joined()
-                versions.append(clock_targets.map.version)
-                assert clock_targets.map.live("ps") == ["node"]
+                versions.append(leader.map.version)
+                assert leader.map.live("ps") == ["node"]
     assert versions[1] > versions[0]
 
 

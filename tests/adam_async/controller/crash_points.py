@@ -30,7 +30,7 @@ DRAWN = 12
 
 
 def follows(saved: Saved, records: tuple[Record, ...]) -> Saved:
-    """What a controller knows after these records, told without the code that reads files."""
+    """Return the state of a controller after these records, without the code that reads files."""
     for record in records:
         match record:
             case Born(me):
@@ -49,7 +49,7 @@ def follows(saved: Saved, records: tuple[Record, ...]) -> Saved:
 
 @dataclass
 class Account:
-    """What was written to a file, one state of knowledge after the other, and up to which it is promised."""
+    """States written to a file, one after the other, and the last one that is promised."""
 
     states: list[Saved] = field(default_factory=lambda: [Saved(me="")])
     promised: int = 0

@@ -49,7 +49,7 @@ def test_others_wait_for_a_leader_and_found_nothing_whatever_they_hear(name):
 
 
 def test_a_first_controller_that_lost_its_disk_joins_the_group_of_the_others():
-    """Whoever that is, and whenever it says so: the others were asked before it, or never."""
+    """The order of introductions does not matter: the others were asked before it, or never."""
     for order, belongs in product(permutations(NAMES[1:3]), product([False, True], repeat=2)):
         founding = founder_of(NAMES[:3], me=identity(NAMES[0], 99))
         for name, one in zip(order, belongs, strict=True):

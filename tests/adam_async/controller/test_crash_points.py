@@ -225,7 +225,7 @@ def flipped(data, at, bit):
 
 
 def durable_of(data, begin):
-    """What a frame knows to be on disk."""
+    """Return the position up to which a frame states that its file is on disk."""
     return int.from_bytes(data[begin + 8 : begin + 16], "little")
 
 

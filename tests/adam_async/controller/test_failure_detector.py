@@ -1,4 +1,4 @@
-"""Who may be lost: how long nodes may stay away, and who counts as away when another controller leads."""
+"""Nodes that may be lost: how long they may stay away, and which count as away under another leader."""
 
 import msgspec
 import pytest

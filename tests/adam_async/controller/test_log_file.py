@@ -50,7 +50,7 @@ both = pytest.mark.parametrize("on_disk", [on_real_disk, on_simulated_disk])
 
 
 async def found_in(disk, folder):
-    """What a controller that begins finds."""
+    """Return the state that a starting controller reads."""
     async with LogFile(disk, folder).opened() as saved:
         return saved
 
@@ -63,7 +63,7 @@ async def written(disk, folder, *batches):
 
 
 def found_after_a_power_cut(write, *, seed, after_s):
-    """What the next life finds where the power goes so many seconds after `write` was begun."""
+    """Return the state after a restart, if the power fails so many seconds after `write` was begun."""
     found = []
 
     async def scenario(world):

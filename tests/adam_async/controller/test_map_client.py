@@ -45,7 +45,7 @@ def record(name="x"):
 
 
 class Mind:
-    """What the controllers of one group would agree on."""
+    """The replicated state of one group of controllers, without the group."""
 
     def __init__(self, group="one"):
         self.machine = ReplicatedState()

@@ -1,4 +1,4 @@
-"""What becomes of the map, version by version: who has one version and all changes since has the last one."""
+"""Versions of the map: one version and all changes since are together the last version."""
 
 import random
 

@@ -1,5 +1,4 @@
-"""Who the other controllers are: names that were told, links that are dialled, and the steps in which one is
-taken in."""
+"""The other controllers: their names, the links to them, and the steps in which one joins the group."""
 
 import asyncio
 import logging

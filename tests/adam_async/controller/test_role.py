@@ -65,7 +65,7 @@ async def test_a_malformed_or_foreign_request_is_refused_and_the_link_stays_open
     async with Bare(network) as role, link_to(role) as link:
         for message, code, text in (
             (Message(type="GetStatistics", meta={"run": 7}), "malformed", "malformed GetStatistics"),
-            (pack(GetProfile(start=0, stop=1)), "no-profile", "was not told to note a profile"),
+            (pack(GetProfile(start=0, stop=1)), "no-profile", "was started without a profile"),
         ):
             with pytest.raises(RemoteError, match=text) as failure:
                 await link.call(message, timeout_s=50.0)

@@ -1,4 +1,4 @@
-"""What a controller of several answers: who leads, what nobody knows, and the map, which never goes back."""
+"""Answers of one controller of several: the leader, unknown requests, and the map, which never goes back."""
 
 import asyncio
 import math

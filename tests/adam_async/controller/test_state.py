@@ -635,7 +635,7 @@ def ledger_replicas_of(cluster):
 
 
 def write_in(cluster, *names):
-    """What a lender does when others have its ledger."""
+    """Set the ledger replicas, as a ledger leader does when others have its ledger."""
     ledger_record = cluster.map.ledger_record
     ledger_replicas = tuple((name, cluster.map.nodes[name].incarnation) for name in names)
     cluster.set("lending", msgspec.structs.replace(ledger_record, ledger_replicas=ledger_replicas))

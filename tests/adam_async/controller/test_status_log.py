@@ -1,4 +1,4 @@
-"""What controllers say of their group: each change in one line, told apart from what is none."""
+"""Log lines of controllers on their group: one line for each change, and none without a change."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ seeds = pytest.mark.parametrize("seed", range(4))
 
 @pytest.fixture
 def said(caplog):
-    """What status_log_module have said since this was asked last; warnings begin with a "!"."""
+    """Return a function that takes the new lines of the status log; warnings begin with a "!"."""
     caplog.set_level(logging.INFO, logger=status_log_module.logger.name)
 
     def take():

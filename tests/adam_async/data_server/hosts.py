@@ -1,4 +1,4 @@
-"""What tests of data hosts share: a host, a controller and an asker over real sockets in one loop."""
+"""Helpers for tests of data hosts: a host, a controller and an asker over real sockets in one loop."""
 
 from contextlib import asynccontextmanager
 

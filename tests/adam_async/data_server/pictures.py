@@ -1,4 +1,4 @@
-"""What the tests of stored and cached images share: images that are functions of their numbers."""
+"""Helpers for tests of stored and cached images: images that are functions of their numbers."""
 
 from collections.abc import Collection
 

@@ -45,7 +45,7 @@ class Asker:
     request: tuple[str, int] | None = None
     """Its question that is open."""
     answer: Grant | None = None
-    """What it was told last; None while its question is parked."""
+    """Last answer to it; None while its request waits."""
     attempts: dict[int, int] = field(default_factory=dict)
 
     def question(self, count, *, now=0.0):

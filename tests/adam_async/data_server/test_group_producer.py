@@ -1,4 +1,4 @@
-"""What a data server hands out: the same pixels within any memory, and what is waited for first."""
+"""Groups that a data server produces: the same pixels within any memory, and requested groups first."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -40,7 +40,7 @@ class Part(Asker):
         self.held: dict[int, tuple[int, int]] = {}
         """Groups to train: attempt, and the clock of the step."""
         self.course: list[tuple[int, int, int]] = []
-        """What it was told: number, attempt and clock of each group."""
+        """Number, attempt and clock of each group that it received."""
         self.lost = False
         """Whether the answer to its question is lost."""
 
@@ -112,7 +112,7 @@ class Leases(RuleBasedStateMachine):
         ]
 
     def change(self, *replicas, anew=()):
-        """Others are live. Who joins starts where all will meet; what was on its way to the lost is lost."""
+        """Change the live replicas. New ones start at the sync clock; answers to lost ones are lost."""
         before, begun = (
             self.scene.replica_generations,
             self.scene.state.statistics().clock if self.ROUND_GROUPS else 0,
@@ -290,7 +290,7 @@ class Leases(RuleBasedStateMachine):
             assert all(part.clock.step + (part.clock.groups > 0) <= end for part in self.parts)
 
     def teardown(self):
-        """Whatever happened, the replicas that are left can finish the epoch, and all of them meet."""
+        """The live replicas can finish the epoch after all steps, and all reach the sync clock."""
         if not self.live:
             self.change(0)
         for _ in range(8 * self.GROUPS):

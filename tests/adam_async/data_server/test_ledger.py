@@ -39,7 +39,7 @@ def carried(value, expected):
 
 
 def bits(value):
-    """What tells values apart, those that are no numbers included."""
+    """Return bytes that differ if values differ, values that are no numbers included."""
     return msgspec.msgpack.encode(value)
 
 
@@ -63,7 +63,7 @@ def encoded(effects):
 
 
 def read_anew(ledger, count):
-    """What somebody new has after it has read a ledger, so many entries at a time."""
+    """Return a new copy of a ledger, read so many entries at a time."""
     number, opening = ledger.begin()
     copy = None
     while copy is None or copy.stop < ledger.stop:
@@ -79,15 +79,15 @@ def read_anew(ledger, count):
 
 
 class Written:
-    """A state that is a ledger's. Whoever copied it is told every entry, and what follows is the same."""
+    """A state with its ledger. Each copy gets every entry, and has the same effects after it."""
 
     def __init__(self, partitions):
         self.ledger = Ledger(Opening(partitions=partitions))
         self.history: list[Entry] = []
         self.done: list[bytes] = []
-        """What was told of each entry when it was entered."""
+        """Effects of each entry when it was appended."""
         self.settled: list[bytes] = []
-        """And when it was settled."""
+        """Effects of each entry when it was settled."""
         self.copies: list[Ledger] = []
 
     def handle(self, event, *, now):

@@ -37,7 +37,7 @@ EVERY = 5
 
 @dataclass(frozen=True)
 class Map:
-    """What the controller says."""
+    """The cluster map of the controller."""
 
     version: int
     changed: int
@@ -336,11 +336,11 @@ class World:
         """Everything that was settled anywhere."""
         self.events: list = []
         self.settled_in: dict[int, tuple[str, int]] = {}
-        """Who settled as the lender in each term."""
+        """Ledger leader that settled in each term."""
         self.course: dict[tuple[int, int, int], tuple[int, int, int]] = {}
-        """What was told at each position of each life of a replica."""
+        """Group at each position of each replica generation."""
         self.given: dict[tuple[int, int, int], tuple[int, int]] = {}
-        """To which life each attempt at a group was given."""
+        """Replica generation that got each attempt at a group."""
         self.ended: list[EpochEnded] = []
         self.workers: list[Worker] = []
         ledger_replicas = (self.nodes["data-0"].me,)
@@ -436,7 +436,7 @@ class World:
             self.nodes[name] = Node(self, name, self.births)
 
     def break_a_talk(self):
-        """Somebody has waited too long for an answer, which may come all the same."""
+        """End one wait for an answer as too long; the answer may still come."""
         busy = [(n, k, talk) for n in self.nodes.values() for k, talk in n.talks.items() if talk.busy]
         if busy:
             node, ledger_replica, talk = self.dice.choice(busy)

@@ -47,12 +47,12 @@ RUN = "run"
 GROUPS = 20
 DATA = tiny_dataset(train=4 * GROUPS)
 QUICK = msgspec.structs.replace(PATIENT, grace_s=0.1)
-"""Who is silent is soon struck out."""
+"""Waits after which a silent node is soon removed."""
 
 
 @pytest.fixture(autouse=True)
 def soon_another_is_looked_for(monkeypatch):
-    """Who asked a data server that is lost need not dial it for a second."""
+    """Limit the time that a client dials a lost data server."""
     monkeypatch.setattr(client_module, "DIAL_S", 0.05)
 
 
@@ -62,7 +62,7 @@ class Worker:
     def __init__(self, party, number):
         self.party, self.number = party, number
         self.asked: list[str] = []
-        """Whom it went to, one after the other."""
+        """Data servers that it asked, in order."""
         self.trained: list[tuple[int, int, int]] = []
         self.gate = asyncio.Event()
         self.gate.set()
@@ -216,7 +216,7 @@ class Party:
         return server.state.statistics().finished if server is not None else 0
 
     async def result(self):
-        """What came of the epoch; every image and every group's loss was counted once."""
+        """Return the result of the epoch; every image and every group's loss was counted once."""
         await until(lambda: self.map.epoch is not None and self.map.epoch.ended)
         result = self.map.epoch.result
         assert result["images"] == 4 * GROUPS

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What is done with one request."""
+    """Answer of the server to one request."""
 
     body: bytes = b""
     status: str = ""

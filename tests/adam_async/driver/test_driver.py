@@ -146,10 +146,10 @@ async def test_a_second_driver_trains_on_the_same_roles_after_the_first():
 @asynccontextmanager
 async def roles_of(network, address, waits):
     """A data server, a parameter server and a worker with one controller."""
-    own_applied = address.partition("://")[0]
+    scheme = address.partition("://")[0]
     common = {
         "network": network,
-        "address": {"local": "local://", "tcp": "tcp://127.0.0.1:0"}[own_applied],
+        "address": {"local": "local://", "tcp": "tcp://127.0.0.1:0"}[scheme],
         "controller": address,
         "waits": waits,
     }

@@ -50,7 +50,7 @@ async def peak_over(cluster, groups):
     """Highest point, in bytes above the start, while that many groups are trained after a warm-up."""
 
     def finished():
-        return cluster.data.state.statistics()["finished"]
+        return cluster.data.state.statistics().finished
 
     await until(lambda: finished() >= GROUPS)
     gc.collect()
@@ -58,7 +58,7 @@ async def peak_over(cluster, groups):
     tracemalloc.reset_peak()
     await until(lambda: finished() >= begin + groups)
     peak = tracemalloc.get_traced_memory()[1] - start
-    assert finished() < cluster.data.state.statistics()["groups"], "the epoch ended: that is no steady state"
+    assert finished() < cluster.data.state.statistics().groups, "the epoch ended: that is no steady state"
     return peak
 
 
@@ -86,7 +86,7 @@ async def test_two_hundred_groups_allocate_no_tensor_memory(flow, traced):
         asyncio.TaskGroup() as group,
     ):
         training = group.create_task(cluster.train(), name="train")
-        await until(lambda: cluster.data.state.statistics()["finished"] >= GROUPS)
+        await until(lambda: cluster.data.state.statistics().finished >= GROUPS)
         make_what_a_burst_needs(cluster, config.in_flight or 2)
         made = made_by(cluster)
         peak = await peak_over(cluster, GROUPS)
@@ -116,7 +116,7 @@ async def test_memory_of_groups_is_freed_without_a_garbage_collector(flow):
     ):
 
         def finished():
-            return cluster.data.state.statistics()["finished"]
+            return cluster.data.state.statistics().finished
 
         training = group.create_task(cluster.train(), name="train")
         await until(lambda: finished() >= GROUPS // 2)

@@ -87,7 +87,7 @@ DRAWN, CLOCK, SHARD = (1 << 56) - 1, (1 << 48) - 1, (1 << 32) - 1
 """The largest of some kinds of numbers."""
 
 LARGE = (1 << 63) - 1
-"""What numbers may grow to without a message growing too large."""
+"""Largest number that leaves a message within its limit of size."""
 
 EVERYBODY = {(role, "controller") for role in ("controller", "ps", "data", "worker", "driver")}
 

@@ -1,4 +1,4 @@
-"""What a client asks of real servers, over links of both kinds and over links that fail."""
+"""Requests of a client to real servers, over links of both kinds and over links that fail."""
 
 import asyncio
 from functools import partial

@@ -69,7 +69,7 @@ LOSING = partial(simulate, partial(train_and_lose_a_worker, how="crash"), condit
 SAFEGUARDS = {
     "a repeated push is applied once": (COUNTING, ServerState, "_order", push_again),
     "an unanswered push is sent again": (COUNTING, Session, "to_send_again", returns([])),
-    "a lost member joins again": (MEMBERS, Membership, "_sit", join_once),
+    "a lost member joins again": (MEMBERS, Membership, "_join", join_once),
     "a node with a broken link is lost after the grace period": (
         MEMBERS,
         Suspicion,

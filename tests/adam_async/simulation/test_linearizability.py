@@ -332,7 +332,7 @@ def real_history(dice, *, operations, clients, keys=("a", "b"), lost=0.1, silent
     Args:
         dice: For everything.
         operations: How many.
-        clients: Of whom each does one operation after the other.
+        clients: Number of clients, each with one operation at a time.
         keys: Of the registers.
         lost: Share of answers that are lost; half of these operations take effect, some of them much later.
         silent: Share of conflicts that do not say what they saw.

@@ -96,8 +96,8 @@ WORKERS = [f"worker-{number}" for number in range(4)]
 
 
 async def crash_and_cut(world):
-    """Everybody joins; one crashes and is missed after the grace; one is cut off for less and one for more
-    than it may be; the crashed one returns in another life; the controller freezes and goes on."""
+    """All nodes join; one crashes and is missed after the grace; one is cut off for less and one for more
+    than it may be; the crashed one returns as a new process; the controller freezes and goes on."""
     cluster = Cluster(world, WORKERS)
     network = world.network
     await cluster.until(lambda: cluster.controller is not None and cluster.live == WORKERS, 10.0)

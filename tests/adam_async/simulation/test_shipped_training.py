@@ -62,7 +62,7 @@ class Counting:
         world.node("controller").start(self._control)
         for number in range(servers):
             world.node(f"ps-{number}").start(self._serve)
-        world.node("driver-0").start(self._disk_model)
+        world.node("driver-0").start(self._drive)
         self.pushing = [world.node(f"worker-{number}") for number in range(clients)]
         for node in self.pushing:
             node.start(self._push)
@@ -88,7 +88,7 @@ class Counting:
         ) as self.servers[node.name]:
             await asyncio.Event().wait()
 
-    async def _disk_model(self, node):
+    async def _drive(self, node):
         identity = identity_of("driver", node)
         record = NodeRecord(role="driver", address="", incarnation=identity.incarnation)
         membership = Membership(
@@ -259,7 +259,7 @@ class Training:
         for worker in self.workers:
             worker.start(self._work)
         self.driver = world.node("driver")
-        self.driver.start(self._disk_model)
+        self.driver.start(self._drive)
 
     def _common(self, role, node):
         return {
@@ -308,7 +308,7 @@ class Training:
         ):
             await asyncio.Event().wait()
 
-    async def _disk_model(self, node):
+    async def _drive(self, node):
         common = self._common("driver", node)
         del common["address"], common["waits"]
         settings = DriverSettings(threads=1, make_pool=SimulatedPool, **common)
@@ -316,8 +316,10 @@ class Training:
             return await driver.train()
 
     def in_the_middle(self):
-        told = self.data.state.statistics() if hasattr(self, "data") and self.data.state else {}
-        return told.get("epoch") == 1 and told["finished"] >= 10
+        if not hasattr(self, "data") or not self.data.state:
+            return False
+        counts = self.data.state.statistics()
+        return counts.epoch == 1 and counts.finished >= 10
 
 
 async def train_and_lose_a_worker(world, how):

@@ -8,7 +8,7 @@ import pytest
 
 from adam_async.cluster.local import LocalCluster
 from adam_async.controller.role import Role
-from adam_async.driver import planning
+from adam_async.driver import preparation
 from adam_async.model.named import digits
 from adam_async.worker.partition_trainer import PartitionTrainer
 from adam_async.worker.run_session import LEAD
@@ -161,7 +161,7 @@ class Held:
 async def test_a_worker_that_gets_nothing_back_does_not_run_away_from_a_slower_one(network, monkeypatch):
     # The convolution is frozen: the first worker sends activations, and needs no error gradients.
     # The plan goes by estimates: measured times of so small layers may put the cut elsewhere.
-    monkeypatch.setattr(planning, "calibrate", lambda *_arguments, **_options: None)
+    monkeypatch.setattr(preparation, "calibrate", lambda *_arguments, **_options: None)
     # Two groups of the second one hold two of the four threads that both share.
     waits = msgspec.structs.replace(QUICK, patience_s=50.0)
     flow = {"images_per_group": 1, "in_flight": 2, "threads": 2, "epochs": 1, "waits": waits}
@@ -212,7 +212,7 @@ async def test_send_buffers_go_round_and_none_is_lost(halo, network):
             return [worker.statistics().part.wires for worker in cluster.workers]
 
         def groups():
-            return cluster.data.state.statistics()["finished"]
+            return cluster.data.state.statistics().finished
 
         training = group.create_task(cluster.train(), name="train")
         await until(lambda: groups() >= 100)

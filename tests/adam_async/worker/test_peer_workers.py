@@ -79,7 +79,7 @@ class Worker:
         self.other = self.others._others[1 - self.part]
 
     async def on_link(self, link):
-        """What a worker does with a link from another one."""
+        """Handle a link from another worker, as a worker does."""
         try:
             greet = unpack(await link.receive(), Greet)
             if self.others.knows(greet, link.peer):
@@ -294,7 +294,7 @@ async def test_a_block_that_is_not_as_planned_is_refused_and_none_of_its_message
 
 
 def message_of(worker, options):
-    """What a worker would say of one block."""
+    """Return the message of a worker with one block."""
     shape = options.get("shape", (*SHAPE, 2))
     block = Block(options.get("crossing", 0), 1, options.get("number", 0), 1)
     return pack(Blocks(first=1, blocks=(block,), received=0, begun=0), [np.zeros(shape, np.float32)])

@@ -42,7 +42,7 @@ class Ablation:
     seed: int = 0
     """One that found it once: it is tried first."""
     story: Callable[[SimpleNamespace], None] | None = None
-    """What tells it, if dice seldom do."""
+    """Scenario that finds it, if random runs seldom do."""
 
 
 @contextmanager

@@ -51,7 +51,7 @@ class Wrong(AssertionError):
 
 
 class Options:
-    """What kind of world it is."""
+    """Random settings of one world."""
 
     def __init__(self, seed):
         dice = random.Random(f"{seed}/options")
@@ -264,7 +264,7 @@ class FuzzedGroup:
             self.give(node, self.code.events.Received(message))
 
     def thaw_s(self, node):
-        """What waited comes in another order."""
+        """Return a time after the freeze; waiting messages arrive in another order."""
         return node.frozen_until - self.now + self.net.uniform(0, 0.05)
 
     def write(self, node, number, what):

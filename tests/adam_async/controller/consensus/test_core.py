@@ -1,4 +1,4 @@
-"""What a node says and does: elections, the log, questions, snapshots, membership, handing over."""
+"""Messages and effects of a node: elections, the log, questions, snapshots, membership, handing over."""
 
 from zlib import crc32
 

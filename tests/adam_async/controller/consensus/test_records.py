@@ -1,4 +1,4 @@
-"""What a node keeps on disk comes back; a torn end is cut off, and damage before it is refused."""
+"""A node reads its records back from disk; a torn end is cut off, and damage before it is refused."""
 
 import msgspec
 import pytest
@@ -74,7 +74,7 @@ def test_a_file_that_ends_anywhere_holds_all_whole_frames_and_ends_after_them(da
 
 @given(st.data())
 def test_any_damage_before_the_last_synced_frame_is_refused(data):
-    """Whatever one byte becomes, wherever it is: nothing is skipped and nothing wrong is read."""
+    """A change of any one byte makes the reader neither skip a record nor read a wrong one."""
     whole, begins = written()
     at = data.draw(st.integers(0, begins[-2] - 1))
     damaged = bytearray(whole)

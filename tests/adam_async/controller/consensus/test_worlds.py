@@ -25,7 +25,7 @@ MARKS = (
     "transfer",
     "write",
 )
-"""What must happen in some worlds, or they prove nothing about it."""
+"""Events that must happen in some worlds, or the worlds prove nothing about them."""
 
 
 @pytest.mark.thorough

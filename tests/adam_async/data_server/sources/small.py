@@ -1,4 +1,4 @@
-"""What the tests of sources share: small data sets in every format, and reading them."""
+"""Helpers for tests of sources: small data sets in every format, and reading them."""
 
 import io
 import json

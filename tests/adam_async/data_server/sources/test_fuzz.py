@@ -1,4 +1,4 @@
-"""Whatever happens to the bytes of a data set, it is loaded or refused with a `DataError`."""
+"""A data set with any damage to its bytes is loaded or refused with a `DataError`."""
 
 import warnings
 from pathlib import Path

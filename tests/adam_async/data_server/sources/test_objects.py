@@ -20,7 +20,7 @@ PAIRS = [(image, int(label)) for image, label in zip(PIXELS, LABELS, strict=True
 
 
 class Lazy:
-    """What other libraries' data sets look like: a length, and items made when they are asked for."""
+    """A data set as other libraries make them: a length, and items made when they are asked for."""
 
     def __init__(self, make: Callable[[int], Any], items: int = 20) -> None:
         self._make = make

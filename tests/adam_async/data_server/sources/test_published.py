@@ -48,7 +48,7 @@ async def web(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Web]:
 
 
 def published(web: Web) -> dict[str, Published]:
-    """What is published, as small files of the test's own server."""
+    """Return the published data sets, as small files of the test's own server."""
 
     def here(source: str, files: RemoteSet) -> RemoteSet:
         return replace(

@@ -1,4 +1,4 @@
-"""Who reads which file of a source, who is asked for it, and who takes whose place."""
+"""The server that reads each file of a source, the servers asked for it, and replacements of lost servers."""
 
 import pytest
 from hypothesis import given

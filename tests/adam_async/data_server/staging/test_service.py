@@ -31,7 +31,7 @@ from transport import Identity, Network, RemoteError, Request, TcpNetwork
 pytestmark = pytest.mark.thorough
 
 SOON = Patience(join_s=30.0, back_s=0.05, wait_s=0.2, answer_s=20.0, stall_s=20.0, read_s=20.0)
-"""Who is gone is soon given up; nobody is given up because the machine is slow."""
+"""Limits that soon give up a lost server, and give up none because the machine is slow."""
 
 FILES = {
     f"train/class {number % 3}/{number}.bin": hashlib.shake_128(bytes([number])).digest(100 * number)
@@ -263,7 +263,7 @@ async def test_a_file_that_only_its_owner_cannot_read_comes_from_another(ring, s
 
 @asynccontextmanager
 async def impostor(servers: Ring, number: int, answer: Callable[[Request], None] | None):
-    """Somebody at the address of a server who answers as the test says, or not at all."""
+    """Listen at the address of a server, and answer as the test wants, or not at all."""
 
     async def on_link(link) -> None:
         if answer is not None:

@@ -1,4 +1,4 @@
-"""What recipes do, slowly: one image, one pixel, one step after another, in Python's numbers.
+"""A slow reference for recipes: one image, one pixel, one step after another, in Python's numbers.
 
 Shares nothing with the product but the dice. Places are exact fractions until they are rounded to 1/65536.
 """

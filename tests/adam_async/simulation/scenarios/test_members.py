@@ -110,7 +110,7 @@ def test_groups_that_were_not_reported_do_not_count(monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_leases_without_a_copy_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = ClusterMap.ledger_leaders.fget
-    monkeypatch.setattr(ClusterMap, "lenders", property(lambda newest: shipped(newest)[:1]))
+    monkeypatch.setattr(ClusterMap, "ledger_leaders", property(lambda newest: shipped(newest)[:1]))
 
     assert run_seed(MEMBERS, 3).invariant == "leases are kept twice"
 
@@ -145,7 +145,7 @@ def test_a_write_that_is_acknowledged_and_lost_is_reported(monkeypatch: pytest.M
 
 
 def test_members_that_do_not_join_again_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    shipped = Membership._sit
+    shipped = Membership._join
     joined = set()
 
     async def once(membership: Membership, *arguments: object) -> None:
@@ -153,6 +153,6 @@ def test_members_that_do_not_join_again_are_reported(monkeypatch: pytest.MonkeyP
             joined.add(membership.node)
             await shipped(membership, *arguments)
 
-    monkeypatch.setattr(Membership, "_sit", once)
+    monkeypatch.setattr(Membership, "_join", once)
 
     assert run_case(MEMBERS, draw_case(MEMBERS, 2)).invariant == "all return"
