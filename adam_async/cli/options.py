@@ -100,7 +100,7 @@ class TrainOptions:
     spec."""
     data: str | None = None
     """Training data: auto, mnist, digits, fashion-mnist, cifar-10, synthetic, a folder or file
-    (docs/reference/data.md), or tcp://HOST:PORT of a data server started alone; several with commas between them."""
+    (docs/reference/data.md), or tcp://HOST:PORT of a data server that stands alone; several with commas."""
     damaged: Damaged | None = None
     """Damaged images: error stops at the first, skip leaves out up to one in twenty."""
     size: str | None = None

@@ -177,11 +177,11 @@ BOUNDS = (
         name="an attached record is bounded",
         patch=patches.take_long_records,
         guard=TEST_MESSAGES + "test_messages.py::test_too_long_text_is_refused_undecoded",
-        seldom="virtual time passes while nothing is decoded, and the machine's own bound refuses the same",
+        seldom="virtual time passes while nothing is decoded, and the replicated state refuses the same",
         scenario="hostile",
     ),
     Ablation(
-        name="a command is readable by the state machine",
+        name="a command is readable by the replicated state",
         file=CONTROLLER + "contents.py",
         old="        msgspec.json.decode(read.value, type=dict[str, Any])\n",
         new='        return ""\n',

@@ -202,7 +202,7 @@ def answer_watches_with_older_maps(_: Any, self: Controller, watch: Any) -> bool
 
 
 @replaces(ReplicatedState, "_set")
-def repeat_questions(set_: Any, self: ReplicatedState, request: Any) -> Any:
+def repeat_requests(set_: Any, self: ReplicatedState, request: Any) -> Any:
     """Apply a repeated request again."""
     session = self._sessions.get(request.session)
     if session is not None and session.number == request.number:

@@ -163,8 +163,8 @@ ABLATIONS = (
         seldom="a deposed leader must get a question in the moment before it resigns",
     ),
     Ablation(
-        name="a repeated question is applied once",
-        patch=patches.repeat_questions,
+        name="a repeated request is applied once",
+        patch=patches.repeat_requests,
         guard=CONTROLLER_TESTS + "test_replicated_state.py::"
         "test_a_repeated_request_is_not_applied_again_and_gets_the_same_answer",
         breaks="I6",

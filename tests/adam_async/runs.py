@@ -152,15 +152,15 @@ class Uneven(FaultyNetwork):
     def __init__(self, inner: Network, faults: Mapping[str, Faults], *, seed: int = 7) -> None:
         super().__init__(inner, random.Random(seed))
         self._of_node = {
-            node: FaultyNetwork(inner, random.Random(f"{seed} {node}"), own_applied)
-            for node, own_applied in faults.items()
+            node: FaultyNetwork(inner, random.Random(f"{seed} {node}"), faulty)
+            for node, faulty in faults.items()
         }
 
     async def dial(self, address, identity, **options) -> Link:
-        own_applied = self._of_node.get(identity.node)
-        if own_applied is None:
+        faulty = self._of_node.get(identity.node)
+        if faulty is None:
             return await self.inner.dial(address, identity, **options)
-        link = await own_applied.dial(address, identity, **options)
+        link = await faulty.dial(address, identity, **options)
         return link if link.peer.role == "ps" else link.inner
 
 
