@@ -2,7 +2,7 @@
 
 Event loops wait in whole milliseconds: asyncio rounds the time-out of `epoll` up, and so does libuv. A thread
 can sleep for shorter times. It sleeps until the next timer, and wakes the loop once for all timers due then.
-docs/how-to/stragglers.md has the measured lateness; if other threads hold the interpreter's lock, it may be longer
+docs/how-to/stragglers.md has the measured lateness; if other threads hold the interpreter's lock, it grows
 by up to `sys.getswitchinterval`. A timer never fires early.
 """
 

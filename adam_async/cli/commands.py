@@ -43,7 +43,7 @@ USAGE = 2
 app = App(
     name="adam-async",
     help="Train neural networks on ordinary machines: Microsoft's Project Adam (OSDI 2014) in Python.",
-    help_epilogue="Exit codes: docs/reference/exit-codes.md. Variables set options, for example ADAM_EPOCHS=5.",
+    help_epilogue="Exit codes: docs/reference/exit-codes.md. Variables set options: ADAM_EPOCHS=5.",
     version=lambda: version("adam-async"),
     default_parameter=Parameter(show_default=shown_default, converter=value_of),
     result_action="return_value",

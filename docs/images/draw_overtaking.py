@@ -1,4 +1,4 @@
-"""Draw the picture of docs/explanation/partitions.md from what an example noted: two groups, the later one done first.
+"""Draw the picture of docs/explanation/partitions.md: two groups, the later one done first.
 
 python examples/09_overtaking.py run.json
 python docs/images/draw_overtaking.py run.json        writes overtaking.svg beside this file

@@ -1,4 +1,4 @@
-"""Draw the picture of docs/how-to/profile.md from a profile: one second of a run, and a few milliseconds of it.
+"""Draw the picture of docs/how-to/profile.md: one second of a run, and a few milliseconds of it.
 
 adam-async train --profile run.json --epochs 1
 python docs/images/draw_profile.py run.json        writes profile.svg beside this file
