@@ -6,8 +6,8 @@ an answer is late, a push left a gap) the connection drops the link, dials again
 requests, in order, under the same numbers (`session.py`). Without progress for `patience_s` the client fails
 and names the server.
 
-Requests never wait; `admit` waits while a server owes more than `MAX_UNACKNOWLEDGED` answers to pushes. That
-bounds the memory of push buffers.
+Requests never wait; `admit` waits while a server owes more than `MAX_UNACKNOWLEDGED` answers to pushes. The
+limit bounds the memory of push buffers.
 """
 
 import asyncio

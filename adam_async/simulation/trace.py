@@ -11,7 +11,7 @@ from typing import Any
 from adam_async.simulation.runner import Played
 from adam_async.simulation.scenario import Span
 
-LIFE = "life"
+PROCESS = "life"
 """Name of the lane of incarnations."""
 
 
@@ -41,14 +41,14 @@ def trace_file(played: Played) -> dict[str, Any]:
 def uptime_spans(node: str, times: Sequence[tuple[float, float | None]], ended_s: float) -> Iterator[Span]:
     """Yield a span for each incarnation of a machine."""
     for incarnation, (begun, ended) in enumerate(times, 1):
-        yield Span(node, LIFE, f"life {incarnation}", begun, ended_s if ended is None else ended)
+        yield Span(node, PROCESS, f"life {incarnation}", begun, ended_s if ended is None else ended)
 
 
 def _rows(pid: int, node: str, spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": node}}
     lanes: dict[tuple[str, int], float] = {}
     tids: dict[tuple[str, int], int] = {}
-    for span in sorted(spans, key=lambda span: (span.kind != LIFE, span.begun)):
+    for span in sorted(spans, key=lambda span: (span.kind != PROCESS, span.begun)):
         number = 0
         while lanes.get((span.kind, number), 0.0) > span.begun:
             number += 1

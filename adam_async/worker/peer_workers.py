@@ -12,7 +12,7 @@ blocks go to the engine at once. Confirmations travel with the blocks of the oth
 
 A worker that sends and gets nothing back, such as one with only frozen layers, could run far ahead of a
 slower one. So each worker reports its number of begun groups, and begins no group more than a *lead* ahead of
-a worker that it sends to. That bounds the waiting groups everywhere.
+a worker that it sends to. The lead bounds the waiting groups everywhere.
 """
 
 import asyncio

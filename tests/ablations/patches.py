@@ -181,12 +181,12 @@ def accept_violations(*_: Any) -> None:
 
 
 @replaces(Controller, "_answer")
-def answer_reads_at_once(answer: Any, self: Controller, request: Any, question: Any) -> None:
+def answer_reads_at_once(answer: Any, self: Controller, request: Any, body: Any) -> None:
     """Answer reads from the own map, without consensus."""
-    if isinstance(question, GetMap) and self.group.leads:
-        self._tell(request, self._whole())
+    if isinstance(body, GetMap) and self.group.leads:
+        request.reply(self._whole())
     else:
-        answer(self, request, question)
+        answer(self, request, body)
 
 
 @replaces(Controller, "_has_changes")

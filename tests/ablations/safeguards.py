@@ -146,7 +146,7 @@ ABLATIONS = (
         guard=CONTROLLER_TESTS + "test_service.py::"
         "test_a_read_of_a_leader_that_was_deposed_and_does_not_know_it_is_not_answered_with_what_"
         "is_old",
-        seldom="a deposed leader must get a question in the moment before it resigns",
+        seldom="a deposed leader must get a request in the moment before it resigns",
     ),
     Ablation(
         name="a new leader answers watches after it has applied earlier answers",
@@ -160,7 +160,7 @@ ABLATIONS = (
         patch=patches.answer_watches_with_older_maps,
         guard=CONTROLLER_TESTS + "test_service.py::"
         "test_a_deposed_leader_that_does_not_know_it_takes_nobody_back_to_an_older_map",
-        seldom="a deposed leader must get a question in the moment before it resigns",
+        seldom="a deposed leader must get a request in the moment before it resigns",
     ),
     Ablation(
         name="a repeated request is applied once",
@@ -191,7 +191,7 @@ ABLATIONS = (
         new="if False:",
         guard=CONTROLLER_TESTS + "test_state.py::"
         "test_an_incarnation_that_another_one_followed_never_joins_again",
-        seldom="a client has one incarnation at a time; questions of an earlier one expect an older version",
+        seldom="a client has one incarnation at a time; requests of an earlier one expect an older version",
     ),
     Ablation(
         name="the death of an earlier incarnation has no effect",
