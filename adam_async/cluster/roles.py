@@ -113,7 +113,7 @@ def controller(
 
 
 def parameter_server(place: Place) -> AbstractAsyncContextManager[ParameterServer]:
-    """Run a parameter server. Raises what `controller` raises."""
+    """Run a parameter server; for errors see `controller`."""
     role = ParameterServer(
         make_pool=ComputePool,
         network=place.network,
@@ -129,7 +129,7 @@ def parameter_server(place: Place) -> AbstractAsyncContextManager[ParameterServe
 
 
 def data_server(place: Place, dataset: Dataset) -> AbstractAsyncContextManager[DataServer]:
-    """Run a data server of a data set. Raises what `controller` raises."""
+    """Run a data server of a data set; for errors see `controller`."""
     role = DataServer(
         network=place.network,
         address=place.bind,
@@ -143,7 +143,7 @@ def data_server(place: Place, dataset: Dataset) -> AbstractAsyncContextManager[D
 
 
 def data_host(place: Place, dataset: Dataset) -> AbstractAsyncContextManager[DataHost]:
-    """Run a standalone data server, which clusters ask to join. Raises what `controller` raises."""
+    """Run a standalone data server, which clusters ask to join; for errors see `controller`."""
     role = DataHost(
         network=place.network,
         address=place.bind,
@@ -158,7 +158,7 @@ def data_host(place: Place, dataset: Dataset) -> AbstractAsyncContextManager[Dat
 def model_worker(
     place: Place, *, threads: int, in_flight: int, pace: float = 1.0
 ) -> AbstractAsyncContextManager[ModelWorker]:
-    """Run a model worker. Raises what `controller` raises.
+    """Run a model worker; for errors see `controller`.
 
     Args:
         place: Its place.

@@ -140,7 +140,7 @@ class Membership:
                     await self._join()
 
     async def _join(self) -> None:
-        """Set the own record. For a while a controller may still see the last incarnation's link as open."""
+        """Set this node's record. A controller may still see the link of the last incarnation as open."""
         key, loop = f"nodes/{self.node}", asyncio.get_running_loop()
         begin, patience_s = loop.time(), self._waits.dial_s + self._waits.call_s
         pauses, warned = TAKEN_PAUSES.waits(), False
@@ -217,12 +217,12 @@ class Membership:
     # --- writing -----------------------------------------------------------------------------
 
     async def set_node(self, **changes: Any) -> None:
-        """Change fields of the own node record, such as ``ready=run_id``."""
+        """Change fields of this node's record, such as ``ready=run_id``."""
         self._record = msgspec.structs.replace(self._record, **changes)
         await self._update(f"nodes/{self.node}", lambda _: self._record)
 
     async def leave(self) -> None:
-        """Report the own departure, for `GOODBYE_S` at most, so that other nodes need not wait for a return.
+        """Report this node's departure, for at most `GOODBYE_S`, so that no node waits for its return.
 
         Without a link to the leader nothing is reported.
         """

@@ -51,10 +51,10 @@ SILENT_S = 1.5
 """Silence beyond a request's own time that ends a leader's link, in seconds, if it is one of several."""
 
 PARTS = 3
-"""Number of parts of `SILENT_S`; only parts during which the own loop ran count."""
+"""Number of parts of `SILENT_S`; only parts during which this loop ran count."""
 
 LATE_S = 0.2
-"""Lateness of a part that shows that the own loop stood still, in seconds."""
+"""Lateness of a part that shows that this loop stood still, in seconds."""
 
 PAUSES = RetrySchedule(first_s=0.05, longest_s=0.5)
 """Pauses between rounds without a leader, in seconds."""

@@ -131,11 +131,11 @@ def check_ledger_record(record: LedgerRecord, old: LedgerRecord | None) -> str:
     The controllers name the first ledger leader, and begin terms. Nodes set only the ledger replicas.
     """
     if not record.ledger_replicas:
-        return "keepers is empty: a run's ledger needs a replica"
+        return "the ledger record has no keepers: a run's ledger needs a replica"
     if old is None:
         return "no data server leads the ledger, and the controllers name the first one"
     if (record.run, record.term) != (old.run, old.term):
-        return f"only keepers of term {old.term} of run {old.run} can be set"
+        return f"only the keepers of term {old.term} of run {old.run} can be set"
     return ""
 
 

@@ -156,7 +156,7 @@ class Role:
     async def listen_also(self, address: str) -> str:
         """Open a second listener until the end of the block, for peers that cannot reach the first.
 
-        Returns its address. Raises what `Network.listen` raises.
+        Returns its address; for errors see `Network.listen`.
         """
         listener = await self._stack.enter_async_context(
             self._network.listen(address, self._identity, self._on_link)

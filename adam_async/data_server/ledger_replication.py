@@ -64,9 +64,9 @@ class _Copy:
     """One replica's copy, as the ledger leader knows it."""
 
     has: int = -1
-    """The replica has the entries before this number; -1: it has to read anew."""
+    """Number of entries that the replica has; -1 if it must read anew."""
     reported: int = -1
-    """The replica knows that the entries before this number are settled."""
+    """Number of entries that the replica knows to be settled; -1 at first."""
     whole: bool = False
     """Whether the replica has taken the last entry since it reads anew; a part of a ledger is of no use."""
     counts: bool = False
@@ -97,7 +97,7 @@ class LedgerReplication:
     # --- the leader --------------------------------------------------------------------------
 
     def lead(self, term: int, ledger_replicas: Iterable[LedgerReplica], *, now: float) -> None:
-        """Lead in a term with these replicas. The own ledger is whole."""
+        """Lead in a term with these replicas. This server's ledger is whole."""
         self.term, self.leads, self._incoming = term, True, None
         self._lag_s = self.ledger.last_now - now if self.ledger.stop else 0.0
         self._copies = {
@@ -114,7 +114,7 @@ class LedgerReplication:
         return self._settle()
 
     def time_of(self, deadline: float) -> float:
-        """Time of a ledger's deadline on the own clock; an event entered then is not too early for it."""
+        """Time of a ledger's deadline on this server's clock; an event entered then is late enough."""
         ours = deadline - self._lag_s
         while ours + self._lag_s < deadline:  # rounded down: a timer would fire too early
             # A large time has coarse steps: quarters of one get there within a few rounds.

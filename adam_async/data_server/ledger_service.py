@@ -230,9 +230,11 @@ class LedgerService:
         if not self._is_of(request, body.run):
             return
         if not self._ledger_replication.leads or body.term != self._ledger_replication.term:
-            request.fail("not-lender", f"{self._identity.node} does not lead the ledger in term {body.term}")
+            request.fail(
+                "not-ledger-leader", f"{self._identity.node} does not lead the ledger in term {body.term}"
+            )
         elif not self._ledger_replication.counts((peer.node, peer.incarnation)):
-            request.fail("not-keeper", f"{peer.node} does not have the ledger")
+            request.fail("not-ledger-replica", f"{peer.node} does not have the ledger")
         else:
             events = read_packed_tensor(request.message, tuple[Entering, ...], MOST_LEDGER_BYTES)
             for event in events:
@@ -262,7 +264,7 @@ class LedgerService:
             return
         known = self._map.ledger_record.term if self._map.ledger_record is not None else 0
         if body.term > known + MOST_TERMS:
-            request.fail("not-lender", f"term {body.term}, and term {known} is known")
+            request.fail("not-ledger-leader", f"term {body.term}, and term {known} is known")
             return
         ledger_record = self._map.ledger_record
         if ledger_record is None or ledger_record.run != body.run or ledger_record.term < body.term:
@@ -270,7 +272,7 @@ class LedgerService:
         elif ledger_record.term > body.term:
             request.fail("old-term", f"this is term {ledger_record.term}, not {body.term}")
         elif ledger_record.ledger_replicas[:1] != ((peer.node, peer.incarnation),):
-            request.fail("not-lender", f"{peer.node} does not lead the ledger in term {body.term}")
+            request.fail("not-ledger-leader", f"{peer.node} does not lead the ledger in term {body.term}")
         else:
             self._take_copy(request, body)
 
@@ -278,7 +280,7 @@ class LedgerService:
         """Keep a copy of a later term until the map names its leader; one of each server, the last."""
         node = request.link.peer.node
         if node in self._early:
-            self._early[node][0].fail("not-lender", f"{node} has sent another copy since")
+            self._early[node][0].fail("not-ledger-leader", f"{node} has sent another copy since")
         # The budget of a link that has ended does not pay for its copy any more.
         self._early = {name: kept for name, kept in self._early.items() if not kept[0].link.closed}
         self._early[node] = request, body

@@ -152,7 +152,7 @@ class Questions:
         if body.run != self._run:
             return "wrong-run", f"this data server is on run {self._run}, not {body.run}"
         if not self._ledger.keeps:
-            return "not-lending", f"{self._node} has no leases of run {self._run}"
+            return "no-leases", f"{self._node} has no leases of run {self._run}"
         if text := taker_refusal(body, request.link.peer, self.takers):
             return "not-yours", text
         if isinstance(body, ReportGroups):

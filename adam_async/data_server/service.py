@@ -198,7 +198,7 @@ class DataServer(Role):
             self._ledger.map_changed(cluster)
             if not self._ledger.keeps:
                 self._questions.refuse_all(
-                    "not-lending", f"{self._identity.node} has no leases of run {self._run}"
+                    "no-leases", f"{self._identity.node} has no leases of run {self._run}"
                 )
             if self._ledger.leads and cluster.run is not None and cluster.run.id == self._run:
                 self._enter_changes(cluster, cluster.run)

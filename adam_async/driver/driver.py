@@ -252,7 +252,7 @@ class Driver:
         return await self._readiness.wait_for_data()
 
     async def _prepare_run(self, data: dict[str, Any]) -> PreparedRun:
-        """Choose the model and its plan. Raises what `prepare_model` and `prepare_plan` raise."""
+        """Choose the model and its plan; for errors see `prepare_model` and `prepare_plan`."""
         inputs, resume = self._inputs, self._inputs.resume
         spec, model = await prepare_model(data, self.config, inputs, self._pool)
         if self._settings.available_bytes is not None:

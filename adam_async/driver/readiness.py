@@ -209,7 +209,7 @@ def check_failed(cluster: ClusterMap, run: str) -> None:
 
 
 async def raise_failure(membership: Membership, run: str) -> None:
-    """Wait until the map has the failure of a run. Raises what `check_failed` raises."""
+    """Wait until the map has the failure of a run; for errors see `check_failed`."""
     async for cluster in membership.changes():
         check_failed(cluster, run)
 

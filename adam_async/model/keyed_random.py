@@ -1,4 +1,4 @@
-"""Pure: keyed dice, random values that are functions of their purpose.
+"""Pure: keyed random values, which are functions of their purpose.
 
 A draw is a function of (seed, purpose, keys, element index), never of earlier draws. The 128-bit key of a
 Philox generator is a hash of purpose and keys (epoch, image or group, layer); the counter is the element's

@@ -642,7 +642,7 @@ def _refuse_over(request: Request, message: Push | Tick | Record) -> Refuse:
         f"generation {message.incarnation} of replica {message.replica} has ended: "
         "other replicas train its groups"
     )
-    return Refuse(request, "life-over", text)
+    return Refuse(request, "generation-over", text)
 
 
 def _scaled_rates(pushes: Sequence[QueuedPush]) -> tuple[tuple[float, ...], ...]:

@@ -170,7 +170,7 @@ class Pusher:
     def _read_versions(
         groups: Sequence[Trained], message: PushMessage, places: Sequence[int]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Oldest version of each shard that the groups read, and the own pushes in that copy."""
+        """Oldest version of each shard that the groups read, and this worker's pushes in that copy."""
         if len(groups) == 1:
             read = groups[0].read
             copies, counts = read.copies, read.own_applied

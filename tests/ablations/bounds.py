@@ -121,7 +121,7 @@ BOUNDS = (
         "            return\n"
         "        self._admission.arrived(greeter, source_of(host))\n",
         guard="tests/transport/test_tcp.py::test_the_oldest_of_too_many_silent_connections_makes_room",
-        breaks="honest peers are answered",
+        breaks="correct peers are answered",
         scenario="hostile",
     ),
     Ablation(

@@ -279,7 +279,7 @@ class Core:
     def _ask(self, *, pre: bool, transfer: bool = False) -> None:
         for voter in self.members.voters:
             if voter == self.me:
-                # The own vote goes through the outbox as well: it counts once the ballot is durable.
+                # A node's own vote goes through the outbox as well: it counts once the ballot is durable.
                 self._outbox.hold(Vote(sender=voter, to=voter, term=self.term, pre=pre, granted=True))
             else:
                 ask = AskVote(

@@ -88,7 +88,7 @@ class Appended(Body, frozen=True, kw_only=True):
 
     ok: bool
     match: int
-    """Index up to which both logs are equal, durably, if `ok`; otherwise they may be equal up to it."""
+    """If `ok`, the last index at which both logs are durably equal; otherwise the last that may be equal."""
     prev_index: int = 0
     """Previous index of the refused `Append`."""
     round: int

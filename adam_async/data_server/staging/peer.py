@@ -150,7 +150,7 @@ class Peer:
         await self._reach(self._patience.answer_s, RetrySchedule(attempts=1))
 
     async def connect(self) -> None:
-        """Try to reach it until it answers, also at each request of it here. Raises the errors of `look`."""
+        """Try to reach it until it answers, also at each request of it here. For errors see `look`."""
         self._channel.progressed()
         while True:
             self._called.clear()

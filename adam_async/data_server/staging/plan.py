@@ -59,7 +59,7 @@ class Step:
     """Next attempt to get a file."""
 
     server: int
-    """Server to ask; the own number: read the source."""
+    """Server to ask; this server's number means: read the source."""
     patient: bool
     """Whether to wait until that server has the file."""
 
@@ -71,7 +71,7 @@ class Staging:
         files: The manifest.
         server: Own number, from 0.
         servers: Number of servers.
-        tries: Number of failures of one server with a file, the own one included, before the next is asked.
+        tries: Number of failures of one server with a file, its own included, before the next is asked.
     """
 
     def __init__(self, files: Sequence[File], *, server: int, servers: int, tries: int = 3) -> None:
@@ -146,7 +146,7 @@ class Staging:
             self.refused(file, server, why)
 
     def refused(self, file: int, server: int, why: str) -> None:
-        """Record that a server will never send a file; the own number: it cannot be read here."""
+        """Record that a server will never send a file; this server's number means: it cannot be read here."""
         self._reasons.setdefault(file, {})[server] = why
 
     def lost(self, server: int, why: str) -> None:

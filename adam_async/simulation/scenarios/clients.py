@@ -197,7 +197,7 @@ CLIENTS = Scenario(
         "unknown outcomes",
         "given up",
         "clients made anew",
-        "seats given up",
+        "memberships given up",
         "lost nodes",
         UNDER_WAY,
         *MARKS,

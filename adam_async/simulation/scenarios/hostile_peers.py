@@ -207,7 +207,7 @@ class HostilePeers:
             raise Violation("every role lives", f"{target} has ended")
         if error is not None:
             text = f"{target} did not answer a valid driver in {PROBE_S:g} s: {error!r}"
-            raise Violation("honest peers are answered", text)
+            raise Violation("correct peers are answered", text)
         self._ledger.operations += 1
 
     async def _ask(self, node: Node, target: str) -> None:

@@ -95,7 +95,7 @@ class Member:
                 except* _Hangs:
                     group.create_task(self._linger(node, incarnation), name=f"{self.name}/lingers")
                 except* (RunFailed, RoleDied, DeadlineExceeded, LinkClosed, _Left):
-                    self._ledger.counts["seats given up"] += 1
+                    self._ledger.counts["memberships given up"] += 1
                 await asyncio.sleep(AGAIN_S)
 
     def _new_membership(self, node: Node, incarnation: int) -> Membership:

@@ -201,7 +201,7 @@ class ShortRuns:
     async def train(
         self, node: Node, membership: Membership, network: TcpNetwork, identity: Identity, *, pace_s: float
     ) -> None:
-        """Take part in each run and each generation of the own replica."""
+        """Take part in each run and each generation of its replica."""
         place: Place | None = None
         task: asyncio.Task[None] | None = None
         client: DataClient | None = None
@@ -293,7 +293,7 @@ class ShortRuns:
         try:
             answer = await link.call(pack(question), timeout_s=2.0)
         except RemoteError as error:
-            if error.code not in (code, "wrong-run", "not-lending"):
+            if error.code not in (code, "wrong-run", "no-leases"):
                 raise Violation("wrong questions", f"{question!r}: {error.code!r}, not {code!r}") from None
             self._ledger.counts["refused"] += 1
         else:

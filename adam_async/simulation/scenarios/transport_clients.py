@@ -150,7 +150,7 @@ class TransportClients:
 
     def _lost(self, name: str, rule: str) -> None:
         if name in CLIENTS:
-            raise Violation("the honest stay", f"{name} lost its link for the rule {rule!r}")
+            raise Violation("correct clients stay", f"{name} lost its link for the rule {rule!r}")
         self.ended[name] = rule
 
     async def _ask(self, node: Node) -> None:
@@ -169,7 +169,7 @@ class TransportClients:
                     raise
                 self._ledger.counts["busy"] += 1
             except ProtocolError as error:
-                raise Violation("the honest stay", f"{node.name}: {error}") from None
+                raise Violation("correct clients stay", f"{node.name}: {error}") from None
             except (TransportError, DialFailed):
                 await asyncio.sleep(0.1)
 
@@ -273,7 +273,7 @@ def _check_question(request: Request) -> None:
 
 
 async def _send_invalid_arrays(link: Link, question: Message) -> None:
-    """Send questions that the own side refuses or the server fails at; the link stays open."""
+    """Send questions that this side refuses or the server fails at; the link stays open."""
     for rule, tensor in CANNOT_TRAVEL:
         try:
             await link.call(Message(type="echo", tensors=(tensor,)), timeout_s=4.0)

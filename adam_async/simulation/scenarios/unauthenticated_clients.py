@@ -127,7 +127,9 @@ class _Run:
         done, _ = await asyncio.wait([task], timeout=TURNED_S)
         if not done:
             task.cancel()
-            raise Violation("strangers are turned away", f"{kind}: still there after {TURNED_S:g} s")
+            raise Violation(
+                "unauthenticated clients are refused", f"{kind}: still there after {TURNED_S:g} s"
+            )
         task.result()
 
     async def _connect(self, node: Node, kind: str) -> None:
@@ -138,19 +140,19 @@ class _Run:
             code = _reply_code(await wire.until(RECORD_BYTES))
         self._check_code(kind, code, HANDSHAKES[kind].code)
         if await wire.until(1):
-            raise Violation("strangers are turned away", f"{kind}: got more bytes after {code!r}")
+            raise Violation("unauthenticated clients are refused", f"{kind}: got more bytes after {code!r}")
         wire.close()
 
     def _check_code(self, kind: str, code: str, expected: str) -> None:
         if code != expected:
-            raise Violation("strangers are turned away", f"{kind}: got {code!r}, not {expected!r}")
+            raise Violation("unauthenticated clients are refused", f"{kind}: got {code!r}, not {expected!r}")
         self.ledger.counts["refused" if code else "hung up on"] += 1
 
     async def _crowd(self, node: Node) -> None:
         wires = [await dial_raw(HOST, PORT) for _ in range(2 * LINKS.max_unauthenticated)]
         codes = [_reply_code(await wire.until(RECORD_BYTES)) for wire in wires]
         if "crowded" not in codes or set(codes) - {"crowded", "late"}:
-            raise Violation("strangers are turned away", f"a crowd got {codes}")
+            raise Violation("unauthenticated clients are refused", f"a crowd got {codes}")
         for wire in wires:
             wire.close()
 
@@ -195,7 +197,7 @@ class _Run:
         identity = Identity(role="ghost" if ghost else "client", node=node.name, incarnation=1)
         try:
             async with network.connect(ADDRESS, identity, timeout_s=TURNED_S / 2):
-                raise Violation("strangers are turned away", f"{kind}: was admitted")
+                raise Violation("unauthenticated clients are refused", f"{kind}: was admitted")
         except HandshakeRejected as error:
             self._check_code(kind, error.code, "role" if ghost else "token")
 

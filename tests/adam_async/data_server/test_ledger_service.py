@@ -425,9 +425,9 @@ async def test_only_the_ledger_leader_enters_and_only_for_replicas_of_its_term(n
     async with party_of(network, 2) as party:
         ledger_leader, other = (party.servers[name] for name in party.map.ledger_leaders)
         nothing = [packed_tensor([])]
-        assert await refused(party, other, Enter(run=RUN, term=1), nothing) == "not-lender"
-        assert await refused(party, ledger_leader, Enter(run=RUN, term=2), nothing) == "not-lender"
-        assert await refused(party, ledger_leader, Enter(run=RUN, term=1), nothing) == "not-keeper"
+        assert await refused(party, other, Enter(run=RUN, term=1), nothing) == "not-ledger-leader"
+        assert await refused(party, ledger_leader, Enter(run=RUN, term=2), nothing) == "not-ledger-leader"
+        assert await refused(party, ledger_leader, Enter(run=RUN, term=1), nothing) == "not-ledger-replica"
         assert await refused(party, ledger_leader, Enter(run="old", term=1), nothing) == "wrong-run"
         assert await refused(party, other, CopyLedger(run="old", term=1), nothing) == "wrong-run"
         assert await refused(party, other, CopyLedger(run=RUN, term=1), nothing) == "not-member"
@@ -451,11 +451,11 @@ async def test_a_later_term_is_taken_when_the_map_names_its_leader_and_not_befor
         ledger_leader, other = (party.servers[name] for name in party.map.ledger_leaders)
         opening = [packed_tensor(Part(first=0, settled=0, opening=Opening()))]
         async with party.network.connect(ledger_leader.address, other._identity) as link:
-            with pytest.raises(RemoteError, match="not-lender"):
+            with pytest.raises(RemoteError, match="not-ledger-leader"):
                 await link.call(pack(CopyLedger(run=RUN, term=1), opening), timeout_s=20.0)
             copy = pack(CopyLedger(run=RUN, term=2), opening)
             first, second = (link.call_nowait(copy, timeout_s=20.0) for _ in range(2))
-            with pytest.raises(RemoteError, match="not-lender"):
+            with pytest.raises(RemoteError, match="not-ledger-leader"):
                 await first
             assert ledger_leader.statistics().ledger.leads
             await party.driver.report_death(ledger_leader._identity.node)

@@ -316,7 +316,10 @@ def test_an_event_that_waits_for_its_epoch_is_refused_if_its_generation_ends_fir
     assert server.tick("t", 1, 6, [0, 1], epoch=2) == []
     server.replica_generations(0, 1, of_1=7)
     refusals = server.tell(EpochBegan(2, 4))
-    assert [(each.request, each.code) for each in refusals] == [("p", "life-over"), ("t", "life-over")]
+    assert [(each.request, each.code) for each in refusals] == [
+        ("p", "generation-over"),
+        ("t", "generation-over"),
+    ]
     assert server.state.idle
     assert server.shard().last_number == {}
     assert server.shard().clocks == {0: 4, 1: 4}
@@ -635,7 +638,7 @@ class Replicas(RuleBasedStateMachine):
                 settled = all(problem.status != GAP for problem in effect.body.problems)
             else:
                 settled = isinstance(effect, AcknowledgeTick)
-                assert settled or effect.code == ("gap" if worker.live else "life-over")
+                assert settled or effect.code == ("gap" if worker.live else "generation-over")
             if settled:
                 worker.open = [event for event in worker.open if event.request[1] != number]
 

@@ -441,7 +441,7 @@ def test_a_message_of_an_ended_generation_is_refused_and_changes_nothing(what, u
         "tick": lambda: server.tick("late", (0,), 4),
     }[what]()
     assert isinstance(refusal, Refuse)
-    assert (refusal.request, refusal.code) == ("late", "life-over")
+    assert (refusal.request, refusal.code) == ("late", "generation-over")
     assert "generation 1 of replica 0 has ended" in refusal.text
     assert server.state.idle
     assert (counted(server), server.shard().clocks) == before
@@ -456,7 +456,7 @@ def test_pushes_from_before_the_end_of_a_generation_stay_and_are_answered_again(
     (again,) = server.push("a again", (0, 1), (1, 1))
     assert again.body.problems == (Problem(0, DUPLICATE), Problem(1, DUPLICATE))
     (refusal,) = server.push("part of it is new", (0, 1), (1, 2))
-    assert refusal.code == "life-over"
+    assert refusal.code == "generation-over"
     assert (server.shard(0).version, server.shard(1).version) == (1, 1)
 
 
@@ -479,7 +479,7 @@ def test_with_no_live_replica_ended_generations_are_refused_and_new_ones_served(
     server.tell(replica_generations())
     for replica in (ZERO, ONE):
         (refusal,) = server.push("late", (0,), (1,), replica=replica)
-        assert refusal.code == "life-over"
+        assert refusal.code == "generation-over"
     assert server.push("first of another", (0,), (1,), incarnation=2) == []
     assert [effect.body.problems for effect in server.drain()] == [()]
 
@@ -501,9 +501,9 @@ def test_a_push_of_a_forgotten_generation_is_refused_also_if_it_was_applied():
         server.tell(replica_generations(ZERO, of_0=replica_generation))
     assert (1, 1) not in server.shard().last_number
     (refusal,) = server.push("a again", (0,), (1,))
-    assert refusal.code == "life-over"
+    assert refusal.code == "generation-over"
     (refusal,) = server.record("in place again", 1, [(1, 0)], incarnation=1, shards=(1,))
-    assert refusal.code == "life-over"
+    assert refusal.code == "generation-over"
     assert (server.shard(0).version, server.shard(1).version) == (1, 1)
 
 
@@ -514,7 +514,7 @@ def test_only_the_newest_ended_generations_are_remembered():
         server.tell(replica_generations(ZERO, ONE, of_0=replica_generation))
     for replica_generation in range(newest - REMEMBERED, newest):
         (refusal,) = server.tick("late", (0,), 9, incarnation=replica_generation)
-        assert refusal.code == "life-over"
+        assert refusal.code == "generation-over"
     assert server.state.generations_forgotten == newest - 1 - REMEMBERED
 
 

@@ -55,13 +55,13 @@ def test_a_seed_is_the_same_run_in_every_process() -> None:
 ABLATIONS = {
     "a token is checked": (
         Handshake, "_check_proof", "not hmac.compare_digest(body[: len(expected)], expected)", "False",
-        "strangers are turned away", 1,
+        "unauthenticated clients are refused", 1,
     ),
     "a record of another kind is not answered": (
-        Handshake, "_open", "if kind != expected", "if kind < 0", "strangers are turned away", 1,
+        Handshake, "_open", "if kind != expected", "if kind < 0", "unauthenticated clients are refused", 1,
     ),
     "connections above the limit are closed": (
-        Entrance, "connected", "self._admission.over_limit", "False", "strangers are turned away", 1,
+        Entrance, "connected", "self._admission.over_limit", "False", "unauthenticated clients are refused", 1,
     ),
     "a checksum is checked": (
         FrameDecoder, "_parse", "start + _CHECKED_BYTES])) != crc", "start + _CHECKED_BYTES])) < 0",
