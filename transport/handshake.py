@@ -30,7 +30,7 @@ from transport.messages import Identity, RoleTable
 __all__ = ["RECORD_BYTES", "ClientHandshake", "Handshake", "ServerHandshake", "reject_record"]
 
 RECORD_BYTES: Final = 256
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 NONCE_BYTES: Final = 32
 MAGIC: Final = b"TLNKHAND"
 

@@ -146,6 +146,8 @@ class GroupProducer:
             if self._cache is not None:
                 await self._pool.run(self._cache.close, cost="close")
             self._limits, self._cache = limits, self._make_cache(limits)
+        # Events of the run before may have begun an epoch during the waits above.
+        self._forget_epoch()
 
     async def _hold_back(self, config: Config) -> None:
         """Read the images that a run holds back from training; they stay in memory, like test images."""

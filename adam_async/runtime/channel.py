@@ -140,7 +140,8 @@ class Channel:
 
     async def pause(self, wake: asyncio.Event | None = None) -> None:
         """Wait for the next pause of the schedule, or until `wake` is set. Cancelling it loses nothing."""
-        pause_s = next(self._pauses)
+        # A schedule has an end; a peer that refuses for longer gets its longest pause from then on.
+        pause_s = next(self._pauses, self._schedule.longest_s)
         if wake is None:
             await asyncio.sleep(pause_s)
         else:

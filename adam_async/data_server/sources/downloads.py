@@ -1,7 +1,7 @@
 """Downloads of published files into a folder, with `pooch`: checked, and tried mirror after mirror.
 
-A file takes its name only after its checksum matches; an interrupted download leaves nothing and begins again
-the next time. Each download runs on a daemon thread: a name server that never answers cannot be
+A file takes its name only after its checksum matches, and an interrupted download begins again the next
+time. Each download runs on a daemon thread: a name server that never answers cannot be
 interrupted, and must delay neither the disk nor the end of the program.
 """
 
@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from adam_async.errors import DataError
 
-CHUNK_BYTES = 1 << 18
+CHUNK_BYTES = 1 << 14
 """Size of one read from a connection, in bytes."""
 
 OnBytes = Callable[[str, int, int | None], None]
@@ -153,6 +153,8 @@ class _Transfer:
         )
         with self._responses, open(output_file, "wb") as self._file:
             downloader(url, self, pooch)
+        # pooch makes the file private, and several users may share a cache.
+        Path(output_file).chmod(0o644)
 
     def _answered(self, response: Any, **options: Any) -> None:
         self._responses.callback(response.close)

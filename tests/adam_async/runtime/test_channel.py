@@ -130,6 +130,13 @@ async def test_pauses_grow_and_begin_again_after_progress_alone(monkeypatch):
     assert slept == [first_s, 2 * first_s, 4 * first_s, first_s]
 
 
+async def test_a_schedule_that_has_ended_goes_on_with_its_longest_pause():
+    schedule = RetrySchedule(first_s=0.0001, longest_s=0.0002, attempts=2)
+    channel = channel_to(local_network(), "local://ps-0", pauses=schedule)
+    for _ in range(3):
+        await channel.pause()
+
+
 async def test_an_event_ends_a_pause_early_and_a_cancelled_wait_loses_nothing():
     channel = channel_to(
         local_network(), "local://ps-0", pauses=RetrySchedule(first_s=1000.0, longest_s=1000.0)

@@ -61,7 +61,8 @@ ABLATIONS = {
         Handshake, "_open", "if kind != expected", "if kind < 0", "unauthenticated clients are refused", 1,
     ),
     "connections above the limit are closed": (
-        Entrance, "connected", "self._admission.over_limit", "False", "unauthenticated clients are refused", 1,
+        Entrance, "connected", "self._admission.over_limit", "False",
+        "unauthenticated clients are refused", 1,
     ),
     "a checksum is checked": (
         FrameDecoder, "_parse", "start + _CHECKED_BYTES])) != crc", "start + _CHECKED_BYTES])) < 0",
