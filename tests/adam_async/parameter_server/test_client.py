@@ -439,6 +439,8 @@ async def test_a_link_on_which_something_was_refused_is_followed_by_a_pause(monk
     pauses = []
 
     class Counted:
+        longest_s = 0.0
+
         def waits(self):
             while True:
                 pauses.append(0.0)
