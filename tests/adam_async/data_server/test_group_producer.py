@@ -194,6 +194,22 @@ async def test_the_options_of_the_run_hold_where_the_data_set_has_none() -> None
         assert producer.answer_bytes == 1 << 10
 
 
+async def test_an_epoch_that_begins_while_a_run_is_prepared_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with producer_of(dataset_of(cache=None)) as (producer, _):
+        hold_back = producer._hold_back
+
+        async def held_back(config: Config) -> None:
+            producer.begin_epoch(order_of(1), takers=1)  # an event of the run before
+            await hold_back(config)
+
+        monkeypatch.setattr(producer, "_hold_back", held_back)
+        run = RunRecord(id="run-2", driver="driver", config={}, spec={})
+        await producer.take_up(run, Config())
+        assert producer.epoch == 0
+
+
 async def test_images_that_the_data_set_holds_itself_count_as_they_are() -> None:
     stored = dataset_of(cache=CacheLimits(1 << 30))
     dataset = replace(stored, train_images=stored.train_images[:])
