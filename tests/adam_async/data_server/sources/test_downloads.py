@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from adam_async.data_server.sources.downloads import Downloader, RemoteFile, RemoteSet
+from adam_async.data_server.sources.downloads import CHUNK_BYTES, Downloader, RemoteFile, RemoteSet
 from adam_async.errors import DataError
 from tests.adam_async.data_server.web import Answer, Web, open_web
 
@@ -168,7 +168,7 @@ async def test_lies_are_found_out_and_leave_no_file(
 @pytest.mark.parametrize(
     ("deadlines", "claim"),
     [
-        ({"stall_s": 0.2}, "no answer in time, after 262144 bytes"),
+        ({"stall_s": 0.2}, f"no answer in time, after {300_000 // CHUNK_BYTES * CHUNK_BYTES} bytes"),
         ({"file_s": 0.2}, "not whole after 0.2 s.; try again"),
     ],
 )
