@@ -21,25 +21,26 @@ class RunTensors:
     Args:
         network: The network with the parameters.
         table: Their shards.
-        rule: The update rule, with its arrays.
+        rule: The update rule, with its arrays; None for values alone.
     """
 
-    def __init__(self, network: Network, table: ShardTable, rule: Rule) -> None:
+    def __init__(self, network: Network, table: ShardTable, rule: Rule | None) -> None:
         self.table = table
-        self._rule = rule
+        self._state_names = rule.state_names if rule is not None else ()
+        self._scalar_names = rule.scalar_names if rule is not None else ()
         self._dtype = network.dtype
-        self.arrays = (*rule.state_names, *rule.scalar_names)
+        self.arrays = (*self._state_names, *self._scalar_names)
         """Names of the rule's arrays, in the order of a message."""
         self.weights: dict[str, NDArray[Any]] = {
             parameter.name: np.empty(parameter.shape, network.dtype) for parameter in network.parameters
         }
         self.state: dict[str, NDArray[Any]] = {}
         """Elementwise arrays, in the shape of their tensor; counts, with one entry per shard of it."""
+        made = rule.new_state((1,), network.dtype) if rule is not None else {}
         for parameter in network.parameters:
-            made = rule.new_state((1,), network.dtype)
-            for name in rule.state_names:
+            for name in self._state_names:
                 self.state[f"{name}/{parameter.name}"] = np.empty(parameter.shape, made[name].dtype)
-            for name in rule.scalar_names:
+            for name in self._scalar_names:
                 shards = len(table.by_tensor[parameter.name])
                 self.state[f"{name}/{parameter.name}"] = np.empty(shards, made[name].dtype)
         self._place = {
@@ -53,7 +54,7 @@ class RunTensors:
 
     def bytes_of(self, shard: ShardSpec) -> int:
         """Return the size of one shard with its rule state in bytes, without counts."""
-        return shard.size * self._dtype.itemsize * (1 + len(self._rule.state_names))
+        return shard.size * self._dtype.itemsize * (1 + len(self._state_names))
 
     def cut(self, number: int) -> list[NDArray[Any]]:
         """Return one shard in the form of a message: values, then the rule's arrays in order; flat views."""
@@ -62,8 +63,8 @@ class RunTensors:
         place = self._place[shard.id]
         return [
             self.weights[shard.tensor].reshape(-1)[part],
-            *(self.state[f"{name}/{shard.tensor}"].reshape(-1)[part] for name in self._rule.state_names),
-            *(self.state[f"{name}/{shard.tensor}"][place : place + 1] for name in self._rule.scalar_names),
+            *(self.state[f"{name}/{shard.tensor}"].reshape(-1)[part] for name in self._state_names),
+            *(self.state[f"{name}/{shard.tensor}"][place : place + 1] for name in self._scalar_names),
         ]
 
     def put(self, shards: Sequence[int], arrays: Sequence[str], tensors: Sequence[NDArray[Any]]) -> None:

@@ -25,6 +25,7 @@ from adam_async.data_server.service import DataServer
 from adam_async.data_server.sources.datasets import load
 from adam_async.driver.driver import OUTSIDE, Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import ConfigError, RoleDied, RunFailed, first_cause
 from adam_async.messages import role_table
 from adam_async.model.layer import Layer
@@ -230,7 +231,7 @@ class LocalCluster:
                 identity=self._setup.identity("controller", name),
                 waits=self.config.waits,
                 alone=len(names) == 1,
-                layers=self._setup.inputs.layers,
+                rules=TrainingRules(),
                 entropy=self._setup.entropy,
             )
             controller.process_memory = self._process_memory
@@ -280,7 +281,6 @@ class LocalCluster:
                 make_pool=self._make_pool,
                 buffers=self.buffers,
                 storage_pool=self._storage_pool,
-                layers=self._setup.inputs.layers,
             )
             self.servers.append(await stack.enter_async_context(server))
 

@@ -14,11 +14,13 @@ from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
 from adam_async.data_server.standalone import DataHost
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import BindFailed, first_cause
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.config import Waits
+from adam_async.runtime.machine import available_bytes
 from adam_async.runtime.timeline import Timeline
 from adam_async.worker.service import ModelWorker
 from dataflow import ComputePool
@@ -106,7 +108,7 @@ def controller(
         peers=peers,
         alone=alone,
         file=file,
-        layers=place.layers,
+        rules=TrainingRules(),
         entropy=place.entropy,
     )
     return _listening(role, place)
@@ -123,7 +125,7 @@ def parameter_server(place: Place) -> AbstractAsyncContextManager[ParameterServe
         waits=place.waits,
         timeline=place.timeline,
         buffers=place.buffers,
-        layers=place.layers,
+        available_bytes=available_bytes,
     )
     return _listening(role, place)
 

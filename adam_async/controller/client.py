@@ -9,7 +9,7 @@ leader change within the group needs no action.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ from adam_async.run.cluster_map import (
     RunRecord,
 )
 from adam_async.run.config import Waits
+from adam_async.run.store_record import ArrayRecord, ArraysPiece, StoreRecord, cut_arrays, store_key
 from adam_async.runtime.traffic import Traffic
 from transport import Identity, Network, RemoteError, RetrySchedule, TransportError
 
@@ -48,7 +49,9 @@ WARN_S = 0.3
 """Wait for a taken node id above which a warning is logged, in seconds. A restarted node joins faster, so a
 longer wait is for another process."""
 
-Record = NodeRecord | RunRecord | RunInPieces | RunPiece | EpochRecord | LedgerRecord
+Record = (
+    NodeRecord | StoreRecord | ArraysPiece | RunRecord | RunInPieces | RunPiece | EpochRecord | LedgerRecord
+)
 
 
 class Membership:
@@ -256,6 +259,40 @@ class Membership:
                 await self._update(f"nodes/{node}", gone)
         except (TimeoutError, TransportError, AdamError) as error:
             logger.info("%s could not report the death of %s: %r", self.node, node, error)
+
+    async def create_store(self, name: str, record: StoreRecord, arrays: Sequence[ArrayRecord]) -> None:
+        """Create a store, unless a store of that name is there; a failed one is replaced.
+
+        Raises:
+            ConfigError: The name or the list of arrays is too long.
+            RunFailed: The controller refused the store.
+            DeadlineExceeded: No controller led, or answered.
+        """
+        key, id = store_key(name), record.id
+
+        def absent(cluster: ClusterMap) -> bool:
+            there = cluster.stores.get(name)
+            return there is None or (there.phase == "failed" and there.id != id)
+
+        pieces = cut_arrays(id, arrays)
+        for number, piece in enumerate(pieces):
+            await self._update(
+                f"{key}/{number}",
+                lambda cluster, piece=piece: piece if absent(cluster) else None,  # type: ignore[misc]
+            )
+        whole = msgspec.structs.replace(record, pieces=len(pieces))
+        await self._update(key, lambda cluster: whole if absent(cluster) else None)
+
+    async def delete_store(self, name: str, id: str) -> None:
+        """Delete the store of a name, if it still has this id; for errors see `create_store`."""
+
+        def deleted(cluster: ClusterMap) -> StoreRecord | None:
+            store = cluster.stores.get(name)
+            if store is None or store.id != id:
+                return None
+            return msgspec.structs.replace(store, phase="deleted")
+
+        await self._update(store_key(name), deleted)
 
     async def submit_run(self, record: RunRecord) -> None:
         """Begin a run, as its driver; in pieces if one value of the map cannot hold its record.

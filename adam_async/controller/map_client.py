@@ -39,6 +39,7 @@ from adam_async.messages import (
 from adam_async.messages.bounds import MOST_MAP_TEXT_BYTES
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord, RunPiece, RunRecord
 from adam_async.run.config import Waits
+from adam_async.run.store_record import ArraysPiece, StoreRecord
 from adam_async.runtime.traffic import Traffic
 from transport import Identity, Link, Message, Network, RemoteError, RemoteProtocolError
 
@@ -77,9 +78,12 @@ class Outcome:
 
 def version_of(cluster: ClusterMap, key: str) -> int:
     """Return the version of the map at which a key's record last changed; 0 if there is no record."""
-    record: NodeRecord | RunRecord | RunPiece | EpochRecord | LedgerRecord | None
-    if key.startswith("nodes/"):
-        record = cluster.nodes.get(key.removeprefix("nodes/"))
+    record: NodeRecord | StoreRecord | ArraysPiece | RunRecord | RunPiece | EpochRecord | LedgerRecord | None
+    kind, _, name = key.partition("/")
+    if kind == "nodes":
+        record = cluster.nodes.get(name)
+    elif kind == "stores":
+        record = cluster.arrays.get(key) if "/" in name else cluster.stores.get(name)
     elif key.startswith("run/"):
         record = cluster.pieces.get(key)
     else:

@@ -7,8 +7,8 @@ and continues after a break at any controller, because all controllers have the 
 """
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -22,6 +22,9 @@ from adam_async.run.cluster_map import (
     RunPiece,
     RunRecord,
 )
+from adam_async.run.store_record import ArraysPiece, StoreRecord
+
+_R = TypeVar("_R")
 
 KEPT = 1024
 """Number of changes that a controller keeps; a watcher behind them gets the whole map."""
@@ -40,8 +43,15 @@ class Change(
     run: RunRecord | UnsetType | None = UNSET
     same_run: bool = False
     """Whether `run` lacks the fields `cluster_map.FIXED`, which are unchanged."""
-    generation: int | UnsetType = UNSET
-    buckets: tuple[str, ...] | UnsetType = UNSET
+    stores: dict[str, StoreRecord] = {}
+    """The records that are new."""
+    stores_gone: tuple[str, ...] = ()
+    """Stores that have left the map."""
+    arrays: dict[str, ArraysPiece] = {}
+    """The pieces that are new."""
+    arrays_gone: tuple[str, ...] = ()
+    """Keys of pieces that have left the map."""
+    placements: int | UnsetType = UNSET
     epoch: EpochRecord | UnsetType | None = UNSET
     ended: int | UnsetType = UNSET
     results: tuple[dict[str, Any], ...] | UnsetType = UNSET
@@ -51,23 +61,12 @@ class Change(
     pieces: dict[str, RunPiece] | UnsetType = UNSET
 
 
-_WHOLE = tuple(
-    name
-    for name in Change.__struct_fields__
-    if name not in ("version", "nodes", "gone", "same_run", "more_results")
-)
+_WHOLE = tuple(name for name in Change.__struct_fields__ if getattr(Change(version=0), name) is UNSET)
 
 
 def difference(before: ClusterMap, after: ClusterMap) -> Change:
     """Return the change from one map to the next."""
-    nodes, new = {}, {}
-    for name, node in after.nodes.items():
-        was = before.nodes.get(name)
-        if node is not was and node != was:  # most are the same object, and long to compare
-            nodes[name] = node
-    gone: tuple[str, ...] = ()
-    if after.nodes is not before.nodes:
-        gone = tuple(name for name in before.nodes if name not in after.nodes)
+    new: dict[str, Any] = {}
     for name in _WHOLE:
         value, old = getattr(after, name), getattr(before, name)
         if value is not old and value != old:
@@ -77,7 +76,35 @@ def difference(before: ClusterMap, after: ClusterMap) -> Change:
     added = after.ended - before.ended
     if 0 < added <= len(after.results) and after.results == _extended(before.results, after.results[-added:]):
         new |= {"results": after.results[-added:], "more_results": True}
-    return Change(version=after.version, nodes=nodes, gone=gone, **new)
+    return Change(
+        version=after.version,
+        nodes=_new_records(before.nodes, after.nodes),
+        gone=_gone(before.nodes, after.nodes),
+        stores=_new_records(before.stores, after.stores),
+        stores_gone=_gone(before.stores, after.stores),
+        arrays=_new_records(before.arrays, after.arrays),
+        arrays_gone=_gone(before.arrays, after.arrays),
+        **new,
+    )
+
+
+def _new_records(before: Mapping[str, _R], after: Mapping[str, _R]) -> dict[str, _R]:
+    if after is before:
+        return {}
+    new = {}
+    for name, record in after.items():
+        was = before.get(name)
+        if record is not was and record != was:  # most are the same object, and long to compare
+            new[name] = record
+    return new
+
+
+def _gone(before: Mapping[str, _R], after: Mapping[str, _R]) -> tuple[str, ...]:
+    return () if after is before else tuple(name for name in before if name not in after)
+
+
+def _merged(before: Mapping[str, _R], new: Mapping[str, _R], gone: Sequence[str]) -> dict[str, _R]:
+    return {name: record for name, record in {**before, **new}.items() if name not in gone}
 
 
 def _extended(
@@ -96,9 +123,11 @@ def changed(before: ClusterMap, change: Change) -> ClusterMap:
         raise ValueError(f"version {change.version} does not follow version {before.version}")
     new = {name: value for name in _WHOLE if (value := getattr(change, name)) is not UNSET}
     if change.nodes or change.gone:
-        new["nodes"] = {
-            name: node for name, node in {**before.nodes, **change.nodes}.items() if name not in change.gone
-        }
+        new["nodes"] = _merged(before.nodes, change.nodes, change.gone)
+    if change.stores or change.stores_gone:
+        new["stores"] = _merged(before.stores, change.stores, change.stores_gone)
+    if change.arrays or change.arrays_gone:
+        new["arrays"] = _merged(before.arrays, change.arrays, change.arrays_gone)
     if change.same_run and change.run:
         if before.run is None or before.run.id != change.run.id:
             raise ValueError(f"version {change.version} goes on with run {change.run.id}, which is not there")

@@ -45,11 +45,16 @@ class MapSize:
             self._set(f"nodes/{name}", 0)
         for name, node in change.nodes.items():
             self._set(f"nodes/{name}", len(name) + len(_ENCODE(node)))
+        for key in (*(f"stores/{name}" for name in change.stores_gone), *change.arrays_gone):
+            self._set(key, 0)
+        for name, store in change.stores.items():
+            self._set(f"stores/{name}", len(name) + len(_ENCODE(store)))
+        for key, array_piece in change.arrays.items():
+            self._set(key, len(key) + len(_ENCODE(array_piece)))
         self._take_run(change)
         for key, value in (
             ("epoch", change.epoch),
             ("lending", change.ledger_record),
-            ("buckets", change.buckets),
         ):
             if value is not UNSET:
                 self._set(key, len(_ENCODE(value)) if value else 0)

@@ -1,12 +1,14 @@
 """Pure: the permission table: which role sets which key of the cluster map, with which fields.
 
-    key          controller   ps    data   worker   driver
-    nodes/<id>   -            own   own    own      own, and the death of others
-    run, run/<n> -            -     -      -        all
-    epoch        -            -     all    -        the end of a pause
-    lending      -            -     all    -        -
+    key            ps    data   worker   driver                         client   reader
+    nodes/<id>     own   own    own      own, and the death of others   own      own
+    stores/<name>  -     -      -        all                            clients' -
+    run, run/<n>   -     -      -        all                            -        -
+    epoch          -     all    -        the end of a pause             -        -
+    lending        -     all    -        -                              -        -
 
-*Own* is the record of the node of that id, with the role and the incarnation of the link. The leader asks
+*Own* is the record of the node of that id, with the role and the incarnation of the link. Clients' stores are
+those of no program, with their pieces. A controller sets nothing here. The leader asks
 `verdict` before it proposes a command. If the verdict depends on the present record, the command names the
 version of that record: a command for an older version changes nothing, and the client of one for a newer
 version tries again.
@@ -55,8 +57,12 @@ _Rule = Callable[[Attempt, ClusterMap], str]
 
 _RIGHT, _WRONG, _LATER = "right", "wrong", "later"
 
+NAMED = ("nodes", "stores")
+"""Kinds of keys with a name behind a slash."""
+
 MEANT = {
     "nodes": "the node of that id sets it, with its own role and incarnation; a driver may report its death",
+    "stores": "drivers set it, and clients if it belongs to no program",
     "run": "drivers set it",
     "epoch": "data servers set it; a driver may end a pause",
     "lending": "data servers set it",
@@ -70,7 +76,7 @@ def verdict(attempt: Attempt, cluster: ClusterMap) -> Refusal | None:
     An unknown key passes: the map refuses it itself.
     """
     kind = attempt.key.partition("/")[0]
-    if kind not in MEANT or ((kind == "nodes") != ("/" in attempt.key) and not is_piece(attempt.key)):
+    if kind not in MEANT or ((kind in NAMED) != ("/" in attempt.key) and not is_piece(attempt.key)):
         return None
     rule = TABLE.get((kind, attempt.peer.role))
     found = rule(attempt, cluster) if rule is not None else _WRONG
@@ -108,6 +114,14 @@ def _end_of_a_pause(attempt: Attempt, cluster: ClusterMap) -> str:
     return _changes_only(attempt, cluster.epoch, EpochRecord, paused=0)
 
 
+def _store_of_clients(attempt: Attempt, cluster: ClusterMap) -> str:
+    name = attempt.key.split("/")[1]
+    old = cluster.stores.get(name)
+    if attempt.value.get("program") or (old is not None and old.program):
+        return _WRONG
+    return _RIGHT
+
+
 def _anything(attempt: Attempt, cluster: ClusterMap) -> str:
     return _RIGHT
 
@@ -136,6 +150,10 @@ TABLE: Mapping[tuple[str, str], _Rule] = {
     ("nodes", "data"): _own_node,
     ("nodes", "worker"): _own_node,
     ("nodes", "driver"): _own_node_or_a_death,
+    ("nodes", "client"): _own_node,
+    ("nodes", "reader"): _own_node,
+    ("stores", "driver"): _anything,
+    ("stores", "client"): _store_of_clients,
     ("run", "driver"): _anything,
     ("epoch", "data"): _anything,
     ("epoch", "driver"): _end_of_a_pause,

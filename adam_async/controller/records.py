@@ -30,6 +30,12 @@ MOST_ADDRESS = 1024
 MOST_WORD = 512
 """Maximum length of the `ready` field of a node, in characters."""
 
+MOST_SERVED = 1024
+"""Maximum number of stores that a server reports."""
+
+DEAF = ("driver", "client", "reader")
+"""Roles that have no listener."""
+
 PIECE_BYTES = 45 << 10
 """Size of one piece of a run, in bytes of JSON text; its record in the map is a third larger."""
 
@@ -49,7 +55,11 @@ class _DataInfo(msgspec.Struct):
     digest: str = ""
 
 
-_INFO: Mapping[str, Any] = {"worker": _WorkerInfo, "data": _DataInfo}
+class _ServerInfo(msgspec.Struct):
+    memory_bytes: Count = 0
+
+
+_INFO: Mapping[str, Any] = {"worker": _WorkerInfo, "data": _DataInfo, "ps": _ServerInfo}
 """Types of the fields of `NodeRecord.info` that other roles calculate with, by role."""
 
 _IRRELEVANT = bytes(set(range(256)).difference(b'"[]{}'))
@@ -91,12 +101,19 @@ def check_node(record: NodeRecord) -> str:
     """
     if record.role not in ROLES:
         return f"there is no role {record.role[:80]!r}; there are {', '.join(ROLES)}"
-    for name, most in (("address", MOST_ADDRESS), ("ready", MOST_WORD), ("failed", MOST_REASON)):
+    if len(record.serves) > MOST_SERVED or any(len(store) > MOST_WORD for store in record.serves):
+        return (
+            f"serves names {len(record.serves)} stores; {MOST_SERVED} of {MOST_WORD} characters are the most"
+        )
+    if record.store and record.role != "client":
+        return f"only a client pushes to a store, and this node is a {record.role}"
+    texts = (("address", MOST_ADDRESS), ("ready", MOST_WORD), ("store", MOST_WORD), ("failed", MOST_REASON))
+    for name, most in texts:
         length = len(getattr(record, name))
         if length > most:
             return f"{name} has {length} characters; {most} are the most"
-    # A driver listens nowhere; all others are dialled for as long as they are live.
-    if record.live and record.role != "driver" and not ADDRESS.fullmatch(record.address):
+    # A driver and a client listen nowhere; all others are dialled for as long as they are live.
+    if record.live and record.role not in DEAF and not ADDRESS.fullmatch(record.address):
         return f"address {record.address[:80]!r} is not of the form tcp://host:port: others could not dial it"
     size = len(msgspec.json.encode(record.info))
     if size > MOST_INFO_BYTES:

@@ -12,7 +12,7 @@ creates a session anew: the controllers know its session, or it is over. Beyond 
 own limit, the least recently used sessions are dropped.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -21,12 +21,18 @@ import msgspec
 from adam_async.controller.map_history import Change, History, difference
 from adam_async.controller.map_size import MapSize
 from adam_async.controller.records import value_too_large
-from adam_async.controller.state import CompareAndSet, Conflict, ControllerState, Event, Invalid, NodeLost
+from adam_async.controller.state import (
+    CompareAndSet,
+    Conflict,
+    ControllerState,
+    Event,
+    Invalid,
+    NodeLost,
+    Rules,
+)
 from adam_async.errors import AdamError
 from adam_async.messages import SESSION_OVER
 from adam_async.messages.bounds import MOST_VALUE_BYTES
-from adam_async.model.layer import Layer
-from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.run.cluster_map import ClusterMap
 
 MAX_SESSIONS = 4096
@@ -137,7 +143,7 @@ class ReplicatedState:
     """One controller's copy of the state, as far as it has applied the log.
 
     Args:
-        layers: Kinds of layers that models may use; all controllers of a group must have the same.
+        rules: Rules of the programs that may run; all controllers of a group must have the same.
         most_sessions: Maximum number of sessions; the same in all of a group.
 
     Attributes:
@@ -147,12 +153,10 @@ class ReplicatedState:
         size: Bytes of the map's records.
     """
 
-    def __init__(
-        self, *, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS, most_sessions: int = MAX_SESSIONS
-    ) -> None:
+    def __init__(self, *, rules: Rules, most_sessions: int = MAX_SESSIONS) -> None:
         self._most_sessions = most_sessions
         self.group = ""
-        self.state = ControllerState(layers=layers)
+        self.state = ControllerState(rules=rules)
         self.history = History()
         self.size = MapSize()
         self._sessions: dict[int, _Session] = {}

@@ -38,6 +38,7 @@ from adam_async.controller.replicated_state import (
     Set,
 )
 from adam_async.controller.role import Role, RoleSettings, reply_when_room
+from adam_async.controller.state import Rules
 from adam_async.controller.status_log import report_changes
 from adam_async.messages import (
     NOT_LEADER,
@@ -58,8 +59,6 @@ from adam_async.messages import (
     unpack,
 )
 from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_VALUE_BYTES
-from adam_async.model.layer import Layer
-from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.runtime import fault_points
@@ -115,7 +114,7 @@ class Controller(Role):
             and `alone` is false, `group.set_addresses` sets them later.
         alone: Whether the controller is a group of one if `peers` is empty.
         file: File of its durable records; without one, a group without a running majority is lost.
-        layers: Kinds of layers that models may use; the same in all of a group.
+        rules: Rules of the programs that may run in the cluster; the same in all of a group.
         waits: Deadlines; `grace_s` is the time for a node to return after its link broke.
         entropy: Random bytes for its identity in the group, and elections.
         settings: Times and sizes of the group, the same for all of it.
@@ -141,7 +140,7 @@ class Controller(Role):
         peers: Mapping[str, str] = {},
         alone: bool = True,
         file: LogFile | None = None,
-        layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
+        rules: Rules,
         entropy: Callable[[int], bytes] = system_entropy,
         settings: Settings = SETTINGS,
         snapshot_entries: int = SNAPSHOT_ENTRIES,
@@ -150,7 +149,7 @@ class Controller(Role):
         observe: Observe | None = None,
     ) -> None:
         super().__init__(RoleSettings(network=network, address=address, identity=identity, waits=waits))
-        self.machine = ReplicatedState(layers=layers, most_sessions=most_sessions)
+        self.machine = ReplicatedState(rules=rules, most_sessions=most_sessions)
         self.group = ConsensusNode(
             identity=identity,
             state=self.machine,

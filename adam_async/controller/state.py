@@ -1,26 +1,18 @@
-"""Pure: the rules of the cluster map: members, places of buckets, begin and end of epochs.
+"""Pure: the rules of the cluster map: members, stores and their placement; rules of programs are handed in.
 
 A state machine: `apply` takes one command and returns the events that it caused. After each command the
 standing rules run, each of which reads the map and may change it:
 
-    place     a run is submitted and enough servers are live: buckets get their primaries
-    number    a live worker without a slot gets one: a replica, and a part of its model
-    lead      a data server is ready: it leads the run's ledger; the next replica replaces a lost leader
-    begin     all primaries, a data server and the wanted number of replicas are ready: the run begins
-    advance   the driver moved the run to its next epoch: its groups are shared out
-    fail      a primary, the last ledger replica, or the driver is lost: the run has failed
-    forget    the map drops departed nodes, except the last `DEPARTED_KEPT` of each role and those of the run
+    fail      a store has failed if a server with the only copy of some shards is lost
+    place     enough servers are live and have the memory: the store's buckets get their primaries
+    number    a new client of a store gets a place in the store's clocks
+    open      all servers of a store hold values for all its shards: the store is open
+    forget    the map drops departed nodes, except the last `DEPARTED_KEPT` of each role and those in use
 
-A replica has one worker for each part of its model, and restarts as a unit: without one of its workers it is
-out, until another worker has the slot and all are ready for the next replica generation. `worker_assignment`
-assigns the slots.
+The controllers know nothing of models or of training. A *program* is a kind of work with records of its own,
+such as a training run; its `Rules` are pure functions of the map that this file calls after its own.
 
-A run has all replicas that the workers suffice for: replicas beyond the wanted number, and later ones, take
-part as soon as they are ready. A run that continues another one begins with that run's current epoch, and
-takes over its results.
-
-With one copy of each shard a lost primary means lost parameters, so the run fails and names it. A lost worker
-is only a line in the log: its replica number is free for a successor.
+With one copy of each shard a lost primary means lost values, so the store fails and names the server.
 
 The loss of a node is a command, `NodeLost`; `failure_detector` decides when to propose it.
 """
@@ -28,37 +20,23 @@ The loss of a node is a command, `NodeLost`; `failure_detector` decides when to 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any, Protocol, assert_never
 
 import msgspec
 
-from adam_async.controller.records import check_epoch, check_ledger_record, check_node, is_piece, joined
-from adam_async.controller.worker_assignment import assign_workers
-from adam_async.errors import LOST_SHARDS, AdamError
-from adam_async.model.layer import Layer
-from adam_async.model.layers import BUILTIN_LAYERS
-from adam_async.model.network import Network
-from adam_async.model.partition.plan import planned_cuts
-from adam_async.model.spec import ModelSpec
-from adam_async.run.cluster_map import (
-    RESULTS_KEPT,
-    ClusterMap,
-    EpochRecord,
-    LedgerRecord,
-    NodeRecord,
-    RunInPieces,
-    RunPiece,
-    RunRecord,
-)
-from adam_async.run.config import FIELDS
-from adam_async.run.epoch_shares import covers, share_out, warm_groups
+from adam_async.controller.records import check_node
+from adam_async.errors import LOST_SHARDS, ConfigError
+from adam_async.run.cluster_map import NO_SLOT, ClusterMap, NodeRecord
 from adam_async.run.ids import NodeId
-from adam_async.run.option_sources import make_config
-from adam_async.run.partition import run_table
-from adam_async.run.shard_table import assign_buckets
-
-_NO_PLACE = {"replica": -1, "partition": 0, "placed": 0}
-"""Fields of a node without a slot."""
+from adam_async.run.shard_table import NUM_BUCKETS, assign_buckets, shard_table
+from adam_async.run.store_record import (
+    MOST_ARRAYS,
+    STORE_PIECES,
+    ArrayRecord,
+    ArraysPiece,
+    StoreRecord,
+    joined_arrays,
+)
 
 INCARNATIONS_KEPT = 16
 """Maximum number of ended incarnations that the map keeps of a node."""
@@ -67,7 +45,16 @@ DEPARTED_KEPT = 64
 """Maximum number of departed nodes of each role in the map; the last ones to leave stay."""
 
 MAX_SHARDS = 100_000
-"""Maximum number of shards of a run. Placing them blocks the controller for a second."""
+"""Maximum number of shards of a store. Placing them blocks the controller for a second."""
+
+MOST_STORES = 1024
+"""Maximum number of stores."""
+
+MOST_STORE_ID = 160
+"""Maximum length of a store's id, in characters."""
+
+MOST_RULES = 256
+"""Maximum number of rules of a store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,18 +101,55 @@ class Invalid:
 
 Event = Changed | Conflict | Invalid
 
-_Record = NodeRecord | RunRecord | EpochRecord | LedgerRecord | RunPiece
+
+class Rules(Protocol):
+    """The rules of a program. All methods are pure: the same map gives the same map on every controller."""
+
+    keys: str
+    """Its keys, as text for a refusal."""
+
+    def version(self, cluster: ClusterMap, key: str) -> int | None:
+        """Return the version of a key's record, 0 if there is none; None if the program has no such key."""
+        ...
+
+    def set(self, cluster: ClusterMap, key: str, value: Any) -> ClusterMap | str:
+        """Return the map with a new record for a key, or the fault of the value.
+
+        Raises:
+            msgspec.ValidationError: The value is no record of that key.
+        """
+        ...
+
+    def check_node(self, record: NodeRecord) -> str:
+        """Return the fault of a node's record for the program; empty if it has none."""
+        ...
+
+    def lost(self, cluster: ClusterMap) -> ClusterMap:
+        """Return the map after the loss of nodes or stores: the program strikes them out, or fails."""
+        ...
+
+    def standing(self, cluster: ClusterMap) -> ClusterMap:
+        """Apply the standing rules."""
+        ...
+
+    def in_use(self, cluster: ClusterMap) -> frozenset[str]:
+        """Return the nodes that the map has to keep after their departure."""
+        ...
+
+    def check_invariants(self, cluster: ClusterMap) -> None:
+        """Assert the invariants after a command."""
+        ...
 
 
 class ControllerState:
     """The map.
 
     Args:
-        layers: Kinds of layers that models may use.
+        rules: Rules of the programs that may run in the cluster.
     """
 
-    def __init__(self, *, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS) -> None:
-        self._layers = layers
+    def __init__(self, *, rules: Rules) -> None:
+        self._rules = rules
         self.map = ClusterMap()
 
     # --- commands ----------------------------------------------------------------------------
@@ -151,103 +175,70 @@ class ControllerState:
 
     def _compare_and_set(self, command: CompareAndSet) -> Conflict | Invalid | None:
         key = command.key
-        kind, _, name = key.partition("/")
-        old: _Record | None
-        wanted: type[_Record]
-        if kind == "nodes" and name:
-            old, wanted = self.map.nodes.get(name), NodeRecord
-        elif key == "run":
-            old, wanted = self.map.run, RunRecord
-        elif is_piece(key):
-            old, wanted = self.map.pieces.get(key), RunPiece
-        elif key == "epoch":
-            old, wanted = self.map.epoch, EpochRecord
-        elif key == "lending":
-            old, wanted = self.map.ledger_record, LedgerRecord
-        else:
-            return Invalid(f"no key {key!r}; there are nodes/<id>, run, run/<n>, epoch and lending")
-        version = old.changed if old is not None else 0
+        version = self._version(key)
+        if version is None:
+            return Invalid(f"no key {key!r}; there are nodes/<id>, stores/<name>, {self._rules.keys}")
         if version != command.expected:
             return Conflict(key, version)
-        new = self._read_value(command.value, wanted)
-        if isinstance(new, str):
-            return Invalid(f"{key}: {new}")
-        new = msgspec.structs.replace(new, changed=self.map.version + 1)
-        match new:
-            case NodeRecord():
-                return self._set_node(name, new)
-            case RunRecord():
-                return self._set_run(new)
-            case RunPiece():
-                self._set(pieces={**self.map.pieces, key: new})
-            case EpochRecord():
-                # Without a run nothing reads the epoch.
-                problem = check_epoch(new, self.map.epoch) if self.map.run is not None else ""
-                if problem:
-                    return Invalid(f"{key}: {problem}")
-                self._set(epoch=new)
-            case LedgerRecord():
-                problem = check_ledger_record(new, self.map.ledger_record)
-                if problem:
-                    return Invalid(f"{key}: {problem}")
-                self._set(ledger_record=new)
-            case _:
-                assert_never(new)
-        return None
-
-    def _read_value(self, value: Any, wanted: type[_Record]) -> _Record | str:
-        """Return the record of a value, or the fault of the value."""
+        kind, _, name = key.partition("/")
+        problem = ""
         try:
-            if wanted is RunRecord and isinstance(value, dict) and "pieces" in value:
-                return joined(msgspec.convert(value, RunInPieces), self.map.pieces)
-            return msgspec.convert(value, wanted)
-        except msgspec.ValidationError as error:
-            return str(error)
+            if kind == "nodes":
+                problem = self._set_node(name, msgspec.convert(command.value, NodeRecord))
+            elif kind == "stores":
+                store, _, number = name.partition("/")
+                if number:
+                    problem = self._set_piece(key, number, msgspec.convert(command.value, ArraysPiece))
+                else:
+                    problem = self._set_store(store, msgspec.convert(command.value, StoreRecord))
+            else:
+                new = self._rules.set(self.map, key, command.value)
+                if isinstance(new, str):
+                    problem = new
+                else:
+                    self.map = new
+        except (msgspec.ValidationError, ConfigError) as error:
+            problem = str(error)
+        return Invalid(f"{key}: {problem}") if problem else None
 
-    def _set_node(self, name: str, new: NodeRecord) -> Invalid | None:
+    def _version(self, key: str) -> int | None:
+        """Return the version of a key's record, 0 without one; None if there is no such key."""
+        kind, _, name = key.partition("/")
+        old: NodeRecord | StoreRecord | ArraysPiece | None
+        if kind == "nodes" and name:
+            old = self.map.nodes.get(name)
+        elif kind == "stores" and name:
+            old = self.map.arrays.get(key) if "/" in name else self.map.stores.get(name)
+        else:
+            return self._rules.version(self.map, key)
+        return old.changed if old is not None else 0
+
+    # --- members -------------------------------------------------------------------------------
+
+    def _set_node(self, name: str, new: NodeRecord) -> str:
         old = self.map.nodes.get(name)
-        problem = _check_node(new)
+        problem = check_node(new) or self._rules.check_node(new)
         if problem:
-            return Invalid(f"nodes/{name}: {problem}")
+            return problem
         before = old.before if old is not None else ()
         if new.incarnation in before:
-            return Invalid(f"nodes/{name}: a later incarnation of {name} has joined; start this one again")
+            return f"a later incarnation of {name} has joined; start this one again"
         if old is not None and old.incarnation != new.incarnation:
             before = (*before, old.incarnation)[-INCARNATIONS_KEPT:]
-        new = msgspec.structs.replace(new, before=before)
+        new = msgspec.structs.replace(new, before=before, changed=self.map.version + 1)
         if old is not None and old.live and old.incarnation != new.incarnation:
             # The old incarnation was not reported lost yet, but its state is lost all the same.
             self._node_lost(NodeLost(name, old.incarnation))
-            self._fail_if_lost()
+            self._fail_stores()
+            self.map = self._rules.lost(self.map)
         if old is not None and old.incarnation == new.incarnation and old.live:
             new = msgspec.structs.replace(
                 new, replica=old.replica, partition=old.partition, placed=old.placed
             )
         else:
-            new = msgspec.structs.replace(new, **_NO_PLACE)
+            new = msgspec.structs.replace(new, **NO_SLOT)
         self._set(nodes={**self.map.nodes, name: new})
-        return None
-
-    def _set_run(self, new: RunRecord) -> Invalid | None:
-        old = self.map.run
-        goes_on = old is not None and old.id == new.id
-        if old is not None and goes_on:
-            new = new.with_fixed_of(old)
-        else:
-            problem = _check_run(new, self._layers)
-            if problem:
-                return Invalid(f"run: {problem}")
-        if old is not None and new.driver != old.driver and self._in_progress(old):
-            return Invalid(f"run {old.id} of {old.driver} is in progress; it ends when {old.driver} does")
-        if not goes_on:
-            self._set(buckets=(), epoch=None, results=(), ended=0, ledger_record=None, pieces={})
-            self._forget_replicas()
-        self._set(run=new)
-        return None
-
-    def _in_progress(self, run: RunRecord) -> bool:
-        driver = self.map.nodes.get(run.driver)
-        return not run.over and driver is not None and driver.live
+        return ""
 
     def _node_lost(self, command: NodeLost) -> None:
         node = self.map.nodes.get(command.node)
@@ -255,35 +246,14 @@ class ControllerState:
             return
         dead = msgspec.structs.replace(node, live=False, changed=self.map.version + 1)
         self._set(nodes={**self.map.nodes, command.node: dead})
-        self._strike_out()
-
-    def _strike_out(self) -> None:
-        """Remove lost data servers from the ledger replicas; a new leader begins a new term."""
-        ledger_record, nodes = self.map.ledger_record, self.map.nodes
-        if ledger_record is None:
-            return
-        left = tuple(
-            (name, incarnation)
-            for name, incarnation in ledger_record.ledger_replicas
-            if name in nodes and nodes[name].live and nodes[name].incarnation == incarnation
-        )
-        if left != ledger_record.ledger_replicas:
-            term = ledger_record.term + (left[:1] != ledger_record.ledger_replicas[:1])
-            changed = self.map.version + 1
-            self._set(
-                ledger_record=msgspec.structs.replace(
-                    ledger_record, ledger_replicas=left, term=term, changed=changed
-                )
-            )
 
     def _forget_departed(self) -> None:
-        """Remove nodes that left long ago from the map, except those of its run.
+        """Remove nodes that left long ago from the map, except those in use.
 
         A removed node can join again as a new one; the map also drops its ended incarnations.
         """
-        run, kept = self.map.run, set(self.map.buckets)
-        if run is not None:
-            kept.add(run.driver)
+        kept = {name for store in self.map.stores.values() for name in store.buckets}
+        kept |= self._rules.in_use(self.map)
         departed: dict[str, list[tuple[int, str]]] = {}
         for name, node in self.map.nodes.items():
             if not node.live and name not in kept:
@@ -292,224 +262,250 @@ class ControllerState:
         if gone:
             self._set(nodes={name: node for name, node in self.map.nodes.items() if name not in gone})
 
-    def _forget_replicas(self) -> None:
-        self._set(
-            nodes={
-                name: msgspec.structs.replace(node, ready="", failed="", **_NO_PLACE)
-                for name, node in self.map.nodes.items()
-            }
-        )
-
     def _set(self, **fields: Any) -> None:
         self.map = msgspec.structs.replace(self.map, **fields)
+
+    # --- stores --------------------------------------------------------------------------------
+
+    def _set_piece(self, key: str, number: str, new: ArraysPiece) -> str:
+        if number not in PIECE_NUMBERS:
+            return f"pieces of the list of arrays have the numbers 0 to {len(PIECE_NUMBERS) - 1}"
+        name = key.split("/")[1]
+        store = self.map.stores.get(name)
+        if store is not None and store.id != new.store and store.phase != "failed":
+            return f"store {name!r} exists: delete it first, or join it without arrays"
+        present = store is not None and store.phase != "failed"
+        kept = self.map.arrays if present else _pieces_of(self.map, name, new.store)
+        self._set(arrays={**kept, key: msgspec.structs.replace(new, changed=self.map.version + 1)})
+        return ""
+
+    def _set_store(self, name: str, new: StoreRecord) -> str:
+        """Create, replace or delete a store. All that may change of a present one is its deletion."""
+        old = self.map.stores.get(name)
+        if new.phase == "deleted":
+            if old is None or old.id != new.id:
+                return f"there is no store {new.id[:80]}"
+            self.map = without_stores(self.map, {name})
+            return ""
+        if old is not None and (old.id == new.id or old.phase != "failed"):
+            return f"store {name!r} exists: delete it first, or join it without arrays"
+        if len(self.map.stores) >= MOST_STORES and old is None:
+            return f"the cluster has {MOST_STORES} stores: delete one"
+        problem = check_store(new)
+        if problem:
+            return problem
+        table = shard_table(self._arrays_of(name, new), shard_bytes=new.shard_bytes)
+        if len(table.shards) > MAX_SHARDS:
+            return (
+                f"shard_bytes={new.shard_bytes} cuts its {new.nbytes} bytes into {len(table.shards)} shards; "
+                f"raise it, so that there are at most {MAX_SHARDS}"
+            )
+        clean = msgspec.structs.replace(
+            new, phase="placing", buckets=(), generation=0, epoch=0, reason="", lost=""
+        )
+        problem = self._memory_problem(clean)
+        if problem:
+            return problem
+        clean = msgspec.structs.replace(clean, changed=self.map.version + 1)
+        self._set(stores={**self.map.stores, name: clean}, arrays=_pieces_of(self.map, name, new.id))
+        return ""
+
+    def _arrays_of(self, name: str, store: StoreRecord) -> tuple[ArrayRecord, ...]:
+        pieces = [self.map.arrays.get(f"stores/{name}/{number}") for number in range(min(store.pieces, 99))]
+        return joined_arrays(store, pieces)
+
+    def _memory_problem(self, store: StoreRecord) -> str:
+        """Return why the live servers cannot hold a store; empty if they can, or too few are live to know."""
+        servers = self.map.live("ps")
+        if not servers or len(servers) < store.servers:
+            return ""
+        free = self._free_bytes()
+        best = sorted((free[name] for name in servers), reverse=True)[: store.servers or len(servers)]
+        need = memory_of(store)
+        if need <= sum(best):
+            return ""
+        return (
+            f"its {store.nbytes} bytes of values need {need} with the state of their rules, and {len(best)} "
+            f"servers have {sum(best)} bytes free: add servers, or delete a store"
+        )
+
+    def _used_bytes(self) -> Counter[str]:
+        """Return the bytes that the stores need on each server."""
+        used: Counter[str] = Counter()
+        for store in self.map.stores.values():
+            for name, count in Counter(store.buckets).items():
+                used[name] += memory_of(store) * count // NUM_BUCKETS
+        return used
+
+    def _free_bytes(self) -> dict[str, int]:
+        """Return the bytes that each live server has free: those at its start less those of its stores."""
+        used = self._used_bytes()
+        return {
+            name: int(self.map.nodes[name].info.get("memory_bytes", UNKNOWN_BYTES)) - used[name]
+            for name in self.map.live("ps")
+        }
+
+    def _set_stores(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
+        """Set fields of some stores."""
+        version = self.map.version + 1
+        new = {
+            name: msgspec.structs.replace(self.map.stores[name], changed=version, **fields)
+            for name, fields in changed.items()
+        }
+        if new:
+            self._set(stores={**self.map.stores, **new})
 
     # --- standing rules ----------------------------------------------------------------------
 
     def _run_rules(self) -> None:
-        self._strike_out()
-        self._fail_if_lost()
-        run = self.map.run
-        if run is None or run.over:
-            return
-        self._place(run)
-        self._number_replicas(run)
-        self._name_ledger_leader(run)
-        self._begin(run)
-        self._advance()
+        self._fail_stores()
+        self.map = self._rules.lost(self.map)
+        self._place_stores()
+        self._number_clients()
+        self._open_stores()
+        self.map = self._rules.standing(self.map)
 
-    def _fail_if_lost(self) -> None:
-        run, nodes = self.map.run, self.map.nodes
-        if run is None or run.over:
-            return
-        driver = nodes.get(run.driver)
-        reason = lost = ""
-        if driver is None or not driver.live:
-            reason = f"its driver {run.driver} left"
-        for name in sorted(set(self.map.buckets)):
-            if not nodes[name].live:
-                lost, reason = name, f"{name} died: {LOST_SHARDS}"
-        failures = [
-            f"{name}: {node.failed}" for name, node in nodes.items() if node.role == "data" and node.failed
-        ]
-        live, ledger_leader = self.map.live("data"), "the data server"
-        if failures and all(nodes[name].failed for name in live):
-            lost, reason = ledger_leader, f"{ledger_leader} cannot serve the run: {failures[0]}"
-        elif self.map.epoch is not None and not self.map.ledger_leaders:
-            others = "no other has all its leases" if live else "no other has joined"
-            lost, reason = ledger_leader, f"{ledger_leader} died: {others}"
-        if reason:
-            changed = self.map.version + 1
-            failed = msgspec.structs.replace(run, phase="failed", reason=reason, lost=lost, changed=changed)
-            self._set(run=failed)
-
-    def _place(self, run: RunRecord) -> None:
-        wanted = int(run.config["servers"])
-        servers = self.map.live("ps")
-        if self.map.buckets or len(servers) < wanted:
-            return
-        network = Network(ModelSpec.from_dict(run.spec), dtype=str(run.config["dtype"]), layers=self._layers)
-        table = run_table(run, network)
-        primaries = assign_buckets(table, [NodeId(name) for name in servers[:wanted]])
-        self._set(buckets=tuple(primaries), generation=self.map.generation + 1)
-
-    def _number_replicas(self, run: RunRecord) -> None:
-        slots = {
-            name: (self.map.nodes[name].replica, self.map.nodes[name].partition)
-            for name in self.map.live("worker")
+    def _fail_stores(self) -> None:
+        nodes = self.map.nodes
+        lost = {
+            name: next((each for each in sorted(set(store.buckets)) if not nodes[each].live), "")
+            for name, store in self.map.stores.items()
+            if store.phase in ("loading", "open")
         }
-        changed = self.map.version + 1
-        moved = {
-            name: msgspec.structs.replace(
-                self.map.nodes[name], replica=replica, partition=partition, placed=changed, changed=changed
-            )
-            for name, (replica, partition) in assign_workers(slots, int(run.config["partitions"])).items()
-            if (replica, partition) != slots[name]
-        }
+        self._set_stores(
+            {
+                name: {"phase": "failed", "lost": server, "reason": f"{server} died: {LOST_SHARDS}"}
+                for name, server in lost.items()
+                if server
+            }
+        )
+
+    def _place_stores(self) -> None:
+        for name, store in self.map.stores.items():
+            servers = self.map.live("ps")
+            if store.phase != "placing" or len(servers) < max(store.servers, 1):
+                continue
+            if problem := self._memory_problem(store):
+                self._set_stores({name: {"phase": "failed", "reason": problem}})
+                continue
+            free, used = self._free_bytes(), self._used_bytes()
+            wanted = store.servers or len(servers)
+            chosen = sorted(servers, key=lambda each: (used[each], each))[:wanted]
+            if sum(free[each] for each in chosen) < memory_of(store):
+                chosen = sorted(servers, key=lambda each: (-free[each], each))[:wanted]
+            chosen.sort()
+            table = shard_table(self._arrays_of(name, store), shard_bytes=store.shard_bytes)
+            buckets = tuple(assign_buckets(table, [NodeId(each) for each in chosen]))
+            placements = self.map.placements + 1
+            self._set(placements=placements)
+            self._set_stores({name: {"phase": "loading", "buckets": buckets, "generation": placements}})
+
+    def _number_clients(self) -> None:
+        """Give each new client of a store the lowest free place in the clocks of the store."""
+        ids = {store.id for store in self.map.stores.values() if not store.program}
+        taken: dict[str, set[int]] = {}
+        new: list[str] = []
+        for name, node in sorted(self.map.nodes.items()):
+            if node.role == "client" and node.live and node.store in ids:
+                if node.placed:
+                    taken.setdefault(node.store, set()).add(node.replica)
+                else:
+                    new.append(name)
+        version, moved = self.map.version + 1, {}
+        for name in new:
+            node = self.map.nodes[name]
+            places = taken.setdefault(node.store, set())
+            place = next(number for number in range(len(places) + 1) if number not in places)
+            places.add(place)
+            moved[name] = msgspec.structs.replace(node, replica=place, placed=version, changed=version)
         if moved:
             self._set(nodes={**self.map.nodes, **moved})
 
-    def _name_ledger_leader(self, run: RunRecord) -> None:
-        """Let the first ready data server lead the ledger; before the first epoch the ledger is empty."""
-        nodes, ledger_record = self.map.nodes, self.map.ledger_record
-        ready = [name for name in self.map.live("data") if nodes[name].ready == run.id]
-        if self.map.ledger_leaders or not ready:
-            return
-        record = LedgerRecord(
-            run=run.id,
-            term=ledger_record.term if ledger_record is not None else 1,
-            ledger_replicas=((ready[0], nodes[ready[0]].incarnation),),
-            changed=self.map.version + 1,
-        )
-        self._set(ledger_record=record)
-
-    def _begin(self, run: RunRecord) -> None:
-        if run.phase != "preparing" or not self.map.buckets:
-            return
-        nodes = self.map.nodes
-        primaries_ready = all(nodes[name].ready == run.id for name in set(self.map.buckets))
-        replicas = self.map.live_replicas()
-        if self.map.ledger_leaders and primaries_ready and len(replicas) >= int(run.config["replicas"]):
-            resumed = run.resumed
-            number, results = (resumed.epoch, resumed.results) if resumed is not None else (1, ())
-            changed = self.map.version + 1
-            started = msgspec.structs.replace(run, phase="training", epoch=number, changed=changed)
-            self._set(run=started, results=results[-RESULTS_KEPT:], ended=number - 1)
-
-    def _advance(self) -> None:
-        run, epoch = self.map.run, self.map.epoch
-        assert run is not None
-        if epoch is not None and epoch.ended and run.phase == "training" and run.epoch == epoch.number:
-            concurrent = run.config.get("evaluation") == "concurrent"
-            last = epoch.number >= int(run.config["epochs"])
-            changes: dict[str, Any] = (
-                {"epoch": run.epoch + 1} if concurrent and not last else {"phase": "between"}
-            )
-            run = msgspec.structs.replace(run, changed=self.map.version + 1, **changes)
-            results = (*self.map.results, epoch.result)[-RESULTS_KEPT:]
-            self._set(run=run, results=results, ended=epoch.number)
-        due = run.phase == "training" and (epoch is None or epoch.number < run.epoch)
-        if due and self.map.ledger_leaders:
-            self._set(epoch=self._share_out(run))
-
-    def _share_out(self, run: RunRecord) -> EpochRecord:
-        data = self.map.nodes[self.map.ledger_leaders[0]]
-        config = run.config
-        images = int(data.info["train_images"]) - int(config.get("validation", 0))
-        groups = -(-max(images, 1) // int(config["images_per_group"]))
-        replicas = self.map.live_replicas() or tuple(range(int(config["replicas"])))
-        round_groups = 0 if config["consistency"] == "asp" else int(config["push_every"])
-        resumed = run.resumed if run.resumed is not None and run.resumed.epoch == run.epoch else None
-        finished = _within(resumed.finished, groups) if resumed is not None else ()
-        clock = resumed.clock if resumed is not None else self._last_clock()
-        warm = warm_groups(
-            int(config["warm_start"]),
-            epoch=run.epoch,
-            groups=groups,
-            finished=finished,
-            round_groups=round_groups,
-        )
-        before = self.map.results[-1] if self.map.results else {}
-        carried = -(-int(before.get("skipped", 0)) // int(config["images_per_group"]))
-        return EpochRecord(
-            run=run.id,
-            number=run.epoch,
-            groups=groups,
-            shares=share_out(
-                replicas,
-                groups=groups,
-                round_groups=round_groups,
-                warm=warm,
-                finished=finished,
-                carried=carried,
-            ),
-            round_groups=round_groups,
-            carried=carried,
-            behind=tuple(before.get("behind", ())),
-            first_clock=clock if round_groups else 0,
-            finished=finished,
-            changed=self.map.version + 1,
-        )
-
-    def _last_clock(self) -> int:
-        """Return the sync clock at the end of the epoch before."""
-        return int(self.map.results[-1].get("clock", 0)) if self.map.results else 0
+    def _open_stores(self) -> None:
+        """Open each store with values for all shards, and begin its clocks when its clients have come."""
+        changes: dict[str, dict[str, Any]] = {}
+        for name, store in self.map.stores.items():
+            if store.phase not in ("loading", "open") or not self.map.serving(store):
+                continue
+            if store.phase == "loading":
+                changes[name] = {"phase": "open"}
+            clocked = store.slack is not None and not store.program and not store.epoch
+            if clocked and len(self.map.pushers(store)) >= store.replicas:
+                changes.setdefault(name, {})["epoch"] = 1
+        self._set_stores(changes)
 
     # --- invariants --------------------------------------------------------------------------
 
     def check_invariants(self) -> None:
         """Assert the invariants after a command."""
-        workers = [self.map.nodes[name] for name in self.map.live("worker")]
-        taken = Counter((node.replica, node.partition) for node in workers if node.replica >= 0)
-        assert all(count == 1 for count in taken.values()), f"two live workers share a slot: {taken}"
-        run, epoch = self.map.run, self.map.epoch
-        if run is not None and run.phase == "training":
-            assert epoch is not None
-            assert epoch.number == run.epoch
-            assert covers(epoch.shares.values(), groups=epoch.groups, round_groups=epoch.round_groups), (
-                epoch.shares
-            )
-        if run is not None and not run.over:
-            partitions = int(run.config["partitions"])
-            sizes = Counter(node.replica for node in workers)
-            spares = sizes.pop(-1, 0)
-            lacking = [replica for replica, size in sizes.items() if size < partitions]
-            assert spares < partitions, f"{spares} workers wait that could begin a replica"
-            assert not spares or not lacking, f"{spares} workers wait, and replicas {lacking} lack some"
-            assert len(lacking) <= 1, f"replicas {lacking} lack workers that others of them have"
-        for name in self.map.buckets:
-            assert name in self.map.nodes, f"bucket on unknown node {name}"
+        for name, store in self.map.stores.items():
+            assert (store.phase in ("loading", "open")) <= bool(store.buckets), (name, store.phase)
+            assert len(store.buckets) in (0, NUM_BUCKETS)
+            for server in store.buckets:
+                assert server in self.map.nodes, f"bucket on unknown node {server}"
+            places = [
+                node.replica
+                for node in self.map.nodes.values()
+                if node.role == "client" and node.live and node.store == store.id and node.placed
+            ]
+            assert len(places) == len(set(places)), f"two clients of {name} share a place: {places}"
+        self._rules.check_invariants(self.map)
 
 
-def _check_node(record: NodeRecord) -> str:
-    """Return a fault that the standing rules cannot work with; empty if there is none."""
-    if record.role == "data" and record.live:
-        images = record.info.get("train_images")
-        if not isinstance(images, int) or images < 1:
-            return f"info of a data server needs train_images, a positive number, not {images!r}"
-    return check_node(record)
+PIECE_NUMBERS = frozenset(map(str, range(STORE_PIECES)))
+"""Numbers of the pieces of a list of arrays, as text."""
+
+UNKNOWN_BYTES = 1 << 50
+"""Bytes of memory of a server that reports none."""
 
 
-def _check_run(record: RunRecord, layers: Mapping[str, type[Layer]]) -> str:
-    """Return the fault of the record of a new run; empty if it has none."""
-    resumed = record.resumed
-    if resumed is not None and not min(resumed.epoch - 1, 1) <= len(resumed.results) < resumed.epoch:
-        return f"it resumes epoch {resumed.epoch}, but has the results of {len(resumed.results)} before it"
-    try:
-        config = make_config(record.config)
-        network = Network(ModelSpec.from_dict(record.spec), dtype=config.dtype, layers=layers)
-        planned_cuts(record.plan, network.layers)
-    except AdamError as error:
-        return str(error)
-    shards = network.num_parameters * network.dtype.itemsize // config.shard_bytes
-    if shards > MAX_SHARDS:
-        return (
-            f"shard_bytes={config.shard_bytes} cuts the {network.num_parameters} parameters of model "
-            f"{network.spec.name!r} into {shards} shards; raise it, so that there are at most {MAX_SHARDS}"
-        )
-    missing = [name for name in FIELDS if name not in record.config]
-    return f"config lacks {', '.join(missing)}" if missing else ""
+def memory_of(store: StoreRecord) -> int:
+    """Return the bytes of a store's values with the state of their rules, on all servers."""
+    return store.nbytes * (1 + store.state_arrays) * store.copies
 
 
-def _within(ranges: tuple[tuple[int, int], ...], groups: int) -> tuple[tuple[int, int], ...]:
-    """Return the parts of the ranges within the groups of the epoch."""
-    return tuple((max(start, 0), min(stop, groups)) for start, stop in ranges if start < min(stop, groups))
+def check_store(store: StoreRecord) -> str:
+    """Return the fault of the record of a new store without its arrays; empty if it has none."""
+    if not 0 < len(store.id) <= MOST_STORE_ID:
+        return f"its id has {len(store.id)} characters; 1 to {MOST_STORE_ID} are allowed"
+    if not 1 <= len(store.rules) <= MOST_RULES:
+        return f"it has {len(store.rules)} rules; 1 to {MOST_RULES} are allowed"
+    bounds = (
+        ("arrays", 1, MOST_ARRAYS),
+        ("pieces", 1, STORE_PIECES),
+        ("nbytes", 0, 1 << 53),
+        ("state_arrays", 0, 8),
+        ("shard_bytes", 8, 1 << 40),
+        ("servers", 0, NUM_BUCKETS),
+        ("copies", 1, 1),
+        ("replicas", 1, 1 << 20),
+        ("most_weight", 1, (1 << 32) - 1),
+        ("summed_weight", 0, (1 << 32) - 1),
+        ("first_epoch", 0, (1 << 32) - 1),
+        ("first_clock", 0, 1 << 48),
+    )
+    for name, least, most in bounds:
+        value = getattr(store, name)
+        if not least <= value <= most:
+            return f"{name} is {value}; {least} to {most} are allowed"
+    if store.slack is not None and not 0 <= store.slack <= 1 << 20:
+        return f"slack is {store.slack}; 0 to {1 << 20} are allowed"
+    return ""
+
+
+def _pieces_of(cluster: ClusterMap, name: str, store: str) -> dict[str, ArraysPiece]:
+    """Return the pieces of the map without those that another store left behind under a name."""
+    return {
+        key: piece
+        for key, piece in cluster.arrays.items()
+        if key.split("/")[1] != name or piece.store == store
+    }
+
+
+def without_stores(cluster: ClusterMap, names: set[str]) -> ClusterMap:
+    """Return the map without some stores and their lists of arrays."""
+    return msgspec.structs.replace(
+        cluster,
+        stores={name: store for name, store in cluster.stores.items() if name not in names},
+        arrays={key: piece for key, piece in cluster.arrays.items() if key.split("/")[1] not in names},
+    )

@@ -22,7 +22,7 @@ from adam_async.driver.augmentation import transforms_of
 from adam_async.driver.epoch_results import EpochResults, bounded_results
 from adam_async.driver.evaluator import Evaluator
 from adam_async.driver.events import Notices, RunEvents
-from adam_async.driver.preparation import PreparedRun, prepare_model, prepare_plan
+from adam_async.driver.preparation import PreparedRun, prepare_model, prepare_plan, store_of
 from adam_async.driver.progress_poll import ProgressPoll
 from adam_async.driver.readiness import Readiness, raise_failure
 from adam_async.driver.recorder import Recorder
@@ -30,7 +30,7 @@ from adam_async.driver.role_counts import RoleCounts
 from adam_async.driver.role_queries import RoleQueries
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.snapshot import pull_snapshot, reading_client
-from adam_async.driver.starting_values import FROM_THE_START, StartingValues
+from adam_async.driver.starting_values import StartingValues
 from adam_async.driver.training_run import DriverParts, TrainingRun
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RunFailed, first_cause
 from adam_async.model.network import Network as Model
@@ -38,7 +38,7 @@ from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
 from adam_async.run.config import Config
 from adam_async.run.learning_rate import Schedule, decide, squared_norm_of
 from adam_async.run.memory_need import check_memory
-from adam_async.run.partition import table_of
+from adam_async.run.partition import arrays_of, table_of
 from adam_async.run.progress import Progress
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.series import Series
@@ -313,7 +313,7 @@ class Driver:
         data, inputs = prepared.data, self._inputs
         self.config = decide(self._asked, groups_in_flight, data["name"], squared_norm_of(data))
         self.progress.last_epoch = self.config.epochs
-        resumed, carried = (FROM_THE_START if inputs.init is not None else None), b""
+        resumed, carried = None, b""
         if inputs.resume is not None:
             resumed, carried = await self._pool.run(bounded_results, inputs.resume.manifest, self.config)
         return RunRecord(
@@ -342,6 +342,8 @@ class Driver:
         self.progress.begin(Series(Schedule.of(self.config), epoch_images=epoch_images))
         self._results.begin(record.id, resumed.manifest.resume.results if resumed is not None else ())
         await self._membership.submit_run(record)
+        arrays = arrays_of(prepared.model, prepared.plan)
+        await self._membership.create_store(record.id, store_of(record, self.config, arrays), arrays)
 
     async def _prepare_roles(self, run: str, prepared: PreparedRun, resumed: Checkpoint | None) -> ClusterMap:
         """Load the first values into the servers, and wait until all roles are ready."""
@@ -350,11 +352,11 @@ class Driver:
             self.progress.epochs.extend(resumed.manifest.epoch_results)
         if source is not None:
             self.progress.phase = f"loading {resumed.manifest.name if resumed else 'the saved model'}"
-            async with asyncio.TaskGroup() as group:
-                failure = raise_failure(self._membership, run)
-                watch = group.create_task(failure, name=f"{self._identity.node}/failure")
-                await self._starting_values.load(run, self.config, prepared, source)
-                watch.cancel()
+        async with asyncio.TaskGroup() as group:
+            failure = raise_failure(self._membership, run)
+            watch = group.create_task(failure, name=f"{self._identity.node}/failure")
+            await self._starting_values.load(run, self.config, prepared, source)
+            watch.cancel()
         return await self._readiness.wait_training(run)
 
     def _server_lost_by(self, cause: BaseException) -> str:

@@ -1,5 +1,6 @@
 """Preparation of a run: the checks of its data and model, the network, and the plan of its partitions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,11 +10,14 @@ from adam_async.data_server.validation_split import check_validation
 from adam_async.driver.calibration import calibrate
 from adam_async.driver.settings import RunInputs
 from adam_async.model.network import Network as Model
+from adam_async.model.rules import make_rule
 from adam_async.model.spec import ModelSpec
+from adam_async.run.cluster_map import RunRecord
 from adam_async.run.config import Config
 from adam_async.run.model_selection import check_fits, check_size, choose_model
 from adam_async.run.partition import check_crossings, plan_run, table_of
 from adam_async.run.shard_table import ShardTable
+from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord
 from dataflow import ComputePool
 from transport import LinkConfig
 
@@ -39,6 +43,38 @@ class PreparedRun:
     def table(self, config: Config) -> ShardTable:
         """Return the shards of the run's model."""
         return table_of(self.model, shard_bytes=config.shard_bytes, plan=self.plan)
+
+
+def store_of(record: RunRecord, config: Config, arrays: Sequence[ArrayRecord]) -> StoreRecord:
+    """Return the record of the store of a run, without its list of arrays.
+
+    Args:
+        record: The run.
+        config: Its options, all decided.
+        arrays: The arrays of its model.
+    """
+    rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
+    resumed = record.resumed
+    return StoreRecord(
+        id=record.id,
+        rules=(RuleRecord(rule=config.rule, momentum=config.momentum, weight_decay=config.weight_decay),),
+        arrays=len(arrays),
+        nbytes=sum([array.nbytes for array in arrays]),
+        state_arrays=len(rule.state_names),
+        pieces=0,
+        shard_bytes=config.shard_bytes,
+        servers=config.servers,
+        slack=config.slack,
+        summed_weight=config.images_per_group if config.synchronous else 0,
+        most_weight=config.images_per_group * config.push_every,
+        scale_by_staleness=config.scale_by_staleness,
+        in_place=config.weights == "aliased",
+        kernels=config.kernels,
+        record=config.record,
+        program=record.id,
+        first_epoch=resumed.epoch if resumed is not None else 0,
+        first_clock=resumed.clock if resumed is not None else 0,
+    )
 
 
 async def prepare_model(

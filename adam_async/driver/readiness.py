@@ -231,4 +231,4 @@ def joined_roles(cluster: ClusterMap, run: str) -> str:
 def _is_ready(cluster: ClusterMap, node: NodeRecord, run: str) -> bool:
     if node.role == "worker":
         return node.ready == ready_word(run, cluster.replica_generation(node.replica))
-    return node.ready == run
+    return run in node.serves if node.role == "ps" else node.ready == run

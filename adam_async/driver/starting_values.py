@@ -1,7 +1,7 @@
-"""First values of a run: those of a checkpoint that it continues, or of a saved model.
+"""First values of a run: those of a checkpoint that it continues, of a saved model, or drawn from its seed.
 
-A run takes each tensor of the saved model whose name and shape its own model has. It draws all others from
-its seed, as it does without a saved model.
+A run takes each tensor of the saved model whose name and shape its own model has, and draws all others. The
+servers know no model: they wait until the driver has loaded the values of all their shards.
 """
 
 import asyncio
@@ -19,13 +19,9 @@ from adam_async.errors import ConfigError, DeadlineExceeded
 from adam_async.messages import ShardState
 from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network
-from adam_async.run.cluster_map import ResumeRecord
 from adam_async.run.config import Config
 from dataflow import ComputePool
 from transport import RemoteError, TransportError
-
-FROM_THE_START = ResumeRecord(epoch=1, finished=(), clock=0)
-"""Starting point of a run that has trained nothing, but whose servers wait for their shards."""
 
 
 class StartingValues:
@@ -46,14 +42,16 @@ class StartingValues:
         self._pool = pool
         self._note = note
 
-    async def load(self, run: str, config: Config, prepared: PreparedRun, source: Checkpoint | Model) -> None:
+    async def load(
+        self, run: str, config: Config, prepared: PreparedRun, source: Checkpoint | Model | None
+    ) -> None:
         """Load all shards; no server is ready before it has its own.
 
         Args:
             run: Id of the run.
             config: The run's options.
             prepared: The run's model and plan.
-            source: The resumed checkpoint, or the saved model.
+            source: The resumed checkpoint, or the saved model, or neither.
 
         Raises:
             ConfigError: The run and the saved model have no tensor in common.
@@ -61,13 +59,15 @@ class StartingValues:
             DeadlineExceeded: The shards were not placed, or the servers did not take them, in `prepare_s`.
             TransportError: A server refused its shards, or did not answer.
         """
-        tensors = make_tensors(prepared.model, config, prepared.plan)
         if isinstance(source, Checkpoint):
+            tensors = make_tensors(prepared.model, config, prepared.plan)
             tensors.fill(source)
             states = source.manifest.shards
         else:
+            tensors = RunTensors(prepared.model, prepared.table(config), None)
             fill = partial(fill_from, tensors, prepared.model, source, seed=config.seed)
-            self._note(await self._pool.run(fill))
+            if note := await self._pool.run(fill):
+                self._note(note)
             states = first_states(tensors)
         cluster = await self._readiness.wait_placed(run)
         waits = config.waits
@@ -83,17 +83,18 @@ class StartingValues:
             raise DeadlineExceeded("the servers to take up their shards", waits.prepare_s) from None
 
 
-def fill_from(tensors: RunTensors, network: Network, init: Model, *, seed: int) -> str:
-    """Set the tensors of a run to those of a saved model, and its rule's arrays to zero.
+def fill_from(tensors: RunTensors, network: Network, init: Model | None, *, seed: int) -> str:
+    """Set the tensors of a run to those of a saved model, or draw them.
 
     Args:
         tensors: The run's tensors; filled in place.
         network: The run's model.
-        init: The saved model.
+        init: The saved model, if there is one.
         seed: Seed of the run; draws the tensors that the saved model lacks.
 
     Returns:
-        A sentence with the number of tensors taken, and the names of the fresh ones.
+        A sentence with the number of tensors taken, and the names of the fresh ones; empty without a saved
+        model.
 
     Raises:
         ConfigError: The models have no tensor in common.
@@ -101,14 +102,14 @@ def fill_from(tensors: RunTensors, network: Network, init: Model, *, seed: int) 
     fresh = []
     dice = Dice(seed)
     for name, array in tensors.weights.items():
-        saved = init.weights.get(name)
+        saved = init.weights.get(name) if init is not None else None
         if saved is not None and saved.shape == array.shape:
             array[...] = saved
         else:
             array[...] = network.initial_values(dice, name)
             fresh.append(f"{name} {list(array.shape)}")
-    for state in tensors.state.values():
-        state[...] = 0
+    if init is None:
+        return ""
     taken = len(tensors.weights) - len(fresh)
     saved_name = init.network.spec.name
     if not taken:

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from adam_async.messages.finite import finder
 from transport import Message, RemoteProtocolError
 
-ROLES = ("controller", "ps", "data", "worker", "driver")
-"""Roles of a cluster. `driver` is the command or program that started the run."""
+ROLES = ("controller", "ps", "data", "worker", "driver", "client", "reader")
+"""Roles of a cluster. `driver` is the command or program that started the run; `client` is a program with a
+store of its own, and `reader` one that only pulls."""
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):

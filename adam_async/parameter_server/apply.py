@@ -218,13 +218,13 @@ class Applier:
         batches: Batches | None = None,
     ) -> None:
         self.rule = rule
-        self._dtype = np.dtype(dtype)
-        self._limit = largest(self._dtype)
+        self.dtype = np.dtype(dtype)
+        self._limit = largest(self.dtype)
         self._plain = isinstance(rule, Sgd) and not rule.momentum and not rule.weight_decay
         self._join = join
-        self.batches: Batches = batches or NumpyBatches(rule, self._dtype)
+        self.batches: Batches = batches or NumpyBatches(rule, self.dtype)
         largest_shard = max((shard.size for shard in shards), default=0)
-        self._stacks: dict[str, NDArray[Any]] = {"products": np.empty(largest_shard, self._dtype)}
+        self._stacks: dict[str, NDArray[Any]] = {"products": np.empty(largest_shard, self.dtype)}
 
     def work_on(
         self,
@@ -404,7 +404,7 @@ class Applier:
                 for number, part in enumerate(parts):
                     if isinstance(part, FactorPart):
                         factor = Factors(part.x_IK, part.errors_RK, part.rate, part.bound)
-                        formed = np.empty(shard.spec.size, self._dtype)
+                        formed = np.empty(shard.spec.size, self.dtype)
                         yield from self._product_pieces(shard.spec, factor, formed)
                         deltas.insert(number, DeltaPart(formed, (shard.spec.size,), part.rate, finite=True))
                 yield from self._delta_sum_pieces(mine, deltas, scale, rate)
@@ -423,7 +423,7 @@ class Applier:
                         yield PIECE_WORK, []
                     np.add(flat, part.flat[at:end], out=flat)
                 if scale != 1.0:
-                    np.multiply(flat, np.asarray(scale, self._dtype), out=flat)
+                    np.multiply(flat, np.asarray(scale, self.dtype), out=flat)
             whole = DeltaPart(flat, parts[0].sizes[first:last], rate, squares(flat) < inf)
             mine = shards[first:last]
             if whole.finite:
@@ -445,7 +445,7 @@ class Applier:
             errors_RK[:, at:end] = part.errors_RK
             at = end
         if scale != 1.0:
-            np.multiply(errors_RK, np.asarray(scale, self._dtype), out=errors_RK)
+            np.multiply(errors_RK, np.asarray(scale, self.dtype), out=errors_RK)
         bound = sum([part.bound for part in parts]) * max(scale, 1.0)
         whole = FactorPart(x_IK, errors_RK, parts[0].sizes, rate, bound)
         yield x_IK.size + errors_RK.size, []
@@ -473,7 +473,7 @@ class Applier:
         for part in parts:
             end = at + part.x_IK.shape[1]
             x_IK[:, at:end] = part.x_IK
-            np.multiply(part.errors_RK, np.asarray(part.rate, self._dtype), out=errors_RK[:, at:end])
+            np.multiply(part.errors_RK, np.asarray(part.rate, self.dtype), out=errors_RK[:, at:end])
             at = end
             yield part.x_IK.size + part.errors_RK.size, []
         return FactorPart(x_IK, errors_RK, parts[0].sizes, 1.0, _scaled_bound(parts))
@@ -482,7 +482,7 @@ class Applier:
         """Scratch memory for factors; it grows to the largest batch and stays."""
         room = self._stacks.get(what)
         if room is None or len(room) < rows * columns:
-            room = self._stacks[what] = np.empty(rows * columns, self._dtype)
+            room = self._stacks[what] = np.empty(rows * columns, self.dtype)
         return room[: rows * columns].reshape(rows, columns)
 
     def _one_pieces(self, shard: Shard, gradient: Gradient) -> Pieces:
@@ -498,7 +498,7 @@ class Applier:
             if rate != 1.0:
                 errors = gradient.errors_RK
                 room = self._room("errors", *errors.shape)
-                errors = np.multiply(errors, np.asarray(rate, self._dtype), out=room)
+                errors = np.multiply(errors, np.asarray(rate, self.dtype), out=room)
                 gradient = Factors(gradient.x_IK, errors, 1.0, bound)
             yield from self._product_pieces(shard.spec, gradient, step)
             np.subtract(shard.values, step, out=shard.values)

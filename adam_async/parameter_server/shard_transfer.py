@@ -66,7 +66,8 @@ def load_states(
         shard = shards.get(ShardId(state.shard))
         if shard is None:
             raise RemoteProtocolError("shards", f"shard {state.shard} is not held here")
-        if set(body.arrays) != set(shard.rule_state):
+        # Values alone leave the state of the rule as new.
+        if body.arrays and set(body.arrays) != set(shard.rule_state):
             raise RemoteProtocolError(
                 "arrays", f"this run's rule keeps {sorted(shard.rule_state)}, not {sorted(body.arrays)}"
             )

@@ -1,24 +1,23 @@
-"""Pure: the memory of the shards: one contiguous aligned buffer per tensor, shared by the roles of a process.
+"""Pure: the memory of the shards of a store, with the state of their rules.
 
-A server gets its storage and does not allocate it, so that servers of one process have views of the same
-tensors. 64-byte alignment keeps every row start on a cache line for vector units.
+A server allocates its own shards (`own_shards`), and those of one rule and type one after the other, so that
+a request for many small arrays reads and changes one range of memory. A large shard begins on a cache line.
 
-In a run *in place* the workers of the process use the same memory as their weights, and their compute threads
-run the rule on it. Then no other thread may write it, and a reader copies it first.
+In a run *in place* the servers of a process have views of the same whole tensors (`ShardStorage`), the
+workers of the process use that memory as their weights, and their compute threads run the rule on it. Then no
+other thread may write it, and a reader copies it first.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from adam_async.model.keyed_random import Dice
-from adam_async.model.layer import ParameterSpec
-from adam_async.model.network import Network
 from adam_async.model.rules import Rule, RuleState
+from adam_async.parameter_server.shard import Shard
 from adam_async.run.shard_table import ShardSpec
 
 ALIGNMENT = 64
@@ -33,11 +32,61 @@ def aligned_zeros(size: int, dtype: DTypeLike) -> NDArray[Any]:
     return raw[offset : offset + size * item].view(dtype)
 
 
-def initial_values(network: Network, dice: Dice, spec: ShardSpec) -> NDArray[Any]:
-    """The keyed initial values of one shard: drawn for its rows, and cut to its range."""
-    first, last = spec.start // spec.row_size, -(-spec.stop // spec.row_size)
-    rows = network.initial_values(dice, spec.tensor, first, last).reshape(-1)
-    return rows[spec.start - first * spec.row_size : spec.stop - first * spec.row_size]
+ALIGNED_BYTES = 4096
+"""Size from which on a shard begins on a cache line, in bytes; smaller ones follow without a gap."""
+
+
+def own_shards(specs: Sequence[ShardSpec], rules: Sequence[Rule]) -> list[Shard]:
+    """Allocate shards, zeroed, each with a new state of its rule; in the order of `specs`.
+
+    Args:
+        specs: The shards of one server.
+        rules: The rules of the store.
+    """
+    shards: dict[int, Shard] = {}
+    families: dict[tuple[int, str], list[ShardSpec]] = {}
+    for spec in specs:
+        families.setdefault((spec.rule, spec.dtype), []).append(spec)
+    for (rule, dtype), members in families.items():
+        item = np.dtype(dtype).itemsize
+        starts, size = [], 0
+        for spec in members:
+            if spec.nbytes >= ALIGNED_BYTES:
+                size += -size % (ALIGNMENT // item)
+            starts.append(size)
+            size += spec.size
+        values = aligned_zeros(size, dtype)
+        new = rules[rule].new_state((1,), dtype)
+        state = {name: aligned_zeros(size, new[name].dtype) for name in rules[rule].state_names}
+        for name, array in state.items():
+            if new[name].any():
+                array[:] = new[name][0]
+        counts = {name: np.repeat(new[name], len(members)) for name in rules[rule].scalar_names}
+        for at, (spec, start) in enumerate(zip(members, starts, strict=True)):
+            part = slice(start, start + spec.size)
+            shards[spec.id] = Shard(
+                spec=spec,
+                values=values[part],
+                rule_state={
+                    **{name: array[part] for name, array in state.items()},
+                    **{name: array[at : at + 1] for name, array in counts.items()},
+                },
+            )
+    return [shards[spec.id] for spec in specs]
+
+
+class Tensor(Protocol):
+    """A named array of a shape."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
 
 
 class ShardStorage:
@@ -48,11 +97,12 @@ class ShardStorage:
         rule: The update rule, which defines its state.
         dtype: Type of values and state.
         in_place: Whether whole tensors are stepped at once. The rule's per-shard counts then are per tensor.
+            A replay steps shards.
     """
 
     def __init__(
         self,
-        parameters: Iterable[ParameterSpec],
+        parameters: Iterable[Tensor],
         rule: Rule,
         dtype: DTypeLike = np.float32,
         *,

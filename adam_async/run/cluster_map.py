@@ -1,8 +1,9 @@
-"""Pure: the cluster map: nodes, the run, its buckets and its current epoch, as one snapshot value.
+"""Pure: the cluster map: nodes, stores, the run and its current epoch, as one snapshot value.
 
 The map is the whole state of a controller. Nodes read it with `get` and `watch`, and change it with
-`compare-and-set`; five kinds of keys can be set: ``nodes/<id>``, ``run``, ``run/<n>``, ``epoch`` and
-``lending``. Every record has the map version of its last change, which a compare-and-set expects.
+`compare-and-set`; these keys can be set: ``nodes/<id>``, ``stores/<name>``, ``stores/<name>/<n>``, ``run``,
+``run/<n>``, ``epoch`` and ``lending``. Every record has the map version of its last change, which a
+compare-and-set expects.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Any, Literal, Self
 import msgspec
 
 from adam_async.errors import RunFailed
+from adam_async.run.store_record import ArraysPiece, StoreRecord
 
 RESULTS_KEPT = 32
 """Maximum number of epoch results in the map: the newest ones."""
@@ -43,14 +45,23 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     failed: str = ""
     """Error that ends it, if it could still report one."""
     replica: int = -1
-    """For workers: replica that it trains, set by the controller; -1 outside a run."""
+    """For workers: replica that it trains; for clients: place in their store's clocks. Set by the controller;
+    -1 for none."""
     partition: int = 0
     """For workers: part of the replica's model that it trains, from 0; set with the replica."""
     placed: int = 0
-    """For workers: map version at which the controller assigned replica and part."""
+    """For workers and clients: map version at which the controller assigned replica and part."""
+    serves: tuple[str, ...] = ()
+    """For parameter servers: ids of the stores of which it holds values for all its shards."""
+    store: str = ""
+    """For clients: id of the store that they push to; empty for a reader."""
     info: dict[str, Any] = {}
     """Facts for other nodes: of data servers the shape and size of the data."""
     changed: int = 0
+
+
+NO_SLOT = {"replica": -1, "partition": 0, "placed": 0}
+"""Fields of a node without a slot."""
 
 
 class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,10 +204,13 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
 
     version: int = 0
     nodes: dict[str, NodeRecord] = {}
+    stores: dict[str, StoreRecord] = {}
+    """Stores by name."""
+    arrays: dict[str, ArraysPiece] = {}
+    """Pieces of the lists of arrays, by key."""
+    placements: int = 0
+    """Number of stores placed so far, the generation of the newest one."""
     run: RunRecord | None = None
-    generation: int = 0
-    buckets: tuple[str, ...] = ()
-    """Primary of each bucket; empty until the run is placed."""
     epoch: EpochRecord | None = None
     ended: int = 0
     """Number of ended epochs of the run and of the runs that it continues."""
@@ -224,6 +238,61 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
     def live(self, role: str) -> list[str]:
         """Return the live nodes of one role, in the order of their ids."""
         return sorted(id for id, node in self.nodes.items() if node.role == role and node.live)
+
+    # --- stores --------------------------------------------------------------------------------
+
+    def store(self, id: str) -> StoreRecord | None:
+        """Return the store with an id."""
+        return next((store for store in self.stores.values() if store.id == id), None)
+
+    @property
+    def run_store(self) -> StoreRecord | None:
+        """The store of the run; None before the run has one."""
+        return self.store(self.run.id) if self.run is not None else None
+
+    @property
+    def buckets(self) -> tuple[str, ...]:
+        """Primary of each bucket of the run's store; empty until it is placed."""
+        store = self.run_store
+        return store.buckets if store is not None else ()
+
+    @property
+    def generation(self) -> int:
+        """Version of the run's `buckets`."""
+        store = self.run_store
+        return store.generation if store is not None else 0
+
+    def serving(self, store: StoreRecord) -> bool:
+        """Whether all servers of a store hold values for all their shards."""
+        return bool(store.buckets) and all(
+            name in self.nodes and store.id in self.nodes[name].serves for name in set(store.buckets)
+        )
+
+    def pushers(self, store: StoreRecord) -> dict[int, tuple[int, frozenset[tuple[str, int]]]]:
+        """Return the replicas that push to a store: generation of each, node and incarnation of its members.
+
+        A run's workers push to the run's store, by replica. A client is a replica of its own.
+        """
+        if store.program:
+            if self.run is None or self.run.id != store.program:
+                return {}
+            return {
+                replica: (
+                    generation,
+                    frozenset((name, self.nodes[name].incarnation) for name in self.members(replica)),
+                )
+                for replica, generation in self.replica_generations().items()
+            }
+        return {
+            node.replica: (
+                replica_generation([(node.incarnation, node.placed)], 1),
+                frozenset({(name, node.incarnation)}),
+            )
+            for name, node in self.nodes.items()
+            if node.role == "client" and node.live and node.store == store.id and node.placed
+        }
+
+    # --- the run -------------------------------------------------------------------------------
 
     @property
     def partitions(self) -> int:

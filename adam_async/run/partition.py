@@ -1,4 +1,4 @@
-"""Pure: the partition plan of a run's model, and its shard table."""
+"""Pure: the partition plan of a run's model, its arrays and their shards."""
 
 from typing import Any
 
@@ -10,7 +10,8 @@ from adam_async.model.partition.planner import layers_plan, vertical_plan
 from adam_async.model.partition.prediction import LayerTimes
 from adam_async.run.cluster_map import RunRecord
 from adam_async.run.config import Config
-from adam_async.run.shard_table import ShardTable, shard_table
+from adam_async.run.shard_table import SHARD_BYTES, ShardTable, shard_table
+from adam_async.run.store_record import ArrayRecord
 
 
 def plan_run(network: Network, config: Config, times: LayerTimes | None = None) -> PartitionPlan | None:
@@ -66,16 +67,28 @@ def check_crossings(network: Network, plan: dict[str, Any], config: Config, *, m
         )
 
 
-def run_table(run: RunRecord, network: Network) -> ShardTable:
-    """Return the shards of a run: a function of its model, `shard_bytes` and partition plan."""
-    return table_of(network, shard_bytes=int(run.config["shard_bytes"]), plan=run.plan)
+def arrays_of(network: Network, plan: dict[str, Any] | None) -> tuple[ArrayRecord, ...]:
+    """Return the arrays of a model for its store: no shard crosses a border of two parts of the plan.
 
-
-def table_of(network: Network, *, shard_bytes: int, plan: dict[str, Any] | None) -> ShardTable:
-    """Return the shards of a model with a partition plan, as `PartitionPlan.to_dict` gave it, or without."""
-    return shard_table(
-        network.parameters,
-        shard_bytes=shard_bytes,
-        item_bytes=network.dtype.itemsize,
-        cuts=planned_cuts(plan, network.layers),
+    Args:
+        network: The model.
+        plan: Its partition plan, as `PartitionPlan.to_dict` gave it; None without partitions.
+    """
+    cuts = planned_cuts(plan, network.layers)
+    dtype = network.dtype.name
+    return tuple(
+        ArrayRecord(spec.name, spec.shape, dtype, cuts=tuple(cuts.get(spec.name, ())))
+        for spec in network.parameters
     )
+
+
+def table_of(
+    network: Network, *, shard_bytes: int = SHARD_BYTES, plan: dict[str, Any] | None = None
+) -> ShardTable:
+    """Return the shards of a model: a function of its parameters, `shard_bytes` and its partition plan."""
+    return shard_table(arrays_of(network, plan), shard_bytes=shard_bytes)
+
+
+def run_table(run: RunRecord, network: Network) -> ShardTable:
+    """Return the shards of a run's model."""
+    return table_of(network, shard_bytes=int(run.config["shard_bytes"]), plan=run.plan)

@@ -1,24 +1,25 @@
-"""Pure: parameters to shards, shards to buckets, buckets to servers.
+"""Pure: arrays to shards, shards to buckets, buckets to servers.
 
-A *shard* is a range of whole rows of one parameter tensor (rows are the first axis, the layer's
+A *shard* is a range of whole rows of one array (rows are the first axis; of a layer's weights, its
 outputs), at most ``shard_bytes`` long; a row that is longer than that is cut in equal pieces, so
-every shard is one contiguous range of the flattened tensor. The table of shards is a function of
-the model alone, so every party computes the same one and messages name a shard by its number.
+every shard is one contiguous range of the flattened array. The table of shards is a function of
+the arrays alone, so every party computes the same one and messages name a shard by its number.
 
 A *bucket* is a set of shards that move together and share one primary. Shards are spread over the
 buckets, and buckets over the servers, largest first onto the least loaded, by bytes (AD-40, AD-41).
 Ties go to the lower number, so the result does not depend on any hash.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapreplace
 from itertools import groupby, pairwise
 from math import prod
 from operator import attrgetter
-from types import MappingProxyType
+from typing import Protocol
 
-from adam_async.model.layer import ParameterSpec
 from adam_async.run.ids import BucketId, NodeId, ShardId
+from adam_async.run.store_record import DTYPES, ArrayRecord
 
 SHARD_BYTES = 1 << 20
 """Default maximum size of a shard, in bytes. The paper cuts parameters into shards of 1 MB (AD-40)."""
@@ -26,13 +27,34 @@ SHARD_BYTES = 1 << 20
 NUM_BUCKETS = 64
 """Number of buckets of a cluster, fixed at its creation."""
 
-NO_CUTS: Mapping[str, Sequence[int]] = MappingProxyType({})
-"""Row cuts of a model that is not cut over several workers."""
+
+class PartOfArray(Protocol):
+    """Rows of an array, from `first_row` on, such as the part of a layer's weights that one worker has."""
+
+    @property
+    def name(self) -> str:
+        """Name of the array."""
+        ...
+
+    @property
+    def first_row(self) -> int:
+        """Number of its first row."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of values of the part."""
+        ...
+
+    @property
+    def row_size(self) -> int:
+        """Number of values of one row."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSpec:
-    """One contiguous range of a flattened parameter tensor."""
+    """One contiguous range of a flattened array."""
 
     id: ShardId
     tensor: str
@@ -43,11 +65,19 @@ class ShardSpec:
     row_size: int
     """Number of elements of a row of the tensor; 1 for a vector."""
     bucket: BucketId
+    dtype: str = "float32"
+    rule: int = 0
+    """Index of its rule in the store's rules."""
 
     @property
     def size(self) -> int:
         """Number of elements."""
         return self.stop - self.start
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of its values."""
+        return self.size * DTYPES[self.dtype]
 
     @property
     def whole_rows(self) -> bool:
@@ -62,12 +92,16 @@ class ShardSpec:
 
 @dataclass(frozen=True, slots=True)
 class ShardTable:
-    """Every shard of a model, in the order of its tensors and their elements."""
+    """Every shard of a store, in the order of its arrays and their elements."""
 
     shards: tuple[ShardSpec, ...]
     by_tensor: dict[str, tuple[ShardSpec, ...]]
     num_buckets: int
-    item_bytes: int
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one value, in a table of one type such as that of a model."""
+        return DTYPES[self.shards[0].dtype]
 
 
 def cut_tensor(shape: Sequence[int], limit: int, rows: Sequence[int] = ()) -> list[tuple[int, int]]:
@@ -86,6 +120,8 @@ def cut_tensor(shape: Sequence[int], limit: int, rows: Sequence[int] = ()) -> li
             for start, stop in cut_tensor((last - first, *shape[1:]), limit)
         ]
     size = prod(shape)
+    if not size:
+        return []
     row = size // shape[0] if shape else size
     if row <= limit:
         step = limit // row * row
@@ -100,48 +136,46 @@ def cut_tensor(shape: Sequence[int], limit: int, rows: Sequence[int] = ()) -> li
 
 
 def shard_table(
-    parameters: Iterable[ParameterSpec],
-    *,
-    shard_bytes: int = SHARD_BYTES,
-    num_buckets: int = NUM_BUCKETS,
-    item_bytes: int = 4,
-    cuts: Mapping[str, Sequence[int]] = NO_CUTS,
+    arrays: Iterable[ArrayRecord], *, shard_bytes: int = SHARD_BYTES, num_buckets: int = NUM_BUCKETS
 ) -> ShardTable:
-    """Cut every parameter into shards and give each shard its bucket.
+    """Cut every array into shards and give each shard its bucket. An empty array has no shard.
 
     Args:
-        parameters: The model's parameters, in the model's order.
-        shard_bytes: Maximum size of a shard, in bytes; at least one element.
+        arrays: The arrays of a store, in its order.
+        shard_bytes: Maximum size of a shard, in bytes; at least one value.
         num_buckets: Number of buckets of the cluster.
-        item_bytes: Size of one value in bytes (4 for float32, 8 for the float64 of proofs).
-        cuts: Rows of each tensor at which a shard must begin, so that it belongs to one worker of every
-            replica; see `PartitionPlan.row_cuts`.
+
+    Raises:
+        ValueError: A shard could not hold one value.
     """
-    limit = shard_bytes // item_bytes
-    if limit < 1:
-        raise ValueError(f"shard_bytes must hold at least one value of {item_bytes} bytes, not {shard_bytes}")
-    ranges: list[tuple[str, int, int, int]] = []
-    for parameter in parameters:
-        row = prod(parameter.shape[1:])
-        pieces = cut_tensor(parameter.shape, limit, cuts.get(parameter.name, ()))
-        ranges += [(parameter.name, start, stop, row) for start, stop in pieces]
-    buckets = spread([stop - start for _, start, stop, _ in ranges], num_buckets)
+    ranges: list[tuple[ArrayRecord, int, int]] = []
+    for array in arrays:
+        limit = shard_bytes // array.item_bytes
+        if limit < 1:
+            raise ValueError(
+                f"shard_bytes must hold at least one value of {array.item_bytes} bytes, not {shard_bytes}"
+            )
+        pieces = cut_tensor(array.shape, limit if array.split else max(array.size, 1), array.cuts)
+        ranges += [(array, start, stop) for start, stop in pieces]
+    buckets = spread([(stop - start) * array.item_bytes for array, start, stop in ranges], num_buckets)
     shards = tuple(
         ShardSpec(
             id=ShardId(index),
-            tensor=name,
+            tensor=array.name,
             start=start,
             stop=stop,
-            row_size=row,
+            row_size=array.row_size,
             bucket=BucketId(buckets[index]),
+            dtype=array.dtype,
+            rule=array.rule,
         )
-        for index, (name, start, stop, row) in enumerate(ranges)
+        for index, (array, start, stop) in enumerate(ranges)
     )
     by_tensor = {name: tuple(group) for name, group in groupby(shards, key=attrgetter("tensor"))}
-    return ShardTable(shards=shards, by_tensor=by_tensor, num_buckets=num_buckets, item_bytes=item_bytes)
+    return ShardTable(shards=shards, by_tensor=by_tensor, num_buckets=num_buckets)
 
 
-def part_table(table: ShardTable, parameters: Iterable[ParameterSpec]) -> ShardTable:
+def part_table(table: ShardTable, parameters: Iterable[PartOfArray]) -> ShardTable:
     """Return the shards of one part of a model, with ranges within the part's own rows of each tensor.
 
     Args:
@@ -158,9 +192,7 @@ def part_table(table: ShardTable, parameters: Iterable[ParameterSpec]) -> ShardT
             if first <= spec.start and spec.stop <= last
         ]
     by_tensor = {name: tuple(group) for name, group in groupby(shards, key=attrgetter("tensor"))}
-    return ShardTable(
-        shards=tuple(shards), by_tensor=by_tensor, num_buckets=table.num_buckets, item_bytes=table.item_bytes
-    )
+    return ShardTable(shards=tuple(shards), by_tensor=by_tensor, num_buckets=table.num_buckets)
 
 
 def spread(weights: Sequence[int], bins: int) -> list[int]:
@@ -169,13 +201,21 @@ def spread(weights: Sequence[int], bins: int) -> list[int]:
     Returns:
         The bin of each item.
     """
-    loads = [0] * bins
+    loads = [(0, target) for target in range(bins)]
     placed = [0] * len(weights)
     for item in sorted(range(len(weights)), key=lambda i: (-weights[i], i)):
-        target = min(range(bins), key=lambda b: (loads[b], b))
-        loads[target] += weights[item]
+        load, target = loads[0]
+        heapreplace(loads, (load + weights[item], target))
         placed[item] = target
     return placed
+
+
+def bucket_bytes(table: ShardTable) -> list[int]:
+    """Return the bytes of the values of each bucket."""
+    loads = [0] * table.num_buckets
+    for shard in table.shards:
+        loads[shard.bucket] += shard.nbytes
+    return loads
 
 
 def assign_buckets(table: ShardTable, servers: Sequence[NodeId]) -> list[NodeId]:
@@ -189,10 +229,7 @@ def assign_buckets(table: ShardTable, servers: Sequence[NodeId]) -> list[NodeId]
     """
     if not servers:
         raise ValueError("buckets need at least one server to be assigned to")
-    loads = [0] * table.num_buckets
-    for shard in table.shards:
-        loads[shard.bucket] += shard.size * table.item_bytes
-    return [servers[index] for index in spread(loads, len(servers))]
+    return [servers[index] for index in spread(bucket_bytes(table), len(servers))]
 
 
 def holders(table: ShardTable, buckets: Sequence[str]) -> tuple[str, ...]:

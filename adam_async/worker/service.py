@@ -270,10 +270,5 @@ class ModelWorker(Role):
 
 
 def _primaries_ready(cluster: ClusterMap) -> bool:
-    run = cluster.run
-    return (
-        run is not None
-        and bool(cluster.buckets)
-        and bool(cluster.live("data"))
-        and all(cluster.nodes[server].ready == run.id for server in set(cluster.buckets))
-    )
+    store = cluster.run_store
+    return store is not None and cluster.serving(store) and bool(cluster.live("data"))

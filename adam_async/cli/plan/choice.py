@@ -23,7 +23,8 @@ from adam_async.model.partition.prediction import LayerTimes, LinkCost, Predicti
 from adam_async.model.working_set import WorkingSet, working_sets
 from adam_async.run.config import default_in_flight
 from adam_async.run.ids import NodeId
-from adam_async.run.shard_table import assign_buckets, part_table, shard_table
+from adam_async.run.partition import table_of
+from adam_async.run.shard_table import assign_buckets, part_table
 from adam_async.worker.push_plan import ProtocolChoice, choose_protocol, factorable_tensors
 
 PlanKind = Literal["vertical", "layers"]
@@ -140,11 +141,7 @@ class Candidate:
 
     def _protocols(self) -> Iterator[tuple[ProtocolChoice, ...]]:
         network, count = self.network, self.conditions.servers
-        table = shard_table(
-            network.parameters,
-            item_bytes=network.dtype.itemsize,
-            cuts=self.plan.row_cuts(network.layers),
-        )
+        table = table_of(network, plan=self.plan.to_dict())
         buckets = assign_buckets(table, [NodeId(f"ps-{number}") for number in range(count)])
         for part in self.parts:
             own, factorable = part_table(table, part.network.parameters), factorable_tensors(part.network)

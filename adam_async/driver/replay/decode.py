@@ -21,7 +21,8 @@ from adam_async.parameter_server.replay_log import (
     read_order_log,
 )
 from adam_async.run.config import Config
-from adam_async.run.shard_table import ShardTable, shard_table
+from adam_async.run.partition import table_of
+from adam_async.run.shard_table import ShardTable
 from adam_async.worker.replay_log import GroupRead, Reader, read_read_log
 
 
@@ -55,7 +56,7 @@ def make_recording(header: Header, logs: Sequence[Log], network: Network) -> Rec
         RecordError: A log cannot be read or is missing, such as that of a lost worker.
     """
     config = header.options()
-    table = shard_table(network.parameters, shard_bytes=config.shard_bytes, item_bytes=network.dtype.itemsize)
+    table = table_of(network, shard_bytes=config.shard_bytes)
     readers: dict[Reader, Reads] = {}
     for log in logs:
         if log.role == "worker":

@@ -34,7 +34,7 @@ from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network
 from adam_async.model.rules import make_rule
 from adam_async.model.spec import ModelSpec
-from adam_async.run.shard_table import shard_table
+from adam_async.run.partition import table_of
 from adam_async.run.user_code import check_named
 from adam_async.worker.push_plan import plan_pushes
 
@@ -94,11 +94,7 @@ class Replay:
         self.network = Network(
             ModelSpec.from_dict(header.spec), dtype=config.dtype, kernels=header.kernels, layers=layers
         )
-        table = self._table = shard_table(
-            self.network.parameters,
-            shard_bytes=config.shard_bytes,
-            item_bytes=self.network.dtype.itemsize,
-        )
+        table = self._table = table_of(self.network, shard_bytes=config.shard_bytes)
         rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
         plan = plan_pushes(
             self.network,

@@ -13,7 +13,7 @@ from adam_async.model.network import Network
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.shard import Shard
-from adam_async.parameter_server.storage import ShardStorage, initial_values
+from adam_async.parameter_server.storage import ShardStorage
 from adam_async.run.config import Config
 from adam_async.run.ids import Version
 from adam_async.run.shard_table import ShardTable
@@ -39,9 +39,10 @@ class ReplayedShards:
         dice = Dice(config.seed)
         self._kept: dict[tuple[int, int], NDArray[Any]] = {}
         self.shards: list[Shard] = []
+        for name, weights in self._storage.weights.items():
+            weights[...] = network.initial_values(dice, name)
         for spec in table.shards:
             values = self._storage.values(spec)
-            values[:] = initial_values(network, dice, spec)
             self.shards.append(Shard(spec=spec, values=values, rule_state=self._storage.rule_state(spec)))
 
     def apply(self, shard: int, batch: Sequence[ShardPush]) -> list[bool]:

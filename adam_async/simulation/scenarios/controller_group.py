@@ -12,6 +12,7 @@ from adam_async.controller.log_file import NAME, LogFile
 from adam_async.controller.permissions import Attempt, Refusal
 from adam_async.controller.replicated_state import MAX_SESSIONS, ReplicatedState
 from adam_async.controller.service import Controller
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import ConfigError
 from adam_async.messages import role_table
 from adam_async.run.cluster_map import ClusterMap
@@ -135,6 +136,7 @@ class ControllerGroup:
             self._saw(node.name, core, machine, event, effects)
 
         controller = Controller(
+            rules=TrainingRules(),
             permits=permit_all,
             network=network_of(node),
             address=self.addresses[node.name],

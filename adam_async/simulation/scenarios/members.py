@@ -15,6 +15,7 @@ import msgspec
 
 from adam_async.controller.client import Membership
 from adam_async.controller.service import Controller
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
 from adam_async.messages import role_table
 from adam_async.run.cluster_map import NodeRecord
@@ -135,6 +136,7 @@ class _Run:
     async def _serve(self, node: Node) -> None:
         identity = Identity(role="controller", node=CONTROLLER, incarnation=node.incarnation)
         controller = Controller(
+            rules=TrainingRules(),
             permits=permit_all,
             network=self._network(node),
             address=ADDRESS,

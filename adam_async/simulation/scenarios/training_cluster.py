@@ -25,6 +25,7 @@ from adam_async.data_server.sources.datasets import DIGITS_FILE
 from adam_async.data_server.sources.npz import parse_npz
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import AdamError, first_cause
 from adam_async.messages import role_table
 from adam_async.parameter_server.service import ParameterServer
@@ -179,6 +180,7 @@ class TrainingCluster:
             waits=self.setup.config.waits,
             peers=CONTROLLERS,
             file=LogFile(node.open_disk(), FOLDER),
+            rules=TrainingRules(),
             entropy=node.entropy,
         )
         controller.process_memory = process_memory

@@ -172,7 +172,7 @@ def _with_a_controller(facts: Facts) -> list[Example]:
         run=facts.run, number=facts.epoch, groups=8, shares={"0": (0, 8)}, result={"loss": 1.0}
     )
     ledger_record = LedgerRecord(run=facts.run, term=facts.ledger_term, ledger_replicas=((facts.node, 1),))
-    change = Change(version=facts.version, nodes={facts.node: node}, generation=facts.generation)
+    change = Change(version=facts.version, nodes={facts.node: node}, placements=facts.generation)
     keyed = msgspec.structs.replace
     return [
         Example(body=m.GetMap()),

@@ -1,0 +1,347 @@
+"""Pure: the rules of training runs, which controllers apply to the cluster map (`controller.state.Rules`).
+
+The standing rules, each of which reads the map and may change it:
+
+    drop      the stores of earlier runs leave the map
+    strike    a lost data server is no ledger replica; a new leader begins a new term
+    fail      the run's store, the last ledger replica or the driver is lost: the run has failed
+    number    a live worker without a slot gets one: a replica, and a part of its model
+    lead      a data server is ready: it leads the run's ledger; the next replica replaces a lost leader
+    begin     the store, a data server and the wanted number of replicas are ready: the run begins
+    advance   the driver moved the run to its next epoch: its groups are shared out
+
+A replica has one worker for each part of its model, and restarts as a unit: without one of its workers it is
+out, until another worker has the slot and all are ready for the next replica generation. `worker_assignment`
+assigns the slots.
+
+A run has all replicas that the workers suffice for: replicas beyond the wanted number, and later ones, take
+part as soon as they are ready. A run that continues another one begins with that run's current epoch, and
+takes over its results.
+
+The driver submits the run, and then its store with the arrays of its model. A lost worker is only a line in
+the log: its replica number is free for a successor.
+"""
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from adam_async.controller.records import check_epoch, check_ledger_record, is_piece, joined
+from adam_async.controller.state import without_stores
+from adam_async.driver.worker_assignment import assign_workers
+from adam_async.errors import ConfigError
+from adam_async.run.cluster_map import (
+    NO_SLOT,
+    RESULTS_KEPT,
+    ClusterMap,
+    EpochRecord,
+    LedgerRecord,
+    NodeRecord,
+    RunInPieces,
+    RunPiece,
+    RunRecord,
+)
+from adam_async.run.config import FIELDS
+from adam_async.run.epoch_shares import covers, share_out, warm_groups
+from adam_async.run.option_sources import make_config
+
+
+class TrainingRules:
+    """The rules of training runs."""
+
+    keys = "run, run/<n>, epoch and lending"
+
+    # --- records -------------------------------------------------------------------------------
+
+    def version(self, cluster: ClusterMap, key: str) -> int | None:
+        """See `Rules.version`."""
+        old: RunRecord | RunPiece | EpochRecord | LedgerRecord | None
+        if key == "run":
+            old = cluster.run
+        elif is_piece(key):
+            old = cluster.pieces.get(key)
+        elif key == "epoch":
+            old = cluster.epoch
+        elif key == "lending":
+            old = cluster.ledger_record
+        else:
+            return None
+        return old.changed if old is not None else 0
+
+    def set(self, cluster: ClusterMap, key: str, value: Any) -> ClusterMap | str:
+        """See `Rules.set`."""
+        changed = cluster.version + 1
+        if key == "run":
+            run = _read_run(cluster, value)
+            if isinstance(run, str):
+                return run
+            return _set_run(cluster, msgspec.structs.replace(run, changed=changed))
+        if key == "epoch":
+            epoch = msgspec.convert(value, EpochRecord)
+            # Without a run nothing reads the epoch.
+            problem = check_epoch(epoch, cluster.epoch) if cluster.run is not None else ""
+            return problem or _with(cluster, epoch=msgspec.structs.replace(epoch, changed=changed))
+        if key == "lending":
+            record = msgspec.convert(value, LedgerRecord)
+            problem = check_ledger_record(record, cluster.ledger_record)
+            return problem or _with(cluster, ledger_record=msgspec.structs.replace(record, changed=changed))
+        piece = msgspec.structs.replace(msgspec.convert(value, RunPiece), changed=changed)
+        return _with(cluster, pieces={**cluster.pieces, key: piece})
+
+    def check_node(self, record: NodeRecord) -> str:
+        """See `Rules.check_node`."""
+        if record.role == "data" and record.live:
+            images = record.info.get("train_images")
+            if not isinstance(images, int) or images < 1:
+                return f"info of a data server needs train_images, a positive number, not {images!r}"
+        return ""
+
+    # --- standing rules ------------------------------------------------------------------------
+
+    def lost(self, cluster: ClusterMap) -> ClusterMap:
+        """See `Rules.lost`."""
+        return _fail_if_lost(_strike_out(cluster))
+
+    def standing(self, cluster: ClusterMap) -> ClusterMap:
+        """See `Rules.standing`."""
+        cluster = _drop_stores(cluster)
+        if cluster.run is None or cluster.run.over:
+            return cluster
+        for rule in (_number_workers, _name_ledger_leader, _begin, _advance):
+            cluster = rule(cluster)
+        return cluster
+
+    def in_use(self, cluster: ClusterMap) -> frozenset[str]:
+        """See `Rules.in_use`."""
+        return frozenset({cluster.run.driver}) if cluster.run is not None else frozenset()
+
+    def check_invariants(self, cluster: ClusterMap) -> None:
+        """See `Rules.check_invariants`."""
+        workers = [cluster.nodes[name] for name in cluster.live("worker")]
+        taken = Counter((node.replica, node.partition) for node in workers if node.replica >= 0)
+        assert all(count == 1 for count in taken.values()), f"two live workers share a slot: {taken}"
+        run, epoch = cluster.run, cluster.epoch
+        if run is not None and run.phase == "training":
+            assert epoch is not None
+            assert epoch.number == run.epoch
+            assert covers(epoch.shares.values(), groups=epoch.groups, round_groups=epoch.round_groups), (
+                epoch.shares
+            )
+        if run is not None and not run.over:
+            partitions = int(run.config["partitions"])
+            sizes = Counter(node.replica for node in workers)
+            spares = sizes.pop(-1, 0)
+            lacking = [replica for replica, size in sizes.items() if size < partitions]
+            assert spares < partitions, f"{spares} workers wait that could begin a replica"
+            assert not spares or not lacking, f"{spares} workers wait, and replicas {lacking} lack some"
+            assert len(lacking) <= 1, f"replicas {lacking} lack workers that others of them have"
+
+
+def _with(cluster: ClusterMap, **fields: Any) -> ClusterMap:
+    return msgspec.structs.replace(cluster, **fields)
+
+
+def _read_run(cluster: ClusterMap, value: Any) -> RunRecord | str:
+    """Return the record of a run, or the fault of its pieces."""
+    if isinstance(value, dict) and "pieces" in value:
+        return joined(msgspec.convert(value, RunInPieces), cluster.pieces)
+    return msgspec.convert(value, RunRecord)
+
+
+def _set_run(cluster: ClusterMap, new: RunRecord) -> ClusterMap | str:
+    old = cluster.run
+    goes_on = old is not None and old.id == new.id
+    if old is not None and goes_on:
+        new = new.with_fixed_of(old)
+    elif problem := _check_run(new):
+        return problem
+    if old is not None and new.driver != old.driver and _in_progress(cluster, old):
+        return f"run {old.id} of {old.driver} is in progress; it ends when {old.driver} does"
+    if goes_on:
+        return _with(cluster, run=new)
+    nodes = {
+        name: msgspec.structs.replace(node, ready="", failed="", **(NO_SLOT if node.role == "worker" else {}))
+        for name, node in cluster.nodes.items()
+    }
+    return _with(
+        cluster, run=new, nodes=nodes, epoch=None, results=(), ended=0, ledger_record=None, pieces={}
+    )
+
+
+def _in_progress(cluster: ClusterMap, run: RunRecord) -> bool:
+    driver = cluster.nodes.get(run.driver)
+    return not run.over and driver is not None and driver.live
+
+
+def _check_run(record: RunRecord) -> str:
+    """Return the fault of the record of a new run; empty if it has none. Its model is not read."""
+    resumed = record.resumed
+    if resumed is not None and not min(resumed.epoch - 1, 1) <= len(resumed.results) < resumed.epoch:
+        return f"it resumes epoch {resumed.epoch}, but has the results of {len(resumed.results)} before it"
+    try:
+        make_config(record.config)
+    except ConfigError as error:
+        return str(error)
+    missing = [name for name in FIELDS if name not in record.config]
+    return f"config lacks {', '.join(missing)}" if missing else ""
+
+
+def _drop_stores(cluster: ClusterMap) -> ClusterMap:
+    """Remove the stores of runs that are not the run of the map."""
+    run = cluster.run.id if cluster.run is not None else ""
+    old = {name for name, store in cluster.stores.items() if store.program and store.program != run}
+    return without_stores(cluster, old) if old else cluster
+
+
+def _strike_out(cluster: ClusterMap) -> ClusterMap:
+    """Remove lost data servers from the ledger replicas; a new leader begins a new term."""
+    record, nodes = cluster.ledger_record, cluster.nodes
+    if record is None:
+        return cluster
+    left = tuple(
+        (name, incarnation)
+        for name, incarnation in record.ledger_replicas
+        if name in nodes and nodes[name].live and nodes[name].incarnation == incarnation
+    )
+    if left == record.ledger_replicas:
+        return cluster
+    term = record.term + (left[:1] != record.ledger_replicas[:1])
+    record = msgspec.structs.replace(record, ledger_replicas=left, term=term, changed=cluster.version + 1)
+    return _with(cluster, ledger_record=record)
+
+
+def _fail_if_lost(cluster: ClusterMap) -> ClusterMap:
+    run, nodes, store = cluster.run, cluster.nodes, cluster.run_store
+    if run is None or run.over:
+        return cluster
+    driver = nodes.get(run.driver)
+    reason = lost = ""
+    if driver is None or not driver.live:
+        reason = f"its driver {run.driver} left"
+    if store is not None and store.phase == "failed":
+        lost, reason = store.lost, store.reason
+    failures = [
+        f"{name}: {node.failed}" for name, node in nodes.items() if node.role == "data" and node.failed
+    ]
+    live, ledger_leader = cluster.live("data"), "the data server"
+    if failures and all(nodes[name].failed for name in live):
+        lost, reason = ledger_leader, f"{ledger_leader} cannot serve the run: {failures[0]}"
+    elif cluster.epoch is not None and not cluster.ledger_leaders:
+        others = "no other has all its leases" if live else "no other has joined"
+        lost, reason = ledger_leader, f"{ledger_leader} died: {others}"
+    if not reason:
+        return cluster
+    changed = cluster.version + 1
+    failed = msgspec.structs.replace(run, phase="failed", reason=reason, lost=lost, changed=changed)
+    return _with(cluster, run=failed)
+
+
+def _number_workers(cluster: ClusterMap) -> ClusterMap:
+    slots = {
+        name: (cluster.nodes[name].replica, cluster.nodes[name].partition) for name in cluster.live("worker")
+    }
+    changed = cluster.version + 1
+    moved = {
+        name: msgspec.structs.replace(
+            cluster.nodes[name], replica=replica, partition=partition, placed=changed, changed=changed
+        )
+        for name, (replica, partition) in assign_workers(slots, cluster.partitions).items()
+        if (replica, partition) != slots[name]
+    }
+    return _with(cluster, nodes={**cluster.nodes, **moved}) if moved else cluster
+
+
+def _name_ledger_leader(cluster: ClusterMap) -> ClusterMap:
+    """Let the first ready data server lead the ledger; before the first epoch the ledger is empty."""
+    run, nodes, record = cluster.run, cluster.nodes, cluster.ledger_record
+    assert run is not None
+    ready = [name for name in cluster.live("data") if nodes[name].ready == run.id]
+    if cluster.ledger_leaders or not ready:
+        return cluster
+    named = LedgerRecord(
+        run=run.id,
+        term=record.term if record is not None else 1,
+        ledger_replicas=((ready[0], nodes[ready[0]].incarnation),),
+        changed=cluster.version + 1,
+    )
+    return _with(cluster, ledger_record=named)
+
+
+def _begin(cluster: ClusterMap) -> ClusterMap:
+    run, store = cluster.run, cluster.run_store
+    assert run is not None
+    if run.phase != "preparing" or store is None or store.phase != "open" or not cluster.ledger_leaders:
+        return cluster
+    if len(cluster.live_replicas()) < int(run.config["replicas"]):
+        return cluster
+    resumed = run.resumed
+    number, results = (resumed.epoch, resumed.results) if resumed is not None else (1, ())
+    started = msgspec.structs.replace(run, phase="training", epoch=number, changed=cluster.version + 1)
+    return _with(cluster, run=started, results=results[-RESULTS_KEPT:], ended=number - 1)
+
+
+def _advance(cluster: ClusterMap) -> ClusterMap:
+    run, epoch = cluster.run, cluster.epoch
+    assert run is not None
+    if epoch is not None and epoch.ended and run.phase == "training" and run.epoch == epoch.number:
+        concurrent = run.config.get("evaluation") == "concurrent"
+        last = epoch.number >= int(run.config["epochs"])
+        changes: dict[str, Any] = (
+            {"epoch": run.epoch + 1} if concurrent and not last else {"phase": "between"}
+        )
+        run = msgspec.structs.replace(run, changed=cluster.version + 1, **changes)
+        results = (*cluster.results, epoch.result)[-RESULTS_KEPT:]
+        cluster = _with(cluster, run=run, results=results, ended=epoch.number)
+    due = run.phase == "training" and (epoch is None or epoch.number < run.epoch)
+    return _with(cluster, epoch=_share_out(cluster, run)) if due and cluster.ledger_leaders else cluster
+
+
+def _share_out(cluster: ClusterMap, run: RunRecord) -> EpochRecord:
+    data = cluster.nodes[cluster.ledger_leaders[0]]
+    config = run.config
+    images = int(data.info["train_images"]) - int(config.get("validation", 0))
+    groups = -(-max(images, 1) // int(config["images_per_group"]))
+    replicas = cluster.live_replicas() or tuple(range(int(config["replicas"])))
+    round_groups = 0 if config["consistency"] == "asp" else int(config["push_every"])
+    resumed = run.resumed if run.resumed is not None and run.resumed.epoch == run.epoch else None
+    finished = _within(resumed.finished, groups) if resumed is not None else ()
+    clock = resumed.clock if resumed is not None else _last_clock(cluster)
+    warm = warm_groups(
+        int(config["warm_start"]),
+        epoch=run.epoch,
+        groups=groups,
+        finished=finished,
+        round_groups=round_groups,
+    )
+    before = cluster.results[-1] if cluster.results else {}
+    carried = -(-int(before.get("skipped", 0)) // int(config["images_per_group"]))
+    return EpochRecord(
+        run=run.id,
+        number=run.epoch,
+        groups=groups,
+        shares=share_out(
+            replicas,
+            groups=groups,
+            round_groups=round_groups,
+            warm=warm,
+            finished=finished,
+            carried=carried,
+        ),
+        round_groups=round_groups,
+        carried=carried,
+        behind=tuple(before.get("behind", ())),
+        first_clock=clock if round_groups else 0,
+        finished=finished,
+        changed=cluster.version + 1,
+    )
+
+
+def _last_clock(cluster: ClusterMap) -> int:
+    """Return the sync clock at the end of the epoch before."""
+    return int(cluster.results[-1].get("clock", 0)) if cluster.results else 0
+
+
+def _within(ranges: tuple[tuple[int, int], ...], groups: int) -> tuple[tuple[int, int], ...]:
+    """Return the parts of the ranges within the groups of the epoch."""
+    return tuple((max(start, 0), min(stop, groups)) for start, stop in ranges if start < min(stop, groups))

@@ -1,0 +1,555 @@
+"""One store on one server: its questions, its batches and its answers.
+
+All code that touches shard values runs on the event loop's thread: the server is the single writer of its
+shards, and reads between batches need no lock. A round of the loop does a bounded amount of work, counted
+and not timed, and a large batch takes several rounds, so a heartbeat waits for milliseconds, however long the
+queue is. Batches (AD-42) form from the pushes that arrive meanwhile.
+
+The shards of one rule and one type are a *family*; each has an applier, and a question names shards of one
+family only.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.controller.role import reply_or_fail, reply_when_room
+from adam_async.messages import (
+    Body,
+    GetRecord,
+    Loaded,
+    LoadShards,
+    Pull,
+    Push,
+    ReadShards,
+    Record,
+    Recorded,
+    RecordPart,
+    Tick,
+    Ticked,
+    Values,
+    pack,
+    part_refusal,
+)
+from adam_async.model.kernels import available_kernels, make_batches
+from adam_async.model.rules import Rule, make_rule
+from adam_async.parameter_server.apply import Applier, PushGradients, Work
+from adam_async.parameter_server.decode_push import read_gradients
+from adam_async.parameter_server.events import (
+    Acknowledge,
+    AcknowledgeRecord,
+    AcknowledgeTick,
+    Applied,
+    Apply,
+    ApplySum,
+    Effect,
+    EpochBegan,
+    PullArrived,
+    PushArrived,
+    ReadArrived,
+    RecordArrived,
+    Refuse,
+    ReplicasChanged,
+    SendBehind,
+    SendStates,
+    SendValues,
+    SumApplied,
+    TickArrived,
+)
+from adam_async.parameter_server.question_checks import (
+    MOST_WAIT_S,
+    QUESTION_TYPES,
+    SESSION_TYPES,
+    QuestionChecks,
+)
+from adam_async.parameter_server.replay_log import OrderLog
+from adam_async.parameter_server.sender_checks import SenderChecks
+from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard_transfer import load_states, read_states
+from adam_async.parameter_server.state import ServerState
+from adam_async.parameter_server.storage import ShardStorage, StoragePool, own_shards
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.config import Waits
+from adam_async.run.ids import Replica, ShardId
+from adam_async.run.shard_table import ShardSpec, ShardTable, shard_table
+from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord
+from adam_async.runtime.timeline import Timeline
+from dataflow import MakePool, WaitTimedOut
+from transport import BufferPool, Link, Message, Request
+
+logger = logging.getLogger(__name__)
+
+COMPILE_S = 120.0
+"""Seconds for which the end of a store waits for a kernel that is compiling: a thread cannot be stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StoreHost:
+    """What a store needs of its server.
+
+    Attributes:
+        node: Name of the server.
+        waits: Deadlines.
+        buffers: Memory for copies of values on their way out.
+        storage_pool: Memory of runs in place.
+        timeline: Notes applied batches, records and messages.
+        make_pool: Makes the pool that compiles kernels of rules; without it, NumPy applies them.
+        now: Returns the time of the loop's clock, in seconds.
+        spawn: Starts a task of the server, by name.
+        drain_soon: Called if the store has work for a later round of the loop.
+        rearm: Called if a request waits until a new deadline.
+        loaded: Called once all shards have values.
+    """
+
+    node: str
+    waits: Waits
+    buffers: BufferPool
+    storage_pool: StoragePool
+    timeline: Timeline | None
+    make_pool: MakePool | None
+    now: Callable[[], float]
+    spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+    drain_soon: Callable[["ServedStore"], None]
+    rearm: Callable[[], None]
+    loaded: Callable[[], None]
+
+
+class ServedStore:
+    """The shards of one store on one server, from its placement to its end.
+
+    Args:
+        store: The store.
+        arrays: Its arrays.
+        host: Its server.
+    """
+
+    def __init__(self, store: StoreRecord, arrays: Sequence[ArrayRecord], host: StoreHost) -> None:
+        self.store = store
+        self._host = host
+        table = shard_table(arrays, shard_bytes=store.shard_bytes)
+        self._specs = table.shards
+        rules = [rule_of(rule) for rule in store.rules]
+        self._storage, shards = _shards_of(store, table, arrays, rules, host)
+        self._appliers = _appliers_of(shards, rules)
+        self._applier = next(iter(self._appliers.values()), None)
+        self.state = ServerState(
+            run=store.id,
+            generation=store.generation,
+            shards=shards,
+            clocked=store.slack is not None,
+            group_images=store.summed_weight,
+            scale_by_staleness=store.scale_by_staleness,
+            log=OrderLog([int(shard.spec.id) for shard in shards]) if store.record else None,
+        )
+        self._checks = QuestionChecks(
+            self.state,
+            most_images=store.most_weight,
+            resumed_epoch=store.first_epoch,
+            resumed_clock=store.first_clock,
+        )
+        self._sender_checks = SenderChecks()
+        self._missing = {int(shard.spec.id) for shard in shards}
+        self._work: _Work | None = None
+        """The batch or sum that was taken from the queue and is not finished."""
+        self._live: dict[Replica, int] | None = None
+        self._epoch = 0
+        self._leaving: set[Link] = set()
+        """Links that are closing because the peer sent in the name of another."""
+        if host.make_pool is not None and not store.in_place and available_kernels(store.kernels) == "numba":
+            host.spawn(f"kernels-{store.id}", self._compile(host.make_pool))
+        logger.info("%s has %d shards of store %s", host.node, len(shards), store.id)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all its shards have values."""
+        return not self._missing
+
+    async def _compile(self, make_pool: MakePool) -> None:
+        """Change to compiled kernels of the rules when they are ready; they give the same bits."""
+        name = f"{self._host.node}-kernels"
+        try:
+            async with make_pool(threads=1, name=name, close_timeout_s=COMPILE_S) as pool:
+                for applier in self._appliers.values():
+                    applier.batches = await pool.run(make_batches, applier.rule, applier.dtype, "numba")
+        except (OSError, RuntimeError, WaitTimedOut) as error:
+            logger.warning("NumPy applies the rule, because compiling its kernel failed: %s", error)
+
+    # --- the map -------------------------------------------------------------------------------
+
+    def map_changed(self, cluster: ClusterMap) -> None:
+        """Follow the replicas that push to the store, and its epochs."""
+        state, store = self.state, cluster.store(self.store.id)
+        assert store is not None
+        pushers = cluster.pushers(store)
+        live = {Replica(replica): generation for replica, (generation, _) in pushers.items()}
+        if live != self._live:
+            self._live = live
+            self._sender_checks.replica_generations_changed(
+                {
+                    (Replica(replica), generation): members
+                    for replica, (generation, members) in pushers.items()
+                }
+            )
+            self._follow_up(state.handle(ReplicasChanged(live)))
+        begun = cluster.epoch
+        if store.program:
+            if begun is not None and begun.run == store.program and begun.number != self._epoch:
+                self._epoch_began(begun.number, begun.first_clock, groups=begun.groups)
+        elif store.epoch != self._epoch:
+            self._epoch_began(store.epoch, store.first_clock, groups=MOST_STEPS)
+
+    def _epoch_began(self, number: int, first_clock: int, *, groups: int) -> None:
+        self._epoch = number
+        self._checks.epoch_began(number, first_clock=first_clock, groups=groups)
+        self._follow_up(self.state.handle(EpochBegan(number, first_clock)))
+
+    def _follow_up(self, effects: Sequence[Effect]) -> None:
+        self._perform(effects)
+        self._drain_soon()
+
+    # --- questions -----------------------------------------------------------------------------
+
+    def link_closed(self) -> None:
+        """Drop pushes of closed links that wait for their epoch.
+
+        The budget of the link paid for them. The worker sends them again on another link.
+        """
+        self.state.epoch_gate.keep(lambda request: request.is_open)
+
+    def answer(self, request: Request, body: Body) -> bool:
+        """Answer a question, now or later. Returns whether the store takes messages of this type."""
+        if isinstance(body, Push) and body.pull and not self._missing:
+            # Charge on arrival: the answer has values and their versions, so it cannot wait for room later.
+            shards = self.state.shards
+            nbytes = 0
+            for number in set(body.shards):
+                shard = shards.get(ShardId(number))
+                if shard is not None:
+                    nbytes += shard.values.nbytes
+            request.charge(nbytes, partial(self._take, request, body))
+            return True
+        return self._take(request, body)
+
+    def _take(self, request: Request, body: Body) -> bool:
+        """Pass a question to the state, and perform its effects."""
+        state, host = self.state, self._host
+        if self._missing:
+            if isinstance(body, LoadShards):
+                self._load(request, body)
+            else:
+                text = f"{host.node} waits for {len(self._missing)} shards of store {self.store.id}"
+                request.fail("not-ready", text)
+            return True
+        timeline = host.timeline
+        begin = timeline.clock() if timeline is not None else 0.0
+        if not self._may_ask(request, body):
+            return True
+        match body:
+            case Push():
+                gradients, finite = PushGradients(), None
+                dtype = self._dtype_of(body.shards)
+                gradients = read_gradients(body, request.message.tensors, self._specs, dtype)
+                if state.synchronous:
+                    finite = self._check_gradients(body, gradients)
+                effects = state.handle(PushArrived(request, body, gradients, finite))
+            case Pull():
+                deadline = host.now() + min(body.wait_s, MOST_WAIT_S) if body.clock else 0.0
+                effects = state.handle(PullArrived(request, body, deadline))
+            case ReadShards():
+                deadline = host.now() + host.waits.answer_s / 2
+                effects = state.handle(ReadArrived(request, body, deadline))
+            case Record():
+                effects = state.handle(RecordArrived(request, body))
+            case Tick():
+                effects = state.handle(TickArrived(request, body))
+            case LoadShards():
+                effects = []
+                self._load(request, body)
+            case GetRecord():
+                effects = []
+                self._send_record(request, body)
+            case _:
+                return False
+        if effects:
+            self._perform(effects)
+        if state.waiting.fresh:
+            self._keep_deadline()
+        if timeline is not None and isinstance(body, Record):
+            timeline.recorded(host.node, body, begin)
+        if not state.idle:
+            host.drain_soon(self)
+        return True
+
+    def _dtype_of(self, numbers: Sequence[int]) -> np.dtype[Any]:
+        """Return the type of the first shard of a push; a push of no known shard is refused later."""
+        number = numbers[0] if numbers else 0
+        return np.dtype(self._specs[number].dtype if number < len(self._specs) else np.float32)
+
+    def _may_ask(self, request: Request, body: Body) -> bool:
+        """Refuse an invalid question, and close the link of a peer that sends in the name of another."""
+        if isinstance(body, QUESTION_TYPES):
+            refusal = self._checks.refusal(body, most_bytes=request.link.max_message_bytes)
+            if refusal is not None:
+                request.fail(*refusal)
+                return False
+        if isinstance(body, SESSION_TYPES):
+            text = self._sender_checks.refusal(request.link.peer, body)
+            if text:
+                request.fail("not-yours", text)
+                self._close_behind(request.link, text)
+                return False
+            if surplus := self._sender_checks.surplus():
+                self.state.forget(surplus)
+        return True
+
+    def _close_behind(self, link: Link, text: str) -> None:
+        """Close a link once its peer has the refusal, so that one with an old identity learns the reason."""
+        if link not in self._leaving:
+            self._leaving.add(link)
+            logger.warning("%s: %s; its link is closed", self._host.node, text)
+            closing = self._host.spawn(f"closes {link.peer.node}", link.aclose())
+            closing.add_done_callback(lambda _: self._leaving.discard(link))
+
+    def _check_gradients(self, push: Push, gradients: PushGradients) -> list[bool]:
+        """Check each gradient of a contribution: the server acknowledges it before it applies it."""
+        specs = [self._specs[number] for number in push.shards]
+        return self._applier_of(specs[0]).check_finite(specs, gradients) if specs else []
+
+    def _applier_of(self, spec: ShardSpec) -> Applier:
+        if len(self._appliers) == 1:
+            assert self._applier is not None
+            return self._applier
+        return self._appliers[spec.rule, spec.dtype]
+
+    def _load(self, request: Request, body: LoadShards) -> None:
+        """Load shards before the start; a repetition after all are loaded changes nothing."""
+        state = self.state
+        if body.generation != state.generation:
+            request.fail("wrong-run", f"store {body.run} is in generation {state.generation} here")
+            return
+        if self._missing:
+            self._missing -= load_states(state.shards, body, request.message.tensors)
+            if not self._missing:
+                self._host.loaded()
+        request.reply(pack(Loaded(left=len(self._missing))))
+
+    def _send_record(self, request: Request, body: GetRecord) -> None:
+        state = self.state
+        if state.log is None:
+            request.fail("no-record", f"{self._host.node} keeps no record of run {body.run}")
+            return
+        log = np.frombuffer(state.log.packed(), np.uint8)
+        refusal = part_refusal(body, len(log), most_bytes=request.link.max_message_bytes)
+        if refusal is not None:
+            request.fail(*refusal)
+            return
+        part = log[body.start : body.stop]
+        reply_when_room(request, part.nbytes, lambda: pack(RecordPart(total=len(log)), [part]))
+
+    def _keep_deadline(self) -> None:
+        self.state.waiting.fresh = False
+        self._host.rearm()
+
+    def next_deadline(self) -> float | None:
+        """The next deadline of a waiting request; None if none waits."""
+        return self.state.next_deadline()
+
+    def give_up(self) -> None:
+        """Answer the waiting requests whose deadline has passed."""
+        self._perform(self.state.give_up(now=self._host.now()))
+
+    # --- effects -------------------------------------------------------------------------------
+
+    def _drain_soon(self) -> None:
+        if not self.state.idle:
+            self._host.drain_soon(self)
+
+    def apply_some(self, room: int) -> bool:
+        """Do about so much work of the queue, see `PIECE_WORK`. Returns whether there is more."""
+        state = self.state
+        while room > 0:
+            if self._work is None:
+                batch, effects = state.take_batch()
+                if effects:
+                    self._perform(effects)
+                if state.waiting.fresh:
+                    self._keep_deadline()
+                if batch is None:
+                    break
+                self._work = self._begin(batch)
+            room -= self._step(state, self._work, room)
+        return not state.idle
+
+    def _begin(self, batch: Apply | ApplySum) -> "_Work":
+        timeline = self._host.timeline
+        begin = timeline.clock() if timeline is not None else 0.0
+        if isinstance(batch, ApplySum):
+            applier = self._applier_of(batch.shards[0].spec)
+            gradients = [
+                queued.gradients if places == _all_of(queued.push) else queued.gradients.only(places)
+                for queued, places in zip(batch.pushes, batch.places, strict=True)
+            ]
+            work = applier.work_on_sum(batch.shards, gradients, scale=batch.scale, rate=batch.rate)
+            return _Work(batch, batch.shards, work, begin)
+        shards = batch.shards()
+        applier = self._applier_of(shards[0].spec)
+        whole = len(shards) == len(batch.pushes[0].push.shards)
+        gradients = [
+            queued.gradients if whole else queued.gradients.only(queued.accepted) for queued in batch.pushes
+        ]
+        return _Work(batch, shards, applier.work_on(shards, gradients, batch.rates), begin)
+
+    def _step(self, state: ServerState, current: "_Work", room: int) -> int:
+        """Do a bounded amount of work on the current batch, and report finished shards. Returns the work."""
+        batch, work = current.batch, current.work
+        before = len(work.finite)
+        try:
+            done = work.run(room)
+        except BaseException:
+            self._work = None
+            raise
+        # The last piece of a sum may finish all shards before the work reports its end.
+        over = work.done or (isinstance(batch, ApplySum) and len(work.finite) == len(current.shards))
+        if over:
+            self._work = None
+        if isinstance(batch, ApplySum):
+            # Each shard of a sum is done at once, and pulls may read it before the others are done.
+            sums = [finite for (finite,) in work.finite[before:]]
+            if sums:
+                self._perform(state.handle(SumApplied(batch, sums, before)))
+        elif work.done:
+            effects = state.handle(Applied(batch, work.finite))
+            self._perform(effects)
+            done += sum([_values_count(each.shards) for each in effects if isinstance(each, Acknowledge)])
+        if over and self._host.timeline is not None:
+            covered = _values_count(current.shards)
+            pushes = [queued.push for queued in batch.pushes]
+            self._host.timeline.applied(self._host.node, pushes, covered, current.begin)
+        return done
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        shared: dict[tuple[Link, tuple[Shard, ...]], NDArray[Any]] = {}
+        for effect in effects:
+            match effect:
+                case Acknowledge() if effect.shards:
+                    # Answers to pushes of one client that were applied together share one copy.
+                    key = (effect.request.link, effect.shards)
+                    values = shared.get(key)
+                    if values is None:
+                        values = shared[key] = self._copy(effect.shards)
+                    reply_or_fail(effect.request, pack(effect.body, [values]))
+                case Acknowledge():
+                    reply_or_fail(effect.request, pack(effect.body))
+                case SendValues():
+                    nbytes = _values_bytes(effect.shards)
+                    reply_when_room(effect.request, nbytes, partial(self._values, effect.shards))
+                case SendBehind():
+                    behind = tuple([int(replica) for replica in effect.behind])
+                    late = Values(versions=(), clock=effect.clock, behind=behind)
+                    reply_or_fail(effect.request, pack(late))
+                case SendStates():
+                    nbytes = _states_bytes(effect.shards)
+                    reply_when_room(effect.request, nbytes, partial(self._states, effect.shards))
+                case AcknowledgeRecord():
+                    reply_or_fail(effect.request, pack(Recorded()))
+                case AcknowledgeTick():
+                    reply_or_fail(effect.request, pack(Ticked()))
+                case Refuse():
+                    effect.request.fail(effect.code, effect.text)
+
+    def _values(self, shards: Sequence[Shard]) -> Message:
+        body = Values(
+            versions=tuple([shard.version for shard in shards]),
+            clock=min((shard.applied_clock() for shard in shards), default=0),
+        )
+        return pack(body, [self._copy(shards)])
+
+    def _states(self, shards: Sequence[Shard]) -> Message:
+        return pack(*read_states(shards, self._applier_of(shards[0].spec).rule))
+
+    def _copy(self, shards: Sequence[Shard]) -> NDArray[Any]:
+        """Copy shards one after the other into pooled memory: links never read live values."""
+        dtype = shards[0].values.dtype
+        size = 0
+        for shard in shards:
+            size += len(shard.values)
+        copy: NDArray[Any] = self._host.buffers.lend(size * dtype.itemsize, dtype, (size,))[0]
+        at = 0
+        for shard in shards:
+            end = at + len(shard.values)
+            copy[at:end] = shard.values
+            at = end
+        return copy
+
+    def __repr__(self) -> str:
+        return f"<ServedStore {self.store.id} {len(self.state.shards)} shards, {len(self._missing)} missing>"
+
+
+MOST_STEPS = 1 << 40
+"""Number of steps of a store without a program that the bounds of clocks allow for: it has no end."""
+
+
+def rule_of(record: RuleRecord) -> Rule:
+    """Make the rule of a record; for errors see `make_rule`."""
+    return make_rule(record.rule, momentum=record.momentum, weight_decay=record.weight_decay)
+
+
+def _shards_of(
+    store: StoreRecord,
+    table: ShardTable,
+    arrays: Sequence[ArrayRecord],
+    rules: Sequence[Rule],
+    host: StoreHost,
+) -> tuple[ShardStorage | None, list[Shard]]:
+    """Return the shards of a server, and the storage that the server has to keep for workers in place."""
+    specs = [spec for spec in table.shards if store.buckets[spec.bucket] == host.node]
+    if not store.in_place:
+        return None, own_shards(specs, rules)
+    storage = host.storage_pool.provide(
+        store.id, lambda: ShardStorage(arrays, rules[0], arrays[0].dtype, in_place=True)
+    )
+    return storage, [
+        Shard(spec=spec, values=storage.values(spec), rule_state=storage.rule_state(spec)) for spec in specs
+    ]
+
+
+def _appliers_of(shards: Sequence[Shard], rules: Sequence[Rule]) -> Mapping[tuple[int, str], Applier]:
+    """Return the applier of each family with shards here."""
+    families: dict[tuple[int, str], list[ShardSpec]] = {}
+    for shard in shards:
+        families.setdefault((shard.spec.rule, shard.spec.dtype), []).append(shard.spec)
+    return {(rule, dtype): Applier(rules[rule], specs, dtype) for (rule, dtype), specs in families.items()}
+
+
+@dataclass(slots=True, frozen=True)
+class _Work:
+    """A batch or a sum in progress."""
+
+    batch: Apply | ApplySum
+    shards: Sequence[Shard]
+    work: Work
+    begin: float
+    """Time of its begin, on the timeline's clock."""
+
+
+def _values_count(shards: Sequence[Shard]) -> int:
+    return sum([len(shard.values) for shard in shards])
+
+
+def _values_bytes(shards: Sequence[Shard]) -> int:
+    return sum([shard.values.nbytes for shard in shards])
+
+
+def _states_bytes(shards: Sequence[Shard]) -> int:
+    """Return the bytes of shards with the arrays of their rule."""
+    return sum([array.nbytes for shard in shards for array in (shard.values, *shard.rule_state.values())])
+
+
+def _all_of(push: Push) -> tuple[int, ...]:
+    return tuple(range(len(push.shards)))

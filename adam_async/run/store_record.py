@@ -1,0 +1,253 @@
+"""Pure: the record of a store in the cluster map: arrays, rules, consistency, and the servers that hold it.
+
+A *store* is a set of named arrays on the parameter servers. A client or a driver creates it: it sets the
+pieces of the list of arrays, ``stores/<name>/0``, ``stores/<name>/1`` and so on, and then ``stores/<name>``.
+The controllers choose the servers (`buckets`), each server reports when it holds values for all its shards
+(`NodeRecord.serves`), and then the controllers open the store. A store outlives its clients; a record with
+the phase ``deleted`` removes it.
+
+The table of shards is a function of the record and its arrays, so every party computes the same one. No role
+needs the model, or the program, that the arrays belong to.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Any, Literal
+
+import msgspec
+
+from adam_async.errors import ConfigError
+
+STORE_PIECES = 64
+"""Maximum number of pieces of a store's list of arrays."""
+
+STORE_PIECE_BYTES = 45 << 10
+"""Maximum size of one piece, in bytes of JSON text; its record in the map is a third larger."""
+
+MOST_ARRAYS = 10_000
+"""Maximum number of arrays of a store."""
+
+MOST_DIMENSIONS = 32
+"""Maximum number of dimensions of an array."""
+
+MOST_VALUES = 1 << 40
+"""Maximum number of values of an array."""
+
+MOST_NAME = 1024
+"""Maximum length of an array's name, in bytes of UTF-8."""
+
+MOST_STORE_NAME = 128
+"""Maximum length of a store's name, in characters."""
+
+DTYPES: Mapping[str, int] = {"float32": 4, "float64": 8}
+"""Types of values, with the bytes of one."""
+
+StorePhase = Literal["placing", "loading", "open", "failed", "deleted"]
+"""State of a store.
+
+`placing`: it waits for enough live servers. `loading`: its servers wait for values of all shards. `open`: it
+takes pushes and pulls. `failed`: a server with the only copy of some shards was lost. `deleted`: the
+controllers remove it.
+"""
+
+
+class ArrayRecord(msgspec.Struct, frozen=True, array_like=True):
+    """One array of a store."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    rule: int = 0
+    """Index of its rule in `StoreRecord.rules`."""
+    split: bool = True
+    """Whether it may be cut into several shards."""
+    cuts: tuple[int, ...] = ()
+    """Rows at which a shard must begin, in rising order: borders of the parts of a model."""
+
+    @property
+    def size(self) -> int:
+        """Number of values; a scalar has one."""
+        return prod(self.shape)
+
+    @property
+    def row_size(self) -> int:
+        """Number of values of one row, which is one index of the first axis."""
+        return prod(self.shape[1:])
+
+    @property
+    def item_bytes(self) -> int:
+        """Number of bytes of one value."""
+        return DTYPES[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of all values."""
+        return self.size * self.item_bytes
+
+
+class RuleRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An update rule with its constants, as `make_rule` takes them, and its default rate."""
+
+    rule: str
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    rate: float = 0.0
+    """Rate of pushes that name none. Each client may have another one; the servers do not use it."""
+
+
+class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One store. Its creator sets the first fields; the controllers set those from `phase` on."""
+
+    id: str
+    """Identity of this store: another store of the same name has another id."""
+    rules: tuple[RuleRecord, ...]
+    arrays: int
+    """Number of arrays."""
+    nbytes: int
+    """Bytes of all values."""
+    state_arrays: int
+    """Largest number of arrays of one value per value that a rule of the store keeps; for memory checks."""
+    pieces: int
+    """Number of pieces of the list of arrays."""
+    shard_bytes: int
+    servers: int = 0
+    """Number of servers; 0: all that are live when the store is placed."""
+    copies: int = 1
+    """Number of servers with each shard."""
+    slack: int | None = None
+    """Clocks by which a client may be ahead of the slowest: s in ssp, 0 in bsp; None in asp."""
+    summed_weight: int = 0
+    """In bsp the servers apply the sum of the contributions to a clock, times this weight, divided by the sum
+    of their weights; 0 in other modes, where they apply each push."""
+    replicas: int = 1
+    """With clocks: number of clients with which the first epoch begins."""
+    most_weight: int = (1 << 32) - 1
+    """Maximum weight of one push."""
+    scale_by_staleness: bool = False
+    """Whether servers divide a push's rate by 1 + its staleness."""
+    in_place: bool = False
+    """Whether workers in the process of the servers train in place on the memory of the shards."""
+    kernels: str = "auto"
+    """Kernels of the rules, as in `Config.kernels`."""
+    record: bool = False
+    """Whether servers keep a log of the order in which they apply pushes."""
+    program: str = ""
+    """Id of the run whose workers are its clients, and that it ends with; empty for a store of its own."""
+    first_epoch: int = 0
+    """Epoch of the checkpoint that the store's values come from; 0 for a new store."""
+    first_clock: int = 0
+    """Clock of these values, in steps."""
+
+    phase: StorePhase = "placing"
+    buckets: tuple[str, ...] = ()
+    """Primary of each bucket; empty until the store is placed."""
+    generation: int = 0
+    """Version of `buckets`; grows with each placement in the cluster."""
+    epoch: int = 0
+    """1 once the store is open and has its `replicas`; before, pushes with a clock wait."""
+    reason: str = ""
+    """Reason for its failure."""
+    lost: str = ""
+    """Lost server that caused its failure."""
+    changed: int = 0
+
+    @property
+    def fixed(self) -> tuple[Any, ...]:
+        """Values of the fields that its creator sets; they never change."""
+        return tuple(getattr(self, name) for name in _FIXED)
+
+
+_FIXED = StoreRecord.__struct_fields__[: StoreRecord.__struct_fields__.index("phase")]
+
+
+class ArraysPiece(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of the JSON text of a store's list of arrays."""
+
+    store: str
+    """Id of the store."""
+    text: bytes
+    changed: int = 0
+
+
+def store_key(name: str) -> str:
+    """Return the key of a store in the cluster map.
+
+    Raises:
+        ConfigError: The name is empty, too long, or has a slash or an unprintable character.
+    """
+    if not 0 < len(name) <= MOST_STORE_NAME or "/" in name or not name.isprintable():
+        raise ConfigError(
+            f"a store's name has 1 to {MOST_STORE_NAME} printable characters and no slash, not {name[:80]!r}"
+        )
+    return f"stores/{name}"
+
+
+def cut_arrays(store: str, arrays: Iterable[ArrayRecord]) -> list[ArraysPiece]:
+    """Cut the list of a store's arrays into pieces, at least one.
+
+    Raises:
+        ConfigError: The list needs more than `STORE_PIECES` pieces.
+    """
+    text = msgspec.json.encode(list(arrays))
+    most = STORE_PIECES * STORE_PIECE_BYTES
+    if len(text) > most:
+        raise ConfigError(
+            f"the names and shapes of the arrays have {len(text)} bytes, {most} are the most: "
+            "use shorter names, or several stores"
+        )
+    return [
+        ArraysPiece(store=store, text=text[start : start + STORE_PIECE_BYTES])
+        for start in range(0, len(text), STORE_PIECE_BYTES)
+    ]
+
+
+def joined_arrays(store: StoreRecord, pieces: Sequence[ArraysPiece | None]) -> tuple[ArrayRecord, ...]:
+    """Return a store's arrays from its pieces, checked against the record.
+
+    Raises:
+        ConfigError: A piece is missing, or an array or the list contradicts the record.
+    """
+    if len(pieces) != store.pieces or not 1 <= store.pieces <= STORE_PIECES:
+        raise ConfigError(f"a store has 1 to {STORE_PIECES} pieces of arrays, not {store.pieces}")
+    texts = [piece.text for piece in pieces if piece is not None and piece.store == store.id]
+    if len(texts) != store.pieces:
+        raise ConfigError(f"store {store.id} lacks {store.pieces - len(texts)} pieces: create it again")
+    try:
+        arrays = msgspec.json.decode(b"".join(texts), type=tuple[ArrayRecord, ...])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"the list of arrays: {error}") from None
+    check_arrays(arrays, rules=len(store.rules))
+    if len(arrays) != store.arrays or sum([array.nbytes for array in arrays]) != store.nbytes:
+        raise ConfigError(f"the record names {store.arrays} arrays of {store.nbytes} bytes, the list others")
+    return arrays
+
+
+def check_arrays(arrays: Sequence[ArrayRecord], *, rules: int) -> None:
+    """Check a store's arrays one by one, and their names for repetitions.
+
+    Raises:
+        ConfigError: A field is out of bounds; names the array, the value and the limit.
+    """
+    if not 1 <= len(arrays) <= MOST_ARRAYS:
+        raise ConfigError(f"a store has 1 to {MOST_ARRAYS} arrays, not {len(arrays)}")
+    names: set[str] = set()
+    for array in arrays:
+        shown = repr(array.name[:80])
+        length = len(array.name.encode(errors="surrogatepass"))
+        if length > MOST_NAME:
+            raise ConfigError(f"array {shown}...: its name has {length} bytes, {MOST_NAME} are the most")
+        if array.name in names:
+            raise ConfigError(f"array {shown} is named twice")
+        names.add(array.name)
+        if array.dtype not in DTYPES:
+            raise ConfigError(f"array {shown}: values of type {array.dtype[:32]}; use {' or '.join(DTYPES)}")
+        if len(array.shape) > MOST_DIMENSIONS or any(length < 0 for length in array.shape):
+            raise ConfigError(f"array {shown}: shape {array.shape[:8]} has a negative length or too many")
+        if array.size > MOST_VALUES:
+            raise ConfigError(f"array {shown}: {array.size} values, {MOST_VALUES} are the most")
+        if not 0 <= array.rule < rules:
+            raise ConfigError(f"array {shown}: no rule {array.rule}, the store has {rules}")
+        rows = array.shape[0] if array.shape else 1
+        if any(not 0 < row < rows for row in array.cuts) or list(array.cuts) != sorted(set(array.cuts)):
+            raise ConfigError(f"array {shown}: cuts {array.cuts[:8]} are not rising rows within {rows}")
