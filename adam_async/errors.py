@@ -3,6 +3,7 @@
     AdamError                   base of all; ``exit_code`` is the exit code of the command line
       ConfigError          2    the caller's options, files or specs: names the value and the remedy
         RecordError        2    a record of a run cannot be made, read or replayed
+        StoreError         2    a call on a store does not fit it: names the array, the value and the remedy
       DataError            3    a data source is missing, damaged or of the wrong kind
       RoleDied             4    a needed role ended; names the role and the cause
         RoleUnreachable    4    a needed role was absent from the beginning
@@ -40,6 +41,10 @@ class ConfigError(AdamError, ValueError):
 
 class RecordError(ConfigError):
     """A record of a run cannot be made, read or replayed. The message has the fault and the remedy."""
+
+
+class StoreError(ConfigError):
+    """A call on a parameter store does not fit the store, or its state. The message has the remedy."""
 
 
 class DataError(AdamError):

@@ -9,6 +9,9 @@ have reached it.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 from adam_async.checkpoint.tensors import RunTensors
 from adam_async.errors import DeadlineExceeded, first_cause
@@ -28,6 +31,7 @@ from adam_async.messages import (
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.shard_table import ShardSpec, ShardTable, holders
+from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.traffic import Traffic
 from transport import Identity, Link, Message, Network, RemoteError, RemoteProtocolError, RetrySchedule
 
@@ -48,6 +52,21 @@ NOT_YET = frozenset({"not-ready", "wrong-run"})
 
 NOT_SETTLED = "not-settled"
 """Code with which a server refuses shards whose sums have had pending contributions for too long."""
+
+
+class ShardValues(Protocol):
+    """Values of shards, with the arrays of their rule."""
+
+    arrays: tuple[str, ...]
+    """Names of the rule's arrays; none for values alone."""
+
+    def bytes_of(self, shard: ShardSpec) -> int:
+        """Return the size of a shard with its rule state, in bytes."""
+        ...
+
+    def cut(self, shard: ShardSpec) -> list[NDArray[Any]]:
+        """Return a shard in the form of a message: values, then the rule's arrays in order; flat."""
+        ...
 
 
 class ShardCopies:
@@ -109,7 +128,9 @@ class ShardCopies:
                     clock = max(clocks.get(s.id, 0) for s in some)
                     await self._wait_clock(link, cluster, some, clock, ends_at)
 
-        await self._with_servers(cluster, table, read_server)
+        store = cluster.run_store
+        assert store is not None, "a run has a store"
+        await self._with_servers(cluster, store, table, read_server)
         return tuple(found[shard.id] for shard in table.shards)
 
     async def _read(
@@ -149,12 +170,18 @@ class ShardCopies:
                 raise DeadlineExceeded(f"{behind} to reach clock {clock}", self._waits.clock_s)
 
     async def load(
-        self, cluster: ClusterMap, table: ShardTable, tensors: RunTensors, states: Sequence[ShardState]
+        self,
+        cluster: ClusterMap,
+        store: StoreRecord,
+        table: ShardTable,
+        tensors: ShardValues,
+        states: Sequence[ShardState],
     ) -> None:
-        """Load all shards of a run into the servers, which wait for them.
+        """Load all shards of a store into the servers, which wait for them.
 
         Args:
-            cluster: The map with their placement.
+            cluster: The map with the servers.
+            store: The store.
             table: All shards.
             tensors: Their values.
             states: Their states, in the order of their numbers.
@@ -162,17 +189,15 @@ class ShardCopies:
         Raises:
             TransportError: A server refused them, or did not answer.
         """
-        assert cluster.run is not None
-        run = cluster.run.id
 
         async def load_server(link: Link, shards: Sequence[ShardSpec]) -> None:
             for some in self._chunks(tensors, shards):
-                body = LoadShards(run=run, generation=cluster.generation, arrays=tensors.arrays)
+                body = LoadShards(run=store.id, generation=store.generation, arrays=tensors.arrays)
                 tables = state_tables([states[shard.id] for shard in some])
-                arrays = [array for shard in some for array in tensors.cut(shard.id)]
+                arrays = [array for shard in some for array in tensors.cut(shard)]
                 await self._load(link, pack(body, [*tables, *arrays]))
 
-        await self._with_servers(cluster, table, load_server)
+        await self._with_servers(cluster, store, table, load_server)
 
     async def _load(self, link: Link, message: Message) -> None:
         """Send until the server has taken up the run; the caller's wait for all servers has a deadline."""
@@ -189,13 +214,14 @@ class ShardCopies:
     async def _with_servers(
         self,
         cluster: ClusterMap,
+        store: StoreRecord,
         table: ShardTable,
         work: Callable[[Link, Sequence[ShardSpec]], Awaitable[None]],
     ) -> None:
         """Call a function for each server with shards, all at once, each with a link of its own."""
 
         async def work_with(server: str) -> None:
-            shards = [shard for shard in table.shards if cluster.buckets[shard.bucket] == server]
+            shards = [shard for shard in table.shards if store.buckets[shard.bucket] == server]
             address = cluster.nodes[server].address
             async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
                 self._traffic.watch(link)
@@ -206,14 +232,14 @@ class ShardCopies:
 
         try:
             async with asyncio.TaskGroup() as group:
-                for server in holders(table, cluster.buckets):
+                for server in holders(table, store.buckets):
                     group.create_task(work_with(server), name=f"{self._identity.node}/copies-{server}")
         except ExceptionGroup as errors:
             cause = first_cause(errors)
             raise cause from cause.__cause__
 
     @staticmethod
-    def _chunks(tensors: RunTensors, shards: Sequence[ShardSpec]) -> Iterator[list[ShardSpec]]:
+    def _chunks(tensors: ShardValues, shards: Sequence[ShardSpec]) -> Iterator[list[ShardSpec]]:
         """Split shards into those of one message each."""
         most = META_BYTES // (TENSOR_META_BYTES * (1 + len(tensors.arrays)))
         some: list[ShardSpec] = []

@@ -56,9 +56,8 @@ class RunTensors:
         """Return the size of one shard with its rule state in bytes, without counts."""
         return shard.size * self._dtype.itemsize * (1 + len(self._state_names))
 
-    def cut(self, number: int) -> list[NDArray[Any]]:
+    def cut(self, shard: ShardSpec) -> list[NDArray[Any]]:
         """Return one shard in the form of a message: values, then the rule's arrays in order; flat views."""
-        shard = self.table.shards[number]
         part = slice(shard.start, shard.stop)
         place = self._place[shard.id]
         return [
@@ -86,7 +85,7 @@ class RunTensors:
                 "shards", f"{len(shards)} shards need {each * len(shards)} tensors, not {len(tensors)}"
             )
         for place, number in enumerate(shards):
-            for to, tensor in zip(self.cut(number), tensors[place * each :], strict=False):
+            for to, tensor in zip(self.cut(self.table.shards[number]), tensors[place * each :], strict=False):
                 check_tensor(tensor, f"shard {number}", to.shape, to.dtype)
                 to[:] = tensor
 

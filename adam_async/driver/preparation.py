@@ -57,6 +57,7 @@ def store_of(record: RunRecord, config: Config, arrays: Sequence[ArrayRecord]) -
     resumed = record.resumed
     return StoreRecord(
         id=record.id,
+        creator=record.driver,
         rules=(RuleRecord(rule=config.rule, momentum=config.momentum, weight_decay=config.weight_decay),),
         arrays=len(arrays),
         nbytes=sum([array.nbytes for array in arrays]),

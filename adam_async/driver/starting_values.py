@@ -73,7 +73,9 @@ class StartingValues:
         waits = config.waits
         try:
             async with asyncio.timeout(waits.prepare_s):
-                await self._copies.load(cluster, prepared.table(config), tensors, states)
+                store = cluster.run_store
+                assert store is not None, "a placed run has a store"
+                await self._copies.load(cluster, store, prepared.table(config), tensors, states)
         except TransportError as error:
             if not isinstance(error, RemoteError):
                 # A lost server fails the run in the map, which cancels this wait and names the server.

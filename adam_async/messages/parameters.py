@@ -67,6 +67,8 @@ class Push(Body, frozen=True, kw_only=True):
     epoch: Epoch = 0
     """Epoch of its groups in ssp and bsp: the server orders the push once it knows the epoch, and with it all
     replicas that take part. 0 in asp: the server orders the push at once."""
+    assign: bool = False
+    """Whether the tensors are values that replace those of the shards, in place of gradients."""
 
 
 APPLIED, DUPLICATE, REFUSED, GAP, NOT_PRIMARY = range(5)
@@ -171,13 +173,16 @@ class Values(Body, frozen=True, kw_only=True):
     """Replicas that the server waits for, if the answer has no values."""
 
 
+PULLERS = ("worker", "driver", "client", "reader")
+"""Roles that pull values."""
+
 ROWS: Rows = {
-    Push: frozenset({("worker", "ps")}),
-    Pushed: frozenset({("ps", "worker")}),
+    Push: frozenset({("worker", "ps"), ("client", "ps")}),
+    Pushed: frozenset({("ps", "worker"), ("ps", "client")}),
     Record: frozenset({("worker", "ps")}),
     Recorded: frozenset({("ps", "worker")}),
-    Tick: frozenset({("worker", "ps")}),
-    Ticked: frozenset({("ps", "worker")}),
-    Pull: frozenset({("worker", "ps"), ("driver", "ps")}),
-    Values: frozenset({("ps", "worker"), ("ps", "driver")}),
+    Tick: frozenset({("worker", "ps"), ("client", "ps")}),
+    Ticked: frozenset({("ps", "worker"), ("ps", "client")}),
+    Pull: frozenset((role, "ps") for role in PULLERS),
+    Values: frozenset(("ps", role) for role in PULLERS),
 }

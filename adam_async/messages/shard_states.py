@@ -126,6 +126,6 @@ def read_state_tables(
 ROWS: Rows = {
     ReadShards: frozenset({("driver", "ps")}),
     ShardStates: frozenset({("ps", "driver")}),
-    LoadShards: frozenset({("driver", "ps")}),
-    Loaded: frozenset({("ps", "driver")}),
+    LoadShards: frozenset({("driver", "ps"), ("client", "ps")}),
+    Loaded: frozenset({("ps", "driver"), ("ps", "client")}),
 }

@@ -235,6 +235,18 @@ class Applier:
         """Begin to apply whole pushes for the same shards, in order. See `apply_pushes`."""
         return Work(self._push_pieces(shards, pushes, rates))
 
+    def work_on_assignment(self, shards: Sequence[Shard], values: PushGradients) -> Work:
+        """Begin to replace the values of shards by those of a push; values that are not finite stay out."""
+
+        def pieces() -> Pieces:
+            for shard, new in zip(shards, values.each(), strict=True):
+                finite = isinstance(new, Delta) and (new.finite or is_finite(new.values))
+                if finite and isinstance(new, Delta):
+                    shard.values[:] = new.values
+                yield shard.spec.size, [(finite,)]
+
+        return Work(pieces())
+
     def apply_pushes(
         self,
         shards: Sequence[Shard],

@@ -85,6 +85,8 @@ class StepPush(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     pull: bool = False
     epoch: int = 0
     """In ssp and bsp the epoch of the step's groups; see `Push.epoch`."""
+    assign: bool = False
+    """Whether the tensors are values that replace those of the shards."""
 
 
 OnValues = Callable[[Sequence[int], NDArray[Any], int], None]
@@ -351,6 +353,7 @@ class ParameterClient:
         *,
         on_free: Callable[[], None],
         on_values: OnValues | None = None,
+        on_outcome: Callable[[Pushed], None] | None = None,
         into: NDArray[Any] | None = None,
     ) -> None:
         """Push gradients under the next numbers. Never waits; see `admit`.
@@ -359,6 +362,7 @@ class ParameterClient:
             on_free: Called once, when every shard has acknowledged the push (or refused non-finite values)
                 and no send reads the tensors any more: only then may they be written again.
             on_values: Called once with the answered values of a push that pulls.
+            on_outcome: Called once with the acknowledgement of every shard.
             into: Memory for the values; pooled memory without it.
         """
         session = self.connections[server].session
@@ -378,12 +382,15 @@ class ParameterClient:
             own_applied=step.own_applied,
             pull=step.pull,
             epoch=step.epoch,
+            assign=step.assign,
         )
 
         def on_answer(answer: Message) -> bool:
             acknowledged = unpack(answer, Pushed)
             if not session.settle_push(acknowledged, len(body.shards)):
                 return False
+            if on_outcome is not None:
+                on_outcome(acknowledged)
             if on_values is not None:
                 on_values(acknowledged.versions, _values_of(answer), acknowledged.clock)
             return True

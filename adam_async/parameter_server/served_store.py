@@ -403,6 +403,8 @@ class ServedStore:
         gradients = [
             queued.gradients if whole else queued.gradients.only(queued.accepted) for queued in batch.pushes
         ]
+        if batch.pushes[0].push.assign:
+            return _Work(batch, shards, applier.work_on_assignment(shards, gradients[0]), begin)
         return _Work(batch, shards, applier.work_on(shards, gradients, batch.rates), begin)
 
     def _step(self, state: ServerState, current: "_Work", room: int) -> int:

@@ -210,6 +210,8 @@ class ServerState:
 
         If rates depend on staleness, the rate of a push depends on how many of those before it are applied.
         """
+        if follower.push.assign or head.push.assign:
+            return False
         if follower.push.pull != head.push.pull:
             return False  # the size of a batch is bounded by the answer to its first push
         # A gradient that may not be finite may be refused, and then the pushes behind it are less stale.
@@ -257,7 +259,7 @@ class ServerState:
             else:
                 problems.append(Problem(place, GAP, last + 1))
         queued = QueuedPush(event.request, push, shards, event.gradients, accepted, problems)
-        if self._group_images:
+        if self._group_images and not push.assign:
             assert event.finite is not None
             return self._contribute(queued, event.finite)
         # A duplicate waits behind the queued push that it repeats; with an empty queue there is none.

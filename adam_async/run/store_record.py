@@ -101,6 +101,8 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     """Identity of this store: another store of the same name has another id."""
+    creator: str = ""
+    """Node that creates it, and loads its values."""
     rules: tuple[RuleRecord, ...]
     arrays: int
     """Number of arrays."""

@@ -1,0 +1,183 @@
+"""Pure: the arrays that a caller gives a store: their specifications, gradients and factors, checked.
+
+Letters: K rows of a batch, I inputs, R outputs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from adam_async.errors import ConfigError, StoreError
+from adam_async.run.store_record import DTYPES, ArrayRecord, RuleRecord, check_arrays
+from adam_async.store.rules import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """The shape and type of an array of a store.
+
+    Attributes:
+        shape: Lengths of its axes; empty for a scalar.
+        dtype: ``float32`` or ``float64``.
+        split: Whether servers may share it, cut into shards along its first axis.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    split: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(int(length) for length in self.shape))
+        object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Factors:
+    """The gradient of a weight matrix (R, I) as two factors: the sum over K rows of errors^T activations.
+
+    Factors travel instead of the gradient (Adam, section 3.5.2), which pays off if K * (R + I) is less than
+    R * I. The gradient is a sum; divide one factor by K for a mean.
+
+    Attributes:
+        activations: (K, I).
+        errors: (K, R).
+    """
+
+    activations: NDArray[Any]
+    errors: NDArray[Any]
+
+
+Gradient = ArrayLike | Factors
+
+InitialArrays = Mapping[str, "NDArray[Any] | ArraySpec"]
+"""Names to arrays with their initial values, or to specifications of arrays that begin at zero."""
+
+
+def records_of(
+    arrays: InitialArrays, rule: Rule | Mapping[str, Rule]
+) -> tuple[tuple[ArrayRecord, ...], tuple[RuleRecord, ...]]:
+    """Return the records of arrays, and those of their rules.
+
+    Raises:
+        ConfigError: An array has another type than float32 or float64, a name is no text or too long, or the
+            mapping of rules and the arrays differ in names.
+    """
+    if not isinstance(arrays, Mapping):
+        raise ConfigError(f"arrays is a mapping of names to arrays, not {type(arrays).__name__}")
+    rules: dict[RuleRecord, int] = {}
+    found = []
+    if isinstance(rule, Mapping) and (superfluous := sorted(map(repr, set(rule) - set(arrays)))):
+        raise ConfigError(f"rule names {', '.join(superfluous[:3])}, and there is no such array")
+    for name, array in arrays.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"the name of an array is text, not {name!r}")
+        mine = rule.get(name) if isinstance(rule, Mapping) else rule
+        if mine is None:
+            raise ConfigError(f"rule names no rule for array {name[:80]!r}")
+        if not isinstance(mine, Rule):
+            raise ConfigError(f"the rule of array {name[:80]!r} is {mine!r}; use Sgd, Adagrad, Adam or AdamW")
+        spec = array if isinstance(array, ArraySpec) else _spec_of(name, array)
+        number = rules.setdefault(mine.record(), len(rules))
+        found.append(ArrayRecord(name, spec.shape, spec.dtype, number, spec.split))
+    check_arrays(found, rules=len(rules))
+    return tuple(found), tuple(rules)
+
+
+def _spec_of(name: str, array: Any) -> ArraySpec:
+    if not isinstance(array, np.ndarray) and not np.isscalar(array):
+        raise ConfigError(
+            f"array {name[:80]!r} is {type(array).__name__}; give a numpy array or an ArraySpec"
+        )
+    values = np.asarray(array)
+    if values.dtype.name not in DTYPES:
+        raise ConfigError(
+            f"array {name[:80]!r} has values of type {values.dtype}; convert it to {' or '.join(DTYPES)}"
+        )
+    return ArraySpec(values.shape, values.dtype.name)
+
+
+def flat_values(record: ArrayRecord, array: Any, what: str) -> NDArray[Any]:
+    """Return the values of an array, flat and C-contiguous; a view of the array if it is.
+
+    Args:
+        record: The array of the store.
+        array: The values.
+        what: Kind of values, for errors, such as ``gradient``.
+
+    Raises:
+        StoreError: Shape or type differ, or a value is not finite. Types are never converted in silence.
+    """
+    values = np.asarray(array)
+    name = repr(record.name[:80])
+    if values.dtype.name != record.dtype or not values.dtype.isnative:
+        raise StoreError(
+            f"{what} of {name} has values of type {values.dtype}, the array {record.dtype}: "
+            f"convert it with .astype({record.dtype!r})"
+        )
+    if values.shape != record.shape:
+        raise StoreError(f"{what} of {name} has shape {values.shape}, the array {record.shape}")
+    flat = np.ascontiguousarray(values).reshape(-1)
+    _check_finite(flat, f"{what} of {name}")
+    return flat
+
+
+def flat_factors(record: ArrayRecord, factors: Factors) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return factors as they travel: activations (I, K) and errors (R, K), C-contiguous.
+
+    Raises:
+        StoreError: The array is no matrix, or shape or type of a factor differs, or a value is not finite.
+    """
+    name = repr(record.name[:80])
+    if len(record.shape) != 2:
+        raise StoreError(f"{name} has shape {record.shape}; Factors need a matrix: push a dense gradient")
+    rows, inputs = record.shape
+    found = []
+    for what, array, width in (
+        ("activations", factors.activations, inputs),
+        ("errors", factors.errors, rows),
+    ):
+        values = np.asarray(array)
+        if values.dtype.name != record.dtype:
+            raise StoreError(f"{what} of {name} have type {values.dtype}, the array {record.dtype}")
+        if values.ndim != 2 or values.shape[1] != width or not values.shape[0]:
+            raise StoreError(f"{what} of {name} have shape {values.shape}; (K, {width}) is needed, K >= 1")
+        flat = np.ascontiguousarray(values.T)
+        _check_finite(flat.reshape(-1), f"{what} of {name}")
+        found.append(flat)
+    if found[0].shape[1] != found[1].shape[1]:
+        raise StoreError(
+            f"activations of {name} have {found[0].shape[1]} rows, errors {found[1].shape[1]}: both need K"
+        )
+    return found[0], found[1]
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _check_finite(flat: NDArray[Any], what: str) -> None:
+    """Refuse a value that is not finite. The sum of squares is finite for all usual values, and fast."""
+    if isfinite(float(np.dot(flat, flat))):
+        return
+    finite = np.isfinite(flat)
+    if not finite.all():
+        place = int(np.argmin(finite))
+        raise StoreError(f"{what} has the value {flat[place]} at index {place} of its flat values")
+
+
+def names_in(known: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Check that a store has arrays of these names.
+
+    Raises:
+        StoreError: A name is unknown; names it and some of the store's.
+    """
+    for name in names:
+        if name not in known:
+            some = ", ".join(map(repr, sorted(known)[:5]))
+            raise StoreError(f"the store has no array {str(name)[:80]!r}; it has {len(known)}: {some}")

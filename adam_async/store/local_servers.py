@@ -1,0 +1,93 @@
+"""The servers of stores in the caller's loop: one controller and one parameter server, over local links.
+
+`ParameterStore.open("local", ...)` uses those of the running loop: the first open store starts them, and the
+end of the last one ends them with all stores in them.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+from adam_async.cluster.roles import Place, controller, parameter_server
+from adam_async.messages import role_table
+from adam_async.run.config import Waits
+from adam_async.runtime.clock import system_entropy
+from transport import BufferPool, LocalNetwork, Network
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServerAccess:
+    """Access to the servers of stores.
+
+    Attributes:
+        network: Links to them.
+        controllers: Addresses of the controllers, joined by commas.
+    """
+
+    network: Network
+    controllers: str
+
+
+class _LocalServers:
+    """The servers of one loop, while at least one store is open."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self._access: asyncio.Future[ServerAccess] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._unused = asyncio.Event()
+
+    async def enter(self) -> ServerAccess:
+        self.users += 1
+        if self._access is None:
+            self._access = asyncio.get_running_loop().create_future()
+            self._unused = asyncio.Event()
+            self._task = asyncio.create_task(self._run(self._access), name="local-servers")
+        return await asyncio.shield(self._access)
+
+    async def leave(self) -> None:
+        self.users -= 1
+        if not self.users and self._task is not None:
+            task, self._task, self._access = self._task, None, None
+            self._unused.set()
+            await asyncio.shield(task)
+
+    async def _run(self, access: "asyncio.Future[ServerAccess]") -> None:
+        unused = self._unused
+        network, buffers, waits = LocalNetwork(rules=role_table()), BufferPool(), Waits()
+        try:
+            place = Place(
+                node="controller",
+                bind="local://",
+                network=network,
+                buffers=buffers,
+                waits=waits,
+                entropy=system_entropy,
+            )
+            async with controller(place) as leader:
+                place = replace(place, node="ps-0", controller=leader.address)
+                async with parameter_server(place) as server:
+                    await server.joined()
+                    access.set_result(ServerAccess(network=network, controllers=leader.address))
+                    await unused.wait()
+        except BaseException as error:
+            if not access.done():
+                access.set_exception(error)
+            raise
+
+
+_OF_LOOP: WeakKeyDictionary[asyncio.AbstractEventLoop, _LocalServers] = WeakKeyDictionary()
+
+
+@asynccontextmanager
+async def local_servers() -> AsyncIterator[ServerAccess]:
+    """Use the servers of the running loop; the first user starts them, and the last one ends them."""
+    loop = asyncio.get_running_loop()
+    servers = _OF_LOOP.setdefault(loop, _LocalServers())
+    access = await servers.enter()
+    try:
+        yield access
+    finally:
+        await servers.leave()

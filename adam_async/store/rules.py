@@ -1,0 +1,99 @@
+"""Pure: the update rules of a store, each with its constants and the default rate of pushes.
+
+    rule = Sgd(rate=0.05, momentum=0.9)
+    rules = {"embedding": Adagrad(rate=0.1), "weights": Adam(rate=1e-3)}
+
+The servers apply them (Adam, section 3.5: rules run where the values are). `adam_async.model.rules` has their
+arithmetic.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from adam_async.errors import ConfigError
+from adam_async.run.store_record import RuleRecord
+
+
+def _check(name: str, values: Mapping[str, float], *, below_one: tuple[str, ...] = ()) -> None:
+    for field, value in values.items():
+        most = 1.0 if field in below_one else 1e12
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or not 0 <= value <= most or (most == 1.0 and value == 1):
+            bound = "at least 0 and less than 1" if field in below_one else "a finite number, at least 0"
+            raise ConfigError(f"{name}: {field} must be {bound}, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sgd:
+    """Gradient descent with momentum m and weight decay w.
+
+    g = gradient + w * values;  buffer = m * buffer + g;  values -= rate * buffer, or with `nesterov`
+    values -= rate * (g + m * buffer).
+
+    Raises:
+        ConfigError: A number is out of range, or `nesterov` has no momentum.
+    """
+
+    rate: float = 0.01
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(
+            "Sgd",
+            {"rate": self.rate, "momentum": self.momentum, "weight_decay": self.weight_decay},
+            below_one=("momentum",),
+        )
+        if self.nesterov and not self.momentum:
+            raise ConfigError("Sgd: nesterov needs a momentum above 0")
+
+    def record(self) -> RuleRecord:
+        """Return the rule as the cluster map has it."""
+        return RuleRecord(
+            rule="sgd",
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=self.weight_decay,
+            rate=self.rate,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Adaptive:
+    """A rule whose only constants are its rate and its weight decay."""
+
+    rate: float = 0.01
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(type(self).__name__, {"rate": self.rate, "weight_decay": self.weight_decay})
+
+    def record(self) -> RuleRecord:
+        """Return the rule as the cluster map has it."""
+        return RuleRecord(rule=type(self).__name__.lower(), weight_decay=self.weight_decay, rate=self.rate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adagrad(_Adaptive):
+    """Adagrad (DistBelief, section 4.1): each value's rate falls with the sum of its squared gradients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adam(_Adaptive):
+    """Adam: means of the gradient and its square, with bias correction; weight decay joins the gradient."""
+
+    rate: float = 0.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamW(_Adaptive):
+    """Adam with decoupled weight decay: values lose rate * weight_decay of themselves at each push."""
+
+    rate: float = 0.001
+    weight_decay: float = 0.01
+
+
+Rule = Sgd | Adagrad | Adam | AdamW
+"""An update rule of a store."""

@@ -1,0 +1,360 @@
+"""A parameter store: named arrays on parameter servers, for any program that pushes gradients and pulls values.
+
+    async with ParameterStore.open("local", {"w": np.zeros(784)}, rule=Sgd(rate=0.1)) as store:
+        values = await store.pull()
+        await store.push({"w": gradient(values["w"])}, read=values)
+
+Theory of operation
+-------------------
+A store is a record in the cluster map and shards on servers (`run.store_record`). `open` joins the cluster as a
+client, creates the store if it is not there, loads the values that it creates it with, and waits until the
+controllers have opened it. In stores with clocks (ssp, bsp) each client is a replica: the controllers give it a
+place in the clocks, and its loss frees the place.
+
+Every push has a number on each shard, and is repeated over new links until it is answered, so it is applied
+exactly once (`parameter_server.session`). A call that is cancelled leaves its messages on their way:
+`settled` waits for them.
+
+One task owns the background work (the membership, and the links to the servers). If it fails, every call
+raises its error.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save as save_tensors
+
+from adam_async.cluster.networks import cluster_network
+from adam_async.errors import ConfigError, RunFailed, StoreError, first_cause
+from adam_async.run.config import Waits
+from adam_async.run.shard_table import SHARD_BYTES
+from adam_async.run.store_record import store_key
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
+from adam_async.store.arrays import ArraySpec, Gradient, InitialArrays, records_of
+from adam_async.store.link import StoreLink, StoreWish
+from adam_async.store.local_servers import ServerAccess, local_servers
+from adam_async.store.rules import Rule, Sgd
+from adam_async.store.values import PushOutcome, ReadVersions, Values
+from transport import BufferPool
+
+Create = Literal["auto", "new", "never"]
+"""Whether `open` creates a store: if it is absent, always, or never."""
+
+CREATE_WORDS = ("auto", "new", "never")
+
+
+class ParameterStore:
+    """One client of a store. `ParameterStore.open` makes it.
+
+    Methods may be called from several tasks of its loop: pushes are ordered as they are called. Errors name the
+    array and the remedy (`StoreError`), or the server and its deadline (`ShardUnavailable`, `DeadlineExceeded`).
+    """
+
+    def __init__(self, opening: "Opening", link: StoreLink) -> None:
+        self._opening = opening
+        self._link = link
+        self.name = link.name
+
+    @classmethod
+    def open(
+        cls,
+        where: str,
+        arrays: InitialArrays | None = None,
+        *,
+        name: str = "default",
+        create: Create = "auto",
+        rule: Rule | Mapping[str, Rule] = Sgd(),  # noqa: B008 - a frozen value
+        consistency: str = "asp",
+        replicas: int = 1,
+        servers: int = 0,
+        shard_bytes: int = SHARD_BYTES,
+        reader: bool = False,
+        token: str | None = None,
+        waits: Waits = Waits(),  # noqa: B008 - a frozen value
+    ) -> "Opening":
+        """Open a store: `async with` it, or `await` it and `close` it.
+
+        Args:
+            where: ``local`` for servers in this loop, or addresses of controllers, ``tcp://host:port``, joined
+                by commas.
+            arrays: Names to arrays with their first values, or to `ArraySpec` for zeros; None joins a store
+                that is there. Joining compares names, shapes, types and rules, but neither values nor rates.
+            name: Name of the store in its cluster.
+            create: ``auto`` creates the store if it is not there, ``new`` refuses one that is there, and
+                ``never`` only joins.
+            rule: Update rule of all arrays, or of each by name.
+            consistency: ``asp`` without clocks; ``ssp:S``, a client is at most S steps ahead of the slowest
+                one; or ``bsp``, the servers apply the mean of the clients' gradients at each step.
+            replicas: With clocks, the number of clients that the first step waits for.
+            servers: Number of servers to use; 0 for all that are live when the store is created.
+            shard_bytes: Maximum size of a shard, in bytes.
+            reader: Whether this client only pulls. A reader never holds others back.
+            token: Text of the cluster's token file, or of keys of the role ``client`` or ``reader``.
+            waits: Deadlines.
+
+        Raises:
+            ConfigError: An argument is invalid; the message has its name and value.
+        """
+        store_key(name)
+        if create not in CREATE_WORDS:
+            raise ConfigError(f"create is one of {', '.join(CREATE_WORDS)}, not {create!r}")
+        if create == "new" and (arrays is None or reader):
+            raise ConfigError("create='new' needs the arrays of the store, and no reader")
+        records, rules = records_of(arrays, rule) if arrays is not None else ((), ())
+        wish = StoreWish(
+            name=name,
+            create=create,
+            values=arrays,
+            records=records,
+            rules=rules,
+            slack=slack_of(consistency),
+            replicas=replicas,
+            servers=servers,
+            shard_bytes=shard_bytes,
+            reader=reader,
+            waits=waits,
+        )
+        return Opening(where, wish, token)
+
+    # --- facts ---------------------------------------------------------------------------------
+
+    @property
+    def arrays(self) -> Mapping[str, ArraySpec]:
+        """The arrays of the store by name."""
+        return {
+            name: ArraySpec(each.shape, each.dtype, each.split)
+            for name, each in self._link.layout.arrays.items()
+        }
+
+    @property
+    def clock(self) -> int:
+        """Number of steps that this client has ended with `tick`; 0 in a store without clocks."""
+        return self._link.clock
+
+    # --- values --------------------------------------------------------------------------------
+
+    async def pull(
+        self, names: Sequence[str] | None = None, *, out: Mapping[str, NDArray[Any]] | None = None
+    ) -> Values:
+        """Pull values of all arrays, or of some.
+
+        The values contain all pushes that this client called before. With clocks they wait for the slowest
+        client, as the consistency says. Each shard is one version; different shards may be of different moments.
+
+        Args:
+            names: Arrays to pull; None for all.
+            out: Arrays to fill, by name, of the shape and type of the store's; others are new. The filled
+                arrays stay writable.
+
+        Returns:
+            The values, read-only, with their versions.
+
+        Raises:
+            StoreError: A name is unknown, an array of `out` does not fit, or the store is closed.
+            DeadlineExceeded: The slowest client did not reach the clock within `clock_s`; names it.
+            ShardUnavailable: A server did not answer within `patience_s`.
+        """
+        return await self._link.pull(names, out)
+
+    async def push(
+        self,
+        gradients: Mapping[str, Gradient],
+        *,
+        read: Values | ReadVersions | None = None,
+        rate: float | None = None,
+        weight: int = 1,
+    ) -> PushOutcome:
+        """Push gradients of some arrays; each is applied exactly once, with the array's rule.
+
+        The buffers may be reused when it returns. A cancelled push goes on: leave its buffers alone until
+        `settled`. With bsp an array is pushed at most once in a step.
+
+        Args:
+            gradients: Names to arrays of the shape and type of the store's, or to `Factors`.
+            read: Values, or their versions, from which the gradients were computed; None for the newest that
+                this client has seen.
+            rate: Learning rate; None for that of the array's rule.
+            weight: With bsp, the weight of this client's gradients in the mean of the step.
+
+        Raises:
+            StoreError: A name, shape, type or value does not fit; nothing was applied. Or the store is closed,
+                or this client is a reader.
+            ShardUnavailable: A server did not answer within `patience_s`.
+        """
+        return await self._link.push(gradients, read=read, rate=rate, weight=weight)
+
+    async def push_pull(
+        self,
+        gradients: Mapping[str, Gradient],
+        *,
+        read: Values | ReadVersions | None = None,
+        rate: float | None = None,
+        weight: int = 1,
+    ) -> Values:
+        """Push gradients, end the step in a store with clocks, and pull the same arrays; see `push` and `pull`."""
+        link = self._link
+        done = await link.begin_push(gradients, read=read, rate=rate, weight=weight)
+        if link.slack is not None:
+            await link.tick()
+        values = await link.pull(tuple(gradients), None)
+        await done
+        return values
+
+    async def assign(self, arrays: Mapping[str, NDArray[Any]]) -> PushOutcome:
+        """Replace the values of some arrays; exactly once, and ordered among this client's pushes.
+
+        The state of their rules (momentum, means) stays. For errors see `push`.
+        """
+        return await self._link.push(arrays, assign=True)
+
+    async def tick(self) -> None:
+        """End a step of this client; without clocks this does nothing. For errors see `push`."""
+        await self._link.tick()
+
+    async def settled(self) -> None:
+        """Wait until all pushes of this client are answered, cancelled ones too; for errors see `push`."""
+        await self._link.settled()
+
+    async def save(self, path: str | Path) -> Path:
+        """Pull all values into a file in the safetensors format, all or nothing, and return its path.
+
+        Raises:
+            OSError: The file cannot be written.
+            ConfigError: A name is no UTF-8 text.
+        """
+        values = await self.pull()
+        data = save_tensors({name: np.ascontiguousarray(array) for name, array in values.items()})
+        async with Disk() as disk:
+            await disk.write_atomic(Path(path), [data])
+        return Path(path)
+
+    # --- the end -------------------------------------------------------------------------------
+
+    async def delete(self) -> None:
+        """Delete the store for all its clients, and close it here.
+
+        Raises:
+            RunFailed: The controller refused it, such as to a reader.
+        """
+        await self._link.delete()
+        await self.close()
+
+    async def close(self) -> None:
+        """Leave the store; it stays for other clients. Closing it again does nothing."""
+        await self._opening.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._link.closed
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"clock {self.clock}"
+        return f"<ParameterStore {self.name!r} {len(self._link.layout.arrays)} arrays, {state}>"
+
+
+class Opening:
+    """A store that is about to be opened: `async with` or `await` opens it."""
+
+    def __init__(self, where: str, wish: StoreWish, token: str | None) -> None:
+        self._where = where
+        self._wish = wish
+        self._token = token
+        self._task: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+
+    def __await__(self) -> Generator[Any, None, ParameterStore]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> ParameterStore:
+        return await self._open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _open(self) -> ParameterStore:
+        if self._task is not None:
+            raise StoreError("this store was opened before: call ParameterStore.open again")
+        opened: asyncio.Future[StoreLink] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._run(opened), name=f"store-{self._wish.name}")
+        try:
+            link = await asyncio.shield(opened)
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+        return ParameterStore(self, link)
+
+    async def close(self) -> None:
+        """End the background work. A second call waits for the first one."""
+        self._closing.set()
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def _run(self, opened: "asyncio.Future[StoreLink]") -> None:
+        """Do the background work of the store, from its opening to its end."""
+        link: StoreLink | None = None
+        try:
+            async with _access_to(self._where, self._token) as access, asyncio.TaskGroup() as group:
+                link = StoreLink(self._wish, access, group)
+                stopping = group.create_task(self._closing.wait(), name=f"store-{self._wish.name}/closing")
+                opening = group.create_task(link.open(), name=f"store-{self._wish.name}/open")
+                await asyncio.wait({stopping, opening}, return_when=asyncio.FIRST_COMPLETED)
+                if opening.done():
+                    opening.result()
+                    opened.set_result(link)
+                    await self._closing.wait()
+                    await link.leave()
+                for task in link.tasks:
+                    task.cancel()
+                opening.cancel()
+                stopping.cancel()
+        except BaseException as error:
+            cause = first_cause(error)
+            if isinstance(cause, RunFailed) and not isinstance(cause, ConfigError):
+                cause = StoreError(str(cause))
+            if link is not None:
+                link.fail(cause)
+            if not opened.done():
+                opened.set_exception(cause)
+            elif not isinstance(error, Exception):
+                raise
+        finally:
+            if link is not None:
+                link.closed = True
+                link.fail(StoreError(f"store {self._wish.name!r} is closed: open it again"))
+            if not opened.done():
+                opened.cancel()
+
+
+@asynccontextmanager
+async def _access_to(where: str, token: str | None) -> AsyncIterator[ServerAccess]:
+    """Give access to servers: those of this loop, or those at the addresses of controllers."""
+    if where == "local":
+        async with local_servers() as access:
+            yield access
+        return
+    network = cluster_network(token, entropy=system_entropy, buffers=BufferPool())
+    yield ServerAccess(network=network, controllers=where)
+
+
+def slack_of(consistency: str) -> int | None:
+    """Return the clocks by which a client may be ahead; None for asp.
+
+    Raises:
+        ConfigError: The text is none of asp, ssp:S and bsp.
+    """
+    word, _, number = consistency.partition(":")
+    if consistency in ("asp", "bsp"):
+        return None if consistency == "asp" else 0
+    if word == "ssp" and number.isdecimal() and int(number) <= 1 << 20:
+        return int(number)
+    raise ConfigError(f"consistency is asp, ssp:S with a number S, or bsp, not {consistency!r}")

@@ -1,0 +1,75 @@
+"""Pure: results of pulls and pushes: values with the versions that they were read at, and outcomes."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadVersions:
+    """Versions at which values were read, by shard; a push names them, so that its staleness is known.
+
+    It is small: keep it in place of the values if these may be freed.
+    """
+
+    store: str
+    """Id of the store."""
+    of_shards: NDArray[np.int64]
+    """Version of each shard of the store; -1 for shards that were not read."""
+
+
+class Values(Mapping[str, NDArray[Any]]):
+    """Read-only arrays by name, and the versions that they were read at.
+
+    Args:
+        arrays: The arrays.
+        read: Their versions.
+        clock: Clock up to which they contain the pushes of all clients; 0 in a store without clocks.
+    """
+
+    __slots__ = ("_arrays", "clock", "read")
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]], read: ReadVersions, clock: int) -> None:
+        self._arrays = arrays
+        self.read = read
+        self.clock = clock
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __repr__(self) -> str:
+        return f"<Values of {len(self)} arrays>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedShard:
+    """A part of an array to which a push was not applied, because its sum had closed or was not finite."""
+
+    name: str
+    start: int
+    """First flat index of the part."""
+    stop: int
+    """One past its last flat index."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushOutcome:
+    """The outcome of a push.
+
+    Attributes:
+        versions: Name to the lowest version of the array's shards after the push. With bsp, the version
+            before the sum of the step.
+        refused: Parts to which it was not applied.
+    """
+
+    versions: Mapping[str, int]
+    refused: tuple[RefusedShard, ...] = field(default=())
