@@ -31,6 +31,7 @@ import uvloop
 
 from adam_async.cluster.networks import LOOPBACK, cluster_network
 from adam_async.controller.client import Membership
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.client import DataClient
 from adam_async.data_server.dataset import make_dataset
@@ -81,14 +82,16 @@ async def serve(channel: Any, shape: tuple[int, int, int], images: int, ahead: i
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(asyncio.TaskGroup())
         controller = await stack.enter_async_context(
-            Controller(network=network, address=LOOPBACK, identity=who("controller"), waits=waits)
+            Controller(
+                RoleSettings(network=network, address=LOOPBACK, identity=who("controller"), waits=waits)
+            )
         )
         reach = {"network": network, "controller": controller.address, "waits": waits}
         await stack.enter_async_context(
-            ParameterServer(address=LOOPBACK, identity=who("ps"), buffers=buffers, **reach)
+            ParameterServer(RoleSettings(address=LOOPBACK, identity=who("ps"), **reach), buffers=buffers)
         )
         server = await stack.enter_async_context(
-            DataServer(address=LOOPBACK, identity=who("data"), dataset=dataset, **reach)
+            DataServer(RoleSettings(address=LOOPBACK, identity=who("data"), **reach), dataset)
         )
         memberships = {}
         for identity in (who("driver"), WORKER):

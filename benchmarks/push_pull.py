@@ -32,6 +32,7 @@ import numpy as np
 import uvloop
 
 from adam_async.controller.client import Membership
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.messages import Part, role_table
 from adam_async.model import Network, mlp
@@ -61,20 +62,24 @@ async def serve() -> None:
     async with AsyncExitStack() as stack:
         controller = await stack.enter_async_context(
             Controller(
-                network=net,
-                address="tcp://127.0.0.1:0",
-                identity=Identity(role="controller", node="controller", incarnation=1),
-                waits=waits,
+                RoleSettings(
+                    network=net,
+                    address="tcp://127.0.0.1:0",
+                    identity=Identity(role="controller", node="controller", incarnation=1),
+                    waits=waits,
+                )
             )
         )
         await stack.enter_async_context(
             ParameterServer(
+                RoleSettings(
+                    network=net,
+                    address="tcp://127.0.0.1:0",
+                    identity=Identity(role="ps", node="ps-0", incarnation=1),
+                    waits=waits,
+                    controller=controller.address,
+                ),
                 make_pool=ComputePool,
-                network=net,
-                address="tcp://127.0.0.1:0",
-                controller=controller.address,
-                identity=Identity(role="ps", node="ps-0", incarnation=1),
-                waits=waits,
                 buffers=net.pool,
             )
         )

@@ -39,7 +39,8 @@ class RoleSettings:
         address: Address to listen on.
         identity: Its role, node id and incarnation.
         waits: Deadlines.
-        controller: Address of the controller; empty for a controller, which is no member.
+        controller: Address of the controller, or those of several joined by commas; empty for a role that is
+            no member.
         timeline: Records the messages of its links.
         process_memory: Returns its process and the memory use of that.
     """

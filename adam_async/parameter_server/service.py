@@ -8,7 +8,7 @@ however long the queue is. Batches (AD-42) form from the pushes that arrive mean
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -79,15 +79,13 @@ from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import ServerStatistics
 from adam_async.parameter_server.storage import ShardStorage, StoragePool, initial_values
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.config import Config, Waits
+from adam_async.run.config import Config
 from adam_async.run.ids import Replica, ShardId
 from adam_async.run.partition import run_table
 from adam_async.run.shard_table import ShardSpec, ShardTable
 from adam_async.runtime.clock import Timer
-from adam_async.runtime.machine import ProcessMemory, process_memory
-from adam_async.runtime.timeline import Timeline
 from dataflow import MakePool, WaitTimedOut
-from transport import BufferPool, Identity, Link, Message, Network, Request
+from transport import BufferPool, Link, Message, Request
 
 logger = logging.getLogger(__name__)
 
@@ -102,47 +100,25 @@ class ParameterServer(Role):
     """One parameter server, from `async with` to its end.
 
     Args:
-        network: Network of its listener and links.
-        address: Address of its listener.
-        controller: The controller's address.
-        identity: Its role, node id and incarnation.
-        waits: Deadlines.
+        settings: Its place in the cluster; the timeline notes applied batches and records, too.
         buffers: Memory for copies of values on their way out.
         storage_pool: Memory of the shards, which roles of one process may share.
-        timeline: Timeline that notes applied batches, records and messages.
         layers: Kinds of layers that a model may use.
         make_pool: Makes the pool that compiles the rule's kernels; without it, NumPy applies the rule.
-        process_memory: See `Role`.
 
     Cancelling the block ends it between two batches; queued pushes are dropped unacknowledged.
     """
 
     def __init__(
         self,
+        settings: RoleSettings,
         *,
-        network: Network,
-        address: str,
-        controller: str,
-        identity: Identity,
-        waits: Waits,
         buffers: BufferPool,
         storage_pool: StoragePool | None = None,
-        timeline: Timeline | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         make_pool: MakePool | None = None,
-        process_memory: Callable[[], ProcessMemory] = process_memory,
     ) -> None:
-        super().__init__(
-            RoleSettings(
-                network=network,
-                address=address,
-                identity=identity,
-                waits=waits,
-                controller=controller,
-                timeline=timeline,
-                process_memory=process_memory,
-            )
-        )
+        super().__init__(settings)
         self._buffers = buffers
         self._layers = layers
         self._make_pool = make_pool

@@ -61,6 +61,27 @@ find its input ready whichever group it begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ComputeSettings:
+    """The compute threads of a worker.
+
+    Attributes:
+        threads: Compute threads.
+        in_flight: Groups in flight; 0 is twice the threads of the worker's replica, or in place as many as
+            keep them busy. Workers of one replica all have as many as the one with the fewest.
+        pace: Share of a core's time that each thread may use; see `ComputePool`.
+        pool: Pool that the workers of a replica share, made with a `WeakKeyDictionary` for each thread; None
+            for a pool of its own.
+        make_pool: Makes its own pool.
+    """
+
+    threads: int
+    in_flight: int
+    pace: float = 1.0
+    pool: ComputePool | None = None
+    make_pool: MakePool = ComputePool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SessionSetup:
     """One worker's part in one run, as it is given: the run, the worker's place in it, and its resources."""
 
@@ -76,15 +97,8 @@ class SessionSetup:
     waits: Waits
     buffers: BufferPool
     """Memory for pulled values."""
-    threads: int
-    in_flight: int
-    """Groups in flight; 0 for the default of the training mode."""
+    compute: ComputeSettings
     traffic: Traffic
-    pace: float = 1.0
-    """Share of a core's time that each compute thread may use."""
-    pool: ComputePool | None = None
-    """Pool that the workers of a replica share; None for a pool of its own."""
-    make_pool: MakePool = ComputePool
     storage: ShardStorage | None = None
     """Memory of the servers, for a run in place."""
     layers: Mapping[str, type[Layer]] = field(default_factory=lambda: BUILTIN_LAYERS)
@@ -112,7 +126,9 @@ class RunSession:
         self._setup, self._cluster = setup, setup.cluster
         run = self._run = self._run_record()
         config = self._config = msgspec.convert(run.config, Config)
-        self._threads = setup.threads * self._cluster.partitions if run.together else setup.threads
+        self._threads = (
+            setup.compute.threads * self._cluster.partitions if run.together else setup.compute.threads
+        )
         spec = ModelSpec.from_dict(run.spec)
         self._model = Model(spec, dtype=config.dtype, kernels=config.kernels, layers=setup.layers)
         self._share = self._new_share()
@@ -205,8 +221,10 @@ class RunSession:
             members = [cluster.nodes[name].info for name in cluster.members(setup.replica)]
             return replica_in_flight(members, cluster.partitions)
         if setup.storage is not None:
-            return setup.in_flight or groups_in_flight(setup.threads, self._config.images_per_group)
-        return setup.in_flight or default_in_flight(setup.threads, cluster.partitions)
+            return setup.compute.in_flight or groups_in_flight(
+                setup.compute.threads, self._config.images_per_group
+            )
+        return setup.compute.in_flight or default_in_flight(setup.compute.threads, cluster.partitions)
 
     def _new_neighbours(self) -> Neighbours | None:
         setup, partition = self._setup, self._share.partition
@@ -279,12 +297,12 @@ class RunSession:
         if setup.storage is not None:
             clock = None if timeline is None else timeline.clock
             return InPlaceMode(
-                mode, model=self._model, storage=setup.storage, threads=setup.threads, clock=clock
+                mode, model=self._model, storage=setup.storage, threads=setup.compute.threads, clock=clock
             )
-        if self._config.record and setup.threads > 1:
+        if self._config.record and setup.compute.threads > 1:
             raise ConfigError(
                 f"record needs one compute thread per worker, because a replay must know the order in which "
-                f"groups were trained; this worker has threads={setup.threads}: set threads to 1"
+                f"groups were trained; this worker has threads={setup.compute.threads}: set threads to 1"
             )
         return CopyMode(
             mode,
@@ -310,7 +328,7 @@ class RunSession:
             stack.callback(group.create_task(self._client.run(), name=f"{node}/parameters").cancel)
             if self.neighbours is not None:
                 stack.callback(group.create_task(self.neighbours.run(), name=f"{node}/neighbours").cancel)
-            self._pool = self._setup.pool
+            self._pool = self._setup.compute.pool
             if self._pool is None:
                 with self._enough_memory():
                     self._pool = await stack.enter_async_context(self._new_pool())
@@ -357,12 +375,12 @@ class RunSession:
         return self._setup.storage is None and self._config.slack is None and late
 
     def _new_pool(self) -> ComputePool:
-        return self._setup.make_pool(
+        return self._setup.compute.make_pool(
             threads=self._threads,
             name=self._setup.identity.node,
             contexts=self._mode.new_scratch,
             affinity=[(cpu,) for cpu in self._cpus] if self._cpus is not None else None,
-            pace=self._setup.pace,
+            pace=self._setup.compute.pace,
             close_timeout_s=COMPILE_S,
         )
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from adam_async.cluster.local import LocalCluster
 from adam_async.controller.client import Membership
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.errors import first_cause
@@ -216,17 +217,24 @@ class Servers:
         address = address_of(self.network)
         self.controller = await stack.enter_async_context(
             Controller(
-                network=self.network, address=address, identity=self.identity("controller"), waits=self.waits
+                RoleSettings(
+                    network=self.network,
+                    address=address,
+                    identity=self.identity("controller"),
+                    waits=self.waits,
+                )
             )
         )
         for number in range(self.config.servers):
             server = ParameterServer(
+                RoleSettings(
+                    network=self.network,
+                    address=address,
+                    identity=self.identity("ps", number),
+                    waits=self.waits,
+                    controller=self.controller.address,
+                ),
                 make_pool=ComputePool,
-                network=self.network,
-                address=address,
-                controller=self.controller.address,
-                identity=self.identity("ps", number),
-                waits=self.waits,
                 buffers=BufferPool(),
             )
             self.servers.append(await stack.enter_async_context(server))

@@ -26,6 +26,7 @@ import pytest
 
 from adam_async.cluster.networks import LOOPBACK
 from adam_async.controller.client import Membership
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.client import DataClient
 from adam_async.messages import Finished, Groups, LeaseGroups, pack, role_table, unpack
@@ -106,11 +107,17 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(asyncio.TaskGroup())
         controller = await stack.enter_async_context(
-            Controller(network=network, address=LOOPBACK, identity=identity_of("controller"), waits=waits)
+            Controller(
+                RoleSettings(
+                    network=network, address=LOOPBACK, identity=identity_of("controller"), waits=waits
+                )
+            )
         )
         reach: dict[str, Any] = {"network": network, "controller": controller.address, "waits": waits}
         await stack.enter_async_context(
-            ParameterServer(address=LOOPBACK, identity=identity_of("ps"), buffers=buffers, **reach)
+            ParameterServer(
+                RoleSettings(address=LOOPBACK, identity=identity_of("ps"), **reach), buffers=buffers
+            )
         )
         place = ("--controller", controller.address, "--id", "data-0")
         server = stack.enter_context(Command("data", *place, "--data", str(folder), "--cache", str(BUDGET)))

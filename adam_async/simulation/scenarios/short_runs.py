@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from adam_async.controller.client import Membership
+from adam_async.controller.role import RoleSettings
 from adam_async.data_server.client import DataClient, ImageGroup
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.service import DataServer
@@ -129,17 +130,19 @@ class ShortRuns:
         """Run a data server, and start it again after an error, as a supervisor would."""
         for attempt in range(INCARNATIONS):
             server = DataServer(
-                network=self._network(node),
-                address=f"tcp://{node.name}:1",
-                controller=ADDRESS,
-                identity=Identity(
-                    role="data", node=node.name, incarnation=node.incarnation * INCARNATIONS + attempt
+                RoleSettings(
+                    network=self._network(node),
+                    address=f"tcp://{node.name}:1",
+                    identity=Identity(
+                        role="data", node=node.name, incarnation=node.incarnation * INCARNATIONS + attempt
+                    ),
+                    waits=WAITS,
+                    controller=ADDRESS,
+                    process_memory=lambda: ProcessMemory(host="", pid=1, peak_rss_mb=1.0),
                 ),
-                waits=WAITS,
-                dataset=images(),
+                images(),
                 make_pool=SimulatedPool,
                 available_bytes=lambda: 1 << 30,
-                process_memory=lambda: ProcessMemory(host="", pid=1, peak_rss_mb=1.0),
             )
             self.ledger_leaders[node.name] = server
             try:

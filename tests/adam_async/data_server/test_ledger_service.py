@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from adam_async.controller.client import Membership
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server import client as client_module
 from adam_async.data_server.client import DataClient
@@ -141,10 +142,12 @@ class Party:
 
     async def start(self, servers, **options):
         self.controller = Controller(
-            network=self.network,
-            address=address_of(self.network),
-            identity=self.identity("controller", "controller"),
-            waits=self.waits,
+            RoleSettings(
+                network=self.network,
+                address=address_of(self.network),
+                identity=self.identity("controller", "controller"),
+                waits=self.waits,
+            )
         )
         await self._stack.enter_async_context(self.controller)
         for number in range(servers):
@@ -187,12 +190,14 @@ class Party:
 
     def data_server(self, node, dataset=DATA):
         return DataServer(
-            network=self.network,
-            address=address_of(self.network),
-            controller=self.controller.address,
-            identity=self.identity("data", node),
-            waits=self.waits,
-            dataset=dataset,
+            RoleSettings(
+                network=self.network,
+                address=address_of(self.network),
+                identity=self.identity("data", node),
+                waits=self.waits,
+                controller=self.controller.address,
+            ),
+            dataset,
         )
 
     async def join(self, node):

@@ -9,6 +9,8 @@ import pytest
 
 from adam_async.cluster.local import LocalCluster
 from adam_async.controller.client import Membership
+from adam_async.controller.consensus_node import ConsensusSetup
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.service import DataServer
 from adam_async.driver.driver import Driver
@@ -26,6 +28,7 @@ from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.nodes import simulate
 from adam_async.simulation.pool import SimulatedPool
 from adam_async.simulation.wire import Conditions
+from adam_async.worker.run_session import ComputeSettings
 from adam_async.worker.service import ModelWorker
 from tests.adam_async.runs import HandClient, tiny_dataset
 from transport import BufferPool, Identity, LinkConfig, TcpNetwork
@@ -69,21 +72,25 @@ class Counting:
 
     async def _control(self, node):
         async with Controller(
-            network=network_of(node),
-            address=CONTROLLER,
-            identity=identity_of("controller", node),
-            waits=WAITS,
-            entropy=node.entropy,
+            RoleSettings(
+                network=network_of(node),
+                address=CONTROLLER,
+                identity=identity_of("controller", node),
+                waits=WAITS,
+            ),
+            ConsensusSetup(entropy=node.entropy),
         ):
             await asyncio.Event().wait()
 
     async def _serve(self, node):
         async with ParameterServer(
-            network=network_of(node),
-            address=f"tcp://{node.name}:1",
-            controller=CONTROLLER,
-            identity=identity_of("ps", node),
-            waits=WAITS,
+            RoleSettings(
+                network=network_of(node),
+                address=f"tcp://{node.name}:1",
+                identity=identity_of("ps", node),
+                waits=WAITS,
+                controller=CONTROLLER,
+            ),
             buffers=BufferPool(),
         ) as self.servers[node.name]:
             await asyncio.Event().wait()
@@ -261,57 +268,51 @@ class Training:
         self.driver = world.node("driver")
         self.driver.start(self._drive)
 
-    def _common(self, role, node):
-        return {
-            "network": network_of(node),
-            "address": f"tcp://{node.name}:1",
-            "controller": CONTROLLER,
-            "identity": identity_of(role, node),
-            "waits": TRAINING.waits,
-            "process_memory": process_memory,
-        }
+    def _settings(self, role, node):
+        return RoleSettings(
+            network=network_of(node),
+            address=CONTROLLER if role == "controller" else f"tcp://{node.name}:1",
+            identity=identity_of(role, node),
+            waits=TRAINING.waits,
+            controller="" if role == "controller" else CONTROLLER,
+            process_memory=process_memory,
+        )
 
     async def _control(self, node):
-        identity = identity_of("controller", node)
-        controller = Controller(
-            network=network_of(node),
-            address=CONTROLLER,
-            identity=identity,
-            waits=TRAINING.waits,
-            entropy=node.entropy,
-        )
-        controller.process_memory = process_memory
-        async with controller:
+        async with Controller(self._settings("controller", node), ConsensusSetup(entropy=node.entropy)):
             await asyncio.Event().wait()
 
     async def _data(self, node):
         async with DataServer(
-            dataset=tiny_dataset(IMAGES),
+            self._settings("data", node),
+            tiny_dataset(IMAGES),
             make_pool=SimulatedPool,
             available_bytes=lambda: 1 << 30,
-            **self._common("data", node),
         ) as self.data:
             await asyncio.Event().wait()
 
     async def _serve(self, node):
-        async with ParameterServer(buffers=BufferPool(), **self._common("ps", node)):
+        async with ParameterServer(self._settings("ps", node), buffers=BufferPool()):
             await asyncio.Event().wait()
 
     async def _work(self, node):
         async with ModelWorker(
+            self._settings("worker", node),
+            ComputeSettings(threads=1, in_flight=2, make_pool=SimulatedPool),
             buffers=BufferPool(),
-            threads=1,
             entropy=node.entropy,
-            in_flight=2,
-            make_pool=SimulatedPool,
-            **self._common("worker", node),
         ):
             await asyncio.Event().wait()
 
     async def _drive(self, node):
-        common = self._common("driver", node)
-        del common["address"], common["waits"]
-        settings = DriverSettings(threads=1, make_pool=SimulatedPool, **common)
+        settings = DriverSettings(
+            network=network_of(node),
+            controller=CONTROLLER,
+            identity=identity_of("driver", node),
+            threads=1,
+            make_pool=SimulatedPool,
+            process_memory=process_memory,
+        )
         async with Driver(TRAINING, settings, RunInputs(spec=digits())) as driver:
             return await driver.train()
 

@@ -11,7 +11,7 @@ from adam_async.messages import Block
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.run.config import Config
 from adam_async.runtime.traffic import Traffic
-from adam_async.worker.run_session import RunSession, SessionSetup, hand_over
+from adam_async.worker.run_session import ComputeSettings, RunSession, SessionSetup, hand_over
 from dataflow import ComputePool, Engine, Graph, Node, Tag
 from tests.adam_async.runs import PATIENT, cluster_of, until
 from transport import BufferPool, Identity, RemoteProtocolError
@@ -121,8 +121,7 @@ async def test_a_session_that_has_not_begun_reports_no_counts():
             session=1,
             waits=PATIENT,
             buffers=BufferPool(),
-            threads=1,
-            in_flight=1,
+            compute=ComputeSettings(threads=1, in_flight=1),
             traffic=Traffic("worker-7"),
             storage=cluster.servers[0]._storage,
         )
