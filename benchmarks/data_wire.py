@@ -33,7 +33,7 @@ from adam_async.cluster.networks import LOOPBACK, cluster_network
 from adam_async.controller.client import Membership
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
-from adam_async.data_server.client import DataClient
+from adam_async.data_server.client import DataClient, WorkerPlace
 from adam_async.data_server.dataset import make_dataset
 from adam_async.data_server.service import DataServer
 from adam_async.messages import Finished, Reported, ReportGroups, pack
@@ -42,6 +42,7 @@ from adam_async.run.cluster_map import NodeRecord, RunRecord, ready_word
 from adam_async.run.config import Config, Waits
 from adam_async.run.learning_rate import decide
 from adam_async.run.model_selection import choose_model
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
 from transport import BufferPool, Identity, Link, Request
@@ -162,16 +163,11 @@ async def measure(case: tuple[tuple[int, int, int], int, int], rounds: int, seco
     address, raw, life = await asyncio.to_thread(channel.recv)
     network = cluster_network(None, entropy=system_entropy, buffers=BufferPool())
     client = DataClient(
-        network=network,
+        Endpoint(network, WORKER, Traffic(WORKER.node)),
+        WorkerPlace(RUN, 0, life, 0),
         address=lambda _: address,
-        identity=WORKER,
-        run=RUN,
-        replica=0,
-        life=life,
-        partition=0,
         ahead=ahead,
         waits=Waits(),
-        traffic=Traffic(WORKER.node),
     )
     async with asyncio.TaskGroup() as group:
         reading = group.create_task(client.run())

@@ -42,6 +42,7 @@ from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
 from adam_async.run.config import Config, Waits
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, shard_table
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
 from dataflow import ComputePool
@@ -161,14 +162,10 @@ async def measure(controller: str, sizes: list[int]) -> dict[int, float]:
             cluster = await placed(member, run)
             table = shard_table(Network(spec).parameters)
             client = ParameterClient(
-                network=net,
-                identity=identity,
-                session=SessionIdentity(
-                    run=run, session=1, incarnation=1, replica=0, generation=cluster.generation
-                ),
+                Endpoint(net, identity, Traffic("bench")),
+                SessionIdentity(run=run, session=1, incarnation=1, replica=0, generation=cluster.generation),
                 addresses={"ps-0": cluster.nodes["ps-0"].address},
                 waits=waits,
-                traffic=Traffic("bench"),
             )
             task = group.create_task(client.run(), name="client")
             weight = next(p.name for p in Network(spec).parameters if p.kind == "weight")

@@ -69,9 +69,9 @@ from adam_async.errors import ConfigError
 from adam_async.messages import Introduced
 from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_VALUE_BYTES
 from adam_async.runtime import fault_points
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import Timer, system_entropy
-from adam_async.runtime.traffic import Traffic
-from transport import Identity, Network, RemoteProtocolError
+from transport import RemoteProtocolError
 
 logger = logging.getLogger(__name__)
 
@@ -140,10 +140,8 @@ class ConsensusNode:
 
     Args:
         setup: Its resources and rules.
-        identity: This controller; its node is its name in the group.
+        endpoint: This controller; its node is its name in the group.
         state: State that applies the agreed commands.
-        network: Network of the other controllers.
-        traffic: Counts of the links to them.
         on_answer: Called with the answer to a request, by its tag.
         on_led: Called after each change of the known leader.
         on_applied: Called after commands were applied, or a whole state was restored.
@@ -154,16 +152,14 @@ class ConsensusNode:
     def __init__(
         self,
         setup: ConsensusSetup,
+        endpoint: Endpoint,
         *,
-        identity: Identity,
         state: ReplicatedState,
-        network: Network,
-        traffic: Traffic,
         on_answer: Callable[[Hashable, Answer], None],
         on_led: Callable[[], None],
         on_applied: Callable[[], None],
     ) -> None:
-        self._identity = identity
+        self._identity = endpoint.identity
         self._state = state
         self._entropy = setup.entropy
         self._file = setup.file
@@ -173,9 +169,7 @@ class ConsensusNode:
         self._settings = setup.settings
         self._snapshot_entries = setup.snapshot_entries
         self._observe = setup.observe
-        self._peers = PeerControllers(
-            identity=identity, network=network, traffic=traffic, is_settled=self._is_counted
-        )
+        self._peers = PeerControllers(endpoint, is_settled=self._is_counted)
         self._has_addresses = asyncio.Event()
         self._core: Core | None = None
         self._events: deque[Event] = deque()

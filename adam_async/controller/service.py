@@ -136,10 +136,8 @@ class Controller(Role):
         self.machine = ReplicatedState(layers=layers, most_sessions=most_sessions)
         self.group = ConsensusNode(
             setup,
-            identity=self._identity,
+            self._endpoint,
             state=self.machine,
-            network=self._network,
-            traffic=self._traffic,
             on_answer=self._on_answer,
             on_led=self._on_led,
             on_applied=self._on_applied,

@@ -106,10 +106,8 @@ class DataServer(Role):
         self._reports: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         """Reports to the controllers, in their order."""
         self._ledger = LedgerService(
-            network=self._network,
-            identity=self._identity,
-            waits=self._waits,
-            traffic=self._traffic,
+            self._endpoint,
+            self._waits,
             on_settled=self._on_settled,
             on_lead=self._on_lead,
             open_events=lambda: self._questions.events(),

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 from numpy.typing import NDArray
 
-from adam_async.data_server.client import DataClient
+from adam_async.data_server.client import DataClient, WorkerPlace
 from adam_async.errors import ConfigError
 from adam_async.messages import Block, Finished, Greet, Lease
 from adam_async.model.context import Context
@@ -38,9 +38,9 @@ from adam_async.run.config import Config, Waits, default_in_flight, replica_in_f
 from adam_async.run.group_limits import GroupLimits
 from adam_async.run.partition import run_table
 from adam_async.run.shard_table import ShardTable, holders, part_table
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.machine import pinned_cpus, usable_cores
 from adam_async.runtime.timeline import Timeline
-from adam_async.runtime.traffic import Traffic
 from adam_async.worker.copy_mode import CopyMode
 from adam_async.worker.in_place_mode import InPlaceMode, groups_in_flight
 from adam_async.worker.kernel_change import KernelChange
@@ -50,7 +50,7 @@ from adam_async.worker.statistics import WorkerStatistics
 from adam_async.worker.training import Trained
 from adam_async.worker.training_mode import GroupEvents, ModeSetup, TrainingMode
 from dataflow import ComputePool, Engine, EngineClosed, MakePool, Tag, TokenError, WaitTimedOut
-from transport import BufferPool, Identity, Network, RemoteProtocolError
+from transport import BufferPool, RemoteProtocolError
 
 COMPILE_S = 120.0
 """Seconds for which the end of a run waits for a compute thread, which may be compiling."""
@@ -85,8 +85,7 @@ class ComputeSettings:
 class SessionSetup:
     """One worker's part in one run, as it is given: the run, the worker's place in it, and its resources."""
 
-    network: Network
-    identity: Identity
+    endpoint: Endpoint
     cluster: ClusterMap
     """The map when the session begins; it has a run."""
     replica: int
@@ -98,7 +97,6 @@ class SessionSetup:
     buffers: BufferPool
     """Memory for pulled values."""
     compute: ComputeSettings
-    traffic: Traffic
     storage: ShardStorage | None = None
     """Memory of the servers, for a run in place."""
     layers: Mapping[str, type[Layer]] = field(default_factory=lambda: BUILTIN_LAYERS)
@@ -126,9 +124,7 @@ class RunSession:
         self._setup, self._cluster = setup, setup.cluster
         run = self._run = self._run_record()
         config = self._config = msgspec.convert(run.config, Config)
-        self._threads = (
-            setup.compute.threads * self._cluster.partitions if run.together else setup.compute.threads
-        )
+        self._threads = setup.compute.threads * (self._cluster.partitions if run.together else 1)
         spec = ModelSpec.from_dict(run.spec)
         self._model = Model(spec, dtype=config.dtype, kernels=config.kernels, layers=setup.layers)
         self._share = self._new_share()
@@ -206,25 +202,21 @@ class RunSession:
         setup, cluster = self._setup, self._cluster
         servers = holders(self._share.table, cluster.buckets)
         return ParameterClient(
-            network=setup.network,
-            identity=setup.identity,
-            session=self._push_identity,
+            setup.endpoint,
+            self._push_identity,
             addresses={server: cluster.nodes[server].address for server in servers},
             waits=setup.waits,
-            traffic=setup.traffic,
         )
 
     def _groups_in_flight(self) -> int:
-        setup, cluster = self._setup, self._cluster
+        setup, compute, cluster = self._setup, self._setup.compute, self._cluster
         if self._share.partition is not None:
             # All workers of a replica have as many as the one with the fewest: a group is in flight on all.
             members = [cluster.nodes[name].info for name in cluster.members(setup.replica)]
             return replica_in_flight(members, cluster.partitions)
         if setup.storage is not None:
-            return setup.compute.in_flight or groups_in_flight(
-                setup.compute.threads, self._config.images_per_group
-            )
-        return setup.compute.in_flight or default_in_flight(setup.compute.threads, cluster.partitions)
+            return compute.in_flight or groups_in_flight(compute.threads, self._config.images_per_group)
+        return compute.in_flight or default_in_flight(compute.threads, cluster.partitions)
 
     def _new_neighbours(self) -> Neighbours | None:
         setup, partition = self._setup, self._share.partition
@@ -240,8 +232,7 @@ class RunSession:
             begun=0,
         )
         return Neighbours(
-            network=setup.network,
-            identity=setup.identity,
+            setup.endpoint,
             greet=greet,
             cluster=self._cluster,
             partition=partition,
@@ -249,24 +240,19 @@ class RunSession:
             lead=LEAD * self._in_flight,
             on_blocks=self._on_blocks,
             waits=setup.waits,
-            traffic=setup.traffic,
         )
 
     def _new_data_client(self) -> DataClient:
         setup = self._setup
+        place = WorkerPlace(self._run.id, setup.replica, self._replica_generation, setup.part)
         return DataClient(
-            network=setup.network,
-            identity=setup.identity,
+            setup.endpoint,
+            place,
             address=lambda attempt: self._cluster.ledger_leader_for(setup.replica, attempt),
-            run=self._run.id,
-            replica=setup.replica,
-            replica_generation=self._replica_generation,
-            partition=setup.part,
             rows=self._image_rows,
             limits=self._limits,
             ahead=max(self._config.groups_ahead(prod(self._model.input_shape)), self._in_flight),
             waits=setup.waits,
-            traffic=setup.traffic,
         )
 
     def _new_mode(self) -> TrainingMode:
@@ -322,7 +308,7 @@ class RunSession:
 
     async def run(self) -> None:
         """Prepare, then train until cancelled."""
-        node, timeline = self._setup.identity.node, self._setup.timeline
+        node, timeline = self._setup.endpoint.identity.node, self._setup.timeline
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(group.create_task(self._client.run(), name=f"{node}/parameters").cancel)
@@ -377,7 +363,7 @@ class RunSession:
     def _new_pool(self) -> ComputePool:
         return self._setup.compute.make_pool(
             threads=self._threads,
-            name=self._setup.identity.node,
+            name=self._setup.endpoint.identity.node,
             contexts=self._mode.new_scratch,
             affinity=[(cpu,) for cpu in self._cpus] if self._cpus is not None else None,
             pace=self._setup.compute.pace,
@@ -474,7 +460,7 @@ class RunSession:
             engine.admit_nowait(tag)
             engine.deliver("group", tag, group if gate is None else gate.admit(group))
             if timeline is not None:
-                timeline.delivered(self._setup.identity.node, self._run.id, tag, begin)
+                timeline.delivered(self._setup.endpoint.identity.node, self._run.id, tag, begin)
         self._filling = False
 
     def _flush(self) -> None:
@@ -483,17 +469,17 @@ class RunSession:
         begin = timeline.clock() if timeline is not None else 0.0
         self._mode.flush(self._data.end)
         if timeline is not None:
-            timeline.flushed(self._setup.identity.node, begin)
+            timeline.flushed(self._setup.endpoint.identity.node, begin)
 
     # --- events of groups --------------------------------------------------------------------
 
     def _finished(self, timeline: Timeline, report: Finished) -> None:
         begin = timeline.clock()
         self._data.finished(report)
-        timeline.reported(self._setup.identity.node, self._run.id, report, begin)
+        timeline.reported(self._setup.endpoint.identity.node, self._run.id, report, begin)
 
     def _stepped(self, timeline: Timeline, clock: int, leases: Sequence[Lease]) -> None:
-        timeline.stepped(self._setup.identity.node, self._run.id, self._setup.session, clock, leases)
+        timeline.stepped(self._setup.endpoint.identity.node, self._run.id, self._setup.session, clock, leases)
 
     def _stage_done(self, stage: int, tag: Tag, trained: Trained | None) -> None:
         assert self._engine is not None

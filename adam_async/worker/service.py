@@ -103,8 +103,7 @@ class ModelWorker(Role):
             await self._follow_map(run.id, replica, replica_generation)
             return
         setup = SessionSetup(
-            network=self._network,
-            identity=self._identity,
+            endpoint=self._endpoint,
             cluster=cluster,
             replica=replica,
             part=place,
@@ -112,7 +111,6 @@ class ModelWorker(Role):
             waits=self._waits,
             buffers=self._buffers,
             compute=self._compute,
-            traffic=self._traffic,
             storage=storage,
             layers=self._layers,
             timeline=self._timeline,

@@ -26,6 +26,7 @@ from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import NodeRecord, RunRecord
 from adam_async.run.config import Config, Waits
 from adam_async.run.shard_table import shard_table
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from adam_async.worker.puller import Puller
 from adam_async.worker.push_plan import plan_pushes
@@ -273,9 +274,8 @@ class Servers:
         """A client that says what the test wants it to say."""
         identity = self.identity("worker", replica)
         client = ParameterClient(
-            network=self.network,
-            identity=identity,
-            session=SessionIdentity(
+            Endpoint(self.network, identity, Traffic(identity.node)),
+            SessionIdentity(
                 run="run",
                 session=replica + 100,
                 incarnation=identity.incarnation,
@@ -284,7 +284,6 @@ class Servers:
             ),
             addresses={name: self.map.nodes[name].address for name in sorted(set(self.map.buckets))},
             waits=waits or self.waits,
-            traffic=Traffic(identity.node),
         )
         self.tasks.append(self._group.create_task(client.run(), name=f"client-{replica}"))
         return HandClient(self, client)

@@ -18,6 +18,7 @@ from adam_async.controller.service import Controller
 from adam_async.controller.stall_aware_clock import LATE_S
 from adam_async.errors import ConfigError, first_cause
 from adam_async.run.config import Waits
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.loop import SimulationFailed
@@ -434,10 +435,10 @@ async def test_three_with_folders_go_on_after_all_have_ended(tmp_path):
 def test_a_controller_missing_from_the_addresses_is_an_error():
     group = ConsensusNode(
         ConsensusSetup(entropy=entropy_of("x")),
-        identity=Identity(role="controller", node="controller-9", incarnation=1),
+        Endpoint(
+            local_network(), Identity(role="controller", node="controller-9", incarnation=1), Traffic("x")
+        ),
         state=ReplicatedState(),
-        network=local_network(),
-        traffic=Traffic("x"),
         on_answer=lambda tag, answer: None,
         on_led=lambda: None,
         on_applied=lambda: None,

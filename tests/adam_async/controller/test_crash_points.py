@@ -14,6 +14,7 @@ from adam_async.controller.consensus_node import ConsensusNode, ConsensusSetup
 from adam_async.controller.log_file import NAME, LogFile
 from adam_async.controller.replicated_state import Open, ReplicatedState, Set
 from adam_async.messages import role_table
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.loop import SimulationFailed
 from adam_async.simulation.nodes import simulate
@@ -57,10 +58,8 @@ class Alone:
         network = TcpNetwork(token=b"a token of tests", entropy=node.entropy, rules=role_table())
         self.group = ConsensusNode(
             ConsensusSetup(entropy=node.entropy, file=file, snapshot_entries=SNAPSHOT_ENTRIES),
-            identity=identity,
+            Endpoint(network, identity, Traffic("controller")),
             state=self.machine,
-            network=network,
-            traffic=Traffic("controller"),
             on_answer=lambda tag, answer: self._answers.pop(tag).set_result(answer),
             on_led=lambda: self._led.set() if self.group.leads else None,
             on_applied=lambda: None,

@@ -13,7 +13,7 @@ from adam_async.controller.client import Membership
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server import client as client_module
-from adam_async.data_server.client import DataClient
+from adam_async.data_server.client import DataClient, WorkerPlace
 from adam_async.data_server.ledger_replication import Part
 from adam_async.data_server.questions import first_question
 from adam_async.data_server.service import DataServer
@@ -35,6 +35,7 @@ from adam_async.model.named import digits
 from adam_async.run.cluster_map import NodeRecord, RunRecord, ready_word
 from adam_async.run.config import Config
 from adam_async.run.group_limits import GroupLimits
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.cluster.test_elastic import IMAGES, elastic
 from tests.adam_async.cluster.test_local import QUICK as CLUSTER_WAITS
@@ -75,17 +76,12 @@ class Worker:
         replica_generation = cluster.replica_generation(self.number)
         self.traffic = Traffic(member.node)
         self.client = DataClient(
-            network=self.party.network,
+            Endpoint(self.party.network, member._identity, self.traffic),
+            WorkerPlace(RUN, self.number, replica_generation, 0),
             address=self._address,
-            identity=member._identity,
-            run=RUN,
-            replica=self.number,
-            replica_generation=replica_generation,
-            partition=0,
             ahead=4,
             limits=GroupLimits(images=4, pixels=64, classes=10, epochs=9, train_images=4 * GROUPS),
             waits=self.party.waits,
-            traffic=self.traffic,
         )
         await member.set_node(ready=ready_word(RUN, replica_generation))
         self.party.tasks += [

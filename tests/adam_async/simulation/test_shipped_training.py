@@ -23,6 +23,7 @@ from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import NodeRecord, RunRecord
 from adam_async.run.config import Config, Waits
 from adam_async.run.shard_table import shard_table
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.machine import ProcessMemory
 from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.nodes import simulate
@@ -126,9 +127,8 @@ class Counting:
         identity = identity_of("worker", node)
         replica = self.pushing.index(node)
         client = ParameterClient(
-            network=network_of(node),
-            identity=identity,
-            session=SessionIdentity(
+            Endpoint(network_of(node), identity, Traffic(node.name)),
+            SessionIdentity(
                 run="run",
                 session=replica + 100,
                 incarnation=identity.incarnation,
@@ -137,7 +137,6 @@ class Counting:
             ),
             addresses={name: self.map.nodes[name].address for name in sorted(set(self.map.buckets))},
             waits=WAITS,
-            traffic=Traffic(node.name),
         )
         async with asyncio.TaskGroup() as group:
             running = group.create_task(client.run(), name="client")

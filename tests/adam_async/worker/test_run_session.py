@@ -10,6 +10,7 @@ from adam_async.errors import RunFailed
 from adam_async.messages import Block
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.run.config import Config
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from adam_async.worker.run_session import ComputeSettings, RunSession, SessionSetup, hand_over
 from dataflow import ComputePool, Engine, Graph, Node, Tag
@@ -113,8 +114,9 @@ async def test_a_session_that_has_not_begun_reports_no_counts():
     async with cluster_of(config_of()) as cluster:
         await cluster.train()
         setup = SessionSetup(
-            network=cluster.network,
-            identity=Identity(role="worker", node="worker-7", incarnation=1),
+            endpoint=Endpoint(
+                cluster.network, Identity(role="worker", node="worker-7", incarnation=1), Traffic("worker-7")
+            ),
             cluster=cluster.controller.map,
             replica=0,
             part=0,
@@ -122,7 +124,6 @@ async def test_a_session_that_has_not_begun_reports_no_counts():
             waits=PATIENT,
             buffers=BufferPool(),
             compute=ComputeSettings(threads=1, in_flight=1),
-            traffic=Traffic("worker-7"),
             storage=cluster.servers[0]._storage,
         )
         session = RunSession(setup)
