@@ -62,7 +62,7 @@ from adam_async.worker.partition_trainer import PartitionTrainer, Passage, WireP
 from adam_async.worker.peer_workers import ExpectedBlocks, Neighbour, NeighbourEvents
 from adam_async.worker.reliable_stream import Parcel
 from benchmarks.consistency import save
-from dataflow import ComputePool, Engine, Tag
+from dataflow import ComputePool, Engine, EngineSettings, Tag
 from transport import Identity, TcpNetwork
 from transport.link import Link
 
@@ -300,7 +300,9 @@ async def graph_us(groups: int) -> float:
                 waits_for_pull=False,
             )
             early = BLOCKS_IN_FLIGHT * 2 * len(end.partition.incoming)
-            engine = Engine(graph, pool=pool, in_flight=BLOCKS_IN_FLIGHT, early_limit=early)
+            engine = Engine(
+                graph, pool=pool, in_flight=BLOCKS_IN_FLIGHT, settings=EngineSettings(early_limit=early)
+            )
             engines.append(await stack.enter_async_context(engine))
             end.take = partial(deliver, engine)
         begin = time.thread_time()

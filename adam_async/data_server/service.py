@@ -24,6 +24,7 @@ import numpy as np
 from adam_async.controller.client import GOODBYE_S
 from adam_async.controller.role import Role, RoleSettings
 from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.group_producer import GroupProducer
 from adam_async.data_server.ledger import Settled
 from adam_async.data_server.ledger_service import LedgerService
@@ -33,7 +34,6 @@ from adam_async.data_server.questions import Questions
 from adam_async.data_server.state import (
     DataState,
     Effect,
-    EpochBegan,
     EpochEnded,
     Grant,
     GroupsReported,

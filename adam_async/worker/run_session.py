@@ -49,7 +49,16 @@ from adam_async.worker.peer_workers import Neighbours
 from adam_async.worker.statistics import WorkerStatistics
 from adam_async.worker.training import Trained
 from adam_async.worker.training_mode import GroupEvents, ModeSetup, TrainingMode
-from dataflow import ComputePool, Engine, EngineClosed, MakePool, Tag, TokenError, WaitTimedOut
+from dataflow import (
+    ComputePool,
+    Engine,
+    EngineClosed,
+    EngineSettings,
+    MakePool,
+    Tag,
+    TokenError,
+    WaitTimedOut,
+)
 from transport import BufferPool, RemoteProtocolError
 
 COMPILE_S = 120.0
@@ -330,8 +339,9 @@ class RunSession:
                     contexts=await self._new_contexts(self._pool),
                     on_room=self._fill,
                     trace=None if timeline is None else partial(timeline.fired, node, self._run.id),
-                    early_limit=self._early_limit,
-                    wait_timeout_s=self._setup.waits.patience_s,
+                    settings=EngineSettings(
+                        early_limit=self._early_limit, wait_timeout_s=self._setup.waits.patience_s
+                    ),
                 )
             )
             stack.callback(group.create_task(self._change_kernels(), name=f"{node}/kernels").cancel)
