@@ -40,6 +40,7 @@ from adam_async.messages import Finished, Reported, ReportGroups, pack
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import NodeRecord, RunRecord, ready_word
 from adam_async.run.config import Config, Waits
+from adam_async.run.group_limits import GroupLimits
 from adam_async.run.learning_rate import decide
 from adam_async.run.model_selection import choose_model
 from adam_async.runtime.channel import Endpoint
@@ -110,7 +111,9 @@ async def serve(channel: Any, shape: tuple[int, int, int], images: int, ahead: i
         await driver.submit_run(
             RunRecord(id=RUN, driver=who("driver").node, config=built, spec=spec.to_dict())
         )
-        cluster = await worker.wait_for(lambda m: m.run is not None and m.life(0) != 0, "a place", 10)
+        cluster = await worker.wait_for(
+            lambda m: m.run is not None and m.replica_generation(0) != 0, "a place", 10
+        )
         life = cluster.replica_generation(0)
         await worker.set_node(ready=ready_word(RUN, life))
         await worker.wait_for(lambda m: m.epoch is not None, "the epoch", 30)
@@ -155,7 +158,7 @@ def who(role: str) -> Identity:
 
 async def measure(case: tuple[tuple[int, int, int], int, int], rounds: int, seconds: float) -> dict[str, Any]:
     """Rates of both ways, in bytes per second."""
-    _shape, _images, ahead = case
+    shape, images, ahead = case
     ours, theirs = [], []
     channel, far = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=child, args=(far, *case), daemon=True)
@@ -167,6 +170,7 @@ async def measure(case: tuple[tuple[int, int, int], int, int], rounds: int, seco
         WorkerPlace(RUN, 0, life, 0),
         address=lambda _: address,
         ahead=ahead,
+        limits=GroupLimits(images=images, pixels=int(np.prod(shape)), classes=10, epochs=1_000_000),
         waits=Waits(),
     )
     async with asyncio.TaskGroup() as group:
@@ -198,7 +202,7 @@ async def read_images(client: DataClient, seconds: float) -> float:
 
 async def read_link(link: Link, seconds: float) -> float:
     begin, got = time.perf_counter(), 0
-    question = pack(ReportGroups(run=RUN, replica=0, life=0, partition=0, finished=()))
+    question = pack(ReportGroups(run=RUN, replica=0, replica_generation=0, partition=0, finished=()))
     while time.perf_counter() < begin + seconds:
         reply = await link.call(question, timeout_s=30)
         got += reply.tensors[0].nbytes
