@@ -31,16 +31,19 @@ import uvloop
 
 from adam_async.cluster.networks import LOOPBACK, cluster_network
 from adam_async.controller.client import Membership
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
-from adam_async.data_server.client import DataClient
+from adam_async.data_server.client import DataClient, WorkerPlace
 from adam_async.data_server.dataset import make_dataset
 from adam_async.data_server.service import DataServer
 from adam_async.messages import Finished, Reported, ReportGroups, pack
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import NodeRecord, RunRecord, ready_word
 from adam_async.run.config import Config, Waits
+from adam_async.run.group_limits import GroupLimits
 from adam_async.run.learning_rate import decide
 from adam_async.run.model_selection import choose_model
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
 from transport import BufferPool, Identity, Link, Request
@@ -81,14 +84,16 @@ async def serve(channel: Any, shape: tuple[int, int, int], images: int, ahead: i
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(asyncio.TaskGroup())
         controller = await stack.enter_async_context(
-            Controller(network=network, address=LOOPBACK, identity=who("controller"), waits=waits)
+            Controller(
+                RoleSettings(network=network, address=LOOPBACK, identity=who("controller"), waits=waits)
+            )
         )
         reach = {"network": network, "controller": controller.address, "waits": waits}
         await stack.enter_async_context(
-            ParameterServer(address=LOOPBACK, identity=who("ps"), buffers=buffers, **reach)
+            ParameterServer(RoleSettings(address=LOOPBACK, identity=who("ps"), **reach), buffers=buffers)
         )
         server = await stack.enter_async_context(
-            DataServer(address=LOOPBACK, identity=who("data"), dataset=dataset, **reach)
+            DataServer(RoleSettings(address=LOOPBACK, identity=who("data"), **reach), dataset)
         )
         memberships = {}
         for identity in (who("driver"), WORKER):
@@ -106,7 +111,9 @@ async def serve(channel: Any, shape: tuple[int, int, int], images: int, ahead: i
         await driver.submit_run(
             RunRecord(id=RUN, driver=who("driver").node, config=built, spec=spec.to_dict())
         )
-        cluster = await worker.wait_for(lambda m: m.run is not None and m.life(0) != 0, "a place", 10)
+        cluster = await worker.wait_for(
+            lambda m: m.run is not None and m.replica_generation(0) != 0, "a place", 10
+        )
         life = cluster.replica_generation(0)
         await worker.set_node(ready=ready_word(RUN, life))
         await worker.wait_for(lambda m: m.epoch is not None, "the epoch", 30)
@@ -151,7 +158,7 @@ def who(role: str) -> Identity:
 
 async def measure(case: tuple[tuple[int, int, int], int, int], rounds: int, seconds: float) -> dict[str, Any]:
     """Rates of both ways, in bytes per second."""
-    _shape, _images, ahead = case
+    shape, images, ahead = case
     ours, theirs = [], []
     channel, far = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=child, args=(far, *case), daemon=True)
@@ -159,16 +166,12 @@ async def measure(case: tuple[tuple[int, int, int], int, int], rounds: int, seco
     address, raw, life = await asyncio.to_thread(channel.recv)
     network = cluster_network(None, entropy=system_entropy, buffers=BufferPool())
     client = DataClient(
-        network=network,
+        Endpoint(network, WORKER, Traffic(WORKER.node)),
+        WorkerPlace(RUN, 0, life, 0),
         address=lambda _: address,
-        identity=WORKER,
-        run=RUN,
-        replica=0,
-        life=life,
-        partition=0,
         ahead=ahead,
+        limits=GroupLimits(images=images, pixels=int(np.prod(shape)), classes=10, epochs=1_000_000),
         waits=Waits(),
-        traffic=Traffic(WORKER.node),
     )
     async with asyncio.TaskGroup() as group:
         reading = group.create_task(client.run())
@@ -199,7 +202,7 @@ async def read_images(client: DataClient, seconds: float) -> float:
 
 async def read_link(link: Link, seconds: float) -> float:
     begin, got = time.perf_counter(), 0
-    question = pack(ReportGroups(run=RUN, replica=0, life=0, partition=0, finished=()))
+    question = pack(ReportGroups(run=RUN, replica=0, replica_generation=0, partition=0, finished=()))
     while time.perf_counter() < begin + seconds:
         reply = await link.call(question, timeout_s=30)
         got += reply.tensors[0].nbytes

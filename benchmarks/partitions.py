@@ -55,13 +55,14 @@ from adam_async.model.partition.planner import vertical_plan
 from adam_async.run.config import default_in_flight
 from adam_async.run.learning_rate import default_rate
 from adam_async.run.result import RunResult
+from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.kernel_cache import use_kernel_cache
 from adam_async.worker.partition_trainer import PartitionTrainer, Passage, WirePool, partition_graph
-from adam_async.worker.peer_workers import Neighbour
+from adam_async.worker.peer_workers import ExpectedBlocks, Neighbour, NeighbourEvents
 from adam_async.worker.reliable_stream import Parcel
 from benchmarks.consistency import save
-from dataflow import ComputePool, Engine, Tag
+from dataflow import ComputePool, Engine, EngineSettings, Tag
 from transport import Identity, TcpNetwork
 from transport.link import Link
 
@@ -184,17 +185,16 @@ class End:
         other = 1 - own_applied.worker
         self.partition = own_applied
         self.take: Any = None
+        shapes = {c.number: partial(own_applied.wire_shape, c) for c in own_applied.incoming}
         self.neighbour = Neighbour(
             part=other,
             node=f"worker-{other}",
             address="",
-            expects={c.number: partial(own_applied.wire_shape, c) for c in own_applied.incoming},
-            dtype=own_applied.network.dtype,
+            expected=ExpectedBlocks(shapes, own_applied.network.dtype, lambda _: PLANS["layers"]),
             lead=1 << 30,
             heeded=False,
-            on_blocks=self._on_blocks,
-            on_progress=lambda: None,
-            on_linked=lambda: None,
+            events=NeighbourEvents(blocks=self._on_blocks, progress=lambda: None, linked=lambda: None),
+            callbacks=Callbacks(f"worker-{other}"),
         )
 
     def _on_blocks(self, arrived: Arrived) -> None:
@@ -300,7 +300,9 @@ async def graph_us(groups: int) -> float:
                 waits_for_pull=False,
             )
             early = BLOCKS_IN_FLIGHT * 2 * len(end.partition.incoming)
-            engine = Engine(graph, pool=pool, in_flight=BLOCKS_IN_FLIGHT, early_limit=early)
+            engine = Engine(
+                graph, pool=pool, in_flight=BLOCKS_IN_FLIGHT, settings=EngineSettings(early_limit=early)
+            )
             engines.append(await stack.enter_async_context(engine))
             end.take = partial(deliver, engine)
         begin = time.thread_time()

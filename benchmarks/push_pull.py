@@ -32,6 +32,7 @@ import numpy as np
 import uvloop
 
 from adam_async.controller.client import Membership
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.messages import Part, role_table
 from adam_async.model import Network, mlp
@@ -41,6 +42,7 @@ from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
 from adam_async.run.config import Config, Waits
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, shard_table
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
 from dataflow import ComputePool
@@ -61,20 +63,24 @@ async def serve() -> None:
     async with AsyncExitStack() as stack:
         controller = await stack.enter_async_context(
             Controller(
-                network=net,
-                address="tcp://127.0.0.1:0",
-                identity=Identity(role="controller", node="controller", incarnation=1),
-                waits=waits,
+                RoleSettings(
+                    network=net,
+                    address="tcp://127.0.0.1:0",
+                    identity=Identity(role="controller", node="controller", incarnation=1),
+                    waits=waits,
+                )
             )
         )
         await stack.enter_async_context(
             ParameterServer(
+                RoleSettings(
+                    network=net,
+                    address="tcp://127.0.0.1:0",
+                    identity=Identity(role="ps", node="ps-0", incarnation=1),
+                    waits=waits,
+                    controller=controller.address,
+                ),
                 make_pool=ComputePool,
-                network=net,
-                address="tcp://127.0.0.1:0",
-                controller=controller.address,
-                identity=Identity(role="ps", node="ps-0", incarnation=1),
-                waits=waits,
                 buffers=net.pool,
             )
         )
@@ -156,14 +162,10 @@ async def measure(controller: str, sizes: list[int]) -> dict[int, float]:
             cluster = await placed(member, run)
             table = shard_table(Network(spec).parameters)
             client = ParameterClient(
-                network=net,
-                identity=identity,
-                session=SessionIdentity(
-                    run=run, session=1, incarnation=1, replica=0, generation=cluster.generation
-                ),
+                Endpoint(net, identity, Traffic("bench")),
+                SessionIdentity(run=run, session=1, incarnation=1, replica=0, generation=cluster.generation),
                 addresses={"ps-0": cluster.nodes["ps-0"].address},
                 waits=waits,
-                traffic=Traffic("bench"),
             )
             task = group.create_task(client.run(), name="client")
             weight = next(p.name for p in Network(spec).parameters if p.kind == "weight")

@@ -40,11 +40,13 @@ import uvloop
 from adam_async import Config, LocalCluster
 from adam_async.cluster import processes
 from adam_async.cluster.processes import ProcessCluster
+from adam_async.controller.role import RoleSettings
 from adam_async.data_server.sources.datasets import load
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.result import EpochResult
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
+from adam_async.worker.run_session import ComputeSettings
 from adam_async.worker.service import ModelWorker
 from transport import Identity
 
@@ -179,14 +181,17 @@ async def replace(cluster: LocalCluster, sampler: Sampler, epochs: int, replacem
 def guest(cluster: LocalCluster, name: str) -> ModelWorker:
     """One more worker for a cluster."""
     return ModelWorker(
-        network=cluster.network,
-        address="local://",
-        controller=cluster.controller.address,
-        identity=Identity(role="worker", node=name, incarnation=int.from_bytes(system_entropy(6), "little")),
-        waits=cluster.config.waits,
+        RoleSettings(
+            network=cluster.network,
+            address="local://",
+            identity=Identity(
+                role="worker", node=name, incarnation=int.from_bytes(system_entropy(6), "little")
+            ),
+            waits=cluster.config.waits,
+            controller=cluster.controller.address,
+        ),
+        ComputeSettings(threads=1, in_flight=0),
         buffers=cluster.buffers,
-        threads=1,
-        in_flight=0,
         entropy=system_entropy,
     )
 

@@ -5,7 +5,7 @@ loop, heavy ones in a `ComputePool`. A pure `Scheduler` makes all decisions. `da
 Standard library only.
 """
 
-from dataflow.engine import Engine, EngineStatistics, OnOutput, Trace
+from dataflow.engine import Engine, EngineSettings, EngineStatistics, OnOutput, Trace
 from dataflow.errors import (
     DataflowError,
     DuplicateToken,
@@ -52,6 +52,7 @@ __all__ = [
     "Effect",
     "Engine",
     "EngineClosed",
+    "EngineSettings",
     "EngineStatistics",
     "Finished",
     "Firing",

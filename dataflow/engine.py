@@ -81,13 +81,40 @@ class EngineStatistics:
     """Ready calls for which the pool has no room."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Limits of an engine, and the effect of a failure.
+
+    Attributes:
+        on_failure: Effect of a failing node: "stop" the engine, or "drop" its tag and count it.
+        early_limit: Maximum number of tokens kept for tags not admitted yet.
+        keep_epochs: Number of epochs whose tags are kept one by one; tags of older ones count as settled.
+        wait_timeout_s: Default time limit of `admit`, `wait_room`, `wait_finished` and `drain`, in seconds.
+        close_timeout_s: Seconds that leaving waits for running jobs.
+    """
+
+    on_failure: Literal["stop", "drop"] = "stop"
+    early_limit: int = 1024
+    keep_epochs: int = 2
+    wait_timeout_s: float = 60.0
+    close_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.on_failure not in ("stop", "drop"):
+            raise ValueError(f"on_failure must be 'stop' or 'drop', not {self.on_failure!r}")
+
+
+SETTINGS = EngineSettings()
+"""Settings of an engine without others."""
+
+
 class Engine:
     """Runs one graph for many tags at once. An asynchronous context manager.
 
     Leaving it abandons all live tags, waits until no thread runs a call of them, and raises the error that
     stopped the engine: a `NodeFailed`, or the error of a callback. Call `drain` first to finish all admitted
     tags. Cancelling does not shorten that wait, because the caller may reuse the contexts afterwards; a job
-    that takes longer than `close_timeout_s` raises WaitTimedOut.
+    that takes longer than `EngineSettings.close_timeout_s` raises WaitTimedOut.
 
     Args:
         graph: Graph to run.
@@ -97,12 +124,8 @@ class Engine:
         on_output: Callback on the loop, ``on_output(port, tag, value)``, for each value of a graph output.
         on_room: Callback on the loop, within a turn that leaves room, for calls of `admit_nowait`: cheaper
             than a task that waits in `admit` for every tag.
-        on_failure: Effect of a failing node: "stop" the engine, or "drop" its tag and count it.
         trace: Callback on the loop with the record of every ended firing. None costs nothing.
-        early_limit: Maximum number of tokens kept for tags not admitted yet.
-        keep_epochs: Number of epochs whose tags are kept one by one; tags of older ones count as settled.
-        wait_timeout_s: Default time limit of `admit`, `wait_room`, `wait_finished` and `drain`, in seconds.
-        close_timeout_s: Seconds that leaving waits for running jobs.
+        settings: Its limits, and the effect of a failure.
     """
 
     def __init__(
@@ -114,25 +137,21 @@ class Engine:
         contexts: Sequence[Any] | None = None,
         on_output: OnOutput | None = None,
         on_room: Callable[[], None] | None = None,
-        on_failure: Literal["stop", "drop"] = "stop",
         trace: Trace | None = None,
-        early_limit: int = 1024,
-        keep_epochs: int = 2,
-        wait_timeout_s: float = 60.0,
-        close_timeout_s: float = 30.0,
+        settings: EngineSettings = SETTINGS,
     ) -> None:
-        if on_failure not in ("stop", "drop"):
-            raise ValueError(f"on_failure must be 'stop' or 'drop', not {on_failure!r}")
         self._scheduler = Scheduler(
-            graph, in_flight=in_flight, contexts=contexts, early_limit=early_limit, keep_epochs=keep_epochs
+            graph,
+            in_flight=in_flight,
+            contexts=contexts,
+            early_limit=settings.early_limit,
+            keep_epochs=settings.keep_epochs,
         )
         self._pool = pool
         self._on_output = on_output
         self._on_room = on_room
-        self._on_failure = on_failure
         self._trace = trace
-        self._wait_timeout_s = wait_timeout_s
-        self._close_timeout_s = close_timeout_s
+        self._settings = settings
         self._state: Literal["new", "running", "stopped"] = "new"
         self._sink = self._jobs_done  # one bound method, so that the pool can group by it
         self._turning = False
@@ -449,7 +468,7 @@ class Engine:
         if not tags:  # abandoned during the call: no caller waits for it
             return
         self._num_failed += len(tags)
-        if self._on_failure == "stop":
+        if self._settings.on_failure == "stop":
             self._fail(NodeFailed(node=call.node.name, tags=tags, cause=error))
 
     def _report_output(self, output: Output) -> None:
@@ -514,7 +533,7 @@ class Engine:
     async def _wait(
         self, future: asyncio.Future[None], what: str, tag: Tag | None = None, *, timeout_s: float | None
     ) -> None:
-        timeout_s = self._wait_timeout_s if timeout_s is None else timeout_s
+        timeout_s = self._settings.wait_timeout_s if timeout_s is None else timeout_s
         deadline = self._loop.call_later(timeout_s, self._time_out, future, what, tag, timeout_s)
         try:
             await future
@@ -528,7 +547,7 @@ class Engine:
     async def _wait_for_threads(self) -> None:
         """Wait until the scheduler is idle; a cancellation takes effect after the wait."""
         cancelled: asyncio.CancelledError | None = None
-        ends_at = self._loop.time() + self._close_timeout_s
+        ends_at = self._loop.time() + self._settings.close_timeout_s
         while not self._scheduler.idle:
             idle: asyncio.Future[None] = self._loop.create_future()
             self._idle_waiters.append(idle)

@@ -11,7 +11,7 @@ from adam_async.messages import Serve, Serving, pack, read_text_tensor, unpack
 from adam_async.messages.bounds import MOST_INFO_BYTES
 from adam_async.run.addresses import check_address
 from adam_async.run.config import Config, Waits
-from adam_async.runtime.channel import Channel
+from adam_async.runtime.channel import Channel, Endpoint
 from transport import (
     CallTimeout,
     DialFailed,
@@ -108,8 +108,7 @@ class DataHosts:
         self, addresses: Sequence[str], *, network: Network, identity: Identity, waits: Waits
     ) -> None:
         self._addresses = addresses
-        self._network = network
-        self._identity = identity
+        self._endpoint = Endpoint(network, identity)
         self._waits = waits
         self._links: dict[str, Link] = {}
         self._stack = AsyncExitStack()
@@ -117,13 +116,7 @@ class DataHosts:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             for address in self._addresses:
-                channel = Channel(
-                    peer="a data server",
-                    address=address,
-                    network=self._network,
-                    identity=self._identity,
-                    peer_role="data",
-                )
+                channel = Channel(self._endpoint, peer="a data server", address=address, peer_role="data")
                 self._links[address] = await self._dial(channel)
                 stack.push_async_callback(channel.aclose)
             self._stack = stack.pop_all()

@@ -19,6 +19,8 @@ from adam_async.checkpoint.trained_model import Model as TrainedModel
 from adam_async.cluster.external_data import DataHosts, address_for, hosts_of
 from adam_async.cluster.networks import LOOPBACK, SchemeNetworks, network_for, slowed
 from adam_async.cluster.setup import ClusterSetup
+from adam_async.controller.consensus_node import ConsensusSetup
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
@@ -43,6 +45,7 @@ from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import ProcessMemory, available_bytes, process_memory, usable_cores
 from adam_async.runtime.timeline import Timeline
+from adam_async.worker.run_session import ComputeSettings
 from adam_async.worker.service import ModelWorker
 from dataflow import ComputePool, MakePool
 from transport import BufferPool, Identity, LocalNetwork, Network
@@ -222,19 +225,26 @@ class LocalCluster:
                 size=self._setup.image_size(self._setup.inputs.spec),
             )
 
+    def _settings(self, role: str, node: str, network: Network, controller: str = "") -> RoleSettings:
+        return RoleSettings(
+            network=network,
+            address=self._address,
+            identity=self._setup.identity(role, node),
+            waits=self.config.waits,
+            controller=controller,
+            timeline=self.timeline if controller else None,  # a profile has no controllers
+            process_memory=self._process_memory,
+        )
+
     async def _open_controllers(self, stack: AsyncExitStack, network: Network) -> None:
         names = controller_names(self.config.controllers)
         for name in names:
             controller = Controller(
-                network=network,
-                address=self._address,
-                identity=self._setup.identity("controller", name),
-                waits=self.config.waits,
+                self._settings("controller", name, network),
+                ConsensusSetup(entropy=self._setup.entropy),
                 alone=len(names) == 1,
                 rules=TrainingRules(),
-                entropy=self._setup.entropy,
             )
-            controller.process_memory = self._process_memory
             self.controllers.append(await stack.enter_async_context(controller))
         if len(names) > 1:
             peers = {name: each.address for name, each in zip(names, self.controllers, strict=True)}
@@ -254,14 +264,8 @@ class LocalCluster:
         assert self.dataset is not None, "the images are here or elsewhere"
         for number in range(self.config.data_servers):
             server = DataServer(
-                network=network,
-                address=self._address,
-                controller=controller,
-                identity=self._setup.identity("data", f"data-{number}"),
-                waits=self.config.waits,
-                timeline=self.timeline,
-                process_memory=self._process_memory,
-                dataset=self.dataset,
+                self._settings("data", f"data-{number}", network, controller),
+                self.dataset,
                 functions=self._setup.inputs.functions,
                 make_pool=self._make_pool,
                 available_bytes=self._available_bytes,
@@ -271,13 +275,7 @@ class LocalCluster:
     async def _open_servers(self, stack: AsyncExitStack, network: Network, controller: str) -> None:
         for number in range(self.config.servers):
             server = ParameterServer(
-                network=network,
-                address=self._address,
-                controller=controller,
-                identity=self._setup.identity("ps", f"ps-{number}"),
-                waits=self.config.waits,
-                timeline=self.timeline,
-                process_memory=self._process_memory,
+                self._settings("ps", f"ps-{number}", network, controller),
                 make_pool=self._make_pool,
                 buffers=self.buffers,
                 storage_pool=self._storage_pool,
@@ -291,20 +289,18 @@ class LocalCluster:
         for number in range(config.workers):
             if number % config.partitions == 0:
                 pool = await self._replica_pool(stack, number // config.partitions, threads)
-            worker = ModelWorker(
-                network=network,
-                address=self._address,
-                controller=controller,
-                identity=setup.identity("worker", f"worker-{number}"),
-                waits=config.waits,
-                timeline=self.timeline,
-                process_memory=self._process_memory,
-                pace=pace_of(config.slow, f"worker-{number}"),
-                buffers=self.buffers,
+            name = f"worker-{number}"
+            compute = ComputeSettings(
                 threads=threads,
+                in_flight=config.in_flight,
+                pace=pace_of(config.slow, name),
                 pool=pool,
                 make_pool=self._make_pool,
-                in_flight=config.in_flight,
+            )
+            worker = ModelWorker(
+                self._settings("worker", name, network, controller),
+                compute,
+                buffers=self.buffers,
                 entropy=setup.entropy,
                 storage_pool=self._storage_pool,
                 layers=setup.inputs.layers,

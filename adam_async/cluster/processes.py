@@ -26,6 +26,7 @@ from adam_async.cluster.external_data import DataHosts, address_for, hosts_of
 from adam_async.cluster.networks import LOOPBACK, network_for, slowed
 from adam_async.cluster.parent_pipe import Orders
 from adam_async.cluster.setup import ClusterSetup
+from adam_async.controller.role import RoleSettings
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
 from adam_async.driver.driver import OUTSIDE, Driver
@@ -237,12 +238,14 @@ class ProcessCluster:
             return
         for number in range(self.config.data_servers):
             server = DataServer(
-                network=network,
-                address=LOOPBACK,
-                controller=controller,
-                identity=self._setup.identity("data", f"data-{number}"),
-                waits=self.config.waits,
-                dataset=self._setup.dataset,
+                RoleSettings(
+                    network=network,
+                    address=LOOPBACK,
+                    identity=self._setup.identity("data", f"data-{number}"),
+                    waits=self.config.waits,
+                    controller=controller,
+                ),
+                self._setup.dataset,
             )
             await stack.enter_async_context(server)
 

@@ -9,7 +9,9 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.log_file import LogFile
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
@@ -22,6 +24,7 @@ from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.config import Waits
 from adam_async.runtime.machine import available_bytes
 from adam_async.runtime.timeline import Timeline
+from adam_async.worker.run_session import ComputeSettings
 from adam_async.worker.service import ModelWorker
 from dataflow import ComputePool
 from transport import BufferPool, Identity, Network
@@ -65,9 +68,18 @@ class Place:
     timeline: Timeline | None = None
     layers: Mapping[str, type[Layer]] = field(default_factory=lambda: BUILTIN_LAYERS)
 
-    def identity(self, role: str) -> Identity:
-        """Return the identity of a new incarnation of the node."""
-        return Identity(role=role, node=self.node, incarnation=int.from_bytes(self.entropy(7), "little"))
+    def settings(self, role: str) -> RoleSettings:
+        """Return the settings of a role for a new incarnation of the node."""
+        incarnation = int.from_bytes(self.entropy(7), "little")
+        return RoleSettings(
+            network=self.network,
+            address=self.bind,
+            identity=Identity(role=role, node=self.node, incarnation=incarnation),
+            waits=self.waits,
+            controller=self.controller,
+            # The driver reads the profiles of members only.
+            timeline=self.timeline if self.controller else None,
+        )
 
 
 @asynccontextmanager
@@ -101,15 +113,11 @@ def controller(
         BindRefused: Other machines can reach the address, and there is no token.
     """
     role = Controller(
-        network=place.network,
-        address=place.bind,
-        identity=place.identity("controller"),
-        waits=place.waits,
+        place.settings("controller"),
+        ConsensusSetup(entropy=place.entropy, file=file),
         peers=peers,
         alone=alone,
-        file=file,
         rules=TrainingRules(),
-        entropy=place.entropy,
     )
     return _listening(role, place)
 
@@ -117,13 +125,8 @@ def controller(
 def parameter_server(place: Place) -> AbstractAsyncContextManager[ParameterServer]:
     """Run a parameter server; for errors see `controller`."""
     role = ParameterServer(
+        place.settings("ps"),
         make_pool=ComputePool,
-        network=place.network,
-        address=place.bind,
-        controller=place.controller,
-        identity=place.identity("ps"),
-        waits=place.waits,
-        timeline=place.timeline,
         buffers=place.buffers,
         available_bytes=available_bytes,
     )
@@ -132,29 +135,12 @@ def parameter_server(place: Place) -> AbstractAsyncContextManager[ParameterServe
 
 def data_server(place: Place, dataset: Dataset) -> AbstractAsyncContextManager[DataServer]:
     """Run a data server of a data set; for errors see `controller`."""
-    role = DataServer(
-        network=place.network,
-        address=place.bind,
-        controller=place.controller,
-        identity=place.identity("data"),
-        waits=place.waits,
-        timeline=place.timeline,
-        dataset=dataset,
-    )
-    return _listening(role, place)
+    return _listening(DataServer(place.settings("data"), dataset), place)
 
 
 def data_host(place: Place, dataset: Dataset) -> AbstractAsyncContextManager[DataHost]:
     """Run a standalone data server, which clusters ask to join; for errors see `controller`."""
-    role = DataHost(
-        network=place.network,
-        address=place.bind,
-        identity=place.identity("data"),
-        waits=place.waits,
-        dataset=dataset,
-        entropy=place.entropy,
-    )
-    return _listening(role, place)
+    return _listening(DataHost(place.settings("data"), dataset, entropy=place.entropy), place)
 
 
 def model_worker(
@@ -169,16 +155,9 @@ def model_worker(
         pace: Share of a core's time that each thread may use.
     """
     role = ModelWorker(
-        network=place.network,
-        address=place.bind,
-        controller=place.controller,
-        identity=place.identity("worker"),
-        waits=place.waits,
-        timeline=place.timeline,
+        place.settings("worker"),
+        ComputeSettings(threads=threads, in_flight=in_flight, pace=pace),
         buffers=place.buffers,
-        threads=threads,
-        in_flight=in_flight,
-        pace=pace,
         entropy=place.entropy,
         layers=place.layers,
     )

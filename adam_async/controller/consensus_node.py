@@ -69,9 +69,9 @@ from adam_async.errors import ConfigError
 from adam_async.messages import Introduced
 from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_VALUE_BYTES
 from adam_async.runtime import fault_points
-from adam_async.runtime.clock import Timer
-from adam_async.runtime.traffic import Traffic
-from transport import Identity, Network, RemoteProtocolError
+from adam_async.runtime.channel import Endpoint
+from adam_async.runtime.clock import Timer, system_entropy
+from transport import RemoteProtocolError
 
 logger = logging.getLogger(__name__)
 
@@ -116,55 +116,60 @@ Observe = Callable[[Core, ReplicatedState, Event | None, Sequence[Effect]], None
 """Observer of a node's events and effects, for simulations; the first call has no event."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ConsensusSetup:
+    """Resources and rules of one node of the group.
+
+    Attributes:
+        entropy: Random bytes, for the identity in the group and the election time-outs.
+        file: File of the durable records; without one, a group without a running majority is lost.
+        settings: Times and sizes, the same for all of the group.
+        snapshot_entries: Number of applied entries after which a snapshot replaces them.
+        observe: Called after each event and all its effects.
+    """
+
+    entropy: Callable[[int], bytes] = system_entropy
+    file: LogFile | None = None
+    settings: Settings = SETTINGS
+    snapshot_entries: int = SNAPSHOT_ENTRIES
+    observe: Observe | None = None
+
+
 class ConsensusNode:
     """One node of the group that agrees on the commands of a replicated state.
 
     Args:
-        identity: This controller; its node is its name in the group.
+        setup: Its resources and rules.
+        endpoint: This controller; its node is its name in the group.
         state: State that applies the agreed commands.
-        network: Network of the other controllers.
-        traffic: Counts of the links to them.
-        entropy: Random bytes, for the identity in the group and the election time-outs.
-        file: File of the durable records; None keeps nothing.
         on_answer: Called with the answer to a request, by its tag.
         on_led: Called after each change of the known leader.
         on_applied: Called after commands were applied, or a whole state was restored.
-        settings: Times and sizes, the same for all.
-        observe: Called after each event and all its effects.
-        snapshot_entries: Number of applied entries after which a snapshot replaces them.
 
     Run `run` as a task of the owner's group.
     """
 
     def __init__(
         self,
+        setup: ConsensusSetup,
+        endpoint: Endpoint,
         *,
-        identity: Identity,
         state: ReplicatedState,
-        network: Network,
-        traffic: Traffic,
-        entropy: Callable[[int], bytes],
-        file: LogFile | None,
         on_answer: Callable[[Hashable, Answer], None],
         on_led: Callable[[], None],
         on_applied: Callable[[], None],
-        settings: Settings = SETTINGS,
-        snapshot_entries: int = SNAPSHOT_ENTRIES,
-        observe: Observe | None = None,
     ) -> None:
-        self._identity = identity
+        self._identity = endpoint.identity
         self._state = state
-        self._entropy = entropy
-        self._file = file
+        self._entropy = setup.entropy
+        self._file = setup.file
         self._on_answer = on_answer
         self._on_led = on_led
         self._on_applied = on_applied
-        self._settings = settings
-        self._snapshot_entries = snapshot_entries
-        self._observe = observe
-        self._peers = PeerControllers(
-            identity=identity, network=network, traffic=traffic, is_settled=self._is_counted
-        )
+        self._settings = setup.settings
+        self._snapshot_entries = setup.snapshot_entries
+        self._observe = setup.observe
+        self._peers = PeerControllers(endpoint, is_settled=self._is_counted)
         self._has_addresses = asyncio.Event()
         self._core: Core | None = None
         self._events: deque[Event] = deque()

@@ -21,7 +21,7 @@ import logging
 from adam_async.errors import ConfigError, Leaderless, RoleDied, RoleUnreachable, first_cause
 from adam_async.messages import NOT_LEADER, UNKNOWN, MapChanges, MapState, WatchMap, pack, unpack
 from adam_async.run.config import Waits
-from adam_async.runtime.channel import Channel
+from adam_async.runtime.channel import Channel, Endpoint
 from adam_async.runtime.traffic import Traffic
 from transport import (
     CallTimeout,
@@ -123,12 +123,11 @@ class LeaderLink:
     def __init__(
         self, *, network: Network, controllers: str, identity: Identity, waits: Waits, traffic: Traffic
     ) -> None:
-        self._network = network
         self._controllers = controllers
         self._addresses = parse_controllers(controllers)
         self._identity = identity
         self._waits = waits
-        self._traffic = traffic
+        self._endpoint = Endpoint(network, identity, traffic)
         self._order = list(self._addresses)
         """Addresses in the order of attempts, with those named by controllers; unreachable ones are last."""
         self._named_all: tuple[str, ...] = ()
@@ -367,13 +366,7 @@ class LeaderLink:
 
     def _channel_to(self, address: str) -> Channel:
         if address not in self._channels:
-            self._channels[address] = Channel(
-                peer="the controller",
-                address=address,
-                network=self._network,
-                identity=self._identity,
-                traffic=self._traffic,
-            )
+            self._channels[address] = Channel(self._endpoint, peer="the controller", address=address)
         return self._channels[address]
 
     async def _dial(self, channel: Channel) -> Link | None:

@@ -34,13 +34,10 @@ from adam_async.messages import (
 )
 from adam_async.messages.bounds import MOST_AGREE_BYTES
 from adam_async.runtime import fault_points
-from adam_async.runtime.channel import Channel
-from adam_async.runtime.traffic import Traffic
+from adam_async.runtime.channel import Channel, Endpoint
 from transport import (
     DialFailed,
-    Identity,
     Link,
-    Network,
     RemoteError,
     RetrySchedule,
     TransportError,
@@ -96,21 +93,16 @@ class PeerControllers:
     """The other controllers of a group.
 
     Args:
-        identity: This controller; its node is its name in the group.
-        network: Network of the others.
-        traffic: Counts of the links to them.
+        endpoint: This controller; its node is its name in the group.
         is_settled: Returns whether the group has this controller's present identity as a voter.
 
     Attributes:
         me: Identity in the group; empty until it is durable.
     """
 
-    def __init__(
-        self, *, identity: Identity, network: Network, traffic: Traffic, is_settled: Callable[[], bool]
-    ) -> None:
-        self._identity = identity
-        self._network = network
-        self._traffic = traffic
+    def __init__(self, endpoint: Endpoint, *, is_settled: Callable[[], bool]) -> None:
+        self._endpoint = endpoint
+        self._identity = endpoint.identity
         self._is_settled = is_settled
         self.me = ""
         self._addresses: dict[str, str] = {}
@@ -232,12 +224,10 @@ class PeerControllers:
     async def _keep_link(self, name: str) -> None:
         """Keep a link to another controller, and its identity up to date."""
         channel = Channel(
+            self._endpoint,
             peer=name,
             address=self._addresses[name],
-            network=self._network,
-            identity=self._identity,
             peer_role="controller",
-            traffic=self._traffic,
             pauses=RetrySchedule(first_s=REFUSED_S, longest_s=REFUSED_S),
         )
         while True:

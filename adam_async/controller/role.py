@@ -21,6 +21,7 @@ from adam_async.messages import Body, GetProfile, GetStatistics, Statistics, pac
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Waits
 from adam_async.runtime.callbacks import Callbacks
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.machine import ProcessMemory, process_memory
 from adam_async.runtime.timeline import Timeline, answer_profile
 from adam_async.runtime.traffic import Traffic
@@ -39,7 +40,8 @@ class RoleSettings:
         address: Address to listen on.
         identity: Its role, node id and incarnation.
         waits: Deadlines.
-        controller: Address of the controller; empty for a controller, which is no member.
+        controller: Address of the controller, or those of several joined by commas; empty for a role that is
+            no member.
         timeline: Records the messages of its links.
         process_memory: Returns its process and the memory use of that.
     """
@@ -73,6 +75,7 @@ class Role:
         self._timeline = settings.timeline
         self.process_memory = settings.process_memory
         self._traffic = Traffic(self._identity.node, timeline=self._timeline)
+        self._endpoint = Endpoint(self._network, self._identity, self._traffic)
         self._callbacks = Callbacks(self._identity.node)
         self._stack = AsyncExitStack()
         self.address = ""

@@ -16,15 +16,13 @@ A single controller is a group of one, and runs the same code.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Hashable, Mapping
+from collections.abc import Coroutine, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from adam_async.controller.consensus import Settings
-from adam_async.controller.consensus_node import SETTINGS, SNAPSHOT_ENTRIES, Answer, ConsensusNode, Observe
+from adam_async.controller.consensus_node import Answer, ConsensusNode, ConsensusSetup
 from adam_async.controller.failure_detector import Incarnation, Suspicion
-from adam_async.controller.log_file import LogFile
 from adam_async.controller.peer_controllers import read_agree
 from adam_async.controller.permissions import FORBIDDEN, Attempt, Permits, Refusal, verdict
 from adam_async.controller.records import MAX_DEPTH, nests_too_deep, value_too_large
@@ -60,14 +58,12 @@ from adam_async.messages import (
 )
 from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_VALUE_BYTES
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.config import Waits
 from adam_async.runtime import fault_points
-from adam_async.runtime.clock import Timer, system_entropy
+from adam_async.runtime.clock import Timer
 from transport import (
     Identity,
     Link,
     Message,
-    Network,
     ProtocolError,
     Request,
     TransportError,
@@ -107,21 +103,14 @@ class Controller(Role):
     """One controller, from `async with` to its end.
 
     Args:
-        network: Network of its listener and of the other controllers.
-        address: Address to bind, such as ``tcp://127.0.0.1:0`` or ``local://controller``.
-        identity: Its role, node id and incarnation.
+        settings: Its place; `Waits.grace_s` is the time for a node to return after its link broke.
+        setup: Its part in the consensus of the group.
         peers: Node ids and addresses of all controllers of the group, this one among them. If it is empty,
             and `alone` is false, `group.set_addresses` sets them later.
         alone: Whether the controller is a group of one if `peers` is empty.
-        file: File of its durable records; without one, a group without a running majority is lost.
         rules: Rules of the programs that may run in the cluster; the same in all of a group.
-        waits: Deadlines; `grace_s` is the time for a node to return after its link broke.
-        entropy: Random bytes for its identity in the group, and elections.
-        settings: Times and sizes of the group, the same for all of it.
-        snapshot_entries: Number of applied entries after which a snapshot replaces them.
         most_sessions: Maximum number of client sessions; the same in all of a group.
         permits: Permission table of the map's keys; the same for all controllers of a group.
-        observe: Called after each event of the group and all its effects.
 
     Attributes:
         group: Its node of the consensus group.
@@ -132,41 +121,29 @@ class Controller(Role):
 
     def __init__(
         self,
+        settings: RoleSettings,
+        setup: ConsensusSetup | None = None,
         *,
-        network: Network,
-        address: str,
-        identity: Identity,
-        waits: Waits,
         peers: Mapping[str, str] = {},
         alone: bool = True,
-        file: LogFile | None = None,
         rules: Rules,
-        entropy: Callable[[int], bytes] = system_entropy,
-        settings: Settings = SETTINGS,
-        snapshot_entries: int = SNAPSHOT_ENTRIES,
         most_sessions: int = MAX_SESSIONS,
         permits: Permits = verdict,
-        observe: Observe | None = None,
     ) -> None:
-        super().__init__(RoleSettings(network=network, address=address, identity=identity, waits=waits))
+        super().__init__(settings)
+        setup = setup or ConsensusSetup()
         self.machine = ReplicatedState(rules=rules, most_sessions=most_sessions)
         self.group = ConsensusNode(
-            identity=identity,
+            setup,
+            self._endpoint,
             state=self.machine,
-            network=network,
-            traffic=self._traffic,
-            entropy=entropy,
-            file=file,
             on_answer=self._on_answer,
             on_led=self._on_led,
             on_applied=self._on_applied,
-            settings=settings,
-            snapshot_entries=snapshot_entries,
-            observe=observe,
         )
-        self._file = file
+        self._file = setup.file
         if peers or alone:
-            self.group.set_addresses(peers or {identity.node: address})
+            self.group.set_addresses(peers or {self._identity.node: self._bind})
         self._ready = False
         """Whether this controller leads and has applied all that earlier leaders acknowledged."""
         self._shown = self.machine.map
@@ -177,7 +154,7 @@ class Controller(Role):
         """Earliest time of the next warning about each controller that sent an invalid message."""
         self._leaving: set[Link] = set()
         """Links in closing after a forbidden attempt."""
-        self._suspicion = Suspicion(grace_s=waits.grace_s, find_s=FIND_S)
+        self._suspicion = Suspicion(grace_s=self._waits.grace_s, find_s=FIND_S)
         self._timer = Timer(self._next_deadline, self._due)
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:

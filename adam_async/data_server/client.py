@@ -23,9 +23,8 @@ from adam_async.errors import RoleFailed
 from adam_async.messages import Finished, Groups, Lease, LeaseGroups, Reported, ReportGroups, pack, unpack
 from adam_async.run.config import Waits
 from adam_async.run.group_limits import GroupLimits
-from adam_async.runtime.channel import Channel, wait_set
-from adam_async.runtime.traffic import Traffic
-from transport import DialFailed, Identity, Link, Network, RemoteProtocolError, TransportError
+from adam_async.runtime.channel import Channel, Endpoint, wait_set
+from transport import DialFailed, Link, RemoteProtocolError, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -56,61 +55,51 @@ class DataClientStatistics:
     blocked_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """Place of a worker in a run: its replica, and its part of the model."""
+
+    run: str
+    replica: int
+    replica_generation: int
+    partition: int
+
+
 class DataClient:
     """Reads the groups of one worker of a replica ahead of need.
 
     Args:
-        network: Network of the data servers.
+        endpoint: The worker.
+        place: Its place in the run.
         address: Function from the number of servers in a row without an answer to the address of the next
             one; empty while there is none. Call `map_changed` after a change.
-        identity: The worker.
-        run: Id of the run.
-        replica: The worker's replica.
-        replica_generation: Generation of the replica.
-        partition: The worker's part of the model.
         ahead: Number of groups to hold.
         limits: Limits of the run's groups.
         rows: First needed row of the images, and the one behind the last; ``(0, 0)``: labels only. None:
             whole images.
         waits: Deadlines.
-        traffic: Counts of the links.
 
     Run `run` as a task of the owner's group.
     """
 
     def __init__(
         self,
+        endpoint: Endpoint,
+        place: WorkerPlace,
         *,
-        network: Network,
         address: Callable[[int], str],
-        identity: Identity,
-        run: str,
-        replica: int,
-        replica_generation: int,
-        partition: int,
         ahead: int,
         limits: GroupLimits,
         waits: Waits,
-        traffic: Traffic,
         rows: tuple[int, int] | None = None,
     ) -> None:
-        self._channel = Channel(
-            peer="the data server",
-            address="",
-            network=network,
-            identity=identity,
-            traffic=traffic,
-            patience_s=waits.patience_s,
-        )
+        self._channel = Channel(endpoint, peer="the data server", address="", patience_s=waits.patience_s)
         self._address = address
         self._silent = 0
         """Number of servers in a row without an answer; the client stays with one that answers."""
         self._changed = asyncio.Event()
-        self._identity = identity
-        self._run = run
-        self._replica = replica
-        self._replica_generation = replica_generation
-        self._partition = partition
+        self._identity = endpoint.identity
+        self._place = place
         self._rows = rows
         self._ahead = ahead
         self._limits = limits
@@ -211,10 +200,10 @@ class DataClient:
                 self._has_room.clear()
                 await self._has_room.wait()
             body = LeaseGroups(
-                run=self._run,
-                replica=self._replica,
-                replica_generation=self._replica_generation,
-                partition=self._partition,
+                run=self._place.run,
+                replica=self._place.replica,
+                replica_generation=self._place.replica_generation,
+                partition=self._place.partition,
                 position=self._position,
                 # After the last group the next ones come only once all held groups are trained.
                 count=self._ahead - (0 if self._last else len(self._groups)),
@@ -255,10 +244,10 @@ class DataClient:
                 await self._has_reports.wait()
             reports = tuple(self._reports)
             body = ReportGroups(
-                run=self._run,
-                replica=self._replica,
-                replica_generation=self._replica_generation,
-                partition=self._partition,
+                run=self._place.run,
+                replica=self._place.replica,
+                replica_generation=self._place.replica_generation,
+                partition=self._place.partition,
                 finished=reports,
             )
             unpack(await link.call(pack(body), timeout_s=self._waits.call_s), Reported)
@@ -329,7 +318,7 @@ class DataClient:
         )
 
     def __repr__(self) -> str:
-        return f"<DataClient of replica {self._replica}, {len(self._groups)} groups ahead>"
+        return f"<DataClient of replica {self._place.replica}, {len(self._groups)} groups ahead>"
 
 
 def _images_of(

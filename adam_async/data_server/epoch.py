@@ -20,14 +20,44 @@ as make up the fraction, so it closes when these are finished.
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from math import ceil
+from typing import Annotated
+
+import msgspec
 
 from adam_async.data_server.clock_targets import ClockTargets
-from adam_async.run.epoch_shares import POOL, Ranges, assign, assign_pool
+from adam_async.messages.bounds import (
+    Clock,
+    Count,
+    GroupNumber,
+    Images,
+    Loss,
+    Progress,
+    Seconds,
+)
+from adam_async.messages.bounds import Epoch as EpochNumber
+from adam_async.run.epoch_shares import POOL, assign, assign_pool
 from adam_async.run.ids import Replica
+
+MOST_REPLICAS = 1 << 16
+"""Maximum number of replicas in one event."""
+
+MOST_IMAGE_BYTES = 16 << 20
+"""Maximum size of a bit set of images of a data set, in bytes."""
+
+ReplicaNumber = Annotated[Replica, msgspec.Meta(ge=0, le=(1 << 20) - 1)]
+"""Number of a replica."""
+
+GroupRanges = Annotated[tuple[tuple[GroupNumber, GroupNumber], ...], msgspec.Meta(max_length=1 << 20)]
+"""Ranges of groups."""
+
+Shares = Annotated[
+    dict[ReplicaNumber, tuple[GroupNumber, GroupNumber]], msgspec.Meta(max_length=MOST_REPLICAS)
+]
+"""By replica: its range of groups, or its place among the replicas and their number."""
 
 Queue = deque[tuple[int, int]]
 """Waiting groups: number, and attempt of the next lease."""
@@ -43,59 +73,68 @@ class GroupLease:
     """Losses of the parts that have reported the group; their sum is its loss."""
 
 
+class EpochBegan(msgspec.Struct, frozen=True, tag=True):
+    """The controllers assigned the shares of an epoch: see `cluster_map.EpochRecord`."""
+
+    number: EpochNumber
+    groups: GroupNumber
+    shares: Shares
+    round_groups: Count = 0
+    """Groups of a replica's round; 0: shares are ranges, and there are no clocks."""
+    first_clock: Clock = 0
+    """Clock of all replicas at the start, with rounds."""
+    finished: GroupRanges = ()
+    """Ranges of groups that were trained before the run was resumed."""
+    images: Images = 0
+    """Number of images in these ranges."""
+    loss: Loss = 0.0
+    """Mean loss over these images."""
+    train_s: Seconds = 0.0
+    """Training time of these images, in seconds."""
+    warm: GroupNumber = 0
+    """Number of groups of the warm start."""
+    every: GroupNumber = 0
+    """Number of groups between two pauses; 0: no pauses."""
+    carried: GroupNumber = 0
+    """Number of groups, from the first one, of images that the epoch before has skipped."""
+    behind: Annotated[tuple[ReplicaNumber, ...], msgspec.Meta(max_length=MOST_REPLICAS)] = ()
+    """Replicas in whose shares the epoch before has skipped images."""
+    fraction: Progress = 1.0
+    """Fraction of the replicas, or of the groups in a pool, after which nothing more is leased."""
+    pooled: bool = False
+    """Whether all replicas take their groups out of one pool."""
+    step: GroupNumber = 1
+    """Number of groups of a step."""
+    carried_images: Annotated[bytes, msgspec.Meta(max_length=MOST_IMAGE_BYTES)] = b""
+    """`EpochOrder.carried_images`, on which the order of the epoch depends."""
+
+
 class Epoch:
     """Groups of one epoch.
 
     Args:
-        number: Number of the epoch, from 1.
-        groups: Number of its groups.
-        shares: Replica to its range, or to its place among the replicas and their number.
-        round_groups: Groups of a replica's round; 0: shares are ranges, and there are no clocks.
-        first_clock: Clock of all replicas at the start, with rounds.
-        finished: Ranges of groups that were trained before the run was resumed.
-        warm: Number of groups of the warm start.
-        every: Number of groups between two pauses; 0: no pauses.
+        began: The event that began it.
         live: Live replicas.
-        carried: Number of groups, from the first one, of images that the epoch before has skipped.
-        behind: Replicas in whose shares the epoch before has skipped images.
-        fraction: Fraction of the replicas, or of the groups in a pool, after which the epoch closes.
-        pooled: Whether all replicas have one queue.
     """
 
-    def __init__(
-        self,
-        *,
-        number: int,
-        groups: int,
-        shares: Mapping[Replica, tuple[int, int]],
-        round_groups: int,
-        first_clock: int,
-        finished: Ranges,
-        warm: int,
-        every: int,
-        live: Collection[Replica],
-        carried: int = 0,
-        behind: Collection[Replica] = (),
-        fraction: float = 1.0,
-        pooled: bool = False,
-    ) -> None:
-        self.number, self.groups = number, groups
-        self._round_groups, self._every = round_groups, every
-        self._carried, self._fraction, self._pooled = carried, fraction, pooled
-        if pooled:
-            assigned = assign_pool(groups, warm=warm, finished=finished)
+    def __init__(self, began: EpochBegan, live: Collection[Replica]) -> None:
+        self.number, self.groups = began.number, began.groups
+        self._round_groups, self._every = began.round_groups, began.every
+        self._carried, self._fraction, self._pooled = began.carried, began.fraction, began.pooled
+        if began.pooled:
+            assigned = assign_pool(began.groups, warm=began.warm, finished=began.finished)
         else:
             assigned = assign(
-                shares,
-                groups=groups,
-                round_groups=round_groups,
-                warm=warm,
-                finished=finished,
-                carried=carried,
-                behind=behind,
+                began.shares,
+                groups=began.groups,
+                round_groups=began.round_groups,
+                warm=began.warm,
+                finished=began.finished,
+                carried=began.carried,
+                behind=began.behind,
             )
         self._progress = assigned.progress
-        self.finished = groups - len(assigned.progress)
+        self.finished = began.groups - len(assigned.progress)
         self._paused_at = self.finished
         self.paused = False
         self.phase = 0
@@ -112,15 +151,17 @@ class Epoch:
             replica: deque((group, 1) for group in queue) for replica, queue in assigned.queues.items()
         }
         self._live = tuple(sorted(live))
-        self._members = set(shares) & set(live)
+        self._members = set(began.shares) & set(live)
         self.clock_targets = (
-            ClockTargets(round_groups=round_groups, clock=first_clock) if round_groups else None
+            ClockTargets(round_groups=began.round_groups, clock=began.first_clock)
+            if began.round_groups
+            else None
         )
         if self.clock_targets is not None:
             for replica in self._live:
                 self.clock_targets.join(replica)
-        self._warming = warm > 0
-        self._open(assigned.warm, shares)
+        self._warming = began.warm > 0
+        self._open(assigned.warm, began.shares)
 
     def _open(self, warm: Sequence[int], shares: Collection[Replica]) -> None:
         """Begin the first phase with the live replicas."""

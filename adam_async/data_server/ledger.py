@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from adam_async.data_server.state import DataState, Effect, EpochBegan, Event, Opening
+from adam_async.data_server.epoch import EpochBegan
+from adam_async.data_server.state import DataState, Effect, Event, Opening
 from adam_async.messages.bounds import Instant
 
 

@@ -42,10 +42,9 @@ from adam_async.messages import (
 from adam_async.messages.bounds import MOST_LEDGER_BYTES
 from adam_async.run.cluster_map import ClusterMap, LedgerRecord
 from adam_async.run.config import Waits
-from adam_async.runtime.channel import Channel
+from adam_async.runtime.channel import Channel, Endpoint
 from adam_async.runtime.clock import Timer
-from adam_async.runtime.traffic import Traffic
-from transport import Identity, Link, Network, RemoteProtocolError, Request, RetrySchedule, TransportError
+from transport import Link, RemoteProtocolError, Request, RetrySchedule, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +65,8 @@ class LedgerService:
     """Enters events into the ledger of a run's leases, whichever server leads it.
 
     Args:
-        network: Network of the data servers.
-        identity: This data server.
+        endpoint: This data server.
         waits: Deadlines.
-        traffic: Counts of the links.
         on_settled: Called with each settled event and its result.
         on_lead: Called when this server has become the ledger leader.
         open_events: Returns the events entered here without an answer, oldest first.
@@ -79,19 +76,16 @@ class LedgerService:
 
     def __init__(
         self,
-        *,
-        network: Network,
-        identity: Identity,
+        endpoint: Endpoint,
         waits: Waits,
-        traffic: Traffic,
+        *,
         on_settled: Callable[[Settled], None],
         on_lead: Callable[[], None],
         open_events: Callable[[], list[Event]],
     ) -> None:
-        self._network = network
-        self._identity = identity
+        self._endpoint = endpoint
+        self._identity = identity = endpoint.identity
         self._reach_s = min(waits.grace_s, waits.call_s)
-        self._traffic = traffic
         self._on_settled = on_settled
         self._on_lead = on_lead
         self._open_events = open_events
@@ -393,14 +387,7 @@ class LedgerService:
                 await self._write_in(ledger_replica)
 
     def _channel_to(self, peer: LedgerReplica) -> Channel:
-        return Channel(
-            peer=peer[0],
-            address="",
-            network=self._network,
-            identity=self._identity,
-            traffic=self._traffic,
-            pauses=PAUSES,
-        )
+        return Channel(self._endpoint, peer=peer[0], address="", pauses=PAUSES)
 
     async def _use_link(
         self, channel: Channel, peer: LedgerReplica, work: Callable[[Link, LedgerReplica], Any]

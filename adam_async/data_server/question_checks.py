@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
+from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.ledger_replication import Part
-from adam_async.data_server.state import EpochBegan, GroupsReported, LeaseAsked
+from adam_async.data_server.state import GroupsReported, LeaseAsked
 from adam_async.messages import LeaseGroups, ReadTest, ReportGroups
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.epoch_shares import covers

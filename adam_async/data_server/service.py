@@ -24,6 +24,7 @@ import numpy as np
 from adam_async.controller.client import GOODBYE_S
 from adam_async.controller.role import Role, RoleSettings
 from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.group_producer import GroupProducer
 from adam_async.data_server.ledger import Settled
 from adam_async.data_server.ledger_service import LedgerService
@@ -33,7 +34,6 @@ from adam_async.data_server.questions import Questions
 from adam_async.data_server.state import (
     DataState,
     Effect,
-    EpochBegan,
     EpochEnded,
     Grant,
     GroupsReported,
@@ -48,13 +48,12 @@ from adam_async.messages import Body, CopyLedger, Enter, LeaseGroups, ReadTest, 
 from adam_async.messages.bounds import MOST_INFO_BYTES
 from adam_async.model.keyed_random import Dice
 from adam_async.run.cluster_map import MOST_REASON, ClusterMap, EpochRecord, RunRecord, skipped_groups
-from adam_async.run.config import Config, Waits
+from adam_async.run.config import Config
 from adam_async.run.epoch_shares import warm_groups
 from adam_async.run.ids import Replica
-from adam_async.runtime.machine import ProcessMemory, available_bytes, process_memory
-from adam_async.runtime.timeline import Timeline
+from adam_async.runtime.machine import available_bytes
 from dataflow import ComputePool, MakePool
-from transport import Identity, Network, Request
+from transport import Request
 
 logger = logging.getLogger(__name__)
 
@@ -66,55 +65,32 @@ class DataServer(Role):
     """One data server, from `async with` to its end.
 
     Args:
-        network: Network of its listener and its links.
-        address: Address that it binds.
-        controller: The controller's address.
-        identity: Its role, node id and incarnation.
-        waits: Deadlines.
+        settings: Its place in the cluster; the timeline records leases, too.
         dataset: Data that it serves.
         functions: Kinds of transforms that are functions of the user; see `Recipe.of`.
-        timeline: Recorder of leases and messages.
         make_pool: See `GroupProducer`.
         available_bytes: See `GroupProducer`.
-        process_memory: See `Role`.
 
     Cancelling the block drops open questions; workers ask again when a data server is back.
     """
 
     def __init__(
         self,
-        *,
-        network: Network,
-        address: str,
-        controller: str,
-        identity: Identity,
-        waits: Waits,
+        settings: RoleSettings,
         dataset: Dataset,
+        *,
         functions: Mapping[str, Callable[..., Any]] = {},
-        timeline: Timeline | None = None,
         make_pool: MakePool = ComputePool,
         available_bytes: Callable[[], int] = available_bytes,
-        process_memory: Callable[[], ProcessMemory] = process_memory,
     ) -> None:
-        super().__init__(
-            RoleSettings(
-                network=network,
-                address=address,
-                identity=identity,
-                waits=waits,
-                controller=controller,
-                timeline=timeline,
-                process_memory=process_memory,
-            ),
-            info=describe(dataset),
-        )
+        super().__init__(settings, info=describe(dataset))
         self._dataset = dataset
         self._run = ""
         self._partitions = 1
         self._read_ahead = 1
         self._producer = GroupProducer(
             dataset,
-            name=f"{identity.node}/images",
+            name=f"{self._identity.node}/images",
             on_failure=lambda error: self._fail(error),
             functions=functions,
             make_pool=make_pool,
@@ -130,21 +106,19 @@ class DataServer(Role):
         self._reports: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         """Reports to the controllers, in their order."""
         self._ledger = LedgerService(
-            network=network,
-            identity=identity,
-            waits=waits,
-            traffic=self._traffic,
+            self._endpoint,
+            self._waits,
             on_settled=self._on_settled,
             on_lead=self._on_lead,
             open_events=lambda: self._questions.events(),
         )
         self._questions = Questions(
-            identity=identity,
-            waits=waits,
+            identity=self._identity,
+            waits=self._waits,
             dataset=dataset,
             producer=self._producer,
             ledger=self._ledger,
-            timeline=timeline,
+            timeline=self._timeline,
         )
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:

@@ -21,10 +21,9 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer, describe
 from adam_async.errors import first_cause
 from adam_async.messages import Body, Serve, Serving, pack, text_tensor
-from adam_async.run.config import Waits
-from adam_async.runtime.machine import ProcessMemory, available_bytes, process_memory
+from adam_async.runtime.machine import available_bytes
 from dataflow import ComputePool, MakePool
-from transport import Identity, Link, LinkClosed, Network, Request, TransportError
+from transport import Identity, Link, LinkClosed, Request, TransportError
 from transport.sockets import parse_tcp_address
 
 logger = logging.getLogger(__name__)
@@ -37,39 +36,24 @@ class DataHost(Role):
     """One data host, from `async with` to its end, which is the end of all data servers that it opened.
 
     Args:
-        network: Network of its listener, and of its data servers.
-        address: Address that it binds, ``tcp://host:port``; data servers take any free port of that host.
-        identity: Its role, ``data``, node id and incarnation.
-        waits: Deadlines.
+        settings: Its place, without a controller. Its role is ``data``, its address ``tcp://host:port``; data
+            servers take any free port of that host.
         dataset: Data that it serves.
         entropy: Source of the incarnations of data servers.
         make_pool: See `GroupProducer`.
         available_bytes: See `GroupProducer`.
-        process_memory: See `Role`.
     """
 
     def __init__(
         self,
-        *,
-        network: Network,
-        address: str,
-        identity: Identity,
-        waits: Waits,
+        settings: RoleSettings,
         dataset: Dataset,
+        *,
         entropy: Callable[[int], bytes],
         make_pool: MakePool = ComputePool,
         available_bytes: Callable[[], int] = available_bytes,
-        process_memory: Callable[[], ProcessMemory] = process_memory,
     ) -> None:
-        super().__init__(
-            RoleSettings(
-                network=network,
-                address=address,
-                identity=identity,
-                waits=waits,
-                process_memory=process_memory,
-            )
-        )
+        super().__init__(settings)
         describe(dataset)  # refuses a description that the map of no cluster has room for
         self._dataset = dataset
         self._make_pool = make_pool
@@ -101,18 +85,17 @@ class DataHost(Role):
             return
         self._asked += 1
         node = f"{self._identity.node}-{self._asked}"
-        server = DataServer(
+        incarnation = int.from_bytes(self._entropy(7), "little")
+        settings = RoleSettings(
             network=self._network,
             address=f"{self.address.rpartition(':')[0]}:0",
-            controller=controller,
-            identity=Identity(
-                role=self._identity.role, node=node, incarnation=int.from_bytes(self._entropy(7), "little")
-            ),
+            identity=Identity(role=self._identity.role, node=node, incarnation=incarnation),
             waits=self._waits,
-            dataset=self._dataset,
-            make_pool=self._make_pool,
-            available_bytes=self._available_bytes,
+            controller=controller,
             process_memory=self.process_memory,
+        )
+        server = DataServer(
+            settings, self._dataset, make_pool=self._make_pool, available_bytes=self._available_bytes
         )
         self.serving[controller] = server
         self._spawn(f"cluster-{self._asked}", self._serve(request, node, controller, server))

@@ -24,7 +24,7 @@ from typing import Annotated, assert_never
 
 import msgspec
 
-from adam_async.data_server.epoch import Epoch
+from adam_async.data_server.epoch import MOST_REPLICAS, Epoch, EpochBegan, ReplicaNumber
 from adam_async.data_server.lease_limits import LeaseLimits
 from adam_async.data_server.replica_leases import LeaseLog, Logged
 from adam_async.data_server.statistics import EpochStatistics
@@ -35,78 +35,22 @@ from adam_async.messages.bounds import (
     Clock,
     Count,
     DrawnId,
-    GroupNumber,
-    Images,
     Instant,
-    Loss,
     NodeId,
     Partition,
-    Progress,
     Seconds,
 )
-from adam_async.messages.bounds import Epoch as EpochNumber
 from adam_async.run.epoch_shares import POOL, most_clock
 from adam_async.run.ids import Replica
 
-MOST_REPLICAS = 1 << 16
-"""Maximum number of replicas in one event."""
-
-MOST_IMAGE_BYTES = 16 << 20
-"""Maximum size of a bit set of images of a data set, in bytes."""
-
 MOST_PARKED = 1 << 16
 """Maximum number of parked questions at the start of an epoch."""
-
-ReplicaNumber = Annotated[Replica, msgspec.Meta(ge=0, le=(1 << 20) - 1)]
-"""Number of a replica."""
-
-GroupRanges = Annotated[tuple[tuple[GroupNumber, GroupNumber], ...], msgspec.Meta(max_length=1 << 20)]
-"""Ranges of groups."""
-
-Shares = Annotated[
-    dict[ReplicaNumber, tuple[GroupNumber, GroupNumber]], msgspec.Meta(max_length=MOST_REPLICAS)
-]
-"""By replica: its range of groups, or its place among the replicas and their number."""
 
 Request = tuple[NodeId, Count] | None
 """Data server and number of a question; the effect that answers the question has it too."""
 
 
 # --- events ----------------------------------------------------------------------------------
-
-
-class EpochBegan(msgspec.Struct, frozen=True, tag=True):
-    """The controllers assigned the shares of an epoch: see `cluster_map.EpochRecord`."""
-
-    number: EpochNumber
-    groups: GroupNumber
-    shares: Shares
-    round_groups: Count = 0
-    first_clock: Clock = 0
-    finished: GroupRanges = ()
-    """Ranges of groups that were trained before the run was resumed."""
-    images: Images = 0
-    """Number of images in these ranges."""
-    loss: Loss = 0.0
-    """Mean loss over these images."""
-    train_s: Seconds = 0.0
-    """Training time of these images, in seconds."""
-    warm: GroupNumber = 0
-    """Number of groups of the warm start."""
-    every: GroupNumber = 0
-    """Number of groups between two pauses; 0: no pauses."""
-    carried: GroupNumber = 0
-    """Number of groups, from the first one, of images that the epoch before has skipped."""
-    behind: Annotated[tuple[ReplicaNumber, ...], msgspec.Meta(max_length=MOST_REPLICAS)] = ()
-    """Replicas in whose shares the epoch before has skipped images."""
-    fraction: Progress = 1.0
-    """Fraction of the replicas, or of the groups in a pool, after which nothing more is leased."""
-    pooled: bool = False
-    """Whether all replicas take their groups out of one pool."""
-    step: GroupNumber = 1
-    """Number of groups of a step."""
-    carried_images: Annotated[bytes, msgspec.Meta(max_length=MOST_IMAGE_BYTES)] = b""
-    """`EpochOrder.carried_images`, on which the order of the epoch depends."""
 
 
 class ReplicasChanged(msgspec.Struct, frozen=True, tag=True):
@@ -359,21 +303,7 @@ class DataState:
             log.begin_epoch()
         self._limits = LeaseLimits(event.step)
         self.carried_images = event.carried_images
-        self._epoch = Epoch(
-            number=event.number,
-            groups=event.groups,
-            shares=event.shares,
-            round_groups=event.round_groups,
-            first_clock=event.first_clock,
-            finished=event.finished,
-            warm=event.warm,
-            every=event.every,
-            live=self._logs,
-            carried=event.carried,
-            behind=event.behind,
-            fraction=event.fraction,
-            pooled=event.pooled,
-        )
+        self._epoch = Epoch(event, self._logs)
         # A resumed epoch may have nothing left.
         self._outcome = None
         return self._ended_if_over() + self._answer_parked(now)

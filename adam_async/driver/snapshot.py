@@ -11,6 +11,7 @@ from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.shard_table import ShardTable, holders
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from adam_async.worker.puller import Landing, Puller
 from adam_async.worker.weights import WorkerWeights
@@ -49,12 +50,10 @@ def reading_client(
     )
     servers = holders(table, cluster.buckets)
     return ParameterClient(
-        network=network,
-        identity=identity,
-        session=session,
+        Endpoint(network, identity, traffic),
+        session,
         addresses={server: cluster.nodes[server].address for server in servers},
         waits=waits,
-        traffic=traffic,
     )
 
 

@@ -40,14 +40,11 @@ from adam_async.parameter_server.session import Exchange, Session
 from adam_async.run.config import Waits
 from adam_async.run.ids import ShardId
 from adam_async.runtime.callbacks import Callbacks
-from adam_async.runtime.channel import Channel
-from adam_async.runtime.traffic import Traffic
+from adam_async.runtime.channel import Channel, Endpoint
 from transport import (
     DialFailed,
-    Identity,
     Link,
     Message,
-    Network,
     RemoteError,
     RemoteProtocolError,
     TransportError,
@@ -115,25 +112,16 @@ class ServerConnection:
 
     def __init__(
         self,
+        endpoint: Endpoint,
         *,
-        network: Network,
         server: str,
         address: str,
-        identity: Identity,
         waits: Waits,
-        traffic: Traffic,
         callbacks: Callbacks,
     ) -> None:
-        self.channel = Channel(
-            peer=server,
-            address=address,
-            network=network,
-            identity=identity,
-            traffic=traffic,
-            patience_s=waits.patience_s,
-        )
+        self.channel = Channel(endpoint, peer=server, address=address, patience_s=waits.patience_s)
         self._callbacks = callbacks
-        self._identity = identity
+        self._identity = endpoint.identity
         self._waits = waits
         self._trouble = asyncio.Event()
         self._progress = asyncio.Event()
@@ -293,37 +281,31 @@ class ParameterClient:
     """Pushes and pulls of one worker, or the pulls of a driver, over all servers of a run.
 
     Args:
-        network: Network of the servers.
-        identity: The client's node.
+        endpoint: The client's node.
         session: Identity of the exactly-once session.
         addresses: Addresses of all servers of the run, by server id.
         waits: Deadlines.
-        traffic: Counts of the links.
 
     Run `run` as a task of the owner's group.
     """
 
     def __init__(
         self,
-        *,
-        network: Network,
-        identity: Identity,
+        endpoint: Endpoint,
         session: SessionIdentity,
+        *,
         addresses: Mapping[str, str],
         waits: Waits,
-        traffic: Traffic,
     ) -> None:
         self._waits = waits
         self._session = session
-        self._callbacks = Callbacks(identity.node)
+        self._callbacks = Callbacks(endpoint.identity.node)
         self.connections = {
             server: ServerConnection(
-                network=network,
+                endpoint,
                 server=server,
                 address=address,
-                identity=identity,
                 waits=waits,
-                traffic=traffic,
                 callbacks=self._callbacks,
             )
             for server, address in addresses.items()

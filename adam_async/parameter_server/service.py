@@ -18,13 +18,10 @@ from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import ServerStatistics
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.config import Waits
 from adam_async.run.store_record import StoreRecord, joined_arrays
 from adam_async.runtime.clock import Timer
-from adam_async.runtime.machine import ProcessMemory, process_memory
-from adam_async.runtime.timeline import Timeline
 from dataflow import MakePool
-from transport import BufferPool, Identity, Link, Network, Request
+from transport import BufferPool, Link, Request
 
 logger = logging.getLogger(__name__)
 
@@ -39,16 +36,10 @@ class ParameterServer(Role):
     """One parameter server, from `async with` to its end.
 
     Args:
-        network: Network of its listener and links.
-        address: Address of its listener.
-        controller: The controller's address.
-        identity: Its role, node id and incarnation.
-        waits: Deadlines.
+        settings: Its place in the cluster; the timeline notes applied batches and records, too.
         buffers: Memory for copies of values on their way out.
         storage_pool: Memory of the shards, which roles of one process may share.
-        timeline: Timeline that notes applied batches, records and messages.
         make_pool: Makes the pool that compiles kernels of rules; without it, NumPy applies them.
-        process_memory: See `Role`.
         available_bytes: Returns the memory that shards could use; None: it is not reported, and not checked.
 
     Cancelling the block ends it between two batches; queued pushes are dropped unacknowledged.
@@ -56,31 +47,15 @@ class ParameterServer(Role):
 
     def __init__(
         self,
+        settings: RoleSettings,
         *,
-        network: Network,
-        address: str,
-        controller: str,
-        identity: Identity,
-        waits: Waits,
         buffers: BufferPool,
         storage_pool: StoragePool | None = None,
-        timeline: Timeline | None = None,
         make_pool: MakePool | None = None,
-        process_memory: Callable[[], ProcessMemory] = process_memory,
         available_bytes: Callable[[], int] | None = None,
     ) -> None:
-        super().__init__(
-            RoleSettings(
-                network=network,
-                address=address,
-                identity=identity,
-                waits=waits,
-                controller=controller,
-                timeline=timeline,
-                process_memory=process_memory,
-            ),
-            info={"memory_bytes": available_bytes()} if available_bytes is not None else None,
-        )
+        info = {"memory_bytes": available_bytes()} if available_bytes is not None else None
+        super().__init__(settings, info=info)
         self._buffers = buffers
         self._make_pool = make_pool
         self._storage_pool = storage_pool or StoragePool()

@@ -23,6 +23,7 @@ each round of all of them, a data client gives its one channel the address of th
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from adam_async.runtime.traffic import Traffic
 from transport import Identity, Link, Network, RetrySchedule
@@ -40,16 +41,29 @@ async def wait_set(event: asyncio.Event, timeout_s: float) -> None:
         return
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Endpoint:
+    """A node's end of its links.
+
+    Attributes:
+        network: The links' network.
+        identity: The node.
+        traffic: Counts of the node's links; None counts nothing.
+    """
+
+    network: Network
+    identity: Identity
+    traffic: Traffic | None = None
+
+
 class Channel:
     """Dials one peer and holds at most one link to it.
 
     Args:
+        endpoint: The dialling node.
         peer: Name of the peer in errors and log lines.
         address: Address of the peer; it may be set anew, for the next dial.
-        network: The links' network.
-        identity: The dialling node.
         peer_role: Role that the peer must have; None accepts each.
-        traffic: Counts of the node's links; None counts nothing.
         patience_s: Seconds without progress after which the peer is lost.
         pauses: Pauses after links without progress.
         clock: Time in seconds; the running loop's without it.
@@ -60,13 +74,11 @@ class Channel:
 
     def __init__(
         self,
+        endpoint: Endpoint,
         *,
         peer: str,
         address: str,
-        network: Network,
-        identity: Identity,
         peer_role: str | None = None,
-        traffic: Traffic | None = None,
         patience_s: float = math.inf,
         pauses: RetrySchedule = PAUSES,
         clock: Callable[[], float] | None = None,
@@ -74,10 +86,8 @@ class Channel:
         self.peer = peer
         self.address = address
         self.link: Link | None = None
-        self._network = network
-        self._identity = identity
+        self._endpoint = endpoint
         self._peer_role = peer_role
-        self._traffic = traffic
         self._patience_s = patience_s
         self._schedule = pauses
         self._pauses = pauses.waits()
@@ -94,17 +104,17 @@ class Channel:
         Raises:
             DialFailed, HandshakeRejected, RemoteProtocolError, ValueError: See `Network.dial`.
         """
-        link = await self._network.dial(
+        link = await self._endpoint.network.dial(
             self.address,
-            self._identity,
+            self._endpoint.identity,
             timeout_s=self.left_s if timeout_s is None else timeout_s,
             retry=retry,
             peer_role=self._peer_role,
         )
         self.drop()
         self.link = link
-        if self._traffic is not None:
-            self._traffic.watch(link)
+        if self._endpoint.traffic is not None:
+            self._endpoint.traffic.watch(link)
         return link
 
     def drop(self) -> None:
@@ -113,8 +123,8 @@ class Channel:
         if link is None:
             return
         link.abort()
-        if self._traffic is not None:
-            self._traffic.gone(link)
+        if self._endpoint.traffic is not None:
+            self._endpoint.traffic.gone(link)
 
     async def aclose(self) -> None:
         """End the link, if there is one, after its last messages have left."""

@@ -26,6 +26,7 @@ from adam_async.run.config import Waits
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, holders, shard_table
 from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord, joined_arrays
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
 from adam_async.store.arrays import (
@@ -186,12 +187,10 @@ class StoreLink:
         session = await self._take_place(store)
         cluster = membership.map
         self._client = ParameterClient(
-            network=self._network,
-            identity=self._identity,
+            Endpoint(self._network, self._identity, self._traffic),
             session=session,
             addresses={name: cluster.nodes[name].address for name in holders(table, store.buckets)},
             waits=self._waits,
-            traffic=self._traffic,
         )
         self._spawn("servers", self._client.run())
         self._spawn("follow", self._follow(session))

@@ -81,19 +81,32 @@ class ClockSkip:
     epoch: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Ticks:
+    """Ticks of the replica's clock to the servers.
+
+    Attributes:
+        client: Sends the ticks.
+        shards: All shards of the model.
+        silent: Shards of frozen layers.
+    """
+
+    client: ParameterClient
+    shards: Shards
+    silent: Shards
+
+
 class BoundedStepper:
     """Collects groups into steps in the order of their leases; also the admission gate of these groups.
 
     Args:
         config: The run.
         pusher: Sends the steps.
-        client: Sends the ticks.
+        ticks: Ticks without a push.
         puller: Pulls values, and has the worker's copy.
         trainer: Owner of the push buffers.
         replica: Number of the replica, for messages.
         most_steps: Maximum number of steps that have not left.
-        shards: All shards of the model.
-        silent: Shards of frozen layers.
     """
 
     def __init__(
@@ -101,17 +114,15 @@ class BoundedStepper:
         config: Config,
         *,
         pusher: Pusher,
-        client: ParameterClient,
+        ticks: Ticks,
         puller: Puller,
         trainer: GroupTrainer,
         replica: int,
         most_steps: int,
-        shards: Shards,
-        silent: Shards,
     ) -> None:
         assert config.slack is not None
         self._pusher = pusher
-        self._client = client
+        self._ticks = ticks
         self._puller = puller
         self._trainer = trainer
         self._weights = puller.weights
@@ -120,8 +131,6 @@ class BoundedStepper:
         self._pull_every = config.pull_every
         self._synchronous = config.synchronous
         self._most_steps = most_steps
-        self._shards = shards
-        self._silent = silent
         self._timeout_s = config.waits.clock_s
         self._clock = ReplicaClock(
             start=0, push_every=config.push_every, slack=config.slack, synchronous=config.synchronous
@@ -362,8 +371,8 @@ class BoundedStepper:
         self.sent = ready.number + 1
         step = Step(buffer, groups, self.sent, ready.epoch)
         # Frozen layers have no gradients. Without a tick their shards would keep the clock back.
-        for server, shards in self._silent:
-            self._client.tick(server, shards, self.sent, epoch=ready.epoch)
+        for server, shards in self._ticks.silent:
+            self._ticks.client.tick(server, shards, self.sent, epoch=ready.epoch)
         # In bsp the answer to a push has no sum yet; a clock-bound pull follows the step.
         if self._synchronous or self.sent % self._pull_every:
             self._pusher.begin(step, None)
@@ -391,8 +400,8 @@ class BoundedStepper:
         if skip.clock <= self.sent:
             return
         self.sent = skip.clock
-        for server, shards in self._shards:
-            self._client.tick(server, shards, skip.clock, epoch=skip.epoch)
+        for server, shards in self._ticks.shards:
+            self._ticks.client.tick(server, shards, skip.clock, epoch=skip.epoch)
         # The first step behind the skip reads the values of exactly this clock.
         if self._synchronous:
             self._pull(skip.clock)

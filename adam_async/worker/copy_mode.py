@@ -10,7 +10,7 @@ from adam_async.model.network import Network as Model
 from adam_async.model.network import Trainable
 from adam_async.parameter_server.client import SessionIdentity
 from adam_async.run.ids import ShardId
-from adam_async.worker.bounded_stepper import BoundedStepper
+from adam_async.worker.bounded_stepper import BoundedStepper, Ticks
 from adam_async.worker.gradient_clipping import Scaling
 from adam_async.worker.puller import Puller
 from adam_async.worker.push_plan import Stage, cut_shards, plan_pushes, plan_stages
@@ -148,13 +148,11 @@ class CopyMode:
         return BoundedStepper(
             self._config,
             pusher=self._pusher,
-            client=self._setup.client,
+            ticks=Ticks(self._setup.client, cut_shards(by_server), self._plan.silent),
             puller=self._puller,
             trainer=self._trainer,
             replica=replica,
             most_steps=self._in_flight + 2,
-            shards=cut_shards(by_server),
-            silent=self._plan.silent,
         )
 
     async def prepare(self) -> None:

@@ -18,6 +18,7 @@ a worker that it sends to. The lead bounds the waiting groups everywhere.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,8 +32,7 @@ from adam_async.model.partition.network import Partition
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.runtime.callbacks import Callbacks
-from adam_async.runtime.channel import Channel
-from adam_async.runtime.traffic import Traffic
+from adam_async.runtime.channel import Channel, Endpoint
 from adam_async.worker.reliable_stream import Parcel, ReceivingStream, SendingStream
 from transport import (
     DialFailed,
@@ -41,7 +41,6 @@ from transport import (
     LinkBroken,
     LinkClosed,
     Message,
-    Network,
     RemoteProtocolError,
     TransportError,
     WouldBlock,
@@ -71,6 +70,61 @@ OnBlocks = Callable[[Sequence[tuple[Block, NDArray[Any]]]], None]
 """Takes the blocks of one message."""
 
 
+class ExpectedBlocks:
+    """The blocks that another worker may send.
+
+    Args:
+        shapes: Functions from a number of images to the shape of a block, by crossing.
+        dtype: Type of all blocks.
+        group_images: Function from the number of a group to its number of images; 0 if no epoch has it.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[int, Callable[[int], tuple[int, ...]]],
+        dtype: np.dtype[Any],
+        group_images: Callable[[int], int],
+    ) -> None:
+        self._shapes = shapes
+        self._dtype = dtype
+        self._group_images = group_images
+        self._checked: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether the other worker sends blocks here."""
+        return bool(self._shapes)
+
+    def check(self, block: Block, tensor: NDArray[Any], node: str) -> None:
+        """Check the shape and type of a block from a node.
+
+        Raises:
+            RemoteProtocolError: The node sends no such block.
+        """
+        images = self._group_images(block.number)
+        shape = self._checked.get((block.crossing, images))
+        if shape == tensor.shape and tensor.dtype == self._dtype:
+            return  # the shape was checked before: the common case
+        expected = self._shapes.get(block.crossing)
+        if expected is None:
+            raise RemoteProtocolError("blocks", f"crossing {block.crossing} does not lead here from {node}")
+        if not images:
+            raise RemoteProtocolError("blocks", f"no epoch has a group {block.number}")
+        check_tensor(tensor, f"crossing {block.crossing}", expected(images), self._dtype)
+        self._checked[block.crossing, images] = tensor.shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeighbourEvents:
+    """Functions that take the events of another worker."""
+
+    blocks: OnBlocks
+    """Takes received blocks."""
+    progress: Callable[[], None]
+    """Called when the other worker has begun more groups."""
+    linked: Callable[[], None]
+    """Called when there is a link to the other worker."""
+
+
 class Neighbour:
     """One of the other workers, over one link after the other.
 
@@ -78,14 +132,10 @@ class Neighbour:
         part: Its part of the model.
         node: Its node id.
         address: Its address.
-        expects: Functions from a number of images to the shape of a block from there, by crossing.
-        dtype: Type of all blocks.
-        group_images: Function from the number of a group to its number of images; 0 if no epoch has it.
+        expected: Blocks that it may send.
         lead: Maximum number of groups that a sender is ahead of a receiver.
         heeded: Whether this worker sends to it, and so waits until it has begun enough groups.
-        on_blocks: Takes received blocks.
-        on_progress: Called when it has begun more groups.
-        on_linked: Called when there is a link to it.
+        events: Take its events.
         callbacks: Runs the sending callbacks in a later iteration of the loop.
     """
 
@@ -95,26 +145,17 @@ class Neighbour:
         part: int,
         node: str,
         address: str,
-        expects: Mapping[int, Callable[[int], tuple[int, ...]]],
-        dtype: np.dtype[Any],
-        group_images: Callable[[int], int],
+        expected: ExpectedBlocks,
         lead: int,
         heeded: bool,
-        on_blocks: OnBlocks,
-        on_progress: Callable[[], None],
-        on_linked: Callable[[], None],
+        events: NeighbourEvents,
         callbacks: Callbacks,
     ) -> None:
         self.part, self.node, self.address = part, node, address
-        self._expects = expects
-        self._dtype = dtype
-        self._group_images = group_images
+        self._expected = expected
         self._lead, self._heeded = lead, heeded
         self._report_every = max(1, lead // REPORT_SHARE)
-        self._on_blocks = on_blocks
-        self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._on_progress = on_progress
-        self._on_linked = on_linked
+        self._events = events
         self._callbacks = callbacks
         self._sending = SendingStream()
         self._receiving = ReceivingStream()
@@ -157,7 +198,7 @@ class Neighbour:
         """Whether the other side needs a message, even without a block to send."""
         if self.received - self._confirmed >= CONFIRM_BLOCKS:
             return True
-        return self._begun - self._reported_begun >= self._report_every and bool(self._expects)
+        return self._begun - self._reported_begun >= self._report_every and bool(self._expected)
 
     def _flush_soon(self) -> None:
         if not self._flushing and self._link is not None:
@@ -205,7 +246,7 @@ class Neighbour:
         self._note_begun(greet.begun)
         self._link = link
         self.links += 1
-        self._on_linked()
+        self._events.linked()
         self._flush_soon()
         try:
             while True:
@@ -235,9 +276,9 @@ class Neighbour:
         if body.blocks:
             arrived = tuple(zip(body.blocks, message.tensors, strict=True))
             for block, tensor in arrived:
-                self._check(block, tensor)
+                self._expected.check(block, tensor, self.node)
             known = self._receiving.accept(body.first, len(arrived))
-            self._on_blocks(arrived[known:])
+            self._events.blocks(arrived[known:])
         if self._owes_report:
             self._flush_soon()
 
@@ -248,22 +289,7 @@ class Neighbour:
             )
         if begun > self._has_begun:
             self._has_begun = begun
-            self._on_progress()
-
-    def _check(self, block: Block, tensor: NDArray[Any]) -> None:
-        images = self._group_images(block.number)
-        shape = self._shapes.get((block.crossing, images))
-        if shape == tensor.shape and tensor.dtype == self._dtype:
-            return  # the shape was checked before: the common case
-        expected = self._expects.get(block.crossing)
-        if expected is None:
-            raise RemoteProtocolError(
-                "blocks", f"crossing {block.crossing} does not lead here from {self.node}"
-            )
-        if not images:
-            raise RemoteProtocolError("blocks", f"no epoch has a group {block.number}")
-        check_tensor(tensor, f"crossing {block.crossing}", expected(images), self._dtype)
-        self._shapes[block.crossing, images] = tensor.shape
+            self._events.progress()
 
     def statistics(self) -> dict[str, int]:
         """Return the counts of links, messages and blocks."""
@@ -286,25 +312,22 @@ class Neighbours:
     """All other workers of the replica.
 
     Args:
-        network: Network of the workers.
-        identity: This worker.
+        endpoint: This worker.
         greet: First message on a link; its counts are filled in.
         cluster: Map with the other workers.
         partition: This worker's part.
-        group_images: As in `Neighbour`.
+        group_images: As in `ExpectedBlocks`.
         lead: As in `Neighbour`.
         on_blocks: Takes received blocks.
         waits: Deadlines.
-        traffic: Counts of the links.
 
     Run `run` as a task of the owner's group.
     """
 
     def __init__(
         self,
+        endpoint: Endpoint,
         *,
-        network: Network,
-        identity: Identity,
         greet: Greet,
         cluster: ClusterMap,
         partition: Partition,
@@ -312,33 +335,28 @@ class Neighbours:
         lead: int,
         on_blocks: OnBlocks,
         waits: Waits,
-        traffic: Traffic,
     ) -> None:
-        self._network = network
-        self._identity = identity
+        self._endpoint = endpoint
+        self._identity = endpoint.identity
         self._greet = greet
         self._waits = waits
-        self._traffic = traffic
-        self._callbacks = Callbacks(identity.node)
+        self._callbacks = Callbacks(self._identity.node)
         self._progress, self._linked = asyncio.Event(), asyncio.Event()
+        events = NeighbourEvents(blocks=on_blocks, progress=self._progress.set, linked=self._linked.set)
         self._others: dict[int, Neighbour] = {}
         for part, node in enumerate(cluster.members(greet.replica)):
             if part != partition.worker:
-                expects = {
+                shapes = {
                     c.number: partial(partition.wire_shape, c) for c in partition.incoming if c.source == part
                 }
                 self._others[part] = Neighbour(
                     part=part,
                     node=node,
                     address=cluster.nodes[node].address,
-                    expects=expects,
-                    dtype=partition.network.dtype,
-                    group_images=group_images,
+                    expected=ExpectedBlocks(shapes, partition.network.dtype, group_images),
                     lead=lead,
                     heeded=any(crossing.target == part for crossing in partition.outgoing),
-                    on_blocks=on_blocks,
-                    on_progress=self._progress.set,
-                    on_linked=self._linked.set,
+                    events=events,
                     callbacks=self._callbacks,
                 )
 
@@ -404,12 +422,10 @@ class Neighbours:
 
     async def _keep(self, other: Neighbour) -> None:
         channel = Channel(
+            self._endpoint,
             peer=other.node,
             address=other.address,
-            network=self._network,
-            identity=self._identity,
             peer_role="worker",
-            traffic=self._traffic,
             patience_s=self._waits.patience_s,
         )
         channel.renew()

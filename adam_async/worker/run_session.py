@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 from numpy.typing import NDArray
 
-from adam_async.data_server.client import DataClient
+from adam_async.data_server.client import DataClient, WorkerPlace
 from adam_async.errors import ConfigError
 from adam_async.messages import Block, Finished, Greet, Lease
 from adam_async.model.context import Context
@@ -38,9 +38,9 @@ from adam_async.run.config import Config, Waits, default_in_flight, replica_in_f
 from adam_async.run.group_limits import GroupLimits
 from adam_async.run.partition import run_table
 from adam_async.run.shard_table import ShardTable, holders, part_table
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.machine import pinned_cpus, usable_cores
 from adam_async.runtime.timeline import Timeline
-from adam_async.runtime.traffic import Traffic
 from adam_async.worker.copy_mode import CopyMode
 from adam_async.worker.in_place_mode import InPlaceMode, groups_in_flight
 from adam_async.worker.kernel_change import KernelChange
@@ -49,8 +49,17 @@ from adam_async.worker.peer_workers import Neighbours
 from adam_async.worker.statistics import WorkerStatistics
 from adam_async.worker.training import Trained
 from adam_async.worker.training_mode import GroupEvents, ModeSetup, TrainingMode
-from dataflow import ComputePool, Engine, EngineClosed, MakePool, Tag, TokenError, WaitTimedOut
-from transport import BufferPool, Identity, Network, RemoteProtocolError
+from dataflow import (
+    ComputePool,
+    Engine,
+    EngineClosed,
+    EngineSettings,
+    MakePool,
+    Tag,
+    TokenError,
+    WaitTimedOut,
+)
+from transport import BufferPool, RemoteProtocolError
 
 COMPILE_S = 120.0
 """Seconds for which the end of a run waits for a compute thread, which may be compiling."""
@@ -61,11 +70,31 @@ find its input ready whichever group it begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ComputeSettings:
+    """The compute threads of a worker.
+
+    Attributes:
+        threads: Compute threads.
+        in_flight: Groups in flight; 0 is twice the threads of the worker's replica, or in place as many as
+            keep them busy. Workers of one replica all have as many as the one with the fewest.
+        pace: Share of a core's time that each thread may use; see `ComputePool`.
+        pool: Pool that the workers of a replica share, made with a `WeakKeyDictionary` for each thread; None
+            for a pool of its own.
+        make_pool: Makes its own pool.
+    """
+
+    threads: int
+    in_flight: int
+    pace: float = 1.0
+    pool: ComputePool | None = None
+    make_pool: MakePool = ComputePool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SessionSetup:
     """One worker's part in one run, as it is given: the run, the worker's place in it, and its resources."""
 
-    network: Network
-    identity: Identity
+    endpoint: Endpoint
     cluster: ClusterMap
     """The map when the session begins; it has a run."""
     replica: int
@@ -76,15 +105,7 @@ class SessionSetup:
     waits: Waits
     buffers: BufferPool
     """Memory for pulled values."""
-    threads: int
-    in_flight: int
-    """Groups in flight; 0 for the default of the training mode."""
-    traffic: Traffic
-    pace: float = 1.0
-    """Share of a core's time that each compute thread may use."""
-    pool: ComputePool | None = None
-    """Pool that the workers of a replica share; None for a pool of its own."""
-    make_pool: MakePool = ComputePool
+    compute: ComputeSettings
     storage: ShardStorage | None = None
     """Memory of the servers, for a run in place."""
     layers: Mapping[str, type[Layer]] = field(default_factory=lambda: BUILTIN_LAYERS)
@@ -112,7 +133,7 @@ class RunSession:
         self._setup, self._cluster = setup, setup.cluster
         run = self._run = self._run_record()
         config = self._config = msgspec.convert(run.config, Config)
-        self._threads = setup.threads * self._cluster.partitions if run.together else setup.threads
+        self._threads = setup.compute.threads * (self._cluster.partitions if run.together else 1)
         spec = ModelSpec.from_dict(run.spec)
         self._model = Model(spec, dtype=config.dtype, kernels=config.kernels, layers=setup.layers)
         self._share = self._new_share()
@@ -190,23 +211,21 @@ class RunSession:
         setup, cluster = self._setup, self._cluster
         servers = holders(self._share.table, cluster.buckets)
         return ParameterClient(
-            network=setup.network,
-            identity=setup.identity,
-            session=self._push_identity,
+            setup.endpoint,
+            self._push_identity,
             addresses={server: cluster.nodes[server].address for server in servers},
             waits=setup.waits,
-            traffic=setup.traffic,
         )
 
     def _groups_in_flight(self) -> int:
-        setup, cluster = self._setup, self._cluster
+        setup, compute, cluster = self._setup, self._setup.compute, self._cluster
         if self._share.partition is not None:
             # All workers of a replica have as many as the one with the fewest: a group is in flight on all.
             members = [cluster.nodes[name].info for name in cluster.members(setup.replica)]
             return replica_in_flight(members, cluster.partitions)
         if setup.storage is not None:
-            return setup.in_flight or groups_in_flight(setup.threads, self._config.images_per_group)
-        return setup.in_flight or default_in_flight(setup.threads, cluster.partitions)
+            return compute.in_flight or groups_in_flight(compute.threads, self._config.images_per_group)
+        return compute.in_flight or default_in_flight(compute.threads, cluster.partitions)
 
     def _new_neighbours(self) -> Neighbours | None:
         setup, partition = self._setup, self._share.partition
@@ -222,8 +241,7 @@ class RunSession:
             begun=0,
         )
         return Neighbours(
-            network=setup.network,
-            identity=setup.identity,
+            setup.endpoint,
             greet=greet,
             cluster=self._cluster,
             partition=partition,
@@ -231,24 +249,19 @@ class RunSession:
             lead=LEAD * self._in_flight,
             on_blocks=self._on_blocks,
             waits=setup.waits,
-            traffic=setup.traffic,
         )
 
     def _new_data_client(self) -> DataClient:
         setup = self._setup
+        place = WorkerPlace(self._run.id, setup.replica, self._replica_generation, setup.part)
         return DataClient(
-            network=setup.network,
-            identity=setup.identity,
+            setup.endpoint,
+            place,
             address=lambda attempt: self._cluster.ledger_leader_for(setup.replica, attempt),
-            run=self._run.id,
-            replica=setup.replica,
-            replica_generation=self._replica_generation,
-            partition=setup.part,
             rows=self._image_rows,
             limits=self._limits,
             ahead=max(self._config.groups_ahead(prod(self._model.input_shape)), self._in_flight),
             waits=setup.waits,
-            traffic=setup.traffic,
         )
 
     def _new_mode(self) -> TrainingMode:
@@ -279,12 +292,12 @@ class RunSession:
         if setup.storage is not None:
             clock = None if timeline is None else timeline.clock
             return InPlaceMode(
-                mode, model=self._model, storage=setup.storage, threads=setup.threads, clock=clock
+                mode, model=self._model, storage=setup.storage, threads=setup.compute.threads, clock=clock
             )
-        if self._config.record and setup.threads > 1:
+        if self._config.record and setup.compute.threads > 1:
             raise ConfigError(
                 f"record needs one compute thread per worker, because a replay must know the order in which "
-                f"groups were trained; this worker has threads={setup.threads}: set threads to 1"
+                f"groups were trained; this worker has threads={setup.compute.threads}: set threads to 1"
             )
         return CopyMode(
             mode,
@@ -304,13 +317,13 @@ class RunSession:
 
     async def run(self) -> None:
         """Prepare, then train until cancelled."""
-        node, timeline = self._setup.identity.node, self._setup.timeline
+        node, timeline = self._setup.endpoint.identity.node, self._setup.timeline
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(group.create_task(self._client.run(), name=f"{node}/parameters").cancel)
             if self.neighbours is not None:
                 stack.callback(group.create_task(self.neighbours.run(), name=f"{node}/neighbours").cancel)
-            self._pool = self._setup.pool
+            self._pool = self._setup.compute.pool
             if self._pool is None:
                 with self._enough_memory():
                     self._pool = await stack.enter_async_context(self._new_pool())
@@ -326,8 +339,9 @@ class RunSession:
                     contexts=await self._new_contexts(self._pool),
                     on_room=self._fill,
                     trace=None if timeline is None else partial(timeline.fired, node, self._run.id),
-                    early_limit=self._early_limit,
-                    wait_timeout_s=self._setup.waits.patience_s,
+                    settings=EngineSettings(
+                        early_limit=self._early_limit, wait_timeout_s=self._setup.waits.patience_s
+                    ),
                 )
             )
             stack.callback(group.create_task(self._change_kernels(), name=f"{node}/kernels").cancel)
@@ -357,12 +371,12 @@ class RunSession:
         return self._setup.storage is None and self._config.slack is None and late
 
     def _new_pool(self) -> ComputePool:
-        return self._setup.make_pool(
+        return self._setup.compute.make_pool(
             threads=self._threads,
-            name=self._setup.identity.node,
+            name=self._setup.endpoint.identity.node,
             contexts=self._mode.new_scratch,
             affinity=[(cpu,) for cpu in self._cpus] if self._cpus is not None else None,
-            pace=self._setup.pace,
+            pace=self._setup.compute.pace,
             close_timeout_s=COMPILE_S,
         )
 
@@ -456,7 +470,7 @@ class RunSession:
             engine.admit_nowait(tag)
             engine.deliver("group", tag, group if gate is None else gate.admit(group))
             if timeline is not None:
-                timeline.delivered(self._setup.identity.node, self._run.id, tag, begin)
+                timeline.delivered(self._setup.endpoint.identity.node, self._run.id, tag, begin)
         self._filling = False
 
     def _flush(self) -> None:
@@ -465,17 +479,17 @@ class RunSession:
         begin = timeline.clock() if timeline is not None else 0.0
         self._mode.flush(self._data.end)
         if timeline is not None:
-            timeline.flushed(self._setup.identity.node, begin)
+            timeline.flushed(self._setup.endpoint.identity.node, begin)
 
     # --- events of groups --------------------------------------------------------------------
 
     def _finished(self, timeline: Timeline, report: Finished) -> None:
         begin = timeline.clock()
         self._data.finished(report)
-        timeline.reported(self._setup.identity.node, self._run.id, report, begin)
+        timeline.reported(self._setup.endpoint.identity.node, self._run.id, report, begin)
 
     def _stepped(self, timeline: Timeline, clock: int, leases: Sequence[Lease]) -> None:
-        timeline.stepped(self._setup.identity.node, self._run.id, self._setup.session, clock, leases)
+        timeline.stepped(self._setup.endpoint.identity.node, self._run.id, self._setup.session, clock, leases)
 
     def _stage_done(self, stage: int, tag: Tag, trained: Trained | None) -> None:
         assert self._engine is not None

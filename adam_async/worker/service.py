@@ -14,14 +14,10 @@ from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.parameter_server.storage import ShardStorage, StoragePool
 from adam_async.run.cluster_map import ClusterMap, RunRecord, ready_word
-from adam_async.run.config import Waits
 from adam_async.runtime.clock import LoopLag
-from adam_async.runtime.machine import ProcessMemory, process_memory
-from adam_async.runtime.timeline import Timeline
-from adam_async.worker.run_session import RunSession, SessionSetup
+from adam_async.worker.run_session import ComputeSettings, RunSession, SessionSetup
 from adam_async.worker.statistics import WorkerStatistics
-from dataflow import ComputePool, MakePool
-from transport import BufferPool, Identity, Link, Message, Network, Request, TransportError
+from transport import BufferPool, Link, Message, Request, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -30,24 +26,12 @@ class ModelWorker(Role):
     """One model worker, from `async with` to its end.
 
     Args:
-        network: Network of its listener and links.
-        address: Address of its listener.
-        controller: The controller's address.
-        identity: Its role, node id and incarnation.
-        waits: Deadlines.
+        settings: Its place in the cluster; the timeline notes the events of each group, too.
+        compute: Its compute threads.
         buffers: Memory for pulled values.
-        threads: Compute threads.
-        in_flight: Groups in flight; 0 is twice the threads of its replica, or in place as many as keep
-            them busy. Workers of one replica all have as many as the one with the fewest.
         entropy: Source of random bytes for the session id.
         storage_pool: Memory of the servers of this process, for runs in place.
-        timeline: Timeline that notes the events of each group, and messages.
-        pace: Share of a core's time that each compute thread may use; see `ComputePool`.
-        pool: Pool that the workers of its replica share, made with a `WeakKeyDictionary` for each thread;
-            None for a pool of its own.
         layers: Kinds of layers that a model may use.
-        make_pool: Makes its own pool.
-        process_memory: See `Role`.
 
     Leaving the block says goodbye to the controller: other replicas get its leases at once, and with `ssp`
     and `bsp` wait for it no longer. The block ends after the jobs of the compute threads; pushes on their way
@@ -56,43 +40,18 @@ class ModelWorker(Role):
 
     def __init__(
         self,
+        settings: RoleSettings,
+        compute: ComputeSettings,
         *,
-        network: Network,
-        address: str,
-        controller: str,
-        identity: Identity,
-        waits: Waits,
         buffers: BufferPool,
-        threads: int,
-        in_flight: int,
         entropy: Callable[[int], bytes],
         storage_pool: StoragePool | None = None,
-        timeline: Timeline | None = None,
-        pace: float = 1.0,
-        pool: ComputePool | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
-        make_pool: MakePool = ComputePool,
-        process_memory: Callable[[], ProcessMemory] = process_memory,
     ) -> None:
-        super().__init__(
-            RoleSettings(
-                network=network,
-                address=address,
-                identity=identity,
-                waits=waits,
-                controller=controller,
-                timeline=timeline,
-                process_memory=process_memory,
-            ),
-            info={"threads": threads, "in_flight": in_flight},
-        )
+        super().__init__(settings, info={"threads": compute.threads, "in_flight": compute.in_flight})
         self._buffers = buffers
         self._layers = layers
-        self._threads = threads
-        self._in_flight = in_flight
-        self._pace = pace
-        self._pool = pool
-        self._make_pool = make_pool
+        self._compute = compute
         self._entropy = entropy
         self._storage_pool = storage_pool or StoragePool()
         self._lag = LoopLag()
@@ -144,20 +103,14 @@ class ModelWorker(Role):
             await self._follow_map(run.id, replica, replica_generation)
             return
         setup = SessionSetup(
-            network=self._network,
-            identity=self._identity,
+            endpoint=self._endpoint,
             cluster=cluster,
             replica=replica,
             part=place,
             session=int.from_bytes(self._entropy(7), "little"),
             waits=self._waits,
             buffers=self._buffers,
-            threads=self._threads,
-            in_flight=self._in_flight,
-            pace=self._pace,
-            pool=self._pool,
-            make_pool=self._make_pool,
-            traffic=self._traffic,
+            compute=self._compute,
             storage=storage,
             layers=self._layers,
             timeline=self._timeline,
@@ -266,7 +219,7 @@ class ModelWorker(Role):
         return counts
 
     def __repr__(self) -> str:
-        return f"<ModelWorker {self._identity.node} at {self.address} {self._threads} threads>"
+        return f"<ModelWorker {self._identity.node} at {self.address} {self._compute.threads} threads>"
 
 
 def _primaries_ready(cluster: ClusterMap) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 
 from adam_async.cluster.local import LocalCluster
 from adam_async.controller.client import Membership
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.errors import first_cause
@@ -25,6 +26,7 @@ from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import NodeRecord, RunRecord
 from adam_async.run.config import Config, Waits
 from adam_async.run.shard_table import shard_table
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from adam_async.worker.puller import Puller
 from adam_async.worker.push_plan import plan_pushes
@@ -216,17 +218,24 @@ class Servers:
         address = address_of(self.network)
         self.controller = await stack.enter_async_context(
             Controller(
-                network=self.network, address=address, identity=self.identity("controller"), waits=self.waits
+                RoleSettings(
+                    network=self.network,
+                    address=address,
+                    identity=self.identity("controller"),
+                    waits=self.waits,
+                )
             )
         )
         for number in range(self.config.servers):
             server = ParameterServer(
+                RoleSettings(
+                    network=self.network,
+                    address=address,
+                    identity=self.identity("ps", number),
+                    waits=self.waits,
+                    controller=self.controller.address,
+                ),
                 make_pool=ComputePool,
-                network=self.network,
-                address=address,
-                controller=self.controller.address,
-                identity=self.identity("ps", number),
-                waits=self.waits,
                 buffers=BufferPool(),
             )
             self.servers.append(await stack.enter_async_context(server))
@@ -265,9 +274,8 @@ class Servers:
         """A client that says what the test wants it to say."""
         identity = self.identity("worker", replica)
         client = ParameterClient(
-            network=self.network,
-            identity=identity,
-            session=SessionIdentity(
+            Endpoint(self.network, identity, Traffic(identity.node)),
+            SessionIdentity(
                 run="run",
                 session=replica + 100,
                 incarnation=identity.incarnation,
@@ -276,7 +284,6 @@ class Servers:
             ),
             addresses={name: self.map.nodes[name].address for name in sorted(set(self.map.buckets))},
             waits=waits or self.waits,
-            traffic=Traffic(identity.node),
         )
         self.tasks.append(self._group.create_task(client.run(), name=f"client-{replica}"))
         return HandClient(self, client)

@@ -13,6 +13,7 @@ from dataflow import (
     DuplicateToken,
     Engine,
     EngineClosed,
+    EngineSettings,
     Firing,
     Graph,
     Node,
@@ -238,7 +239,9 @@ async def test_a_tag_cannot_be_admitted_twice() -> None:
 
 
 async def test_waits_have_names_and_deadlines() -> None:
-    async with Engine(HEAVY, pool=ManualPool(), in_flight=1, wait_timeout_s=0.0) as engine:
+    async with Engine(
+        HEAVY, pool=ManualPool(), in_flight=1, settings=EngineSettings(wait_timeout_s=0.0)
+    ) as engine:
         await engine.admit(A)
         with pytest.raises(WaitTimedOut, match=r"admission of .*number=1.* 1 of 1 slots taken.* lacks 'x'"):
             await engine.admit(B)
@@ -403,7 +406,9 @@ async def test_a_body_that_uses_the_stopped_engine_raises_the_failure_alone() ->
 
 async def test_a_failing_node_may_drop_its_tag() -> None:
     pool = ManualPool()
-    async with Engine(FAILING, pool=pool, in_flight=1, contexts=[0], on_failure="drop") as engine:
+    async with Engine(
+        FAILING, pool=pool, in_flight=1, contexts=[0], settings=EngineSettings(on_failure="drop")
+    ) as engine:
         for tag in (A, B):
             await engine.admit(tag)
             engine.deliver("x", tag, 7)
@@ -509,7 +514,9 @@ async def test_leaving_abandons_live_tags_and_skips_calls_that_have_not_started(
 async def test_leaving_reports_a_job_that_does_not_end() -> None:
     pool = ManualPool()
     with pytest.raises(WaitTimedOut, match=r"closing the engine was not done after .*1 abandoned and still"):
-        async with Engine(HEAVY, pool=pool, in_flight=1, close_timeout_s=0.0) as engine:
+        async with Engine(
+            HEAVY, pool=pool, in_flight=1, settings=EngineSettings(close_timeout_s=0.0)
+        ) as engine:
             await engine.admit(A)
             engine.deliver("x", A, 1)
 
@@ -623,7 +630,7 @@ async def test_an_engine_describes_its_state() -> None:
         await engine.admit(A)
         assert repr(engine) == "<Engine running 1/2 tags in flight 0 finished>"
     with pytest.raises(ValueError, match="on_failure must be 'stop' or 'drop', not 'ignore'"):
-        Engine(HEAVY, pool=ManualPool(), in_flight=1, on_failure="ignore")  # type: ignore[arg-type]
+        EngineSettings(on_failure="ignore")  # type: ignore[arg-type]
 
 
 DIAMOND = Graph(

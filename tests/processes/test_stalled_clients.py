@@ -26,8 +26,9 @@ import pytest
 
 from adam_async.cluster.networks import LOOPBACK
 from adam_async.controller.client import Membership
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
-from adam_async.data_server.client import DataClient
+from adam_async.data_server.client import DataClient, WorkerPlace
 from adam_async.messages import Finished, Groups, LeaseGroups, pack, role_table, unpack
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import NodeRecord, RunRecord, ready_word
@@ -35,6 +36,7 @@ from adam_async.run.config import Config
 from adam_async.run.group_limits import GroupLimits
 from adam_async.run.learning_rate import decide
 from adam_async.run.model_selection import choose_model
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
 from tests.processes.commands import Command
@@ -106,11 +108,17 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(asyncio.TaskGroup())
         controller = await stack.enter_async_context(
-            Controller(network=network, address=LOOPBACK, identity=identity_of("controller"), waits=waits)
+            Controller(
+                RoleSettings(
+                    network=network, address=LOOPBACK, identity=identity_of("controller"), waits=waits
+                )
+            )
         )
         reach: dict[str, Any] = {"network": network, "controller": controller.address, "waits": waits}
         await stack.enter_async_context(
-            ParameterServer(address=LOOPBACK, identity=identity_of("ps"), buffers=buffers, **reach)
+            ParameterServer(
+                RoleSettings(address=LOOPBACK, identity=identity_of("ps"), **reach), buffers=buffers
+            )
         )
         place = ("--controller", controller.address, "--id", "data-0")
         server = stack.enter_context(Command("data", *place, "--data", str(folder), "--cache", str(BUDGET)))
@@ -198,17 +206,12 @@ async def test_eight_stalled_clients_neither_fill_the_memory_nor_delay_a_ninth(
             stack.callback(link.abort)
             links.append(link)
         client = DataClient(
-            network=cluster.network,
+            Endpoint(cluster.network, identity_of("worker", STALLED), Traffic("worker")),
+            WorkerPlace(RUN, STALLED, cluster.replica_generations[STALLED], 0),
             address=lambda _: cluster.data,
-            identity=identity_of("worker", STALLED),
-            run=RUN,
-            replica=STALLED,
-            replica_generation=cluster.replica_generations[STALLED],
-            partition=0,
             ahead=16,
             limits=GroupLimits(images=GROUP, pixels=prod(SHAPE), classes=1000, epochs=1, train_images=IMAGES),
             waits=Config().waits,
-            traffic=Traffic("worker"),
         )
         reading = asyncio.create_task(client.run(), name="reading")
         stack.callback(reading.cancel)

@@ -27,15 +27,12 @@ from adam_async.messages import (
     unpack,
 )
 from adam_async.messages.bounds import MOST_MANIFEST_BYTES
-from adam_async.runtime.channel import Channel
-from adam_async.runtime.traffic import Traffic
+from adam_async.runtime.channel import Channel, Endpoint
 from transport import (
     DialFailed,
     HandshakeRejected,
-    Identity,
     Link,
     Message,
-    Network,
     RemoteError,
     RetrySchedule,
     TransportError,
@@ -91,10 +88,8 @@ class Peer:
         number: Its number.
         address: Its address.
         plan: This server's view of the staging.
-        network: Network of the servers.
-        identity: This server's identity.
+        endpoint: This server.
         patience: Deadlines.
-        traffic: Counts of its links.
         clock: Clock of the loop, in seconds.
     """
 
@@ -104,21 +99,17 @@ class Peer:
         address: str,
         *,
         plan: Staging,
-        network: Network,
-        identity: Identity,
+        endpoint: Endpoint,
         patience: Patience,
-        traffic: Traffic,
         clock: Callable[[], float],
     ) -> None:
         self.number = number
         self.address = address
         self._channel = Channel(
+            endpoint,
             peer=f"server {number}",
             address=address,
-            network=network,
-            identity=identity,
             peer_role="data",
-            traffic=traffic,
             patience_s=patience.join_s,
             pauses=RetrySchedule(),
             clock=clock,

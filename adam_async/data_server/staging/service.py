@@ -70,10 +70,9 @@ class Stager(Role):
     """One server of a staging, for as long as its block lasts.
 
     Args:
-        network: Network of its listener and its links.
+        settings: Its place, without a controller; its role is ``data``.
         peers: Addresses of all servers, in the same order everywhere.
         server: Own number in that list.
-        identity: Its role (``data``), node id and incarnation.
         found: Files of the source.
         copy: Folder of the copy.
         held: Checksums of the files that an earlier start has left in the copy.
@@ -83,20 +82,17 @@ class Stager(Role):
 
     def __init__(
         self,
+        settings: RoleSettings,
         *,
-        network: Network,
         peers: Sequence[str],
         server: int,
-        identity: Identity,
         found: Found,
         copy: Copy,
         held: Mapping[int, str],
         open_disk: OpenDisk,
         patience: Patience,
     ) -> None:
-        super().__init__(
-            RoleSettings(network=network, address=peers[server], identity=identity, waits=Waits())
-        )
+        super().__init__(settings)
         self.plan = Staging(found.files, server=server, servers=len(peers), tries=patience.tries)
         for file, checksum in held.items():
             self.plan.hold(file, checksum)
@@ -126,10 +122,8 @@ class Stager(Role):
                     number,
                     address,
                     plan=self.plan,
-                    network=self._network,
-                    identity=self._identity,
+                    endpoint=self._endpoint,
                     patience=self._patience,
-                    traffic=self._traffic,
                     clock=self._loop.time,
                 )
         return {"stage": self._stage()}
@@ -429,12 +423,11 @@ async def staging(
         await stack.enter_async_context(copy.hold())
         held = await copy.take_up()
         refused = ""
-        for server in range(len(peers)):
+        for server, address in enumerate(peers):
             stager = Stager(
-                network=network,
+                RoleSettings(network=network, address=address, identity=identity, waits=Waits()),
                 peers=peers,
                 server=server,
-                identity=identity,
                 found=found,
                 copy=copy,
                 held=held,

@@ -25,7 +25,7 @@ from adam_async.data_server.validation_split import ValidationSplit
 from adam_async.driver.replay.playback import Playback
 from adam_async.driver.replay.pushes import Pushes
 from adam_async.driver.replay.recording import RecordedEpoch, Recording
-from adam_async.driver.replay.shards import ReplayedShards
+from adam_async.driver.replay.shards import RecordedModel, ReplayedShards
 from adam_async.driver.replay.worker import ReplayedWorker
 from adam_async.errors import RecordError, RunFailed
 from adam_async.model.keyed_random import Dice
@@ -103,16 +103,14 @@ class Replay:
             images=config.images_per_group * config.push_every,
             wanted=config.protocol,
         )
-        self._shards = ReplayedShards(self.network, table, rule, config)
+        model = RecordedModel(config, self.network, table, header.buckets)
+        self._shards = ReplayedShards(model, rule)
         self._pushes = Pushes(table.shards, self.network.dtype)
         self._orders_of_shards = recording.orders
         self._workers = {
             replica: ReplayedWorker(
                 reads=reads,
-                config=config,
-                network=self.network,
-                table=table,
-                buckets=header.buckets,
+                model=model,
                 plan=plan,
                 shards=self._shards,
                 pushes=self._pushes,

@@ -1,6 +1,7 @@
 """Pure: the shards of all servers of a recorded run, with the old versions that have further readers."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -19,17 +20,33 @@ from adam_async.run.ids import Version
 from adam_async.run.shard_table import ShardTable
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedModel:
+    """The model of a recorded run, its shards and their places.
+
+    Attributes:
+        config: The run.
+        network: The model.
+        table: Its shards.
+        buckets: Primary of each bucket.
+    """
+
+    config: Config
+    network: Network
+    table: ShardTable
+    buckets: Sequence[str]
+
+
 class ReplayedShards:
     """The shards of a run, from their initial values on.
 
     Args:
-        network: The model.
-        table: Its shards.
+        model: The run's model.
         rule: The run's update rule.
-        config: The run.
     """
 
-    def __init__(self, network: Network, table: ShardTable, rule: Rule, config: Config) -> None:
+    def __init__(self, model: RecordedModel, rule: Rule) -> None:
+        config, network, table = model.config, model.network, model.table
         self._table = table
         self._storage = ShardStorage(network.parameters, rule, network.dtype)
         self._shapes = {p.name: p.shape for p in network.parameters}

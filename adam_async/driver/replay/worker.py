@@ -13,14 +13,11 @@ from numpy.typing import NDArray
 from adam_async.data_server.client import ImageGroup
 from adam_async.driver.replay.pushes import Pushes
 from adam_async.driver.replay.recording import Reads
-from adam_async.driver.replay.shards import ReplayedShards
+from adam_async.driver.replay.shards import RecordedModel, ReplayedShards
 from adam_async.errors import RecordError
 from adam_async.messages import Finished, Lease
 from adam_async.model.context import Context
-from adam_async.model.network import Network
 from adam_async.parameter_server.client import StepPush
-from adam_async.run.config import Config
-from adam_async.run.shard_table import ShardTable
 from adam_async.worker.puller import Puller
 from adam_async.worker.push_plan import PushPlan
 from adam_async.worker.stepper import Pusher, Stepper
@@ -93,10 +90,7 @@ class ReplayedWorker:
 
     Args:
         reads: The worker's recorded groups.
-        config: The run.
-        network: The model.
-        table: Its shards.
-        buckets: Primary of each bucket.
+        model: The run's model.
         plan: Form of the gradients on the wire.
         shards: Source of values.
         pushes: Takes the steps.
@@ -107,15 +101,13 @@ class ReplayedWorker:
         self,
         *,
         reads: Reads,
-        config: Config,
-        network: Network,
-        table: ShardTable,
-        buckets: Sequence[str],
+        model: RecordedModel,
         plan: PushPlan,
         shards: ReplayedShards,
         pushes: Pushes,
         images: Images,
     ) -> None:
+        config, network, table = model.config, model.network, model.table
         self._reads = reads
         self._shards = shards
         self._images = images
@@ -133,7 +125,7 @@ class ReplayedWorker:
                 puller=Puller(
                     network=network,
                     table=table,
-                    buckets=buckets,
+                    buckets=model.buckets,
                     client=outbox,
                     weights=self._weights,
                     buffers=BufferPool(),

@@ -45,6 +45,7 @@ from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config, Waits
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.faults import check_noticed, is_running
 from adam_async.simulation.nodes import Node, World
@@ -249,9 +250,8 @@ class _Attempt:
         state, shards = self._state, self._state.shards
         session = self._session + 1  # the earlier requests have numbers in the first session
         client = ParameterClient(
-            network=self._network,
-            identity=self._identity("worker"),
-            session=SessionIdentity(
+            Endpoint(self._network, self._identity("worker"), Traffic(BAD_CLIENT)),
+            SessionIdentity(
                 run=state.run,
                 session=session,
                 incarnation=1,
@@ -260,7 +260,6 @@ class _Attempt:
             ),
             addresses={self._server: self._cluster.nodes[self._server].address},
             waits=WAITS,
-            traffic=Traffic(BAD_CLIENT),
         )
         self._on_request(f"{self._server} did not count steps in place")
         reported = False

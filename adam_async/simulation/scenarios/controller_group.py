@@ -8,9 +8,11 @@ from pathlib import Path
 from adam_async.controller.bootstrap import name_of
 from adam_async.controller.consensus import Core, DamagedLog, Effect, Event, Persist, Role, Settings
 from adam_async.controller.consensus.records import Record
+from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.log_file import NAME, LogFile
 from adam_async.controller.permissions import Attempt, Refusal
 from adam_async.controller.replicated_state import MAX_SESSIONS, ReplicatedState
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import ConfigError
@@ -136,19 +138,23 @@ class ControllerGroup:
             self._saw(node.name, core, machine, event, effects)
 
         controller = Controller(
+            RoleSettings(
+                network=network_of(node),
+                address=self.addresses[node.name],
+                identity=Identity(role="controller", node=node.name, incarnation=node.incarnation),
+                waits=WAITS,
+            ),
+            ConsensusSetup(
+                entropy=node.entropy,
+                file=_WatchedLog(self, node),
+                settings=self._settings,
+                snapshot_entries=self._snapshot_entries,
+                observe=observe,
+            ),
             rules=TrainingRules(),
             permits=permit_all,
-            network=network_of(node),
-            address=self.addresses[node.name],
-            identity=Identity(role="controller", node=node.name, incarnation=node.incarnation),
-            waits=WAITS,
             peers=self.addresses,
-            file=_WatchedLog(self, node),
-            entropy=node.entropy,
-            settings=self._settings,
-            snapshot_entries=self._snapshot_entries,
             most_sessions=self._sessions,
-            observe=observe,
         )
         self.running[node.name] = controller
         try:

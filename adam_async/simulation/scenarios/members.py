@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import msgspec
 
 from adam_async.controller.client import Membership
+from adam_async.controller.consensus_node import ConsensusSetup
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
@@ -136,13 +138,10 @@ class _Run:
     async def _serve(self, node: Node) -> None:
         identity = Identity(role="controller", node=CONTROLLER, incarnation=node.incarnation)
         controller = Controller(
+            RoleSettings(network=self._network(node), address=ADDRESS, identity=identity, waits=WAITS),
+            ConsensusSetup(entropy=node.entropy),
             rules=TrainingRules(),
             permits=permit_all,
-            network=self._network(node),
-            address=ADDRESS,
-            identity=identity,
-            waits=WAITS,
-            entropy=node.entropy,
         )
         async with controller:
             self.controller = controller

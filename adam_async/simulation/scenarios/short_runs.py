@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 from adam_async.controller.client import Membership
-from adam_async.data_server.client import DataClient, ImageGroup
+from adam_async.controller.role import RoleSettings
+from adam_async.data_server.client import DataClient, ImageGroup, WorkerPlace
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.service import DataServer
 from adam_async.errors import AdamError, DeadlineExceeded
@@ -25,6 +26,7 @@ from adam_async.model.named import mlp
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, ResumeRecord, RunRecord, ready_word
 from adam_async.run.config import Config, Waits
 from adam_async.run.group_limits import GroupLimits
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.machine import ProcessMemory
 from adam_async.runtime.random_streams import Dice
 from adam_async.runtime.traffic import Traffic
@@ -99,10 +101,6 @@ def draw_run(dice: Dice, number: int) -> RunRecord:
     )
 
 
-Place = tuple[str, int, int, int]
-"""Run, replica, replica generation and partition."""
-
-
 class ShortRuns:
     """One run after the other, in a world of members.
 
@@ -129,17 +127,19 @@ class ShortRuns:
         """Run a data server, and start it again after an error, as a supervisor would."""
         for attempt in range(INCARNATIONS):
             server = DataServer(
-                network=self._network(node),
-                address=f"tcp://{node.name}:1",
-                controller=ADDRESS,
-                identity=Identity(
-                    role="data", node=node.name, incarnation=node.incarnation * INCARNATIONS + attempt
+                RoleSettings(
+                    network=self._network(node),
+                    address=f"tcp://{node.name}:1",
+                    identity=Identity(
+                        role="data", node=node.name, incarnation=node.incarnation * INCARNATIONS + attempt
+                    ),
+                    waits=WAITS,
+                    controller=ADDRESS,
+                    process_memory=lambda: ProcessMemory(host="", pid=1, peak_rss_mb=1.0),
                 ),
-                waits=WAITS,
-                dataset=images(),
+                images(),
                 make_pool=SimulatedPool,
                 available_bytes=lambda: 1 << 30,
-                process_memory=lambda: ProcessMemory(host="", pid=1, peak_rss_mb=1.0),
             )
             self.ledger_leaders[node.name] = server
             try:
@@ -202,7 +202,7 @@ class ShortRuns:
         self, node: Node, membership: Membership, network: TcpNetwork, identity: Identity, *, pace_s: float
     ) -> None:
         """Take part in each run and each generation of its replica."""
-        place: Place | None = None
+        place: WorkerPlace | None = None
         task: asyncio.Task[None] | None = None
         client: DataClient | None = None
         async with asyncio.TaskGroup() as group:
@@ -218,36 +218,34 @@ class ShortRuns:
                 if place is not None:
                     client = self._client(membership, place, network, identity)
                     work = self._train_in(pace_s, membership, place, client)
-                    task = group.create_task(work, name=f"{node.name}/{place[0]}")
+                    task = group.create_task(work, name=f"{node.name}/{place.run}")
 
     def _client(
-        self, membership: Membership, place: Place, network: TcpNetwork, identity: Identity
+        self, membership: Membership, place: WorkerPlace, network: TcpNetwork, identity: Identity
     ) -> DataClient:
-        run, replica, replica_generation, part = place
         return DataClient(
-            network=network,
-            address=lambda attempt: membership.map.ledger_leader_for(replica, attempt),
-            identity=identity,
-            run=run,
-            replica=replica,
-            replica_generation=replica_generation,
-            partition=part,
+            Endpoint(network, identity, Traffic(membership.node)),
+            place,
+            address=lambda attempt: membership.map.ledger_leader_for(place.replica, attempt),
             ahead=AHEAD,
             limits=GroupLimits(
-                images=GROUP, pixels=(4, 2)[part], classes=2, epochs=RUN_EPOCHS, train_images=IMAGES
+                images=GROUP,
+                pixels=(4, 2)[place.partition],
+                classes=2,
+                epochs=RUN_EPOCHS,
+                train_images=IMAGES,
             ),
-            rows=(None, (0, 1))[part],
+            rows=(None, (0, 1))[place.partition],
             waits=WAITS,
-            traffic=Traffic(membership.node),
         )
 
     async def _train_in(
-        self, pace_s: float, membership: Membership, place: Place, client: DataClient
+        self, pace_s: float, membership: Membership, place: WorkerPlace, client: DataClient
     ) -> None:
         """Take groups and report them as trained, half of the leased ones at a time."""
         async with asyncio.TaskGroup() as group:
             group.create_task(client.run(), name=f"{membership.node}/groups")
-            await membership.set_node(ready=ready_word(place[0], place[2]))
+            await membership.set_node(ready=ready_word(place.run, place.replica_generation))
             clock = 0
             while True:
                 await client.wait_group()
@@ -301,13 +299,15 @@ class ShortRuns:
                 raise Violation("wrong questions", f"{question!r} was answered with {answer!r}")
 
 
-def _place(cluster: ClusterMap, membership: Membership) -> Place | None:
+def _place(cluster: ClusterMap, membership: Membership) -> WorkerPlace | None:
     """Return the place of a worker in the run; None before it joined, or if its replica is incomplete."""
     run, record = cluster.run, cluster.nodes.get(membership.node)
     if run is None or record is None or not membership.joined or run.over:
         return None
     replica_generation = cluster.replica_generation(record.replica) if record.replica >= 0 else 0
-    return (run.id, record.replica, replica_generation, record.partition) if replica_generation else None
+    if not replica_generation:
+        return None
+    return WorkerPlace(run.id, record.replica, replica_generation, record.partition)
 
 
 def _next_epoch(run: RunRecord) -> RunRecord | None:

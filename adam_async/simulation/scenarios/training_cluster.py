@@ -17,7 +17,9 @@ from msgspec import UNSET
 
 from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
 from adam_async.checkpoint.manifest import Checkpoint
+from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.log_file import LogFile
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
@@ -38,6 +40,7 @@ from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.pool import SimulatedPool
 from adam_async.simulation.scenario import Ledger, Violation
 from adam_async.simulation.scenarios.training_setups import Setup
+from adam_async.worker.run_session import ComputeSettings
 from adam_async.worker.service import ModelWorker
 from transport import Budget, BufferPool, Identity, LinkConfig, Secret, TcpNetwork, TransportError
 
@@ -165,31 +168,26 @@ class TrainingCluster:
         network = self.networks[node.name] = network_of(node)
         return network
 
-    def _member(self, role: str, node: Node) -> dict[str, Any]:
-        return {
-            **self._place(role, node),
-            "address": f"tcp://{node.name}:1",
-            "waits": self.setup.config.waits,
-        }
+    def _member(self, role: str, node: Node) -> RoleSettings:
+        address, waits = f"tcp://{node.name}:1", self.setup.config.waits
+        return RoleSettings(address=address, waits=waits, **self._place(role, node))
 
     async def _run_controller(self, node: Node) -> None:
-        controller = Controller(
+        settings = RoleSettings(
             network=self._network(node),
             address=CONTROLLERS[node.name],
             identity=Identity(role="controller", node=node.name, incarnation=node.incarnation),
             waits=self.setup.config.waits,
-            peers=CONTROLLERS,
-            file=LogFile(node.open_disk(), FOLDER),
-            rules=TrainingRules(),
-            entropy=node.entropy,
+            process_memory=process_memory,
         )
-        controller.process_memory = process_memory
+        setup = ConsensusSetup(entropy=node.entropy, file=LogFile(node.open_disk(), FOLDER))
+        controller = Controller(settings, setup, rules=TrainingRules(), peers=CONTROLLERS)
         async with controller:
             self.controllers[node.name] = controller
             await asyncio.Event().wait()
 
     async def _run_parameter_server(self, node: Node) -> None:
-        server = ParameterServer(buffers=BufferPool(), **self._member("ps", node))
+        server = ParameterServer(self._member("ps", node), buffers=BufferPool())
         self.servers[node.name] = server
         async with server:
             await asyncio.Event().wait()
@@ -197,10 +195,10 @@ class TrainingCluster:
     async def _run_data_server(self, node: Node) -> None:
         while True:
             server = DataServer(
-                dataset=images(),
+                self._member("data", node),
+                images(),
                 make_pool=SimulatedPool,
                 available_bytes=lambda: 1 << 30,
-                **self._member("data", node),
             )
             await self._supervise(node, server)
 
@@ -212,15 +210,13 @@ class TrainingCluster:
             return drawn
 
         while True:
-            worker = ModelWorker(
-                buffers=BufferPool(),
+            compute = ComputeSettings(
                 threads=1,
                 in_flight=self.setup.config.in_flight,
-                entropy=entropy,
                 pace=self.setup.pace,
                 make_pool=SimulatedPool,
-                **self._member("worker", node),
             )
+            worker = ModelWorker(self._member("worker", node), compute, buffers=BufferPool(), entropy=entropy)
             self._sessions.pop(node.name, None)
             self.workers[node.name] = worker
             await self._supervise(node, worker)

@@ -17,10 +17,11 @@ from adam_async import messages as m
 from adam_async.controller.consensus import messages as consensus
 from adam_async.controller.consensus.membership import Members
 from adam_async.controller.map_history import Change
+from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.ledger import Entry as LedgerEntry
 from adam_async.data_server.ledger_replication import Part as LedgerPart
 from adam_async.data_server.staging.plan import File
-from adam_async.data_server.state import EpochBegan, GroupsReported, LeaseAsked, Opening
+from adam_async.data_server.state import GroupsReported, LeaseAsked, Opening
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord, RunRecord
 from adam_async.run.ids import Replica
 from adam_async.runtime.trace_events import Part as ProfilePart

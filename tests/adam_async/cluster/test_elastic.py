@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from msgspec import UNSET
 
-from adam_async.controller.role import Role
+from adam_async.controller.role import Role, RoleSettings
+from adam_async.worker.run_session import ComputeSettings
 from adam_async.worker.service import ModelWorker
 from tests.adam_async.cluster.test_local import QUICK, FixedDice, config_of
 from tests.adam_async.runs import NETWORKS, address_of, cluster_of, entropy_of, tiny_dataset, until
@@ -39,14 +40,15 @@ def joiner(cluster, name):
     """One more worker for a cluster that runs."""
     entropy = entropy_of(name)
     return ModelWorker(
-        network=cluster.network,
-        address=address_of(cluster.network),
-        controller=cluster.controller.address,
-        identity=Identity(role="worker", node=name, incarnation=int.from_bytes(entropy(7), "little")),
-        waits=cluster.config.waits,
+        RoleSettings(
+            network=cluster.network,
+            address=address_of(cluster.network),
+            identity=Identity(role="worker", node=name, incarnation=int.from_bytes(entropy(7), "little")),
+            waits=cluster.config.waits,
+            controller=cluster.controller.address,
+        ),
+        ComputeSettings(threads=1, in_flight=0),
         buffers=cluster.buffers,
-        threads=1,
-        in_flight=0,
         entropy=entropy,
         storage_pool=cluster._storage_pool,
     )

@@ -9,6 +9,7 @@ import pytest
 
 from adam_async.cluster.external_data import address_for, addresses_in
 from adam_async.cluster.local import LocalCluster
+from adam_async.controller.role import RoleSettings
 from adam_async.data_server.service import DataServer
 from adam_async.errors import AdamError, ConfigError, DeadlineExceeded, RoleDied, RoleUnreachable
 from adam_async.messages import role_table
@@ -169,12 +170,14 @@ async def test_it_belongs_to_a_cluster_already(network):
     async with (
         controller_of(network) as controller,
         DataServer(
-            network=network,
-            address=LOOPBACK,
-            controller=controller.address,
-            identity=identity("data"),
-            waits=PATIENT,
-            dataset=DATA,
+            RoleSettings(
+                network=network,
+                address=LOOPBACK,
+                identity=identity("data"),
+                waits=PATIENT,
+                controller=controller.address,
+            ),
+            DATA,
         ) as server,
         asker_of(network, server) as asker,
     ):

@@ -3,8 +3,10 @@
 import asyncio
 from pathlib import Path
 
+from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.map_history import Change
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.messages import (
     CompareAndSet,
@@ -103,15 +105,15 @@ class Trio:
     async def _serve(self, node):
         file = LogFile(node.open_disk(), FOLDER) if self._with_files else None
         controller = Controller(
+            RoleSettings(
+                network=network_of(node),
+                address=self.peers[node.name],
+                identity=Identity(role="controller", node=node.name, incarnation=node.incarnation),
+                waits=WAITS,
+            ),
+            ConsensusSetup(entropy=node.entropy, file=file, **self._options),
             permits=self._permits,
-            network=network_of(node),
-            address=self.peers[node.name],
-            identity=Identity(role="controller", node=node.name, incarnation=node.incarnation),
-            waits=WAITS,
             peers=self.peers,
-            file=file,
-            entropy=node.entropy,
-            **self._options,
         )
         self.running[node.name] = controller
         self.leave[node.name] = leave = asyncio.Event()

@@ -9,6 +9,8 @@ import pytest
 
 from adam_async.controller.client import Membership
 from adam_async.controller.consensus import Settings
+from adam_async.controller.consensus_node import ConsensusSetup
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.controller.state import CompareAndSet
 from adam_async.errors import DeadlineExceeded, RoleDied, RoleUnreachable, RunFailed, first_cause
@@ -80,7 +82,9 @@ class Table:
 
 def controller_of(network, *, waits=WAITS, address="", incarnation=1):
     identity = Identity(role="controller", node="controller", incarnation=incarnation)
-    return Controller(network=network, address=address or address_of(network), identity=identity, waits=waits)
+    return Controller(
+        RoleSettings(network=network, address=address or address_of(network), identity=identity, waits=waits)
+    )
 
 
 @asynccontextmanager
@@ -101,13 +105,17 @@ async def group_table_of(network, waits=FORGIVING):
         controllers = []
         for number in (1, 2, 3):
             controller = Controller(
-                network=network,
-                address=address_of(network),
-                identity=Identity(role="controller", node=f"controller-{number}", incarnation=1),
-                waits=waits,
+                RoleSettings(
+                    network=network,
+                    address=address_of(network),
+                    identity=Identity(role="controller", node=f"controller-{number}", incarnation=1),
+                    waits=waits,
+                ),
+                ConsensusSetup(
+                    entropy=entropy_of(f"controller {number}"),
+                    settings=Settings(heartbeat_s=0.02, election_s=0.1),
+                ),
                 alone=False,
-                entropy=entropy_of(f"controller {number}"),
-                settings=Settings(heartbeat_s=0.02, election_s=0.1),
             )
             controllers.append(await stack.enter_async_context(controller))
         for controller in controllers:
@@ -328,7 +336,7 @@ async def test_a_node_tries_to_join_until_the_link_of_its_earlier_incarnation_ha
         old = await table.joined("worker-0", incarnation=1)
         new = table.member("worker-0", incarnation=2)
         await until(
-            lambda: any(row["type"] == "CompareAndSet" for row in new._client._leader._traffic.rows())
+            lambda: any(row["type"] == "CompareAndSet" for row in new._client._leader._endpoint.traffic.rows())
         )
         await new.wait_for(lambda m: m.version > 0, "the map", 20.0)
         assert not new.joined

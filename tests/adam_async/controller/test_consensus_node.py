@@ -10,13 +10,15 @@ import pytest
 
 from adam_async.controller.consensus import Settings, identity
 from adam_async.controller.consensus.records import Born
-from adam_async.controller.consensus_node import SETTINGS, ConsensusNode
+from adam_async.controller.consensus_node import SETTINGS, ConsensusNode, ConsensusSetup
 from adam_async.controller.log_file import NAME, LogFile
 from adam_async.controller.replicated_state import ReplicatedState
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.controller.stall_aware_clock import LATE_S
 from adam_async.errors import ConfigError, first_cause
 from adam_async.run.config import Waits
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.loop import SimulationFailed
@@ -166,12 +168,14 @@ def test_a_name_that_is_taken_is_given_to_nobody_else(caplog):
         async def pretend(node):
             peers = {name: it for name, it in trio.peers.items() if name != "stranger"}
             controller = Controller(
-                network=network_of(node),
-                address=trio.peers["stranger"],
-                identity=Identity(role="controller", node="controller-3", incarnation=99),
-                waits=WAITS,
+                RoleSettings(
+                    network=network_of(node),
+                    address=trio.peers["stranger"],
+                    identity=Identity(role="controller", node="controller-3", incarnation=99),
+                    waits=WAITS,
+                ),
+                ConsensusSetup(entropy=node.entropy),
                 peers=peers,
-                entropy=node.entropy,
             )
             async with controller:
                 await asyncio.Event().wait()
@@ -363,14 +367,14 @@ class Three:
             name = f"controller-{number}"
             file = LogFile(self._disk, self._folder / name) if self._disk else None
             controller = Controller(
-                network=self.network,
-                address=address_of(self.network),
-                identity=Identity(role="controller", node=name, incarnation=number),
-                waits=Waits(),
+                RoleSettings(
+                    network=self.network,
+                    address=address_of(self.network),
+                    identity=Identity(role="controller", node=name, incarnation=number),
+                    waits=Waits(),
+                ),
+                ConsensusSetup(entropy=entropy_of(f"{name}/{id(self)}"), file=file, settings=SOON),
                 alone=False,
-                file=file,
-                settings=SOON,
-                entropy=entropy_of(f"{name}/{id(self)}"),
             )
             stack = AsyncExitStack()
             self.controllers.append(await stack.enter_async_context(controller))
@@ -430,12 +434,11 @@ async def test_three_with_folders_go_on_after_all_have_ended(tmp_path):
 
 def test_a_controller_missing_from_the_addresses_is_an_error():
     group = ConsensusNode(
-        identity=Identity(role="controller", node="controller-9", incarnation=1),
+        ConsensusSetup(entropy=entropy_of("x")),
+        Endpoint(
+            local_network(), Identity(role="controller", node="controller-9", incarnation=1), Traffic("x")
+        ),
         state=ReplicatedState(),
-        network=local_network(),
-        traffic=Traffic("x"),
-        entropy=entropy_of("x"),
-        file=None,
         on_answer=lambda tag, answer: None,
         on_led=lambda: None,
         on_applied=lambda: None,
@@ -450,11 +453,13 @@ async def test_a_folder_of_another_controller_is_refused_with_its_name_and_ours(
         async with file.opened():
             await file.append([(Born(identity("controller-2", 7)),)])
         controller = Controller(
-            network=local_network(),
-            address="local://",
-            identity=Identity(role="controller", node="controller-1", incarnation=1),
-            waits=Waits(),
-            file=LogFile(disk, tmp_path),
+            RoleSettings(
+                network=local_network(),
+                address="local://",
+                identity=Identity(role="controller", node="controller-1", incarnation=1),
+                waits=Waits(),
+            ),
+            ConsensusSetup(file=LogFile(disk, tmp_path)),
         )
         with pytest.raises(ExceptionGroup) as caught:
             async with controller:
@@ -469,11 +474,13 @@ async def test_one_of_three_without_the_others_addresses_names_them(tmp_path, ca
         async with Three(NETWORKS["tcp"](), tmp_path, disk) as three:
             await three.leader()
         controller = Controller(
-            network=local_network(),
-            address="local://",
-            identity=Identity(role="controller", node="controller-1", incarnation=9),
-            waits=Waits(),
-            file=LogFile(disk, tmp_path / "controller-1"),
+            RoleSettings(
+                network=local_network(),
+                address="local://",
+                identity=Identity(role="controller", node="controller-1", incarnation=9),
+                waits=Waits(),
+            ),
+            ConsensusSetup(file=LogFile(disk, tmp_path / "controller-1")),
         )
         with caplog.at_level(logging.WARNING):
             async with controller:
@@ -487,11 +494,13 @@ async def test_a_folder_that_is_in_use_ends_the_second_with_what_to_do(tmp_path)
     async with Disk() as disk:
         async with LogFile(disk, tmp_path).opened():
             controller = Controller(
-                network=local_network(),
-                address="local://",
-                identity=Identity(role="controller", node="controller-1", incarnation=1),
-                waits=Waits(),
-                file=LogFile(disk, tmp_path),
+                RoleSettings(
+                    network=local_network(),
+                    address="local://",
+                    identity=Identity(role="controller", node="controller-1", incarnation=1),
+                    waits=Waits(),
+                ),
+                ConsensusSetup(file=LogFile(disk, tmp_path)),
             )
             with pytest.raises(ExceptionGroup) as caught:
                 async with controller:

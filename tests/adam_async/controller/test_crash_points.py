@@ -10,10 +10,11 @@ import pytest
 
 from adam_async.controller.consensus import DamagedLog, Saved, recover
 from adam_async.controller.consensus.records import HEAD_BYTES
-from adam_async.controller.consensus_node import ConsensusNode
+from adam_async.controller.consensus_node import ConsensusNode, ConsensusSetup
 from adam_async.controller.log_file import NAME, LogFile
 from adam_async.controller.replicated_state import Open, ReplicatedState, Set
 from adam_async.messages import role_table
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.loop import SimulationFailed
 from adam_async.simulation.nodes import simulate
@@ -56,16 +57,12 @@ class Alone:
         identity = Identity(role="controller", node="controller", incarnation=node.incarnation)
         network = TcpNetwork(token=b"a token of tests", entropy=node.entropy, rules=role_table())
         self.group = ConsensusNode(
-            identity=identity,
+            ConsensusSetup(entropy=node.entropy, file=file, snapshot_entries=SNAPSHOT_ENTRIES),
+            Endpoint(network, identity, Traffic("controller")),
             state=self.machine,
-            network=network,
-            traffic=Traffic("controller"),
-            entropy=node.entropy,
-            file=file,
             on_answer=lambda tag, answer: self._answers.pop(tag).set_result(answer),
             on_led=lambda: self._led.set() if self.group.leads else None,
             on_applied=lambda: None,
-            snapshot_entries=SNAPSHOT_ENTRIES,
         )
         self.group.set_addresses({"controller": "tcp://controller:1"})
 

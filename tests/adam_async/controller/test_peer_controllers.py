@@ -10,6 +10,7 @@ from adam_async.controller.consensus.membership import Members
 from adam_async.controller.consensus.messages import Chunk, TakeOver
 from adam_async.controller.peer_controllers import PeerControllers, packed_agree, read_agree
 from adam_async.messages import Agree, Introduce, Introduced, pack, unpack
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.controller.consensus.small_group import SmallGroup
 from tests.adam_async.runs import NETWORKS, address_of, local_network, until
@@ -26,7 +27,7 @@ def controller(number):
 
 def peers_of(network, *, settled=True):
     return PeerControllers(
-        identity=controller(1), network=network, traffic=Traffic("controller-1"), is_settled=lambda: settled
+        Endpoint(network, controller(1), Traffic("controller-1")), is_settled=lambda: settled
     )
 
 

@@ -6,7 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.permissions import BEHIND, FORBIDDEN, MEANT, TABLE, Attempt, verdict
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.messages import CompareAndSet, OpenSession, SessionOpened, pack, text_tensor, unpack
 from adam_async.messages.body import ROLES
@@ -105,7 +107,8 @@ async def test_an_attempt_that_is_forbidden_costs_its_link_and_changes_nothing(n
     wire = NETWORKS[network]()
     identity = Identity(role="controller", node="controller", incarnation=1)
     async with Controller(
-        network=wire, address=address_of(wire), identity=identity, waits=Waits(), entropy=entropy_of("c")
+        RoleSettings(network=wire, address=address_of(wire), identity=identity, waits=Waits()),
+        ConsensusSetup(entropy=entropy_of("c")),
     ) as controller:
         membership = await wire.dial(controller.address, Identity(role="ps", node="ps-0", incarnation=9))
         session = unpack(await membership.call(pack(OpenSession()), timeout_s=5.0), SessionOpened).session

@@ -12,10 +12,12 @@ import pytest
 from adam_async.controller.consensus import Entry, Members, Message, Writer, bootstrapped
 from adam_async.controller.consensus.messages import Append, Appended, Chunk, TakeOver
 from adam_async.controller.consensus.records import Entries
+from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.contents import command_problem, log_problem, state_problem
 from adam_async.controller.log_file import NAME, LogFile
 from adam_async.controller.peer_controllers import packed_agree
 from adam_async.controller.replicated_state import Lost, Open, Set, command_bytes, first_state
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.errors import DataError, first_cause
 from adam_async.messages.bounds import MOST_MAP_BYTES
@@ -137,12 +139,13 @@ async def test_a_log_with_a_command_that_cannot_be_read_is_named_at_the_start(tm
     async with Disk() as disk:
         with pytest.raises((DataError, ExceptionGroup)) as raised:
             async with Controller(
-                network=local_network(),
-                address="local://controller",
-                identity=Identity(role="controller", node="controller-1", incarnation=1),
-                waits=Waits(),
-                file=LogFile(disk, tmp_path),
-                entropy=entropy_of("c"),
+                RoleSettings(
+                    network=local_network(),
+                    address="local://controller",
+                    identity=Identity(role="controller", node="controller-1", incarnation=1),
+                    waits=Waits(),
+                ),
+                ConsensusSetup(entropy=entropy_of("c"), file=LogFile(disk, tmp_path)),
             ) as controller:
                 await controller.joined()
                 await asyncio.Event().wait()

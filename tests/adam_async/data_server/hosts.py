@@ -3,6 +3,7 @@
 from contextlib import asynccontextmanager
 
 from adam_async.cluster.external_data import DataHosts
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.standalone import DataHost
 from tests.adam_async.runs import PATIENT, entropy_of, tiny_dataset
@@ -18,17 +19,16 @@ def identity(role, node="", incarnation=7):
 
 def host_of(network, *, node="host", waits=PATIENT, dataset=DATA):
     return DataHost(
-        network=network,
-        address=LOOPBACK,
-        identity=identity("data", node),
-        waits=waits,
-        dataset=dataset,
+        RoleSettings(network=network, address=LOOPBACK, identity=identity("data", node), waits=waits),
+        dataset,
         entropy=entropy_of(node),
     )
 
 
 def controller_of(network, *, waits=PATIENT):
-    return Controller(network=network, address=LOOPBACK, identity=identity("controller"), waits=waits)
+    return Controller(
+        RoleSettings(network=network, address=LOOPBACK, identity=identity("controller"), waits=waits)
+    )
 
 
 def asker_of(network, *hosts, waits=PATIENT, driver=None):

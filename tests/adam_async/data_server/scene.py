@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from itertools import count
 
+from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.state import (
     DataState,
-    EpochBegan,
     Grant,
     GroupsReported,
     LeaseAsked,

@@ -7,10 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.data_server.client import DataClient
+from adam_async.data_server.client import DataClient, WorkerPlace
 from adam_async.errors import RoleDied, first_cause
 from adam_async.messages import Finished, Groups, Lease, LeaseGroups, Reported, ReportGroups, pack, unpack_any
 from adam_async.run.group_limits import GroupLimits
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, PATIENT, address_of, turns, until
 from transport import Identity
@@ -62,18 +63,13 @@ async def client_of(network, *, waits=PATIENT, ahead=AHEAD, rows=None):
     far = Identity(role="data", node="data-0", incarnation=1)
     async with network.listen(address_of(network), far, server.on_link) as listener:
         client = DataClient(
-            network=network,
+            Endpoint(network, identity, Traffic("worker-0")),
+            WorkerPlace("run", 3, 5, 1),
             address=lambda _: listener.address,
-            identity=identity,
-            run="run",
-            replica=3,
-            replica_generation=5,
-            partition=1,
             ahead=ahead,
             limits=LIMITS,
             rows=rows,
             waits=waits,
-            traffic=Traffic("worker-0"),
         )
         async with asyncio.TaskGroup() as group:
             work = group.create_task(client.run(), name="data")
@@ -279,17 +275,12 @@ async def test_a_server_that_answers_nothing_is_given_up_by_name(network):
 
 async def test_a_server_that_is_not_there_is_given_up_by_name(network):
     gone = DataClient(
-        network=network,
+        Endpoint(network, Identity(role="worker", node="worker-0", incarnation=7), Traffic("worker-0")),
+        WorkerPlace("run", 0, 5, 0),
         address=lambda _: "local://nobody" if address_of(network) == "local://" else "tcp://127.0.0.1:1",
-        identity=Identity(role="worker", node="worker-0", incarnation=7),
-        run="run",
-        replica=0,
-        replica_generation=5,
-        partition=0,
         ahead=AHEAD,
         limits=LIMITS,
         waits=msgspec.structs.replace(PATIENT, patience_s=0.05),
-        traffic=Traffic("worker-0"),
     )
     with pytest.raises(RoleDied, match="the data server"):
         await gone.run()

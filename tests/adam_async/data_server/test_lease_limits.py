@@ -2,8 +2,8 @@
 
 import pytest
 
+from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.lease_limits import RECORDED, LeaseLimits
-from adam_async.data_server.state import EpochBegan
 from adam_async.run.ids import Replica
 from tests.adam_async.data_server.scene import Scene
 

@@ -11,8 +11,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.state import (
-    EpochBegan,
     EpochEnded,
     GroupsReported,
     Paused,

@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
+from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.ledger import Entry, Ledger
 from adam_async.data_server.ledger_replication import Part
 from adam_async.data_server.state import (
-    EpochBegan,
     GroupsReported,
     LeaseAsked,
     Opening,

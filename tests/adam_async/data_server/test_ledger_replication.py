@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.ledger import Entry
 from adam_async.data_server.ledger_replication import CopyRefused, LedgerReplication, Part
 from adam_async.data_server.state import (
-    EpochBegan,
     EpochEnded,
     Grant,
     GroupsReported,

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from adam_async.controller.client import Membership
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server import client as client_module
-from adam_async.data_server.client import DataClient
+from adam_async.data_server.client import DataClient, WorkerPlace
 from adam_async.data_server.ledger_replication import Part
 from adam_async.data_server.questions import first_question
 from adam_async.data_server.service import DataServer
@@ -34,6 +35,7 @@ from adam_async.model.named import digits
 from adam_async.run.cluster_map import NodeRecord, RunRecord, ready_word
 from adam_async.run.config import Config
 from adam_async.run.group_limits import GroupLimits
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.cluster.test_elastic import IMAGES, elastic
 from tests.adam_async.cluster.test_local import QUICK as CLUSTER_WAITS
@@ -74,17 +76,12 @@ class Worker:
         replica_generation = cluster.replica_generation(self.number)
         self.traffic = Traffic(member.node)
         self.client = DataClient(
-            network=self.party.network,
+            Endpoint(self.party.network, member._identity, self.traffic),
+            WorkerPlace(RUN, self.number, replica_generation, 0),
             address=self._address,
-            identity=member._identity,
-            run=RUN,
-            replica=self.number,
-            replica_generation=replica_generation,
-            partition=0,
             ahead=4,
             limits=GroupLimits(images=4, pixels=64, classes=10, epochs=9, train_images=4 * GROUPS),
             waits=self.party.waits,
-            traffic=self.traffic,
         )
         await member.set_node(ready=ready_word(RUN, replica_generation))
         self.party.tasks += [
@@ -141,10 +138,12 @@ class Party:
 
     async def start(self, servers, **options):
         self.controller = Controller(
-            network=self.network,
-            address=address_of(self.network),
-            identity=self.identity("controller", "controller"),
-            waits=self.waits,
+            RoleSettings(
+                network=self.network,
+                address=address_of(self.network),
+                identity=self.identity("controller", "controller"),
+                waits=self.waits,
+            )
         )
         await self._stack.enter_async_context(self.controller)
         for number in range(servers):
@@ -187,12 +186,14 @@ class Party:
 
     def data_server(self, node, dataset=DATA):
         return DataServer(
-            network=self.network,
-            address=address_of(self.network),
-            controller=self.controller.address,
-            identity=self.identity("data", node),
-            waits=self.waits,
-            dataset=dataset,
+            RoleSettings(
+                network=self.network,
+                address=address_of(self.network),
+                identity=self.identity("data", node),
+                waits=self.waits,
+                controller=self.controller.address,
+            ),
+            dataset,
         )
 
     async def join(self, node):

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.ledger import Entry
 from adam_async.data_server.ledger_replication import Part
 from adam_async.data_server.question_checks import (
@@ -11,7 +12,7 @@ from adam_async.data_server.question_checks import (
     check_report,
     check_test_part,
 )
-from adam_async.data_server.state import EpochBegan, GroupsReported, LeaseAsked, Opening, OpenLog
+from adam_async.data_server.state import GroupsReported, LeaseAsked, Opening, OpenLog
 from adam_async.messages import Finished, ReadTest, ReportGroups
 from adam_async.run.ids import Replica
 from transport import Identity, RemoteProtocolError

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.order import EpochOrders
-from adam_async.data_server.state import EpochBegan, EpochEnded
+from adam_async.data_server.state import EpochEnded
 from adam_async.model.keyed_random import Dice
 from adam_async.run.epoch_shares import share_out
 from adam_async.run.ids import Replica

@@ -2,7 +2,8 @@
 
 import pytest
 
-from adam_async.data_server.state import EpochBegan, EpochEnded, GroupsReported, Paused, PauseEnded
+from adam_async.data_server.epoch import EpochBegan
+from adam_async.data_server.state import EpochEnded, GroupsReported, Paused, PauseEnded
 from adam_async.run.ids import Replica
 from tests.adam_async.data_server.scene import WAIT_S, Scene, began, contents, finished, turns
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from adam_async.controller.client import Membership
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.service import DataServer
 from adam_async.driver.driver import Driver
@@ -22,6 +23,7 @@ from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word, replica_generation
 from adam_async.run.config import Config, Waits
 from adam_async.runtime.traffic import Traffic
+from adam_async.worker.run_session import ComputeSettings
 from adam_async.worker.service import ModelWorker
 from tests.adam_async.runs import (
     NETWORKS,
@@ -59,7 +61,9 @@ async def failure_of(driver, *, begin=lambda: True):
 async def test_without_a_data_server_the_wait_is_named():
     network = local_network()
     identity = Identity(role="controller", node="controller", incarnation=1)
-    async with Controller(network=network, address="local://", identity=identity, waits=SHORT) as controller:
+    async with Controller(
+        RoleSettings(network=network, address="local://", identity=identity, waits=SHORT)
+    ) as controller:
         error = await failure_of(driver_of(network, controller.address, config_of(waits=SHORT)))
     assert isinstance(error, DeadlineExceeded)
     assert str(error) == "waited 0.2 s for a data server to join"
@@ -147,27 +151,21 @@ async def test_a_second_driver_trains_on_the_same_roles_after_the_first():
 async def roles_of(network, address, waits):
     """A data server, a parameter server and a worker with one controller."""
     scheme = address.partition("://")[0]
-    common = {
-        "network": network,
-        "address": {"local": "local://", "tcp": "tcp://127.0.0.1:0"}[scheme],
-        "controller": address,
-        "waits": waits,
-    }
 
-    def identity(role):
-        return Identity(role=role, node=f"{role}-0", incarnation=7)
+    def settings(role):
+        return RoleSettings(
+            network=network,
+            address={"local": "local://", "tcp": "tcp://127.0.0.1:0"}[scheme],
+            identity=Identity(role=role, node=f"{role}-0", incarnation=7),
+            waits=waits,
+            controller=address,
+        )
 
+    compute = ComputeSettings(threads=1, in_flight=1)
     async with (
-        DataServer(identity=identity("data"), dataset=tiny_dataset(), **common),
-        ParameterServer(identity=identity("ps"), buffers=BufferPool(), **common),
-        ModelWorker(
-            identity=identity("worker"),
-            buffers=BufferPool(),
-            threads=1,
-            in_flight=1,
-            entropy=entropy_of("worker"),
-            **common,
-        ),
+        DataServer(settings("data"), tiny_dataset()),
+        ParameterServer(settings("ps"), buffers=BufferPool()),
+        ModelWorker(settings("worker"), compute, buffers=BufferPool(), entropy=entropy_of("worker")),
     ):
         yield
 
@@ -180,7 +178,7 @@ async def test_a_controller_that_is_started_again_ends_the_run_at_once_and_serve
 
     def controller_of(address, incarnation):
         identity = Identity(role="controller", node="controller", incarnation=incarnation)
-        return Controller(network=network, address=address, identity=identity, waits=waits)
+        return Controller(RoleSettings(network=network, address=address, identity=identity, waits=waits))
 
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(controller_of(address_of(network), 1))
@@ -306,7 +304,9 @@ async def test_where_no_data_server_is_left_an_evaluation_names_it():
     network = local_network()
     identity = Identity(role="controller", node="controller", incarnation=1)
     async with (
-        Controller(network=network, address="local://", identity=identity, waits=SHORT) as controller,
+        Controller(
+            RoleSettings(network=network, address="local://", identity=identity, waits=SHORT)
+        ) as controller,
         driver_of(network, controller.address, config_of(waits=SHORT)) as driver,
     ):
         with pytest.raises(RoleDied, match="the data server died: no other has joined"):

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from adam_async.controller.role import RoleSettings
 from adam_async.data_server.service import DataServer
 from adam_async.messages import (
     Groups,
@@ -48,12 +49,14 @@ async def test_messages_that_once_ended_a_run_are_refused_and_the_servers_contin
     network = LocalNetwork(rules=role_table(), config=LINKS)
     async with asyncio.timeout(30), servers_of(network) as servers:
         data = DataServer(
-            network=network,
-            address=address_of(network),
-            controller=servers.controller.address,
-            identity=servers.identity("data"),
-            waits=servers.waits,
-            dataset=tiny_dataset(),
+            RoleSettings(
+                network=network,
+                address=address_of(network),
+                identity=servers.identity("data"),
+                waits=servers.waits,
+                controller=servers.controller.address,
+            ),
+            tiny_dataset(),
         )
         bias = shard_named(servers, "fc2.bias")
         address, known = servers.map.nodes["ps-0"].address, servers.identity("worker", 5)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from adam_async.runtime.channel import PAUSES, Channel, wait_set
+from adam_async.runtime.channel import PAUSES, Channel, Endpoint, wait_set
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, address_of, local_network, until
 from transport import DialFailed, HandshakeRejected, Identity, RetrySchedule, TransportError
@@ -42,8 +42,8 @@ class Clock:
         return self.now
 
 
-def channel_to(network, address, **options):
-    return Channel(peer="ps-0", address=address, network=network, identity=NEAR, **options)
+def channel_to(network, address, *, traffic=None, **options):
+    return Channel(Endpoint(network, NEAR, traffic), peer="ps-0", address=address, **options)
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -17,6 +17,7 @@ from adam_async.cli.options import TrainOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.train import configure, run_training
 from adam_async.cluster.roles import Place, data_server, model_worker, parameter_server
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings
@@ -243,7 +244,11 @@ async def test_a_driver_gathers_what_roles_with_timelines_of_their_own_noted():
     async with AsyncExitStack() as stack:
         identity = Identity(role="controller", node="controller", incarnation=1)
         controller = await stack.enter_async_context(
-            Controller(network=network, address="tcp://127.0.0.1:0", identity=identity, waits=config.waits)
+            Controller(
+                RoleSettings(
+                    network=network, address="tcp://127.0.0.1:0", identity=identity, waits=config.waits
+                )
+            )
         )
 
         def place(node: str) -> Place:

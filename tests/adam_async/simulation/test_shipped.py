@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from adam_async.controller.client import Membership
+from adam_async.controller.consensus_node import ConsensusSetup
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.messages import role_table
 from adam_async.run.cluster_map import NodeRecord
@@ -59,7 +61,8 @@ class Cluster:
     async def _serve(self, node):
         identity = Identity(role="controller", node="controller", incarnation=node.incarnation)
         controller = Controller(
-            network=network_of(node), address=ADDRESS, identity=identity, waits=WAITS, entropy=node.entropy
+            RoleSettings(network=network_of(node), address=ADDRESS, identity=identity, waits=WAITS),
+            ConsensusSetup(entropy=node.entropy),
         )
         async with controller:
             self.controller = controller

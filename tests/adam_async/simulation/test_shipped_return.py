@@ -3,6 +3,8 @@
 import asyncio
 
 from adam_async.controller.client import Membership
+from adam_async.controller.consensus_node import ConsensusSetup
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.messages import role_table
 from adam_async.run.cluster_map import NodeRecord
@@ -29,7 +31,8 @@ def network_of(node):
 async def control(node):
     identity = Identity(role="controller", node=node.name, incarnation=node.incarnation)
     async with Controller(
-        network=network_of(node), address=CONTROLLER, identity=identity, waits=WAITS, entropy=node.entropy
+        RoleSettings(network=network_of(node), address=CONTROLLER, identity=identity, waits=WAITS),
+        ConsensusSetup(entropy=node.entropy),
     ):
         await asyncio.Event().wait()
 

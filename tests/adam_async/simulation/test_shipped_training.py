@@ -9,6 +9,8 @@ import pytest
 
 from adam_async.cluster.local import LocalCluster
 from adam_async.controller.client import Membership
+from adam_async.controller.consensus_node import ConsensusSetup
+from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.service import DataServer
 from adam_async.driver.driver import Driver
@@ -21,11 +23,13 @@ from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import NodeRecord, RunRecord
 from adam_async.run.config import Config, Waits
 from adam_async.run.shard_table import shard_table
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.machine import ProcessMemory
 from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.nodes import simulate
 from adam_async.simulation.pool import SimulatedPool
 from adam_async.simulation.wire import Conditions
+from adam_async.worker.run_session import ComputeSettings
 from adam_async.worker.service import ModelWorker
 from tests.adam_async.runs import HandClient, tiny_dataset
 from transport import BufferPool, Identity, LinkConfig, TcpNetwork
@@ -69,21 +73,25 @@ class Counting:
 
     async def _control(self, node):
         async with Controller(
-            network=network_of(node),
-            address=CONTROLLER,
-            identity=identity_of("controller", node),
-            waits=WAITS,
-            entropy=node.entropy,
+            RoleSettings(
+                network=network_of(node),
+                address=CONTROLLER,
+                identity=identity_of("controller", node),
+                waits=WAITS,
+            ),
+            ConsensusSetup(entropy=node.entropy),
         ):
             await asyncio.Event().wait()
 
     async def _serve(self, node):
         async with ParameterServer(
-            network=network_of(node),
-            address=f"tcp://{node.name}:1",
-            controller=CONTROLLER,
-            identity=identity_of("ps", node),
-            waits=WAITS,
+            RoleSettings(
+                network=network_of(node),
+                address=f"tcp://{node.name}:1",
+                identity=identity_of("ps", node),
+                waits=WAITS,
+                controller=CONTROLLER,
+            ),
             buffers=BufferPool(),
         ) as self.servers[node.name]:
             await asyncio.Event().wait()
@@ -119,9 +127,8 @@ class Counting:
         identity = identity_of("worker", node)
         replica = self.pushing.index(node)
         client = ParameterClient(
-            network=network_of(node),
-            identity=identity,
-            session=SessionIdentity(
+            Endpoint(network_of(node), identity, Traffic(node.name)),
+            SessionIdentity(
                 run="run",
                 session=replica + 100,
                 incarnation=identity.incarnation,
@@ -130,7 +137,6 @@ class Counting:
             ),
             addresses={name: self.map.nodes[name].address for name in sorted(set(self.map.buckets))},
             waits=WAITS,
-            traffic=Traffic(node.name),
         )
         async with asyncio.TaskGroup() as group:
             running = group.create_task(client.run(), name="client")
@@ -261,57 +267,51 @@ class Training:
         self.driver = world.node("driver")
         self.driver.start(self._drive)
 
-    def _common(self, role, node):
-        return {
-            "network": network_of(node),
-            "address": f"tcp://{node.name}:1",
-            "controller": CONTROLLER,
-            "identity": identity_of(role, node),
-            "waits": TRAINING.waits,
-            "process_memory": process_memory,
-        }
+    def _settings(self, role, node):
+        return RoleSettings(
+            network=network_of(node),
+            address=CONTROLLER if role == "controller" else f"tcp://{node.name}:1",
+            identity=identity_of(role, node),
+            waits=TRAINING.waits,
+            controller="" if role == "controller" else CONTROLLER,
+            process_memory=process_memory,
+        )
 
     async def _control(self, node):
-        identity = identity_of("controller", node)
-        controller = Controller(
-            network=network_of(node),
-            address=CONTROLLER,
-            identity=identity,
-            waits=TRAINING.waits,
-            entropy=node.entropy,
-        )
-        controller.process_memory = process_memory
-        async with controller:
+        async with Controller(self._settings("controller", node), ConsensusSetup(entropy=node.entropy)):
             await asyncio.Event().wait()
 
     async def _data(self, node):
         async with DataServer(
-            dataset=tiny_dataset(IMAGES),
+            self._settings("data", node),
+            tiny_dataset(IMAGES),
             make_pool=SimulatedPool,
             available_bytes=lambda: 1 << 30,
-            **self._common("data", node),
         ) as self.data:
             await asyncio.Event().wait()
 
     async def _serve(self, node):
-        async with ParameterServer(buffers=BufferPool(), **self._common("ps", node)):
+        async with ParameterServer(self._settings("ps", node), buffers=BufferPool()):
             await asyncio.Event().wait()
 
     async def _work(self, node):
         async with ModelWorker(
+            self._settings("worker", node),
+            ComputeSettings(threads=1, in_flight=2, make_pool=SimulatedPool),
             buffers=BufferPool(),
-            threads=1,
             entropy=node.entropy,
-            in_flight=2,
-            make_pool=SimulatedPool,
-            **self._common("worker", node),
         ):
             await asyncio.Event().wait()
 
     async def _drive(self, node):
-        common = self._common("driver", node)
-        del common["address"], common["waits"]
-        settings = DriverSettings(threads=1, make_pool=SimulatedPool, **common)
+        settings = DriverSettings(
+            network=network_of(node),
+            controller=CONTROLLER,
+            identity=identity_of("driver", node),
+            threads=1,
+            make_pool=SimulatedPool,
+            process_memory=process_memory,
+        )
         async with Driver(TRAINING, settings, RunInputs(spec=digits())) as driver:
             return await driver.train()
 

@@ -15,6 +15,7 @@ from adam_async.model.partition.network import Partition
 from adam_async.model.partition.planner import layers_plan
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Waits
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from adam_async.worker.peer_workers import BLOCKS, CONFIRM_BLOCKS, Neighbours
 from adam_async.worker.reliable_stream import Parcel
@@ -65,8 +66,7 @@ class Worker:
 
     async def begin(self, cluster):
         self.others = Neighbours(
-            network=self.network,
-            identity=identity(self.part),
+            Endpoint(self.network, identity(self.part), Traffic(f"worker-{self.part}")),
             greet=self.greet,
             cluster=cluster,
             partition=Partition(MODEL, PLAN, self.part),
@@ -74,7 +74,6 @@ class Worker:
             lead=LEAD,
             on_blocks=lambda arrived: self.taken.extend((block, tensor.copy()) for block, tensor in arrived),
             waits=self.waits,
-            traffic=Traffic(f"worker-{self.part}"),
         )
         self.other = self.others._others[1 - self.part]
 

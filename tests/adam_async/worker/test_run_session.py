@@ -10,9 +10,10 @@ from adam_async.errors import RunFailed
 from adam_async.messages import Block
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.run.config import Config
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
-from adam_async.worker.run_session import RunSession, SessionSetup, hand_over
-from dataflow import ComputePool, Engine, Graph, Node, Tag
+from adam_async.worker.run_session import ComputeSettings, RunSession, SessionSetup, hand_over
+from dataflow import ComputePool, Engine, EngineSettings, Graph, Node, Tag
 from tests.adam_async.runs import PATIENT, cluster_of, until
 from transport import BufferPool, Identity, RemoteProtocolError
 
@@ -113,17 +114,16 @@ async def test_a_session_that_has_not_begun_reports_no_counts():
     async with cluster_of(config_of()) as cluster:
         await cluster.train()
         setup = SessionSetup(
-            network=cluster.network,
-            identity=Identity(role="worker", node="worker-7", incarnation=1),
+            endpoint=Endpoint(
+                cluster.network, Identity(role="worker", node="worker-7", incarnation=1), Traffic("worker-7")
+            ),
             cluster=cluster.controller.map,
             replica=0,
             part=0,
             session=1,
             waits=PATIENT,
             buffers=BufferPool(),
-            threads=1,
-            in_flight=1,
-            traffic=Traffic("worker-7"),
+            compute=ComputeSettings(threads=1, in_flight=1),
             storage=cluster.servers[0]._storage,
         )
         session = RunSession(setup)
@@ -138,7 +138,10 @@ async def test_blocks_that_no_worker_sends_now_are_refused_and_the_engine_goes_o
     arrived = [(block, np.zeros(1, np.float32))]
     with pytest.raises(RemoteProtocolError, match="not ready"):
         hand_over(None, {0: "in-0"}, arrived)
-    async with ComputePool(threads=1) as pool, Engine(graph, pool=pool, in_flight=1, early_limit=1) as engine:
+    async with (
+        ComputePool(threads=1) as pool,
+        Engine(graph, pool=pool, in_flight=1, settings=EngineSettings(early_limit=1)) as engine,
+    ):
         hand_over(engine, {0: "in-0"}, arrived)
         for again in (block, Block(0, 1, 7, 1)):
             with pytest.raises(RemoteProtocolError):
