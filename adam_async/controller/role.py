@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from adam_async.controller.client import Membership
 from adam_async.messages import Body, GetProfile, GetStatistics, Statistics, pack, text_tensor, unpack_any
@@ -23,8 +23,10 @@ from adam_async.run.config import Waits
 from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.machine import ProcessMemory, process_memory
 from adam_async.runtime.timeline import Timeline, answer_profile
-from adam_async.runtime.traffic import Traffic
+from adam_async.runtime.traffic import CommonStatistics, Traffic
 from transport import Identity, Link, LocalProtocolError, Message, Network, ProtocolError, Request
+
+_Counts = TypeVar("_Counts", bound=CommonStatistics)
 
 STATISTICS_BYTES = 1 << 20
 """Size of an answer with statistics that is charged in advance, in bytes."""
@@ -193,9 +195,15 @@ class Role:
         """Answer a request, at once or later; a `ProtocolError` refuses it as malformed."""
         request.fail("unexpected", f"{self._identity.node} does not answer {request.message.type}")
 
-    def statistics(self) -> Any:
+    def statistics(self) -> CommonStatistics:
         """Return the traffic of each link, and the process."""
-        return {"traffic": self._traffic.rows(), "process": self.process_memory()}
+        return self._with_common(CommonStatistics())
+
+    def _with_common(self, counts: _Counts) -> _Counts:
+        """Fill in the statistics that every role has."""
+        counts.traffic = self._traffic.rows()
+        counts.process = self.process_memory()
+        return counts
 
 
 def reply_when_room(request: Request, nbytes: int, make: Callable[[], Message]) -> None:

@@ -28,7 +28,7 @@ The loss of a node is a command, `NodeLost`; `failure_detector` decides when to 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any, TypedDict, Unpack, assert_never
 
 import msgspec
 
@@ -59,6 +59,21 @@ from adam_async.run.shard_table import assign_buckets
 
 _NO_PLACE = {"replica": -1, "partition": 0, "placed": 0}
 """Fields of a node without a slot."""
+
+
+class _MapFields(TypedDict, total=False):
+    """Fields of `ClusterMap` that a rule sets."""
+
+    nodes: dict[str, NodeRecord]
+    run: RunRecord | None
+    generation: int
+    buckets: tuple[str, ...]
+    epoch: EpochRecord | None
+    ended: int
+    results: tuple[dict[str, Any], ...]
+    ledger_record: LedgerRecord | None
+    pieces: dict[str, RunPiece]
+
 
 INCARNATIONS_KEPT = 16
 """Maximum number of ended incarnations that the map keeps of a node."""
@@ -300,7 +315,7 @@ class ControllerState:
             }
         )
 
-    def _set(self, **fields: Any) -> None:
+    def _set(self, **fields: Unpack[_MapFields]) -> None:
         self.map = msgspec.structs.replace(self.map, **fields)
 
     # --- standing rules ----------------------------------------------------------------------
@@ -401,10 +416,11 @@ class ControllerState:
         if epoch is not None and epoch.ended and run.phase == "training" and run.epoch == epoch.number:
             concurrent = run.config.get("evaluation") == "concurrent"
             last = epoch.number >= int(run.config["epochs"])
-            changes: dict[str, Any] = (
-                {"epoch": run.epoch + 1} if concurrent and not last else {"phase": "between"}
-            )
-            run = msgspec.structs.replace(run, changed=self.map.version + 1, **changes)
+            changed = self.map.version + 1
+            if concurrent and not last:
+                run = msgspec.structs.replace(run, epoch=run.epoch + 1, changed=changed)
+            else:
+                run = msgspec.structs.replace(run, phase="between", changed=changed)
             results = (*self.map.results, epoch.result)[-RESULTS_KEPT:]
             self._set(run=run, results=results, ended=epoch.number)
         due = run.phase == "training" and (epoch is None or epoch.number < run.epoch)

@@ -24,6 +24,7 @@ from adam_async.run.staleness import StalenessReport, add_up, add_up_by_name
 from adam_async.run.waits import WaitReport, waits_of
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import Machine
+from adam_async.runtime.traffic import TrafficRow
 from dataflow import EngineStatistics, PoolStatistics
 
 SCHEMA = "adam-async/report/1"
@@ -109,17 +110,6 @@ class BaselineReport(msgspec.Struct, frozen=True, kw_only=True):
     """Operations per second of single-precision matrix products on all threads; None in older files."""
     share: float | None = None
     """Operations per second of training, over `sgemm`."""
-
-
-class TrafficRow(msgspec.Struct, frozen=True, kw_only=True, rename={"sender": "from", "receiver": "to"}):
-    """All messages of one type that one node sent to another."""
-
-    sender: str
-    receiver: str
-    type: str
-    messages: int
-    payload_bytes: int
-    frame_bytes: int
 
 
 class ProtocolRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,6 +34,7 @@ from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.channel import Channel
 from adam_async.runtime.traffic import Traffic
 from adam_async.worker.reliable_stream import Parcel, ReceivingStream, SendingStream
+from adam_async.worker.statistics import NeighbourStatistics
 from transport import (
     DialFailed,
     Identity,
@@ -265,16 +266,16 @@ class Neighbour:
         check_tensor(tensor, f"crossing {block.crossing}", expected(images), self._dtype)
         self._shapes[block.crossing, images] = tensor.shape
 
-    def statistics(self) -> dict[str, int]:
+    def statistics(self) -> NeighbourStatistics:
         """Return the counts of links, messages and blocks."""
-        return {
-            "links": self.links,
-            "messages": self.messages,
-            "blocks_received": self.received,
-            "blocks_duplicate": self._receiving.duplicates,
-            "blocks_said_again": self._sending.resent,
-            "blocks_unconfirmed": self._sending.unconfirmed,
-        }
+        return NeighbourStatistics(
+            links=self.links,
+            messages=self.messages,
+            blocks_received=self.received,
+            blocks_duplicate=self._receiving.duplicates,
+            blocks_resent=self._sending.resent,
+            blocks_unconfirmed=self._sending.unconfirmed,
+        )
 
 
 def _let_go(parcels: list[Parcel]) -> None:
@@ -469,6 +470,6 @@ class Neighbours:
     def _send_greet(self, link: Link, other: Neighbour) -> None:
         link.send_nowait(pack(other.hello(self._greet)))
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, NeighbourStatistics]:
         """Return the counts of each link, by node."""
         return {other.node: other.statistics() for other in self._others.values()}
