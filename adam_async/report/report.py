@@ -5,7 +5,7 @@ and many processes give the same report.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -421,8 +421,11 @@ def _epoch(epoch: EpochResult) -> EpochReport:
 
 
 def _staleness(roles: Collection[Mapping[str, Any]]) -> StalenessReport:
+    total = add_up(values.get("staleness", {}) for values in roles)
     return StalenessReport(
-        **msgspec.structs.asdict(add_up(values.get("staleness", {}) for values in roles)),
+        histogram=total.histogram,
+        mean=total.mean,
+        max=total.max,
         by_replica=add_up_by_name(values.get("staleness_by_replica", {}) for values in roles),
         by_tensor=add_up_by_name(values.get("staleness_by_tensor", {}) for values in roles),
     )
@@ -430,7 +433,14 @@ def _staleness(roles: Collection[Mapping[str, Any]]) -> StalenessReport:
 
 def _fitted(each: WorkingSet, machine: Machine) -> WorkingSetReport:
     return WorkingSetReport(
-        **asdict(each), total=each.total, fits=each.fits(l2_kb=machine.l2_kb, l3_kb=machine.l3_kb)
+        layers=each.layers,
+        weights=each.weights,
+        activations=each.activations,
+        gradients=each.gradients,
+        scratch=each.scratch,
+        push_buffers=each.push_buffers,
+        total=each.total,
+        fits=each.fits(l2_kb=machine.l2_kb, l3_kb=machine.l3_kb),
     )
 
 
