@@ -217,8 +217,8 @@ async def measure(
 
 def finished(cluster: LocalCluster) -> int:
     """Groups that have left the worker which has them longest."""
-    engine = cluster.workers[SUMMING].statistics().get("engine")
-    return 0 if engine is None else int(engine.finished)
+    engine = cluster.workers[SUMMING].statistics().engine
+    return engine.finished if engine else 0
 
 
 async def reach(cluster: LocalCluster, training: asyncio.Task[Any], count: int) -> float:

@@ -629,25 +629,16 @@ class FrameDecoder:
         more = flags & MORE
         layout = read_layout(described, self._max_message_bytes)
         _, specs, total, tensor_bytes, _ = layout
-        if more:
-            self._check_first(name, payload_length, total)
-        elif payload_length != total:
-            raise RemoteProtocolError(
-                "payload-length",
-                f"the tensors of {name!r} take {total} bytes, its frame has {payload_length}",
-            )
+        if more or payload_length != total:
+            self._check_total(name, more, payload_length, total)
         # Only for replies: a request of the peer may have the same id, because each side counts its own.
         registered = self.registered.get(request_id) if kind == REPLY and self.registered else None
         if registered is not None and registered.layout != layout:
-            registered = (
-                None  # the reply comes in other memory, and `Endpoint._on_reply` reports the mismatch
-            )
+            registered = None  # the reply takes other memory; `Endpoint._on_reply` reports the mismatch
         # Empty arrays have no payload, so they need neither pooled memory nor an arrival.
         if not total:
-            if registered is not None:
-                empty = registered.tensors
-            else:
-                empty = tuple([np.empty(spec.shape, spec.dtype) for spec in specs])
+            made = registered.tensors if registered is not None else ()
+            empty = made or tuple([np.empty(spec.shape, spec.dtype) for spec in specs])
             message = Message(type=name, meta=meta, tensors=empty)
             return _make_frame((kind, request_id, message, 0, head_bytes)), None
 
@@ -687,14 +678,23 @@ class FrameDecoder:
         arrival = _Arrival(kind, request_id, name, meta, tensors, scatter, tensor_bytes, frame_bytes)
         arrival.total = total
         if more:
-            arrival.lacking = total - payload_length
-            self._large = arrival
-            # Between chunks, request only the head of a chunk, so that its payload needs no copy.
-            self._prelude = self._view[: PRELUDE_BYTES + (CHECKSUM_BYTES if flags & CHECKED else 0)]
+            self._begin_large(arrival, total - payload_length, flags)
         return None, arrival
 
-    def _check_first(self, name: str, payload_length: int, total: int) -> None:
-        """Check the first of several frames of a large message."""
+    def _begin_large(self, arrival: _Arrival, lacking: int, flags: int) -> None:
+        """Expect the rest of a large message in chunks."""
+        arrival.lacking = lacking
+        self._large = arrival
+        # Between chunks, request only the head of a chunk, so that its payload needs no copy.
+        self._prelude = self._view[: PRELUDE_BYTES + (CHECKSUM_BYTES if flags & CHECKED else 0)]
+
+    def _check_total(self, name: str, more: int, payload_length: int, total: int) -> None:
+        """Check the first frame of a message whose payload is longer than the frame's."""
+        if not more:
+            raise RemoteProtocolError(
+                "payload-length",
+                f"the tensors of {name!r} take {total} bytes, its frame has {payload_length}",
+            )
         # One at a time: else a peer could reserve address space for any number of messages.
         if self._large is not None:
             raise RemoteProtocolError(

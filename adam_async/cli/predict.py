@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 
 from adam_async.checkpoint.trained_model import Model, Predictions
@@ -27,6 +27,25 @@ ACROSS = 10
 """Number of pictures in a row of a contact sheet."""
 
 
+class ClassShare(msgspec.Struct, frozen=True, kw_only=True, rename={"name": "class"}):
+    """One class, and its probability."""
+
+    name: str
+    probability: float
+
+
+class ImageReport(msgspec.Struct, frozen=True, kw_only=True, rename={"name": "class"}):
+    """The classes of one image."""
+
+    file: str
+    name: str
+    """Likeliest class."""
+    number: int
+    """Number of that class."""
+    best: list[ClassShare]
+    """Likeliest classes, in order."""
+
+
 async def run_prediction(
     path: Path, images: Sequence[Path], options: PredictOptions, terminal: Terminal
 ) -> int:
@@ -37,7 +56,7 @@ async def run_prediction(
         DataError: An image is missing or damaged.
     """
     await _check(images, options)
-    rows: list[dict[str, Any]] = []
+    rows: list[ImageReport] = []
     pictures: list[Image] = []
     captions: list[list[str]] = []
     async with Disk() as disk, ComputePool(threads=1, name="predict") as pool:
@@ -94,14 +113,14 @@ def _image_shape(model: Model) -> tuple[int, int, int]:
     return shape[0], shape[1], shape[2]
 
 
-def _rows(piece: Piece, found: Predictions, top: int) -> list[dict[str, Any]]:
+def _rows(piece: Piece, found: Predictions, top: int) -> list[ImageReport]:
     return [
-        {
-            "file": name,
-            "class": found.names[number],
-            "number": int(found.numbers[number]),
-            "best": [{"class": label, "probability": share} for label, share in found.best(number, top)],
-        }
+        ImageReport(
+            file=name,
+            name=found.names[number],
+            number=int(found.numbers[number]),
+            best=[ClassShare(name=label, probability=share) for label, share in found.best(number, top)],
+        )
         for number, name in enumerate(piece.names)
     ]
 
@@ -111,17 +130,17 @@ def _pixels(piece: Piece, number: int) -> Image:
     return np.asarray(image if image.dtype == np.uint8 else (image * 255).round(), np.uint8)
 
 
-def _print(model: Model, rows: list[dict[str, Any]], options: PredictOptions, terminal: Terminal) -> None:
+def _print(model: Model, rows: list[ImageReport], options: PredictOptions, terminal: Terminal) -> None:
     if options.json:
-        text = json.dumps({"model": model.network.spec.name, "images": rows}, indent=2)
+        text = json.dumps({"model": model.network.spec.name, "images": msgspec.to_builtins(rows)}, indent=2)
         for line in text.splitlines():
             terminal.print(line)
         return
     table = [("image", "class", "probability", "then")]
     for row in rows:
-        (first, *others) = row["best"]
-        then = ", ".join(f"{each['class']} {each['probability']:.1%}" for each in others)
-        table.append((row["file"], row["class"], f"{first['probability']:.1%}", then))
+        (first, *others) = row.best
+        then = ", ".join(f"{each.name} {each.probability:.1%}" for each in others)
+        table.append((row.file, row.name, f"{first.probability:.1%}", then))
     wide = [max(len(line[column]) for line in table) for column in range(3)]
     for file, name, share, then in table:
         terminal.print(f"{file:<{wide[0]}}  {name:<{wide[1]}}  {share:>{wide[2]}}  {then}".rstrip())

@@ -99,34 +99,11 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
     async with Disk() as disk:
         resumed = await newest_manifest(options.resume, disk) if options.resume is not None else None
         config = await configure(options, environment, disk, resumed)
-        model_text = None
-        if is_file(config.model) and resumed is None:  # a checkpoint has its model
-            model_text = await read_file(Path(config.model), "--model", disk)
-        transforms: Sequence[Mapping[str, Any]] | None = None
-        if config.transforms:
-            text = await read_file(Path(config.transforms), "--transforms", disk)
-            transforms = read_steps(text, config.transforms)
-        if resumed is not None:
-            if options.allow_functions:
-                transforms = resumed.transforms
-            announce_imports(resumed_transforms(resumed, transforms), resumed.name, terminal)
-        for folder in (options.out, *(file.parent for file in _files(options))):
-            if folder is not None:
-                await disk.run(make_folder, folder)
-        for file in _files(options):
-            await disk.run(check_no_folder, file)
+        contents = await _read_contents(options, config, disk, resumed, terminal)
         timeline = Timeline() if options.profile is not None else None
-        init = await disk.run(Model.load, options.init) if options.init is not None else None
-        contents = Contents(model_text, transforms, init)
         dataset = None
         if needs_data(options, config):
-            cache = cache_limits(config.cache, config.spill, available_bytes=available_bytes())
-            spec = resumed_spec(resumed, None) if resumed is not None else None
-            first = contents.init.network.spec if contents.init is not None else None
-            size = image_size(config.size, config.model, text=model_text, spec=spec, init=first)
-            dataset = await load_data(
-                config.data, disk, environment, damaged=config.damaged, cache=cache, size=size
-            )
+            dataset = await _load_dataset(config, contents, environment, disk, resumed)
         driver: Driver | None = None
         result: RunResult | None = None
         kept: Kept | None = None
@@ -162,13 +139,7 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                 except AdamError:  # the summary is printed even without the files
                     table.finish(report)
                     raise
-                if options.out is not None:
-                    table.print(f"saved  {options.out / FILE_NAME}")
-                if timeline is not None and timeline.full:
-                    terminal.notice(
-                        f"the profile ends before the run: a process notes at most {timeline.limit_events} "
-                        "events"
-                    )
+                _print_files(options, timeline, table, terminal)
                 table.finish(report)
         except BaseException as error:  # Ctrl-C too: the results so far are kept
             interrupted = isinstance(error, asyncio.CancelledError) or EARLY.first is not None
@@ -184,6 +155,53 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
             "--checkpoint-misses 0 allows that"
         )
     return 0
+
+
+async def _read_contents(
+    options: TrainOptions, config: Config, disk: Disk, resumed: Manifest | None, terminal: Terminal
+) -> Contents:
+    """Read the files that options name, and make the folders of the results."""
+    model_text = None
+    if is_file(config.model) and resumed is None:  # a checkpoint has its model
+        model_text = await read_file(Path(config.model), "--model", disk)
+    transforms: Sequence[Mapping[str, Any]] | None = None
+    if config.transforms:
+        text = await read_file(Path(config.transforms), "--transforms", disk)
+        transforms = read_steps(text, config.transforms)
+    if resumed is not None:
+        if options.allow_functions:
+            transforms = resumed.transforms
+        announce_imports(resumed_transforms(resumed, transforms), resumed.name, terminal)
+    for folder in (options.out, *(file.parent for file in _files(options))):
+        if folder is not None:
+            await disk.run(make_folder, folder)
+    for file in _files(options):
+        await disk.run(check_no_folder, file)
+    init = await disk.run(Model.load, options.init) if options.init is not None else None
+    return Contents(model_text, transforms, init)
+
+
+async def _load_dataset(
+    config: Config, contents: Contents, environment: Mapping[str, str], disk: Disk, resumed: Manifest | None
+) -> Dataset:
+    """Load the images, in the size that the model takes."""
+    cache = cache_limits(config.cache, config.spill, available_bytes=available_bytes())
+    spec = resumed_spec(resumed, None) if resumed is not None else None
+    first = contents.init.network.spec if contents.init is not None else None
+    size = image_size(config.size, config.model, text=contents.model_text, spec=spec, init=first)
+    return await load_data(config.data, disk, environment, damaged=config.damaged, cache=cache, size=size)
+
+
+def _print_files(
+    options: TrainOptions, timeline: Timeline | None, table: LiveTable, terminal: Terminal
+) -> None:
+    """Print the file of the model, and a notice if the profile is not complete."""
+    if options.out is not None:
+        table.print(f"saved  {options.out / FILE_NAME}")
+    if timeline is not None and timeline.full:
+        terminal.notice(
+            f"the profile ends before the run: a process notes at most {timeline.limit_events} events"
+        )
 
 
 def announce_imports(steps: Sequence[object], origin: str, terminal: Terminal) -> None:

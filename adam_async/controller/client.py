@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 
@@ -48,6 +48,17 @@ TAKEN_PAUSES = RetrySchedule(first_s=0.05, longest_s=1.0)
 WARN_S = 0.3
 """Wait for a taken node id above which a warning is logged, in seconds. A restarted node joins faster, so a
 longer wait is for another process."""
+
+
+class NodeChanges(TypedDict, total=False):
+    """Fields of a node's record that the node changes as a member."""
+
+    ready: str
+    failed: str
+    info: dict[str, Any]
+    serves: tuple[str, ...]
+    store: str
+
 
 Record = (
     NodeRecord | StoreRecord | ArraysPiece | RunRecord | RunInPieces | RunPiece | EpochRecord | LedgerRecord
@@ -219,7 +230,7 @@ class Membership:
 
     # --- writing -----------------------------------------------------------------------------
 
-    async def set_node(self, **changes: Any) -> None:
+    async def set_node(self, **changes: Unpack[NodeChanges]) -> None:
         """Change fields of this node's record, such as ``ready=run_id``."""
         self._record = msgspec.structs.replace(self._record, **changes)
         await self._update(f"nodes/{self.node}", lambda _: self._record)

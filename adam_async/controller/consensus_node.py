@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
 
 from adam_async.controller.bootstrap import group_name, name_of
 from adam_async.controller.consensus import (
@@ -64,6 +63,7 @@ from adam_async.controller.replicated_state import (
     first_state,
 )
 from adam_async.controller.stall_aware_clock import CoreClock
+from adam_async.controller.statistics import GroupStatistics
 from adam_async.controller.status_log import StatusLog
 from adam_async.errors import ConfigError
 from adam_async.messages import Introduced
@@ -268,21 +268,21 @@ class ConsensusNode:
             raise RemoteProtocolError(error.rule, f"{name}: {error.detail}") from None
         self._status_log.heard(name)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> GroupStatistics:
         """Return this controller's position in its group."""
         core = self._core
         if core is None:
-            return {"group": "", "role": "founding"}
-        return {
-            "group": self._state.group,
-            "role": core.role.value,
-            "term": core.term,
-            "leader": name_of(core.leader) if core.leader else "",
-            "commit": core.commit,
-            "log": core.log.last_index - core.log.snapshot.index,
-            "voters": sorted(core.members.voters),
-            "learners": sorted(core.members.learners),
-        }
+            return GroupStatistics(group="", role="founding")
+        return GroupStatistics(
+            group=self._state.group,
+            role=core.role.value,
+            term=core.term,
+            leader=name_of(core.leader) if core.leader else "",
+            commit=core.commit,
+            log=core.log.last_index - core.log.snapshot.index,
+            voters=sorted(core.members.voters),
+            learners=sorted(core.members.learners),
+        )
 
     async def resign(self) -> None:
         """Hand over leadership, if this controller leads and has a linked voter, in `RESIGN_S` at most."""

@@ -16,7 +16,7 @@ version tries again.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -51,6 +51,8 @@ class Attempt:
 
 Permits = Callable[[Attempt, ClusterMap], Refusal | None]
 """Function from an attempt and the leader's cluster map to its refusal, or None."""
+
+_Record = TypeVar("_Record", NodeRecord, EpochRecord)
 
 _Rule = Callable[[Attempt, ClusterMap], str]
 """Function from an attempt and the cluster map to `_RIGHT`, `_WRONG` or `_LATER`."""
@@ -107,11 +109,14 @@ def _own_node_or_a_death(attempt: Attempt, cluster: ClusterMap) -> str:
     if attempt.value.get("live") is not False:
         return _WRONG
     old = cluster.nodes.get(attempt.key.removeprefix("nodes/"))
-    return _changes_only(attempt, old, NodeRecord, live=False)
+    dead = msgspec.structs.replace(old, live=False) if old is not None else None
+    return _makes_only(attempt, old, dead)
 
 
 def _end_of_a_pause(attempt: Attempt, cluster: ClusterMap) -> str:
-    return _changes_only(attempt, cluster.epoch, EpochRecord, paused=0)
+    old = cluster.epoch
+    resumed = msgspec.structs.replace(old, paused=0) if old is not None else None
+    return _makes_only(attempt, old, resumed)
 
 
 def _store_of_clients(attempt: Attempt, cluster: ClusterMap) -> str:
@@ -126,23 +131,18 @@ def _anything(attempt: Attempt, cluster: ClusterMap) -> str:
     return _RIGHT
 
 
-def _changes_only(
-    attempt: Attempt,
-    old: NodeRecord | EpochRecord | None,
-    kind: type[NodeRecord | EpochRecord],
-    **fields: Any,
-) -> str:
-    """Return `_RIGHT` if an attempt changes only these fields of the record that it expects."""
+def _makes_only(attempt: Attempt, old: _Record | None, permitted: _Record | None) -> str:
+    """Return `_RIGHT` if an attempt turns the record that it expects into the permitted one."""
     known = old.changed if old is not None else 0
     if attempt.expected != known:
         return _RIGHT if attempt.expected < known else _LATER  # an older version is a mere conflict
-    if old is None:
+    if permitted is None:
         return _WRONG
     try:
-        new = msgspec.convert(attempt.value, kind)
+        new = msgspec.convert(attempt.value, type(permitted))
     except msgspec.ValidationError:
         return _WRONG
-    return _RIGHT if new == msgspec.structs.replace(old, **fields) else _WRONG
+    return _RIGHT if new == permitted else _WRONG
 
 
 TABLE: Mapping[tuple[str, str], _Rule] = {

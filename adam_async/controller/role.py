@@ -1,9 +1,11 @@
 """The common part of all roles: a listener, the membership in the cluster, tasks and counts.
 
-Theory of operation ------------------- A role is a block. Its start opens a task group, a listener whose
-links are counted and, for every role but the controller, the membership, then starts the role's own tasks.
-Its end cancels the tasks, closes the listener and waits for the remaining links. An error in any task ends
-the block, and so does an error in a callback of the role (`callbacks.py`).
+Theory of operation
+-------------------
+A role is a block. Its start opens a task group, a listener whose links are counted and, for every role but
+the controller, the membership, then starts the role's own tasks. Its end cancels the tasks, closes the
+listener and waits for the remaining links. An error in any task ends the block, and so does an error in a
+callback of the role (`callbacks.py`).
 
 This module decodes requests. It answers those that every role answers, and passes the others to the role. It
 refuses a request that cannot be decoded or is not for this role; the link stays open.
@@ -14,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from adam_async.controller.client import Membership
 from adam_async.messages import Body, GetProfile, GetStatistics, Statistics, pack, text_tensor, unpack_any
@@ -24,8 +26,10 @@ from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.machine import ProcessMemory, process_memory
 from adam_async.runtime.timeline import Timeline, answer_profile
-from adam_async.runtime.traffic import Traffic
+from adam_async.runtime.traffic import CommonStatistics, Traffic
 from transport import Identity, Link, LocalProtocolError, Message, Network, ProtocolError, Request
+
+_Counts = TypeVar("_Counts", bound=CommonStatistics)
 
 STATISTICS_BYTES = 1 << 20
 """Size of an answer with statistics that is charged in advance, in bytes."""
@@ -196,9 +200,15 @@ class Role:
         """Answer a request, at once or later; a `ProtocolError` refuses it as malformed."""
         request.fail("unexpected", f"{self._identity.node} does not answer {request.message.type}")
 
-    def statistics(self) -> Any:
+    def statistics(self) -> CommonStatistics:
         """Return the traffic of each link, and the process."""
-        return {"traffic": self._traffic.rows(), "process": self.process_memory()}
+        return self._with_common(CommonStatistics())
+
+    def _with_common(self, counts: _Counts) -> _Counts:
+        """Fill in the statistics that every role has."""
+        counts.traffic = self._traffic.rows()
+        counts.process = self.process_memory()
+        return counts
 
 
 def reply_when_room(request: Request, nbytes: int, make: Callable[[], Message]) -> None:

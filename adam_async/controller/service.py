@@ -37,6 +37,7 @@ from adam_async.controller.replicated_state import (
 )
 from adam_async.controller.role import Role, RoleSettings, reply_when_room
 from adam_async.controller.state import Rules
+from adam_async.controller.statistics import ControllerStatistics
 from adam_async.controller.status_log import report_changes
 from adam_async.messages import (
     NOT_LEADER,
@@ -425,13 +426,11 @@ class Controller(Role):
             self._suspicion.link_lost(node, incarnation, now=now)
             self.group.propose(("lost", node), Lost(node, incarnation))
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> ControllerStatistics:
         """Return the version of the map, the group, the traffic of each link, and the process."""
-        return {
-            "version": self.map.version,
-            "controllers": self.group.statistics(),
-            **super().statistics(),
-        }
+        return self._with_common(
+            ControllerStatistics(version=self.map.version, controllers=self.group.statistics())
+        )
 
     def __repr__(self) -> str:
         return f"<Controller {self._identity.node} at {self.address} map v{self.map.version}>"

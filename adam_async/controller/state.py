@@ -20,7 +20,7 @@ The loss of a node is a command, `NodeLost`; `failure_detector` decides when to 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, assert_never
+from typing import Any, Protocol, TypedDict, Unpack, assert_never
 
 import msgspec
 
@@ -34,6 +34,7 @@ from adam_async.run.store_record import (
     STORE_PIECES,
     ArrayRecord,
     ArraysPiece,
+    StorePhase,
     StoreRecord,
     joined_arrays,
 )
@@ -100,6 +101,26 @@ class Invalid:
 
 
 Event = Changed | Conflict | Invalid
+
+
+class _MapFields(TypedDict, total=False):
+    """Fields of `ClusterMap` that a rule of this file sets."""
+
+    nodes: dict[str, NodeRecord]
+    stores: dict[str, StoreRecord]
+    arrays: dict[str, ArraysPiece]
+    placements: int
+
+
+class _StoreFields(TypedDict, total=False):
+    """Fields of `StoreRecord` that a rule of this file sets."""
+
+    phase: StorePhase
+    buckets: tuple[str, ...]
+    generation: int
+    epoch: int
+    reason: str
+    lost: str
 
 
 class Rules(Protocol):
@@ -262,7 +283,7 @@ class ControllerState:
         if gone:
             self._set(nodes={name: node for name, node in self.map.nodes.items() if name not in gone})
 
-    def _set(self, **fields: Any) -> None:
+    def _set(self, **fields: Unpack[_MapFields]) -> None:
         self.map = msgspec.structs.replace(self.map, **fields)
 
     # --- stores --------------------------------------------------------------------------------
@@ -345,7 +366,7 @@ class ControllerState:
             for name in self.map.live("ps")
         }
 
-    def _set_stores(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
+    def _set_stores(self, changed: Mapping[str, _StoreFields]) -> None:
         """Set fields of some stores."""
         version = self.map.version + 1
         new = {
@@ -423,7 +444,7 @@ class ControllerState:
 
     def _open_stores(self) -> None:
         """Open each store with values for all shards, and begin its clocks when its clients have come."""
-        changes: dict[str, dict[str, Any]] = {}
+        changes: dict[str, _StoreFields] = {}
         for name, store in self.map.stores.items():
             if store.phase not in ("loading", "open") or not self.map.serving(store):
                 continue

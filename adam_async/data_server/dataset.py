@@ -104,17 +104,7 @@ def make_dataset(
     Raises:
         DataError: A wrong dtype, shape or count; names the array, its value and the expected one.
     """
-    for kind, pair in (("train", train), ("test", test)):
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise DataError(
-                f"{kind} must be a pair of two arrays, (images, labels), not {_called(pair)}; training "
-                "images and test images are both needed"
-            )
-    if not isinstance(origins, tuple | list) or len(origins) != len(ORIGINS):
-        raise DataError(
-            f"origins must name four arrays ({', '.join(ORIGINS)}), not {_called(origins)}; it may be "
-            "left out"
-        )
+    _check_arguments(train, test, origins)
     train_images = train[0] if isinstance(train[0], StoredImages) else as_images(train[0], origins[0])
     test_images = as_images(test[0], origins[2])
     train_labels, test_labels = (_labels(train[1], origins[1]), _labels(test[1], origins[3]))
@@ -151,6 +141,21 @@ def make_dataset(
         damaged=damaged,
         squared_norm=_squared_norm(train_images),
     )
+
+
+def _check_arguments(train: object, test: object, origins: object) -> None:
+    """Refuse values that callers without a type checker pass by mistake."""
+    for kind, pair in (("train", train), ("test", test)):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise DataError(
+                f"{kind} must be a pair of two arrays, (images, labels), not {_called(pair)}; training "
+                "images and test images are both needed"
+            )
+    if not isinstance(origins, tuple | list) or len(origins) != len(ORIGINS):
+        raise DataError(
+            f"origins must name four arrays ({', '.join(ORIGINS)}), not {_called(origins)}; it may be "
+            "left out"
+        )
 
 
 def _squared_norm(images: NDArray[np.uint8] | StoredImages) -> float:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +20,7 @@ from adam_async.data_server.group_cache import GroupCache, MemoryInUse, Pieces
 from adam_async.data_server.image_cache import SHARE_OF_BLOCKS, CachedImages, Images
 from adam_async.data_server.lazy_images import StoredImages
 from adam_async.data_server.order import EpochOrder
-from adam_async.data_server.statistics import CacheStatistics, ImageStatistics, TransformStatistics
+from adam_async.data_server.statistics import CacheStatistics, TransformStatistics
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.data_server.validation_split import ValidationSplit, check_validation
 from adam_async.model.keyed_random import Dice
@@ -347,18 +346,16 @@ class GroupProducer:
         if self._limits is None:
             return None
         if self._cache is not None:
-            images = self._cache.statistics()
+            counts = self._cache.statistics()
         else:
             size = self._held_bytes
             count = len(self._dataset.train_labels) if size else 0
-            images = ImageStatistics(resident_images=count, resident_bytes=size)
+            counts = CacheStatistics(resident_images=count, resident_bytes=size)
         evicted = self._group_cache.evicted if self._group_cache is not None else 0
-        return CacheStatistics(
-            **msgspec.structs.asdict(images),
-            budget_bytes=self._limits.size_bytes,
-            block_bytes=self._memory.bytes,
-            evicted_blocks=self._evicted + evicted,
-        )
+        counts.budget_bytes = self._limits.size_bytes
+        counts.block_bytes = self._memory.bytes
+        counts.evicted_blocks = self._evicted + evicted
+        return counts
 
     def __repr__(self) -> str:
         return f"<GroupProducer of {self._group_cache!r}, {len(self._wanted)} questions wait>"

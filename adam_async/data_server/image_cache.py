@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from adam_async.data_server.lazy_images import StoredImages
 from adam_async.data_server.sources.file_ranges import Scratch
-from adam_async.data_server.statistics import ImageStatistics
+from adam_async.data_server.statistics import CacheStatistics
 from adam_async.runtime.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -153,9 +153,9 @@ class CachedImages:
         if self._scratch is not None:
             self._scratch.close()
 
-    def statistics(self) -> ImageStatistics:
+    def statistics(self) -> CacheStatistics:
         """Images in memory and in the file, and how many were found there."""
-        return ImageStatistics(
+        return CacheStatistics(
             resident_images=self._used,
             resident_bytes=self._used * self._image_bytes,
             hits=self._hits,

@@ -10,7 +10,7 @@ from the cluster map, and then tries it again as a new one.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -28,6 +28,7 @@ from adam_async.data_server.state import (
     Opening,
     TimePassed,
 )
+from adam_async.data_server.statistics import LedgerStatistics
 from adam_async.errors import DeadlineExceeded
 from adam_async.messages import (
     CopyLedger,
@@ -319,7 +320,9 @@ class LedgerService:
 
     # --- links -------------------------------------------------------------------------------
 
-    def _begin_task(self, peer: LedgerReplica, work: Callable[[LedgerReplica], Any]) -> None:
+    def _begin_task(
+        self, peer: LedgerReplica, work: Callable[[LedgerReplica], Coroutine[Any, Any, None]]
+    ) -> None:
         if peer not in self._tasks:
             name = f"{self._identity.node}/ledger-{peer[0]}"
             self._tasks[peer] = self._group.create_task(work(peer), name=name)
@@ -390,7 +393,7 @@ class LedgerService:
         return Channel(self._endpoint, peer=peer[0], address="", pauses=PAUSES)
 
     async def _use_link(
-        self, channel: Channel, peer: LedgerReplica, work: Callable[[Link, LedgerReplica], Any]
+        self, channel: Channel, peer: LedgerReplica, work: Callable[[Link, LedgerReplica], Awaitable[None]]
     ) -> None:
         """Dial another data server, where the map names it now, and use the link until it breaks."""
         channel.address = self._map.nodes[channel.peer].address
@@ -451,14 +454,14 @@ class LedgerService:
                 asyncio.get_running_loop().create_future()
             )  # another server leads: `map_changed` ends this task
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> LedgerStatistics:
         """Return the role in the ledger, its term, and the number of replicas."""
         ledger_record = self._map.ledger_record
-        return {
-            "leads": self._ledger_replication.leads,
-            "term": self._ledger_replication.term,
-            "keepers": len(ledger_record.ledger_replicas) if ledger_record is not None else 0,
-        }
+        return LedgerStatistics(
+            leads=self._ledger_replication.leads,
+            term=self._ledger_replication.term,
+            ledger_replicas=len(ledger_record.ledger_replicas) if ledger_record is not None else 0,
+        )
 
     def __repr__(self) -> str:
         return f"<LedgerService of {self._identity.node}: {self._ledger_replication!r}>"

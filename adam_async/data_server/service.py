@@ -42,7 +42,7 @@ from adam_async.data_server.state import (
     ReplicasChanged,
     TimePassed,
 )
-from adam_async.data_server.statistics import DataStatistics, LedgerStatistics
+from adam_async.data_server.statistics import DataStatistics
 from adam_async.errors import AdamError, DataError
 from adam_async.messages import Body, CopyLedger, Enter, LeaseGroups, ReadTest, ReportGroups
 from adam_async.messages.bounds import MOST_INFO_BYTES
@@ -381,15 +381,12 @@ class DataServer(Role):
 
     def statistics(self) -> DataStatistics:
         """Progress of the epoch, leases, memory and traffic."""
-        epoch = self.state.statistics()
-        return DataStatistics(
-            **msgspec.structs.asdict(epoch),
-            skipped=self._images_in(chain.from_iterable(starmap(range, epoch.skipped_groups))),
-            transforms=self._producer.statistics(),
-            cache=self._producer.cache_statistics(),
-            ledger=msgspec.convert(self._ledger.statistics(), LedgerStatistics),
-            **super().statistics(),
-        )
+        counts = self.state.statistics()
+        counts.skipped = self._images_in(chain.from_iterable(starmap(range, counts.skipped_groups)))
+        counts.transforms = self._producer.statistics()
+        counts.cache = self._producer.cache_statistics()
+        counts.ledger = self._ledger.statistics()
+        return self._with_common(counts)
 
     def __repr__(self) -> str:
         return f"<DataServer {self._identity.node} at {self.address} {self._dataset!r}>"

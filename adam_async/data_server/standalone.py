@@ -14,11 +14,11 @@ host nor the others.
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from adam_async.controller.role import Role, RoleSettings
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer, describe
+from adam_async.data_server.statistics import HostStatistics
 from adam_async.errors import first_cause
 from adam_async.messages import Body, Serve, Serving, pack, text_tensor
 from adam_async.runtime.machine import available_bytes
@@ -123,10 +123,10 @@ class DataHost(Role):
         finally:
             del self.serving[controller]
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> HostStatistics:
         """Addresses of the data servers by controller, and the statistics of every role."""
         serving = {controller: server.address for controller, server in self.serving.items()}
-        return {"serving": serving, **super().statistics()}
+        return self._with_common(HostStatistics(serving=serving))
 
     def __repr__(self) -> str:
         return f"<DataHost {self._identity.node} at {self.address} serves {len(self.serving)} clusters>"

@@ -27,7 +27,7 @@ import msgspec
 from adam_async.data_server.epoch import MOST_REPLICAS, Epoch, EpochBegan, ReplicaNumber
 from adam_async.data_server.lease_limits import LeaseLimits
 from adam_async.data_server.replica_leases import LeaseLog, Logged
-from adam_async.data_server.statistics import EpochStatistics
+from adam_async.data_server.statistics import DataStatistics
 from adam_async.messages import Finished
 from adam_async.messages.bounds import (
     MOST_IN_A_META,
@@ -537,10 +537,10 @@ class DataState:
         assert holders <= set(self._logs), f"replicas {holders - set(self._logs)} are lost and hold leases"
         assert all(len(lease.losses) < self._partitions for lease in epoch.leases.values())
 
-    def statistics(self) -> EpochStatistics:
+    def statistics(self) -> DataStatistics:
         """Progress of the epoch, and leases since the start of the run."""
         epoch = self._epoch
-        return EpochStatistics(
+        return DataStatistics(
             epoch=self.epoch,
             groups=self.groups,
             finished=epoch.finished if epoch else 0,

@@ -1,54 +1,33 @@
-"""Pure: statistics of a data server; fields have the names that reports read."""
+"""Pure: statistics of data servers; fields have the names that reports read.
 
-from typing import Any
+Each layer fills in its own fields: the state of the leases, the memory of images, the server. A field that is
+unset is left out of the answer.
+"""
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from adam_async.runtime.machine import ProcessMemory
+from adam_async.runtime.traffic import CommonStatistics
 from dataflow import PoolStatistics
 
 
-class EpochStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of the epoch, and leases since the start of the run."""
-
-    epoch: int
-    groups: int
-    finished: int
-    trained_ranges: tuple[tuple[int, int], ...]
-    """Ranges of finished groups; empty while any group is leased."""
-    clock: int
-    """Final clock of the epoch, as far as it is known."""
-    images: int
-    train_s: float
-    skipped_groups: tuple[tuple[int, int], ...]
-    loss: float
-    leased: int
-    trained_again: int
-    late_reports: int
-
-
-class ImageStatistics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Images in memory; all fields below the second count images that a cache has decoded."""
+class CacheStatistics(msgspec.Struct, kw_only=True):
+    """Memory of images and groups; fields from `hits` to `replaced_why` count images that a cache decodes."""
 
     resident_images: int
     resident_bytes: int
-    hits: int | msgspec.UnsetType = msgspec.UNSET
-    misses: int | msgspec.UnsetType = msgspec.UNSET
-    decoded: int | msgspec.UnsetType = msgspec.UNSET
-    decode_s: float | msgspec.UnsetType = msgspec.UNSET
-    spilled: int | msgspec.UnsetType = msgspec.UNSET
-    spilled_bytes: int | msgspec.UnsetType = msgspec.UNSET
-    read_back: int | msgspec.UnsetType = msgspec.UNSET
-    replaced: int | msgspec.UnsetType = msgspec.UNSET
-    replaced_why: list[str] | msgspec.UnsetType = msgspec.UNSET
-
-
-class CacheStatistics(ImageStatistics, frozen=True, kw_only=True):
-    """Memory of images and groups."""
-
-    budget_bytes: int
-    block_bytes: int
-    evicted_blocks: int
+    hits: int | UnsetType = UNSET
+    misses: int | UnsetType = UNSET
+    decoded: int | UnsetType = UNSET
+    decode_s: float | UnsetType = UNSET
+    spilled: int | UnsetType = UNSET
+    spilled_bytes: int | UnsetType = UNSET
+    read_back: int | UnsetType = UNSET
+    replaced: int | UnsetType = UNSET
+    replaced_why: list[str] | UnsetType = UNSET
+    budget_bytes: int | UnsetType = UNSET
+    block_bytes: int | UnsetType = UNSET
+    evicted_blocks: int | UnsetType = UNSET
 
 
 class TransformStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,15 +46,56 @@ class LedgerStatistics(msgspec.Struct, frozen=True, kw_only=True, rename={"ledge
     ledger_replicas: int
 
 
-class DataStatistics(EpochStatistics, frozen=True, kw_only=True, rename={"ledger": "lending"}):
-    """Statistics of a data server."""
+class DataStatistics(CommonStatistics, kw_only=True, rename={"ledger": "lending"}):
+    """Statistics of a data server: progress of the epoch, and leases since the start of the run."""
 
-    skipped: int
+    epoch: int
+    groups: int
+    finished: int
+    trained_ranges: tuple[tuple[int, int], ...]
+    """Ranges of finished groups; empty while any group is leased."""
+    clock: int
+    """Final clock of the epoch, as far as it is known."""
+    images: int
+    train_s: float
+    skipped_groups: tuple[tuple[int, int], ...]
+    loss: float
+    leased: int
+    trained_again: int
+    late_reports: int
+    skipped: int | UnsetType = UNSET
     """Number of skipped images."""
-    transforms: TransformStatistics | None
+    transforms: TransformStatistics | UnsetType | None = UNSET
     """Statistics of the transforms; None without any."""
-    cache: CacheStatistics | None
+    cache: CacheStatistics | UnsetType | None = UNSET
     """Statistics of the memory; None before the first run."""
-    ledger: LedgerStatistics
-    traffic: list[dict[str, Any]]
-    process: ProcessMemory
+    ledger: LedgerStatistics | UnsetType = UNSET
+
+
+class HostStatistics(CommonStatistics, kw_only=True):
+    """Statistics of a data host."""
+
+    serving: dict[str, str]
+    """Addresses of the data servers, by the controllers of their clusters."""
+
+
+class StagingCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Files and bytes of a staging, by origin."""
+
+    files: int
+    kept_files: int
+    """Files that an earlier start has left in the copy."""
+    source_files: int
+    """Files read from the source."""
+    source_bytes: int
+    copied_files: int
+    """Files copied from other servers."""
+    copied_bytes: int
+    retried: int
+    """Number of retries."""
+
+
+class StagingStatistics(CommonStatistics, kw_only=True):
+    """Statistics of a server of a staging."""
+
+    staging: StagingCounts

@@ -43,7 +43,7 @@ from adam_async.run.progress import Progress
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.series import Series
 from adam_async.run.stragglers import describe
-from adam_async.runtime.traffic import Traffic
+from adam_async.runtime.traffic import CommonStatistics, Traffic
 
 OUTSIDE = "the cluster is not running: train within its block, `async with cluster: await cluster.train()`"
 """Error of a cluster that is asked to train before or after its block."""
@@ -467,11 +467,8 @@ class Driver:
     # --- counts and events -------------------------------------------------------------------
 
     def _own_statistics(self) -> dict[str, Any]:
-        return {
-            "role": "driver",
-            "traffic": self._traffic.rows(),
-            "process": msgspec.to_builtins(self._settings.process_memory()),
-        }
+        counts = CommonStatistics(traffic=self._traffic.rows(), process=self._settings.process_memory())
+        return {"role": "driver", **msgspec.to_builtins(counts)}
 
     async def gather_profile(self) -> None:
         """Read the profiles of reachable roles in other processes into the driver's timeline."""

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from adam_async.controller.client import Membership
 from adam_async.driver.count_types import DataCounts, RoleStatistics
@@ -11,6 +10,7 @@ from adam_async.driver.role_queries import RoleQueries
 from adam_async.errors import RoleDied
 from adam_async.messages import PROFILED
 from adam_async.run.cluster_map import ClusterMap
+from adam_async.runtime.trace_events import Part
 from transport import RemoteProtocolError, TransportError
 
 
@@ -85,7 +85,7 @@ class RoleCounts:
         others = self.addresses("ps", "data", "worker")
         return found | await self._queries.all_statistics(others.values(), run, on_silence=self._note)
 
-    async def profiles(self) -> list[Any]:
+    async def profiles(self) -> list[Part]:
         """Return the timelines of roles in other processes; note roles that do not answer."""
         addresses = self.addresses(*PROFILED).values()
         return await self._queries.all_profiles(addresses, on_silence=self._note)

@@ -176,10 +176,7 @@ class ParameterServer(Role):
     def statistics(self) -> ServerStatistics:
         """Counts of the server, and of its shards in the run in progress or just ended."""
         state = self.state
-        counts = state.statistics() if state is not None else ServerStatistics()
-        counts.traffic = self._traffic.rows()
-        counts.process = self.process_memory()
-        return counts
+        return self._with_common(state.statistics() if state is not None else ServerStatistics())
 
     def __repr__(self) -> str:
         return f"<ParameterServer {self._identity.node} at {self.address} with {len(self.stores)} stores>"

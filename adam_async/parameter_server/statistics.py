@@ -5,19 +5,17 @@ A field that is unset is left out of the report: a server without a run has no c
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Any
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
 from adam_async.parameter_server.shard import OTHERS, Shard
-from adam_async.runtime.machine import ProcessMemory
+from adam_async.runtime.traffic import CommonStatistics
 
 Histogram = dict[str, int]
 """Staleness, as text, to the number of pushes that had it."""
 
 
-class ServerStatistics(msgspec.Struct, kw_only=True, rename={"pending_contributions": "held"}):
+class ServerStatistics(CommonStatistics, kw_only=True, rename={"pending_contributions": "held"}):
     """Counts of the shards of one server in one run, and of the server itself. Keys are text, as in JSON."""
 
     shards: int | UnsetType = UNSET
@@ -39,8 +37,6 @@ class ServerStatistics(msgspec.Struct, kw_only=True, rename={"pending_contributi
     """Replicas that these requests wait for."""
     batches: int | UnsetType = UNSET
     batched_pushes: int | UnsetType = UNSET
-    traffic: list[dict[str, Any]] | UnsetType = UNSET
-    process: ProcessMemory | UnsetType = UNSET
 
 
 def count_shards(shards: Collection[Shard]) -> ServerStatistics:

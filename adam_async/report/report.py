@@ -5,7 +5,7 @@ and many processes give the same report.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from adam_async.run.staleness import StalenessReport, add_up, add_up_by_name
 from adam_async.run.waits import WaitReport, waits_of
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import Machine
+from adam_async.runtime.traffic import TrafficRow
 from dataflow import EngineStatistics, PoolStatistics
 
 SCHEMA = "adam-async/report/1"
@@ -109,17 +110,6 @@ class BaselineReport(msgspec.Struct, frozen=True, kw_only=True):
     """Operations per second of single-precision matrix products on all threads; None in older files."""
     share: float | None = None
     """Operations per second of training, over `sgemm`."""
-
-
-class TrafficRow(msgspec.Struct, frozen=True, kw_only=True, rename={"sender": "from", "receiver": "to"}):
-    """All messages of one type that one node sent to another."""
-
-    sender: str
-    receiver: str
-    type: str
-    messages: int
-    payload_bytes: int
-    frame_bytes: int
 
 
 class ProtocolRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -431,8 +421,11 @@ def _epoch(epoch: EpochResult) -> EpochReport:
 
 
 def _staleness(roles: Collection[Mapping[str, Any]]) -> StalenessReport:
+    total = add_up(values.get("staleness", {}) for values in roles)
     return StalenessReport(
-        **msgspec.structs.asdict(add_up(values.get("staleness", {}) for values in roles)),
+        histogram=total.histogram,
+        mean=total.mean,
+        max=total.max,
         by_replica=add_up_by_name(values.get("staleness_by_replica", {}) for values in roles),
         by_tensor=add_up_by_name(values.get("staleness_by_tensor", {}) for values in roles),
     )
@@ -440,7 +433,14 @@ def _staleness(roles: Collection[Mapping[str, Any]]) -> StalenessReport:
 
 def _fitted(each: WorkingSet, machine: Machine) -> WorkingSetReport:
     return WorkingSetReport(
-        **asdict(each), total=each.total, fits=each.fits(l2_kb=machine.l2_kb, l3_kb=machine.l3_kb)
+        layers=each.layers,
+        weights=each.weights,
+        activations=each.activations,
+        gradients=each.gradients,
+        scratch=each.scratch,
+        push_buffers=each.push_buffers,
+        total=each.total,
+        fits=each.fits(l2_kb=machine.l2_kb, l3_kb=machine.l3_kb),
     )
 
 

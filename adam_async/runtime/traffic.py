@@ -7,10 +7,31 @@ table stays bounded after thousands of peers.
 
 from collections import Counter
 from functools import partial
-from typing import Any
 
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from adam_async.runtime.machine import ProcessMemory
 from adam_async.runtime.timeline import Timeline
 from transport import Link
+
+
+class TrafficRow(msgspec.Struct, frozen=True, kw_only=True, rename={"sender": "from", "receiver": "to"}):
+    """All messages of one type that one node sent to another."""
+
+    sender: str
+    receiver: str
+    type: str
+    messages: int
+    payload_bytes: int
+    frame_bytes: int
+
+
+class CommonStatistics(msgspec.Struct, kw_only=True):
+    """Statistics that every role has."""
+
+    traffic: list[TrafficRow] | UnsetType = UNSET
+    process: ProcessMemory | UnsetType = UNSET
 
 
 class Traffic:
@@ -53,8 +74,8 @@ class Traffic:
         """Open links."""
         return list(self._live)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one row per peer and message type: messages, payload_bytes and frame_bytes sent.
+    def rows(self) -> list[TrafficRow]:
+        """Return one row per peer and message type.
 
         Earlier peers of a role share the rows to ``earlier ROLE``.
         """
@@ -63,20 +84,21 @@ class Traffic:
             totals.setdefault(peer, Counter()).update(counts)
         for link in self._live:
             totals.setdefault(link.peer.node, Counter()).update(_counts(link))
-        table: dict[tuple[str, str], dict[str, Any]] = {}
-        for peer, counts in totals.items():
-            for (kind, field), count in counts.items():
-                row = table.setdefault(
-                    (peer, kind), {"from": self._node, "to": peer, "type": kind, **dict.fromkeys(FIELDS, 0)}
-                )
-                row[field] = count
-        return [table[key] for key in sorted(table)]
+        return [
+            TrafficRow(
+                sender=self._node,
+                receiver=peer,
+                type=kind,
+                messages=totals[peer][kind, "messages"],
+                payload_bytes=totals[peer][kind, "payload_bytes"],
+                frame_bytes=totals[peer][kind, "frame_bytes"],
+            )
+            for peer, kind in sorted({(peer, kind) for peer, counts in totals.items() for kind, _ in counts})
+        ]
 
 
 PEERS_KEPT = 64
 """Maximum number of peers without a link that keep counts of their own."""
-
-FIELDS = ("messages", "payload_bytes", "frame_bytes")
 
 
 def _counts(link: Link) -> Counter[tuple[str, str]]:

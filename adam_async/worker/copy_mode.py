@@ -171,7 +171,7 @@ class CopyMode:
         """See `TrainingMode.new_context`."""
         return self._model.context(self._config.images_per_group)
 
-    def new_scratch(self) -> Any:
+    def new_scratch(self) -> object:
         """See `TrainingMode.new_scratch`."""
         return ThreadScratch(self._model)
 

@@ -1,6 +1,5 @@
 """Training one partition of a model that several workers share: on a copy, with blocks between workers."""
 
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from adam_async.model.partition.network import Partition
@@ -8,6 +7,7 @@ from adam_async.parameter_server.client import SessionIdentity
 from adam_async.worker.copy_mode import CopyMode
 from adam_async.worker.partition_trainer import PartitionTrainer, SendBlock, partition_graph
 from adam_async.worker.statistics import PartitionStatistics, WorkerStatistics
+from adam_async.worker.training import ThreadScratch
 from adam_async.worker.training_mode import ModeSetup
 from dataflow import Graph
 from transport import BufferPool
@@ -59,7 +59,7 @@ class PartitionMode(CopyMode):
         )
         return self._partition_trainer
 
-    def new_scratch(self) -> Any:
+    def new_scratch(self) -> WeakKeyDictionary[PartitionTrainer, ThreadScratch]:
         """See `TrainingMode.new_scratch`: a thread may work for several partitions."""
         return WeakKeyDictionary()
 

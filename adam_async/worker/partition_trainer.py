@@ -164,7 +164,7 @@ class PartitionTrainer(GroupTrainer):
         context: Context,
         passage: Passage,
         parts: Sequence[NDArray[Any]],
-        scratch: MutableMapping[Any, ThreadScratch],
+        scratch: MutableMapping["PartitionTrainer", ThreadScratch],
     ) -> Trained:
         """Fill the push buffer, add the partial gradients of other workers, and make the local step.
 
@@ -217,7 +217,9 @@ class PartitionTrainer(GroupTrainer):
         return Parcel(block, tensor, partial(buffer_pool.give_back, flat))
 
 
-def _scratch(scratch: MutableMapping[Any, ThreadScratch], trainer: PartitionTrainer) -> ThreadScratch:
+def _scratch(
+    scratch: MutableMapping[PartitionTrainer, ThreadScratch], trainer: PartitionTrainer
+) -> ThreadScratch:
     """Find the thread's scratch memory for a partition: a thread may work for several of a replica."""
     found = scratch.get(trainer)
     if found is None:

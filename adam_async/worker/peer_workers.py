@@ -34,6 +34,7 @@ from adam_async.run.config import Waits
 from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.channel import Channel, Endpoint
 from adam_async.worker.reliable_stream import Parcel, ReceivingStream, SendingStream
+from adam_async.worker.statistics import NeighbourStatistics
 from transport import (
     DialFailed,
     Identity,
@@ -291,16 +292,16 @@ class Neighbour:
             self._has_begun = begun
             self._events.progress()
 
-    def statistics(self) -> dict[str, int]:
+    def statistics(self) -> NeighbourStatistics:
         """Return the counts of links, messages and blocks."""
-        return {
-            "links": self.links,
-            "messages": self.messages,
-            "blocks_received": self.received,
-            "blocks_duplicate": self._receiving.duplicates,
-            "blocks_said_again": self._sending.resent,
-            "blocks_unconfirmed": self._sending.unconfirmed,
-        }
+        return NeighbourStatistics(
+            links=self.links,
+            messages=self.messages,
+            blocks_received=self.received,
+            blocks_duplicate=self._receiving.duplicates,
+            blocks_resent=self._sending.resent,
+            blocks_unconfirmed=self._sending.unconfirmed,
+        )
 
 
 def _let_go(parcels: list[Parcel]) -> None:
@@ -485,6 +486,6 @@ class Neighbours:
     def _send_greet(self, link: Link, other: Neighbour) -> None:
         link.send_nowait(pack(other.hello(self._greet)))
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, NeighbourStatistics]:
         """Return the counts of each link, by node."""
         return {other.node: other.statistics() for other in self._others.values()}

@@ -214,9 +214,7 @@ class ModelWorker(Role):
         counts.lag_s = self._lag.percentiles()
         counts.buffers = self._buffers.statistics()
         counts.refused_greets = self._refused_greets
-        counts.traffic = self._traffic.rows()
-        counts.process = self.process_memory()
-        return counts
+        return self._with_common(counts)
 
     def __repr__(self) -> str:
         return f"<ModelWorker {self._identity.node} at {self.address} {self._compute.threads} threads>"

@@ -4,14 +4,12 @@ Each layer fills in its own fields: the training mode, the run session, the work
 left out of the report.
 """
 
-from typing import Any
-
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from adam_async.data_server.client import DataClientStatistics
 from adam_async.parameter_server.client import ClientStatistics
-from adam_async.runtime.machine import ProcessMemory
+from adam_async.runtime.traffic import CommonStatistics
 from adam_async.worker.push_plan import ProtocolChoice
 from dataflow import EngineStatistics
 from dataflow import PoolStatistics as ComputePoolStatistics
@@ -41,15 +39,28 @@ class KernelStatistics(
     """Groups trained before the compiled kernels were ready."""
 
 
-class WorkerStatistics(msgspec.Struct, kw_only=True):
+class NeighbourStatistics(
+    msgspec.Struct, frozen=True, kw_only=True, rename={"blocks_resent": "blocks_said_again"}
+):
+    """The exchange with another worker of the replica."""
+
+    links: int
+    """Links to it so far."""
+    messages: int
+    """Messages sent to it."""
+    blocks_received: int
+    blocks_duplicate: int
+    blocks_resent: int
+    blocks_unconfirmed: int
+
+
+class WorkerStatistics(CommonStatistics, kw_only=True):
     """Counts of the run in progress or just ended, and of the worker itself."""
 
     lag_s: dict[str, float] | UnsetType = UNSET
     """Percentiles of the event loop's lag, in seconds."""
     buffers: BufferPoolStatistics | UnsetType = UNSET
     refused_greets: int | UnsetType = UNSET
-    traffic: list[dict[str, Any]] | UnsetType = UNSET
-    process: ProcessMemory | UnsetType = UNSET
     protocols: list[ProtocolChoice] | UnsetType = UNSET
     push_buffers: int | UnsetType = UNSET
     left_ahead: int | UnsetType = UNSET
@@ -66,7 +77,7 @@ class WorkerStatistics(msgspec.Struct, kw_only=True):
     """CPUs that the compute threads are pinned to; None without pinning."""
     parameters: ClientStatistics | UnsetType = UNSET
     data: DataClientStatistics | UnsetType = UNSET
-    neighbours: dict[str, Any] | UnsetType = UNSET
-    """By node, the exchange with the other workers of the replica."""
+    neighbours: dict[str, NeighbourStatistics] | UnsetType = UNSET
+    """By node, the other workers of the replica."""
     pool: ComputePoolStatistics | UnsetType | None = UNSET
     engine: EngineStatistics | UnsetType | None = UNSET

@@ -6,7 +6,7 @@ way back from the mode to the session that feeds it. Groups go into the mode's g
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from adam_async.data_server.client import ImageGroup
 from adam_async.messages import Finished, Lease
@@ -15,7 +15,7 @@ from adam_async.parameter_server.client import ParameterClient
 from adam_async.run.config import Config
 from adam_async.run.shard_table import ShardTable
 from adam_async.worker.statistics import WorkerStatistics
-from adam_async.worker.training import OnStage
+from adam_async.worker.training import Admitted, OnStage
 from dataflow import Graph, Tag
 
 OnStep = Callable[[int, Sequence[Lease]], None]
@@ -56,7 +56,7 @@ class AdmissionGate(Protocol):
         """Whether the next group may be admitted; takes up its sync clock in either case."""
         ...
 
-    def admit(self, group: ImageGroup) -> Any:
+    def admit(self, group: ImageGroup) -> Admitted:
         """Admit the group; returns the value that is trained in its place."""
         ...
 
@@ -90,7 +90,7 @@ class TrainingMode(Protocol):
         """Make a training context for one group in flight; None if each thread has its own."""
         ...
 
-    def new_scratch(self) -> Any:
+    def new_scratch(self) -> object:
         """Make the scratch memory of one compute thread, on that thread."""
         ...
 

@@ -4,7 +4,6 @@ The records below are the schema. `plan.plan` is the plan itself, as `PartitionP
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -12,7 +11,7 @@ import msgspec
 from adam_async.cli.plan.choice import Candidate, kept_whole, recomputed
 from adam_async.model.layer import extent
 from adam_async.model.partition.plan import Crossing, Kind
-from adam_async.model.partition.prediction import crossing_bytes, worker_seconds
+from adam_async.model.partition.prediction import Bound, crossing_bytes, worker_seconds
 from adam_async.model.working_set import Level
 from adam_async.runtime.machine import Machine
 
@@ -208,7 +207,11 @@ def build_plan_report(
             l3_kb=machine.l3_kb,
             own=conditions.own_machines,
         ),
-        link=LinkReport(**asdict(conditions.link)),
+        link=LinkReport(
+            bytes_per_s=conditions.link.bytes_per_s,
+            latency_s=conditions.link.latency_s,
+            tensor_s=conditions.link.tensor_s,
+        ),
         times=LayerSeconds(
             images=chosen.images, measured=chosen.times.measured, seconds=dict(chosen.times.seconds)
         ),
@@ -247,7 +250,16 @@ def _workers(chosen: Candidate, machine: Machine) -> Iterator[PlannedWorker]:
             compute_s=seconds[part.worker],
             pushed_bytes=chosen.pushed_bytes(part.worker),
             pulled_bytes=chosen.pulled_bytes(part.worker),
-            protocols=[ProtocolReport(**asdict(row), shape=shapes[row.tensor]) for row in protocols],
+            protocols=[
+                ProtocolReport(
+                    tensor=row.tensor,
+                    shape=shapes[row.tensor],
+                    delta_bytes=row.delta_bytes,
+                    factor_bytes=row.factor_bytes,
+                    chosen=row.chosen,
+                )
+                for row in protocols
+            ],
         )
 
 
@@ -300,14 +312,18 @@ def _prediction(chosen: Candidate) -> PredictionReport:
     found = chosen.prediction
     return PredictionReport(
         images_per_s=found.images_per_s,
-        bound=BoundReport(**asdict(found.slowest)),
-        bounds=[BoundReport(**asdict(bound)) for bound in found.bounds],
+        bound=_bound(found.slowest),
+        bounds=list(map(_bound, found.bounds)),
         threads=chosen.threads,
         in_flight=found.in_flight,
         chain=found.chain,
         chain_s=found.chain_s,
         needed_in_flight=found.needed_in_flight,
     )
+
+
+def _bound(bound: Bound) -> BoundReport:
+    return BoundReport(what=bound.what, workers=bound.workers, seconds=bound.seconds)
 
 
 def _candidate(each: Candidate, *, chosen: bool) -> CandidateReport:
@@ -318,7 +334,7 @@ def _candidate(each: Candidate, *, chosen: bool) -> CandidateReport:
         threads=each.threads,
         images_per_s=each.prediction.images_per_s,
         bound=str(each.prediction.slowest),
-        slowest=BoundReport(**asdict(each.prediction.slowest)),
+        slowest=_bound(each.prediction.slowest),
         crossing_bytes=each.crossing_bytes,
         chain=each.prediction.chain,
         needed_in_flight=each.prediction.needed_in_flight,

@@ -46,6 +46,7 @@ from adam_async.data_server.staging.peer import (
     damaged,
 )
 from adam_async.data_server.staging.plan import Staging, Step
+from adam_async.data_server.statistics import StagingCounts, StagingStatistics
 from adam_async.errors import BindFailed, DataError, first_cause
 from adam_async.messages import Body, FilePart, ManifestPart, ReadFile, ReadManifest, pack, text_tensor
 from adam_async.run.config import Waits
@@ -344,30 +345,30 @@ class Stager(Role):
 
     # --- statistics --------------------------------------------------------------------------
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> StagingStatistics:
         """Statistics of the role, and counts of the staging."""
-        return {**super().statistics(), "staging": self.counts()}
+        return self._with_common(StagingStatistics(staging=self.counts()))
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> StagingCounts:
         """Number of files and bytes by origin, and of retries."""
-        return {
-            "files": len(self.plan.files),
-            "kept_files": self._kept,
-            "source_files": self._read_files,
-            "source_bytes": self._read_bytes,
-            "copied_files": self._copied_files,
-            "copied_bytes": self._copied_bytes,
-            "retried": self._retried,
-        }
+        return StagingCounts(
+            files=len(self.plan.files),
+            kept_files=self._kept,
+            source_files=self._read_files,
+            source_bytes=self._read_bytes,
+            copied_files=self._copied_files,
+            copied_bytes=self._copied_bytes,
+            retried=self._retried,
+        )
 
     def summary(self) -> str:
         """The counts as a sentence."""
         counts = self.counts()
         return (
-            f"staged {counts['files']} files of {self._found.root} into {self._copy.folder}: "
-            f"{counts['source_files']} read from there ({counts['source_bytes'] / 1e6:.1f} MB), "
-            f"{counts['copied_files']} copied from other servers ({counts['copied_bytes'] / 1e6:.1f} MB), "
-            f"{counts['kept_files']} already here, {counts['retried']} retries"
+            f"staged {counts.files} files of {self._found.root} into {self._copy.folder}: "
+            f"{counts.source_files} read from there ({counts.source_bytes / 1e6:.1f} MB), "
+            f"{counts.copied_files} copied from other servers ({counts.copied_bytes / 1e6:.1f} MB), "
+            f"{counts.kept_files} already here, {counts.retried} retries"
         )
 
 

@@ -1,12 +1,13 @@
 """Pure: the order in which a recorded run is repeated, so that every read finds its recorded version.
 
-Theory of operation ------------------- Each worker trained its groups one after the other, and each shard
-applied its batches of pushes one after the other. A group depends on the batches that made the versions of
-its shards; a batch depends on the groups whose gradients are in its pushes. In the run, time ordered them.
-The playback works on demand: it requests the next batch of a shard; the batch requests the workers' groups
-with its pushes; the groups request the versions that they read, and so on. The open requests form a stack. A
-request of a node that is already on the stack can never be served, so the record is refused with the names of
-the whole circle.
+Theory of operation
+-------------------
+Each worker trained its groups one after the other, and each shard applied its batches of pushes one after the
+other. A group depends on the batches that made the versions of its shards; a batch depends on the groups
+whose gradients are in its pushes. In the run, time ordered them. The playback works on demand: it requests
+the next batch of a shard; the batch requests the workers' groups with its pushes; the groups request the
+versions that they read, and so on. The open requests form a stack. A request of a node that is already on the
+stack can never be served, so the record is refused with the names of the whole circle.
 
 Work on demand, instead of all possible work, keeps memory small: a worker trains no further ahead of its
 servers than in the run. Before a batch changes a shard, the playback copies the version only if a group still

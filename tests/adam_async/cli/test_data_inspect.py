@@ -117,7 +117,7 @@ def test_names_of_classes_and_what_is_damaged_are_said() -> None:
         damaged=("cat/7.png is cut short", "and 2 more"),
     )
 
-    told = list(lines({"kind": "made", "transforms": None, **describe(data)}, classes=10))
+    told = list(lines(describe(data, "made"), classes=10))
 
     assert told[-6:] == [
         "class     train      test",
@@ -135,17 +135,17 @@ def test_names_of_classes_and_what_is_damaged_are_said() -> None:
 def test_values_are_those_of_numpy(images: NDArray[np.uint8]) -> None:
     for channel, told in enumerate(channel_values(images)):
         values = images[:, channel].astype(np.float64)
-        assert (told["min"], told["max"]) == (values.min(), values.max())
-        assert told["mean"] == pytest.approx(values.mean())
-        assert told["std"] == pytest.approx(values.std(), abs=1e-9)
+        assert (told.min, told.max) == (values.min(), values.max())
+        assert told.mean == pytest.approx(values.mean())
+        assert told.std == pytest.approx(values.std(), abs=1e-9)
 
 
 def test_many_images_are_counted_to_the_last() -> None:
     images = np.full((2500, 1, 2, 2), 9, np.uint8)
     images[-1] = 200
 
-    assert channel_values(images)[0]["max"] == 200
-    assert channel_values(images)[0]["mean"] == pytest.approx(images.mean())
+    assert channel_values(images)[0].max == 200
+    assert channel_values(images)[0].mean == pytest.approx(images.mean())
 
 
 @pytest.fixture(scope="module")

@@ -183,8 +183,7 @@ class Trio:
             lambda: (
                 len(self.running) == len(self.peers)
                 and all(
-                    len(it.group.statistics().get("voters", ())) == len(self.peers)
-                    for it in self.running.values()
+                    len(it.group.statistics().voters or ()) == len(self.peers) for it in self.running.values()
                 )
             ),
             "not all belong to the group",

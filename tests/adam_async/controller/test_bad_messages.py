@@ -79,8 +79,8 @@ async def test_a_bad_message_of_a_controller_changes_no_record_and_ends_none_of_
         told, voters = target.group.statistics(), target.group.introduce().members
         facts = Facts(
             group=target.machine.group,
-            core_term=told["term"],
-            core_index=told["commit"],
+            core_term=told.term,
+            core_index=told.commit,
             sender_identity=next(name for name in voters if name.startswith("controller-2")),
             receiver_identity=target.group.introduce().identity,
             node="controller-2",

@@ -16,6 +16,7 @@ from adam_async.controller.replicated_state import ReplicatedState
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.controller.stall_aware_clock import LATE_S
+from adam_async.controller.statistics import GroupStatistics
 from adam_async.errors import ConfigError, first_cause
 from adam_async.run.config import Waits
 from adam_async.runtime.channel import Endpoint
@@ -30,7 +31,7 @@ seeds = pytest.mark.parametrize("seed", range(4))
 
 
 def voters_of(trio, name):
-    return trio.statistics()[name]["voters"]
+    return trio.statistics()[name].voters
 
 
 # --- the simulated ones --------------------------------------------------------------------------
@@ -69,7 +70,7 @@ def test_a_group_is_founded_when_the_last_one_comes_and_not_before(caplog):
         trio.kill("controller-3")
         await asyncio.sleep(30.0)
         assert trio.leaders == []
-        assert trio.statistics()["controller-1"] == {"group": "", "role": "founding"}
+        assert trio.statistics()["controller-1"] == GroupStatistics(group="", role="founding")
         await trio.restart("controller-3")
         await trio.settled()
 
@@ -183,7 +184,7 @@ def test_a_name_that_is_taken_is_given_to_nobody_else(caplog):
         stranger.start(pretend)
         await asyncio.sleep(10.0)
         assert voters_of(trio, "controller-1") == before
-        assert trio.statistics()["controller-1"]["learners"] == []
+        assert trio.statistics()["controller-1"].learners == []
 
     simulated(scenario)
 
@@ -324,7 +325,7 @@ def test_entries_give_way_to_a_snapshot_and_who_was_away_gets_that():
             answer = await client.set("nodes/w", version, record(number))
             assert answer.done
             version = answer.at
-        assert trio.statistics()[leader]["log"] < 25
+        assert trio.statistics()[leader].log < 25
         await trio.restart(away)
         await trio.until(lambda: trio.running[away].map == trio.running[leader].map, "it lags behind")
 
@@ -386,7 +387,7 @@ class Three:
     async def leader(self):
         while True:
             for number, controller in enumerate(self.controllers):
-                voters = controller.group.statistics().get("voters", ())
+                voters = controller.group.statistics().voters or ()
                 if controller.group.leads and len(voters) == 3:
                     return number
             await asyncio.sleep(0.01)
@@ -426,7 +427,7 @@ async def test_three_with_folders_go_on_after_all_have_ended(tmp_path):
                 groups.add(
                     (
                         three.controllers[number].machine.group,
-                        *three.controllers[number].group.statistics()["voters"],
+                        *three.controllers[number].group.statistics().voters,
                     )
                 )
         assert len(groups) == 1

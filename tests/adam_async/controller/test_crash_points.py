@@ -108,7 +108,7 @@ def trace():
             outcome = await alone.ask(lambda tag, command=command: alone.group.propose(tag, command))
             assert outcome.done
             expected = outcome.at
-            account.answered = alone.group.statistics()["commit"]
+            account.answered = alone.group.statistics().commit
             await asyncio.sleep(dice.uniform(0.0, 0.01))
 
     async def program(node):

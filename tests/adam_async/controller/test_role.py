@@ -51,9 +51,9 @@ async def test_every_role_sends_its_counts(network):
         sender = unpack(reply, Statistics)
         assert (sender.node, sender.role) == ("worker-0", "worker")
         assert read_text_tensor(reply, dict, 1 << 20).keys() == {"traffic", "process"}
-        await until(lambda: bool(role.statistics()["traffic"]))
-        (row,) = role.statistics()["traffic"]
-        assert (row["from"], row["to"], row["type"], row["messages"]) == (
+        await until(lambda: bool(role.statistics().traffic))
+        (row,) = role.statistics().traffic
+        assert (row.sender, row.receiver, row.type, row.messages) == (
             "worker-0",
             "driver",
             "Statistics",
@@ -136,4 +136,4 @@ async def test_closed_links_keep_their_counts(network):
             async with link_to(role) as link:
                 await link.call(pack(GetStatistics(run="")), timeout_s=50.0)
             await until(lambda: not role._traffic.links)
-        assert [row["messages"] for row in role.statistics()["traffic"]] == [2]
+        assert [row.messages for row in role.statistics().traffic] == [2]

@@ -119,7 +119,7 @@ def test_a_controller_outlives_the_lies_of_another_and_ends_its_links(caplog) ->
             at = (await client.map())[0].nodes["w"].changed
             where = group.statistics()
             false = await trio.client(leader, role="controller", node=liar, incarnation=number + 2)
-            lie = make(me, group.introduce().identity, where["term"], where["commit"])
+            lie = make(me, group.introduce().identity, where.term, where.commit)
             with suppress(TransportError):
                 await false.link.send(packed_agree(lie, group=""))
             async with asyncio.timeout(1.0):

@@ -7,6 +7,8 @@ from adam_async.parameter_server.statistics import ServerStatistics
 
 def test_the_report_has_the_names_that_readers_know():
     assert [field.encode_name for field in msgspec.structs.fields(ServerStatistics)] == [
+        "traffic",
+        "process",
         "shards",
         "versions",
         "staleness",
@@ -21,8 +23,6 @@ def test_the_report_has_the_names_that_readers_know():
         "waiting_for",
         "batches",
         "batched_pushes",
-        "traffic",
-        "process",
     ]
 
 

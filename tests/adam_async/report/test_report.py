@@ -526,10 +526,10 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tap:
 def counted(cluster: LocalCluster) -> dict[tuple[str, str, str], tuple[int, int]]:
     """Return the counts of sent messages by the nodes themselves."""
     nodes = (cluster.controller, cluster.data, *cluster.servers, *cluster.workers)
-    rows = [row for node in nodes for row in msgspec.to_builtins(node.statistics())["traffic"]]
+    rows = [row for node in nodes for row in node.statistics().traffic]
     rows += cluster.driver._traffic.rows()
     return {
-        (row["from"], row["to"], row["type"]): (row["messages"], row["payload_bytes"] + row["frame_bytes"])
+        (row.sender, row.receiver, row.type): (row.messages, row.payload_bytes + row.frame_bytes)
         for row in rows
     }
 

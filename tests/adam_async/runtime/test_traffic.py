@@ -39,14 +39,14 @@ async def test_each_end_counts_what_it_said_also_after_the_link_is_gone(network)
         assert mine.rows() == open_rows
         assert mine.links == []
         asked, pulled = mine.rows()
-        assert (asked["type"], asked["messages"]) == ("GetStatistics", expected)
-        assert (pulled["type"], pulled["messages"], pulled["payload_bytes"]) == ("Pull", 3 * expected, 0)
-        assert {row["from"] for row in mine.rows()} == {"driver-0"}
-        assert {row["to"] for row in mine.rows()} == {"ps-0"}
+        assert (asked.type, asked.messages) == ("GetStatistics", expected)
+        assert (pulled.type, pulled.messages, pulled.payload_bytes) == ("Pull", 3 * expected, 0)
+        assert {row.sender for row in mine.rows()} == {"driver-0"}
+        assert {row.receiver for row in mine.rows()} == {"ps-0"}
         values = theirs.rows()[1]
-        assert (values["type"], values["messages"]) == ("Values", 3 * expected)
-        assert values["payload_bytes"] == 400 * 3 * expected
-        assert (values["frame_bytes"] > 0) == (network == "tcp")  # by reference nothing is framed
+        assert (values.type, values.messages) == ("Values", 3 * expected)
+        assert values.payload_bytes == 400 * 3 * expected
+        assert (values.frame_bytes > 0) == (network == "tcp")  # by reference nothing is framed
 
 
 async def test_earlier_peers_are_added_up_by_role_and_no_message_is_lost():
@@ -60,8 +60,8 @@ async def test_earlier_peers_are_added_up_by_role_and_no_message_is_lost():
             traffic.gone(near)
     rows = traffic.rows()
     assert len(rows) == PEERS_KEPT + 1
-    assert [row["messages"] for row in rows] == [3] + [1] * PEERS_KEPT
-    assert rows[0]["to"] == "earlier ps"
+    assert [row.messages for row in rows] == [3] + [1] * PEERS_KEPT
+    assert rows[0].receiver == "earlier ps"
 
 
 def test_a_link_that_was_never_watched_leaves_nothing():

@@ -149,14 +149,14 @@ async def test_blocks_that_become_ready_in_one_turn_leave_in_one_message(network
         for number in range(5):
             one.put(number)
         two.put(9)
-        assert one.told["messages"] == 0, "what becomes ready later in this turn goes with them"
+        assert one.told.messages == 0, "what becomes ready later in this turn goes with them"
         await until(lambda: len(two.taken) == 5 and len(one.taken) == 1)
-        assert (one.told["messages"], two.told["messages"]) == (1, 1)
+        assert (one.told.messages, two.told.messages) == (1, 1)
         one.put(5)
         await turns()
         one.put(6)
         await until(lambda: len(two.taken) == 7)
-        assert one.told["messages"] == 3
+        assert one.told.messages == 3
         assert two.numbers == list(range(7))
         assert one.numbers == [9]
 
@@ -168,7 +168,7 @@ async def test_more_blocks_than_a_message_holds_leave_in_several(network):
         for _ in range(2 * BLOCKS + 1):
             one.put()
         await until(lambda: len(two.taken) == 2 * BLOCKS + 1)
-        assert one.told["messages"] == 3
+        assert one.told.messages == 3
         assert two.numbers == list(range(2 * BLOCKS + 1))
 
 
@@ -179,7 +179,7 @@ async def test_blocks_put_before_there_is_a_link_leave_on_the_first_one(network)
             for _ in range(3):
                 worker.put()
         await until(lambda: len(two.taken) == len(one.taken) == 3)
-        assert (one.told["links"], one.told["messages"]) == (1, 1)
+        assert (one.told.links, one.told.messages) == (1, 1)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -190,11 +190,11 @@ async def test_where_nothing_goes_back_blocks_are_confirmed_all_the_same(network
             one.put()
         await until(lambda: len(two.taken) == CONFIRM_BLOCKS - 1)
         await turns(50)
-        assert (two.told["messages"], len(one.given_back)) == (0, 0)
+        assert (two.told.messages, len(one.given_back)) == (0, 0)
         one.put()
         await until(lambda: len(one.given_back) == CONFIRM_BLOCKS)
-        assert (two.told["messages"], two.made) == (1, 0)
-        assert one.told["blocks_unconfirmed"] == 0
+        assert (two.told.messages, two.made) == (1, 0)
+        assert one.told.blocks_unconfirmed == 0
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -211,8 +211,8 @@ async def test_a_link_that_is_cut_again_and_again_loses_nothing_and_repeats_noth
                     worker.other._link.abort()
         await until(lambda: len(two.taken) == len(one.taken) == 300)
         assert one.numbers == two.numbers == list(range(300))
-        assert one.told["links"] > 20
-        assert one.told["blocks_said_again"] + two.told["blocks_said_again"] > 0
+        assert one.told.links > 20
+        assert one.told.blocks_resent + two.told.blocks_resent > 0
         for _ in range(CONFIRM_BLOCKS):
             one.put()
             two.put()
@@ -246,7 +246,7 @@ async def test_a_worker_of_another_replica_generation_gets_no_answer(network):
             await asyncio.get_running_loop().create_future()
     one, two = seen
     assert two.refused > 0
-    assert (two.taken, one.told["links"], two.told["links"]) == ([], 0, 0)
+    assert (two.taken, one.told.links, two.told.links) == ([], 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ async def test_a_block_that_is_not_as_planned_is_refused_and_none_of_its_message
         one.put()
         one.put(**options)
         await until(lambda: not linked(two))
-        assert (two.taken, two.told["blocks_received"]) == ([], 0)
+        assert (two.taken, two.told.blocks_received) == ([], 0)
     with pytest.raises(RemoteProtocolError, match=said):
         two.other._take(message_of(one, options))
 
@@ -318,14 +318,14 @@ async def test_a_worker_that_does_not_read_is_sent_the_rest_when_it_does(network
         for _ in range(1, blocks):
             one.put()
         await turns(300)
-        held = one.told["messages"]
+        held = one.told.messages
         assert held < blocks // BLOCKS, "the rest waits in the memory that it was computed in"
         assert len(two.taken) == 1
-        assert one.told["blocks_unconfirmed"] == blocks
+        assert one.told.blocks_unconfirmed == blocks
         two.reads.set()
         await until(lambda: len(two.taken) == blocks)
         assert two.numbers == list(range(blocks))
-        assert one.told["links"] == 1
+        assert one.told.links == 1
 
 
 async def test_a_worker_begins_no_group_far_ahead_of_one_that_it_sends_to():
@@ -342,7 +342,7 @@ async def test_a_worker_begins_no_group_far_ahead_of_one_that_it_sends_to():
             two.others.begin()
         await waiting
         assert one.others.keep_up
-        assert two.told["messages"] == 1
+        assert two.told.messages == 1
 
 
 async def test_how_far_a_worker_is_goes_with_its_blocks_and_greetings():

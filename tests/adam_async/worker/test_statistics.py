@@ -2,7 +2,12 @@
 
 import msgspec
 
-from adam_async.worker.statistics import KernelStatistics, PartitionStatistics, WorkerStatistics
+from adam_async.worker.statistics import (
+    KernelStatistics,
+    NeighbourStatistics,
+    PartitionStatistics,
+    WorkerStatistics,
+)
 
 
 def names(struct):
@@ -11,11 +16,11 @@ def names(struct):
 
 def test_the_report_has_the_names_that_readers_know():
     assert names(WorkerStatistics) == [
+        "traffic",
+        "process",
         "lag_s",
         "buffers",
         "refused_greets",
-        "traffic",
-        "process",
         "protocols",
         "push_buffers",
         "left_ahead",
@@ -34,6 +39,14 @@ def test_the_report_has_the_names_that_readers_know():
     ]
     assert names(KernelStatistics) == ["set", "compiled", "of", "numpy_groups"]
     assert names(PartitionStatistics) == ["segments", "wires"]
+    assert names(NeighbourStatistics) == [
+        "links",
+        "messages",
+        "blocks_received",
+        "blocks_duplicate",
+        "blocks_said_again",
+        "blocks_unconfirmed",
+    ]
 
 
 def test_unset_fields_are_left_out_of_the_report():

@@ -1,0 +1,35 @@
+"""Pure: the statistics of a controller, with the names that reports read.
+
+A field that is unset is left out of the answer: a controller without a group has no term.
+"""
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from adam_async.runtime.traffic import CommonStatistics
+
+
+class GroupStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A controller's position in its group."""
+
+    group: str
+    """Name of the group; empty before it is founded."""
+    role: str
+    """Role in consensus, or ``founding``."""
+    term: int | UnsetType = UNSET
+    leader: str | UnsetType = UNSET
+    """Node id of the known leader; empty for none."""
+    commit: int | UnsetType = UNSET
+    """Index of the last committed entry."""
+    log: int | UnsetType = UNSET
+    """Number of entries behind the snapshot."""
+    voters: list[str] | UnsetType = UNSET
+    learners: list[str] | UnsetType = UNSET
+
+
+class ControllerStatistics(CommonStatistics, kw_only=True):
+    """Statistics of a controller."""
+
+    version: int
+    """Version of its map."""
+    controllers: GroupStatistics
