@@ -49,7 +49,6 @@ class CheckpointFolder:
 
     Args:
         path: Path of the folder, made if it does not exist.
-        disk: Writes the files.
     """
 
     def __init__(self, path: Path, disk: Disk) -> None:
@@ -178,9 +177,7 @@ async def open_checkpoints(
     """Open the folder into which a cluster writes checkpoints, and read the checkpoint that it continues.
 
     Args:
-        stack: Closes the disk of the folder.
         checkpoint: The folder; None: that of `resume`.
-        resume: Folder of the checkpoint to continue.
 
     Raises:
         CheckpointError: There is nothing to resume, or it is damaged.
@@ -198,7 +195,6 @@ async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
 
     Args:
         folder: Folder of ``train --checkpoint``.
-        disk: Reads the files.
 
     Raises:
         CheckpointError: There is no whole checkpoint; the error names the damage of each.

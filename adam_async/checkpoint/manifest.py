@@ -272,10 +272,6 @@ def manifest_file(manifest: Manifest) -> bytes:
 def read_manifest(text: bytes, origin: str) -> Manifest:
     """Read and check the text of a manifest.
 
-    Args:
-        text: The whole file.
-        origin: Name of the file in errors.
-
     Raises:
         CheckpointError: The manifest is damaged, or of another version.
     """
@@ -318,7 +314,6 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
     """Return the options of a run that continues another one.
 
     Args:
-        manifest: Manifest of the checkpoint.
         wanted: Options of the caller. A rate of 0 means the rate option of the earlier run; 0 epochs and
             schedule ``auto`` mean the choice of that run, whose rate curve continues.
 
@@ -358,7 +353,6 @@ def resumed_spec(manifest: Manifest, spec: ModelSpec | None) -> ModelSpec:
     """Return the model of a checkpoint.
 
     Args:
-        manifest: Manifest of the checkpoint.
         spec: Model of the caller, or None.
 
     Raises:
@@ -379,7 +373,6 @@ def resumed_transforms(
     """Transforms of training images in a resumed run: the same as in the checkpoint's run.
 
     Args:
-        manifest: Manifest of the checkpoint.
         asked: Transforms that the caller asks for; they permit the import of the functions they name.
         functions: Kinds that the caller brings functions for.
 

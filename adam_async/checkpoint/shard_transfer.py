@@ -51,14 +51,7 @@ NOT_SETTLED = "not-settled"
 
 
 class ShardCopies:
-    """Reads and loads shards.
-
-    Args:
-        network: Links to the servers.
-        identity: The driver's identity.
-        waits: Deadlines.
-        traffic: Counts the links.
-    """
+    """Reads and loads shards."""
 
     def __init__(self, *, network: Network, identity: Identity, waits: Waits, traffic: Traffic) -> None:
         self._network = network
@@ -72,9 +65,6 @@ class ShardCopies:
         """Copy all shards into `tensors`; returns their states, in the order of their numbers.
 
         Args:
-            cluster: The map with their placement.
-            table: All shards.
-            tensors: Filled with the values.
             clocks: Clock by shard that all its replicas have to reach; other shards have no bound.
 
         Raises:
@@ -154,10 +144,7 @@ class ShardCopies:
         """Load all shards of a run into the servers, which wait for them.
 
         Args:
-            cluster: The map with their placement.
-            table: All shards.
-            tensors: Their values.
-            states: Their states, in the order of their numbers.
+            states: States of all shards, in the order of their numbers.
 
         Raises:
             TransportError: A server refused them, or did not answer.

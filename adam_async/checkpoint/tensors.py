@@ -16,13 +16,7 @@ from transport import RemoteProtocolError
 
 
 class RunTensors:
-    """Whole tensors, and the part of each shard in them.
-
-    Args:
-        network: The network with the parameters.
-        table: Their shards.
-        rule: The update rule, with its arrays.
-    """
+    """Whole tensors, and the part of each shard in them."""
 
     def __init__(self, network: Network, table: ShardTable, rule: Rule) -> None:
         self.table = table
@@ -70,8 +64,6 @@ class RunTensors:
         """Take shards of a message.
 
         Args:
-            shards: Their numbers.
-            arrays: Names of the sender's rule arrays.
             tensors: For each shard the arrays of `cut`.
 
         Raises:

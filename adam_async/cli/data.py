@@ -36,8 +36,6 @@ async def load_data(
     Stderr shows the progress of downloads.
 
     Args:
-        source: A name, a folder or a file.
-        disk: Reads and decodes.
         environment: Names the folders of data and of the user's cache.
         damaged: Policy for damaged images; ``skip`` leaves out up to one in twenty.
         cache: Memory of a data server for images; None loads all images.

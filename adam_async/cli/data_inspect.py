@@ -172,7 +172,6 @@ def lines(found: Mapping[str, Any], *, classes: int) -> Iterator[str]:
 
     Args:
         found: Description of a source, by the names of docs/reference/data.md.
-        classes: Maximum number of classes listed.
     """
     yield f"{found['name']}: {found['source']}"
     yield f"kind of source: {found['kind']}"

@@ -40,7 +40,6 @@ class LiveTable:
 
     Args:
         progress: Progress of the run, kept up to date by its driver.
-        stream: Output, such as ``sys.stdout``.
         quiet: Show only the last line of `finish`.
         terminal: Whether to draw a table; None asks the stream.
         leader: Returns the leader of several controllers; empty while none is known.
@@ -160,7 +159,6 @@ class LiveTable:
 
         Args:
             data: Description of the data by their server, as in the cluster map.
-            model: The network.
         """
         if not self._introduced:
             self._introduced = True
@@ -213,8 +211,6 @@ def cut_line(model: Network, plan: Mapping[str, Any], *, together: bool) -> str:
     """Return the line about the cut of the model over the workers of a replica.
 
     Args:
-        model: The whole network.
-        plan: Partition plan, as `PartitionPlan.to_dict` gave it.
         together: Whether one worker trains all parts, so that nothing is sent.
     """
     cut = PartitionPlan.from_dict(plan)

@@ -21,9 +21,6 @@ NO_EXTRA = "adam-async: the command line needs {name}; install it with: pip inst
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
-    Args:
-        arguments: Arguments without the program's name; None for those of the process.
-
     Returns:
         The exit code of docs/reference/exit-codes.md.
     """

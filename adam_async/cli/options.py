@@ -35,7 +35,6 @@ def value_of(kind: Any, words: Sequence[Token]) -> Any:
 
     Args:
         kind: The option's type.
-        words: Words of the command line.
 
     Raises:
         ValueError: A word is not a value of the type; cyclopts names the option.

@@ -111,9 +111,6 @@ async def repeat(
     Cancelling ends it after the current batches of the thread.
 
     Args:
-        recording: The recorded run.
-        dataset: Its data.
-        terminal: Prints the epochs.
         functions: Transforms of the record that may be imported.
     """
     async with ComputePool(threads=1, name="replay") as pool:

@@ -57,10 +57,6 @@ class Signals:
     ) -> int:
         """Run a command's coroutine in a loop of its own until it returns or a signal ends it.
 
-        Args:
-            main: Returns the exit code.
-            loop_factory: Returns a new event loop.
-
         Raises:
             Exception: The error of `main` or of a callback of its loop. After a signal, that is the outcome.
         """

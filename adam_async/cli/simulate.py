@@ -227,13 +227,6 @@ async def run_seeds(
 ) -> bool:
     """Run seeds of a scenario in slices, and print their results.
 
-    Args:
-        name: Name of the scenario.
-        seeds: The seeds.
-        process_pool: Child processes that run them.
-        terminal: Prints the results.
-        save: Called with the results of each slice.
-
     Returns:
         Whether a seed failed, or many seeds together did not reach all marks that they must.
     """

@@ -98,7 +98,6 @@ def log_to_stderr(*, verbose: bool, level: str | None = None, lines: OneLine | N
     Args:
         verbose: Whether the default level is ``info`` instead of ``warning``.
         level: Lowest level to write; None for the default.
-        lines: Format of a line; None for the message alone.
     """
     handler = _LogLines()
     handler.setFormatter(lines or OneLine())

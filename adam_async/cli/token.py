@@ -47,8 +47,6 @@ async def read_token(file: Path | None, environment: Mapping[str, str], *, role:
     """Return the cluster's token or the keys of a role: from the file, else from ADAM_TOKEN, else none.
 
     Args:
-        file: File that ``--token-file`` names.
-        environment: Environment of the command.
         role: Role of the command, for which keys must be; empty if it has none or several.
 
     Raises:

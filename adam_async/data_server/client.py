@@ -60,20 +60,10 @@ class DataClient:
     """Reads the groups of one worker of a replica ahead of need.
 
     Args:
-        network: Network of the data servers.
         address: Function from the number of servers in a row without an answer to the address of the next
             one; empty while there is none. Call `map_changed` after a change.
-        identity: The worker.
-        run: Id of the run.
-        replica: The worker's replica.
-        replica_generation: Generation of the replica.
-        partition: The worker's part of the model.
-        ahead: Number of groups to hold.
-        limits: Limits of the run's groups.
         rows: First needed row of the images, and the one behind the last; ``(0, 0)``: labels only. None:
             whole images.
-        waits: Deadlines.
-        traffic: Counts of the links.
 
     Run `run` as a task of the owner's group.
     """

@@ -59,11 +59,8 @@ class GroupProducer:
     """The groups that one data server hands out.
 
     Args:
-        dataset: Images and labels.
-        name: Name of the thread.
         functions: Kinds of transforms that are functions of the user; see `Recipe.of`.
         on_failure: Receives an error of the thread; the same images raise it again.
-        make_pool: Makes the pool of the thread.
         available_bytes: Memory that this process could use, for a cache without a size.
 
     Run `run` as a task of the owner's group.

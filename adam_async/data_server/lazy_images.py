@@ -24,10 +24,7 @@ class StoredImages:
     """Images by number, none of them in memory.
 
     Args:
-        read: Reads one image.
         image_shape: (C, H, W) of each image.
-        labels: Class of each image, shape (N,).
-        origin: Name of the data set in errors.
         policy: ``error`` or ``skip`` for an image that cannot be read.
     """
 

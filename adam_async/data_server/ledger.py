@@ -39,12 +39,7 @@ class Settled(NamedTuple):
 
 
 class Ledger:
-    """Opening and entries, and the state that they make.
-
-    Args:
-        opening: The state before the entries.
-        first: Number of the first entry behind the opening.
-    """
+    """Opening and entries, and the state that they make."""
 
     def __init__(self, opening: Opening, *, first: int = 0) -> None:
         self.state = DataState.of(opening)

@@ -47,12 +47,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopyRefused(Exception):
-    """Refusal of a part of a ledger.
-
-    Args:
-        code: ``old-term``, ``gap`` or ``impossible``.
-        text: Reason.
-    """
+    """Refusal of a part of a ledger."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -74,12 +69,7 @@ class _Copy:
 
 
 class LedgerReplication:
-    """The part of one data server.
-
-    Args:
-        me: This server.
-        opening: Opening of an empty ledger.
-    """
+    """The part of one data server."""
 
     def __init__(self, me: LedgerReplica, opening: Opening) -> None:
         self._me = me

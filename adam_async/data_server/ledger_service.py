@@ -66,12 +66,6 @@ class LedgerService:
     """Enters events into the ledger of a run's leases, whichever server leads it.
 
     Args:
-        network: Network of the data servers.
-        identity: This data server.
-        waits: Deadlines.
-        traffic: Counts of the links.
-        on_settled: Called with each settled event and its result.
-        on_lead: Called when this server has become the ledger leader.
         open_events: Returns the events entered here without an answer, oldest first.
 
     Run `run` as a task of the owner's group.
@@ -139,13 +133,7 @@ class LedgerService:
         )
 
     def take_up(self, run: str, *, partitions: int, orders: EpochOrders) -> None:
-        """Begin a run's ledger.
-
-        Args:
-            run: Its id.
-            partitions: Number of workers of a replica that take groups.
-            orders: Orders of its epochs.
-        """
+        """Begin a run's ledger."""
         self._end_tasks()
         self._outbox.clear()
         self._run = run

@@ -250,11 +250,7 @@ def _worker(asked: LeaseAsked) -> tuple[Replica, int, int]:
 
 
 class DataState:
-    """Leases of the epoch in progress.
-
-    Args:
-        partitions: Number of workers of each replica.
-    """
+    """Leases of the epoch in progress."""
 
     def __init__(self, *, partitions: int = 1) -> None:
         self._partitions = partitions

@@ -31,8 +31,6 @@ class ValidationSplit:
 
         Args:
             labels: The class of each training image, shape (N,).
-            count: Images to hold back, fewer than N.
-            seed: Seed of the run.
         """
         classes, sizes = np.unique(labels, return_counts=True)
         shares = sizes * count / len(labels)
@@ -55,7 +53,6 @@ def check_validation(validation: int, data: Mapping[str, Any]) -> None:
 
     Args:
         validation: Images to hold back.
-        data: Description of the data by the data server.
 
     Raises:
         ConfigError: The split leaves no image.

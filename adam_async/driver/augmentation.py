@@ -20,7 +20,6 @@ def transforms_of(
     """Settle the transforms of a run that may continue another one.
 
     Args:
-        config: Configuration of the run.
         resumed: Manifest of the checkpoint that the run continues; None for a new run.
         asked: See `steps_for`. A checkpoint has its own steps; `asked` then only names functions that
             the run may import.

@@ -52,11 +52,6 @@ OUTSIDE = "the cluster is not running: train within its block, `async with clust
 class Driver:
     """Drives one run at a time.
 
-    Args:
-        config: The run.
-        settings: The driver's access to the cluster.
-        inputs: The runs' inputs beside the configuration.
-
     `config` becomes the configuration of the run in progress: the driver decides the options that the caller
     left open. Cancelling `train` ends the run in good order: its phase becomes `finished` if the controller
     can be reached within `drain_s`.

@@ -48,7 +48,6 @@ class EpochChoice:
         """Take the result of an epoch; returns the reason to end the run with it, or an empty text.
 
         Args:
-            result: Result of the epoch.
             weights: The values after the epoch; must not change afterwards.
         """
         self._look(result)

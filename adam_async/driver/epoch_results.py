@@ -65,10 +65,6 @@ class EpochResults:
 def bounded_results(manifest: Manifest, config: Config) -> tuple[ResumeRecord, bytes]:
     """Leave out results that no server needs. Takes as long as shuffling all epochs if each skipped groups.
 
-    Args:
-        manifest: Manifest of the resumed checkpoint.
-        config: Configuration of the run.
-
     Returns:
         The manifest's `ResumeRecord` with the last results only, and the value of `RunRecord.carried`.
     """

@@ -47,9 +47,6 @@ async def prepare_model(
     """Choose a run's model, and make its network.
 
     Args:
-        data: Description of the data.
-        config: The run.
-        inputs: The run's other inputs.
         pool: Makes the network, on one of its threads.
 
     Raises:
@@ -92,7 +89,6 @@ async def plan_here(model: Model, config: Config, pool: ComputePool) -> dict[str
 
     Args:
         model: The network, with the kernels that will train it.
-        config: The run.
         pool: Measures the layers, which takes about half a second; compiling them may take longer.
 
     Raises:

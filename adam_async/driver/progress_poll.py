@@ -41,9 +41,6 @@ class Silence:
         Args:
             asked: Polled nodes. A silent node that is no longer polled is lost, and forgotten here: its loss
                 is an event of its own.
-            answered: Polled nodes that have answered.
-            asked_at: Time of the questions.
-            now: End of the poll.
         """
         events = []
         self._silent = {node: each for node, each in self._silent.items() if node in asked}
@@ -69,14 +66,7 @@ class Silence:
 
 
 class ProgressPoll:
-    """Brings the progress of a run up to date with the counts of its roles.
-
-    Args:
-        counts: Asks the roles.
-        membership: Holds the map with the live replicas.
-        progress: Updated in place.
-        note: Adds an event of the run.
-    """
+    """Brings the progress of a run up to date with the counts of its roles."""
 
     def __init__(
         self,
@@ -93,12 +83,7 @@ class ProgressPoll:
         self._silence = Silence()
 
     async def read(self, run: str, ended: Mapping[str, Any] | None = None) -> None:
-        """Ask all roles at once, for at most `POLL_S`.
-
-        Args:
-            run: Id of the run.
-            ended: Result of the epoch if it has ended.
-        """
+        """Ask all roles at once, for at most `POLL_S`."""
         loop, progress = asyncio.get_running_loop(), self._progress
         addresses = self._counts.addresses("data", "ps", "worker")
         asked_at = loop.time()

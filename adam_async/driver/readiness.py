@@ -23,14 +23,7 @@ NO_RUN = "-"
 
 
 class Readiness:
-    """Waits for the roles of one configuration, each wait at most `prepare_s`.
-
-    Args:
-        config: The run, with the number of each role.
-        membership: Receives the cluster map.
-        queries: Asks the workers.
-        progress: Shows the missing roles and the phase.
-    """
+    """Waits for the roles of one configuration, each wait at most `prepare_s`."""
 
     def __init__(
         self, *, config: Config, membership: Membership, queries: RoleQueries, progress: Progress

@@ -18,9 +18,6 @@ class RoleCounts:
     """Asks the roles in the cluster map for their counts.
 
     Args:
-        membership: Holds the map.
-        queries: Sends the requests.
-        run: Returns the id of the driver's run.
         note: Called with a sentence about a role that does not answer.
         grace_s: Seconds for the ledger leader to answer; then the next leader is asked.
     """

@@ -66,10 +66,6 @@ async def pull_snapshot(
     Cancellation loses nothing.
 
     Args:
-        network: The model.
-        table: Its shards.
-        cluster: The map with their placement.
-        client: Client of their servers.
         clock: Clock up to which the values contain all pushes of live replicas; frozen tensors have none.
 
     Raises:

@@ -29,14 +29,7 @@ FROM_THE_START = ResumeRecord(epoch=1, finished=(), clock=0)
 
 
 class StartingValues:
-    """Loads the first values of a run into its parameter servers.
-
-    Args:
-        copies: Loads the shards.
-        readiness: Waits for the placement of the shards.
-        pool: Fills the tensors.
-        note: Adds an event of the run.
-    """
+    """Loads the first values of a run into its parameter servers."""
 
     def __init__(
         self, *, copies: ShardCopies, readiness: Readiness, pool: ComputePool, note: Callable[[str], None]
@@ -48,12 +41,6 @@ class StartingValues:
 
     async def load(self, run: str, config: Config, prepared: PreparedRun, source: Checkpoint | Model) -> None:
         """Load all shards; no server is ready before it has its own.
-
-        Args:
-            run: Id of the run.
-            config: The run's options.
-            prepared: The run's model and plan.
-            source: The resumed checkpoint, or the saved model.
 
         Raises:
             ConfigError: The run and the saved model have no tensor in common.
@@ -88,7 +75,6 @@ def fill_from(tensors: RunTensors, network: Network, init: Model, *, seed: int) 
 
     Args:
         tensors: The run's tensors; filled in place.
-        network: The run's model.
         init: The saved model.
         seed: Seed of the run; draws the tensors that the saved model lacks.
 

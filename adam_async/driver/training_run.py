@@ -84,11 +84,7 @@ class TrainingRun:
     """One run that trains.
 
     Args:
-        parts: Parts of the driver.
-        record: The submitted run.
-        config: Its options, all decided.
         asked: Its options before the driver decided the open ones.
-        prepared: Its model, data and plan.
         recorder: Collects the record of a run with `Config.record`.
         folder: Folder for checkpoints; None: no checkpoints.
 
@@ -130,7 +126,6 @@ class TrainingRun:
         """Train all epochs, and gather the counts of the roles.
 
         Args:
-            cluster: The map in which training begins.
             on_epoch: See `Driver.train`.
 
         Raises:

@@ -70,12 +70,8 @@ class BareLoop:
     """One thread's context and images, and weights and rule state. Used by one thread at a time.
 
     Args:
-        network: The model.
-        rule: Update rule.
-        rate: Learning rate.
         images: Training images, uint8 (N, C, H, W), N at least one.
         labels: Their classes, (N,).
-        group_images: Images per step.
         weights: Weights and rule state that several threads share; None: its own.
     """
 
@@ -144,15 +140,10 @@ async def measure(
     """Run the bare kernel loop on its own threads; returns images per second of all of them.
 
     Args:
-        network: The model of the run, with its kernels.
-        rule: The run's update rule.
-        rate: Its learning rate.
         images: Training images, uint8 (N, C, H, W); each thread starts at another one.
         labels: Their classes, (N,).
-        group_images: Images per group.
         threads: Number of compute threads of the run, over all workers.
         shared: Whether all threads train the same weights.
-        seconds: Duration of the measurement.
         warm_up_s: Duration of the training before it, which finds the number of groups in a slice.
 
     A cancellation ends it after the current slices of the threads.

@@ -84,10 +84,8 @@ async def examine(
     """Check everything that a run needs. It takes a few seconds, and neither downloads nor writes.
 
     Args:
-        disk: Reads the data.
         entropy: Random bytes for the handshake of the loopback link.
         data_dir: Value of ``ADAM_DATA_DIR``.
-        cache_dir: Folder of downloaded data.
         network: Network of the loopback link; None: plain TCP.
         spec: Model of the checks of kernels and working sets; None: `mnist-adam`.
         images_per_group: Images per group, at least 1.
@@ -203,8 +201,6 @@ async def check_kernels(spec: ModelSpec, images_per_group: int, *, installed: bo
     Kernels that are not compiled are not measured, because the compilation takes too long here.
 
     Args:
-        spec: The trained model.
-        images_per_group: Images per group.
         installed: Whether numba is installed.
     """
     what = "kernels"

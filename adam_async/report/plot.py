@@ -44,9 +44,6 @@ def panels(report: Report) -> dict[str, Line]:
 def draw(runs: Sequence[tuple[str, Report]]) -> "Figure":
     """Draw runs into the same panels.
 
-    Args:
-        runs: Name and report of each run.
-
     Raises:
         ConfigError: matplotlib is not installed.
     """

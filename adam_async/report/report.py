@@ -296,13 +296,9 @@ def build_report(
     """Build the report of a run.
 
     Args:
-        result: Result of the driver.
         config: The run's options; the report has them with the rate in force.
-        command: The command line, or a substitute for it.
-        machine: Machine of the driver.
         baseline: The bare kernel loop; None if it was not measured.
         asked: The options before the run decided the open ones, for `Report.defaults`; None: no explanations.
-        ended: The end of the run, in words.
 
     Raises:
         msgspec.ValidationError: The counts of a node are invalid; `without_invalid` leaves such nodes out.

@@ -244,12 +244,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
         return tuple(node for node, _ in ledger_record.ledger_replicas)
 
     def ledger_leader_for(self, replica: int, attempt: int = 0) -> str:
-        """Return the address of the data server for the workers of a replica; empty while there is none.
-
-        Args:
-            replica: Number of the replica.
-            attempt: Number of failed requests in a row.
-        """
+        """Return the address of the data server for the workers of a replica; empty while there is none."""
         servers = sorted(self.ledger_leaders)
         return self.nodes[servers[(replica + attempt) % len(servers)]].address if servers else ""
 
@@ -302,7 +297,6 @@ def replica_generation(members: Sequence[tuple[int, int]], partitions: int) -> i
 
     Args:
         members: Incarnation of each worker and map version of its assignment, in the order of their parts.
-        partitions: Number of workers of a replica.
     """
     if len(members) != partitions:
         return 0

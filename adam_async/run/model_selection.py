@@ -142,8 +142,6 @@ def check_fits(
     """Check that a model can be trained on data.
 
     Args:
-        spec: The model.
-        data: Description of the data by their server.
         layers: Kinds of layers that the model may use.
 
     Raises:

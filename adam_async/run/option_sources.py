@@ -127,7 +127,6 @@ def make_config(*layers: Mapping[str, Any], sources: Sequence[str] = ()) -> Conf
     """Merge layers of options, of which later ones override earlier ones, and check the result.
 
     Args:
-        layers: Values by option.
         sources: Source of each layer: a file's name, `ENVIRONMENT` or `COMMAND_LINE`.
 
     Raises:
@@ -188,9 +187,6 @@ def explain_type(
     """Return a sentence that names an option with a wrong value, the type it needs, and the value's origin.
 
     Args:
-        message: Text of msgspec about the wrong value.
-        values: All values, by option.
-        kind: Struct of the options.
         where: Option to the origin of its value, in brackets; may lack options.
     """
     found = re.search(r" - at `\$\.(\w+)(?:\.(\w+)|\[[^]]*\])?`$", message)

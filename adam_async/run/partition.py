@@ -17,9 +17,7 @@ def plan_run(network: Network, config: Config, times: LayerTimes | None = None) 
     """Cut the model of a run over the workers of a replica; None if it is not cut.
 
     Args:
-        network: The model.
-        config: The run.
-        times: Measured times of its layers; None estimates them.
+        times: Measured times of the layers; None estimates them.
 
     Raises:
         ConfigError: The model cannot be cut over this many workers.
@@ -38,9 +36,7 @@ def check_crossings(network: Network, plan: dict[str, Any], config: Config, *, m
     """Check that each tensor between workers fits into one message.
 
     Args:
-        network: The model.
-        plan: Its partition plan, as `PartitionPlan.to_dict` gave it.
-        config: The run.
+        plan: Partition plan, as `PartitionPlan.to_dict` gave it.
         most_bytes: Maximum size of a message, in bytes.
 
     Raises:

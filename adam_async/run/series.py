@@ -39,12 +39,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Series:
-    """Takes the samples of one run.
-
-    Args:
-        schedule: Schedule of the run's rate.
-        epoch_images: Training images of one epoch.
-    """
+    """Takes the samples of one run."""
 
     def __init__(self, schedule: Schedule, *, epoch_images: int) -> None:
         self._schedule = schedule
@@ -69,12 +64,9 @@ class Series:
         """Add a sample.
 
         Args:
-            roles: Statistics of each node, by node id.
             s: Training time so far, in seconds.
             epoch: Number of the epoch, from 1.
-            images: Trained images of the epoch.
             images_before: Trained images of the epochs before it.
-            loss: Mean loss over the epoch so far.
         """
         waits = [waits_of(node, values) for node, values in roles.items()]
         if len(self.samples) >= SAMPLES_KEPT:

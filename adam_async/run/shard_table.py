@@ -75,7 +75,6 @@ def cut_tensor(shape: Sequence[int], limit: int, rows: Sequence[int] = ()) -> li
 
     Args:
         shape: Shape of the tensor.
-        limit: Maximum number of elements of a range.
         rows: Rows before which a range also ends.
     """
     if rows:
@@ -110,9 +109,7 @@ def shard_table(
     """Cut every parameter into shards and give each shard its bucket.
 
     Args:
-        parameters: The model's parameters, in the model's order.
         shard_bytes: Maximum size of a shard, in bytes; at least one element.
-        num_buckets: Number of buckets of the cluster.
         item_bytes: Size of one value in bytes (4 for float32, 8 for the float64 of proofs).
         cuts: Rows of each tensor at which a shard must begin, so that it belongs to one worker of every
             replica; see `PartitionPlan.row_cuts`.
@@ -146,7 +143,6 @@ def part_table(table: ShardTable, parameters: Iterable[ParameterSpec]) -> ShardT
 
     Args:
         table: Shards of the whole model, cut at the borders of its parts.
-        parameters: Parameters of the part.
     """
     shards: list[ShardSpec] = []
     for parameter in parameters:
@@ -196,9 +192,5 @@ def assign_buckets(table: ShardTable, servers: Sequence[NodeId]) -> list[NodeId]
 
 
 def holders(table: ShardTable, buckets: Sequence[str]) -> tuple[str, ...]:
-    """Return the servers with a shard of the table, in the order of their names; a bucket may be empty.
-
-    Args:
-        buckets: Primary of each bucket.
-    """
+    """Return the servers with a shard of the table, in the order of their names; a bucket may be empty."""
     return tuple(sorted({buckets[shard.bucket] for shard in table.shards}))

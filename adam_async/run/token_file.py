@@ -30,10 +30,6 @@ AGAIN = "write it again with: adam-async token derive --role"
 def read_token_text(text: str, *, origin: str = "the token") -> Secret:
     """Read a root token, or the keys of a role.
 
-    Args:
-        text: Contents of a token file, or ADAM_TOKEN.
-        origin: Name of its source, for errors.
-
     Raises:
         ConfigError: The root token can be guessed; or the line of keys is cut, altered, or of another
             version.

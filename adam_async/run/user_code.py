@@ -20,7 +20,6 @@ def functions_for(
 
     Args:
         steps: Steps of the user; kinds without a colon are left out.
-        functions: Given functions, by their kinds.
 
     Raises:
         ConfigError: A module or function cannot be imported; names the step.
@@ -49,10 +48,7 @@ def check_named(steps: Sequence[object], origin: str, *, allowed: Collection[str
     The import of a function runs its module, so a checkpoint or a record alone must not cause one.
 
     Args:
-        steps: Steps of the file.
-        origin: Name of the file in an error.
         allowed: Kinds that the user names, as ``package.module:function``.
-        besides: Another way to allow them, for the error.
 
     Raises:
         ConfigError: The file names other functions; the text lists them and how to allow them.
@@ -67,10 +63,6 @@ def check_named(steps: Sequence[object], origin: str, *, allowed: Collection[str
 
 def import_named(kind: str, where: str) -> Callable[..., Any]:
     """Import a function or class by a name such as ``package.module:function``.
-
-    Args:
-        kind: The name.
-        where: Step or layer with this name, for errors.
 
     Raises:
         ConfigError: Module or name do not exist, the import fails, or the object cannot be called.

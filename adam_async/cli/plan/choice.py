@@ -64,10 +64,7 @@ class Candidate:
     """A plan under some conditions, with its prediction.
 
     Args:
-        network: The whole network.
-        plan: Its partition plan.
         times: Times of its layers, for groups of one size.
-        conditions: Its machines and links.
     """
 
     def __init__(
@@ -183,11 +180,8 @@ def candidates(
     All kinds are the same for one worker, which gets the first kind only.
 
     Args:
-        network: The whole network.
         times: Times of its layers, for each size of groups.
-        conditions: Machines and links of the plans.
         workers: Numbers of workers, each at least 1.
-        kinds: Kinds of plans.
 
     Raises:
         ModelError: No plan is possible; gives the reason for the last one.

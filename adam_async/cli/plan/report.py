@@ -180,15 +180,7 @@ def build_plan_report(
     machine: Machine,
     command: Sequence[str],
 ) -> PlanReport:
-    """Build the report of a plan.
-
-    Args:
-        chosen: The recommended plan.
-        compared: All compared plans, this one included.
-        recommendation: Reason for this one, in a sentence.
-        machine: Machine of each worker, or of all.
-        command: The command line.
-    """
+    """Build the report of a plan."""
     network, conditions = chosen.network, chosen.conditions
     return PlanReport(
         schema=SCHEMA,

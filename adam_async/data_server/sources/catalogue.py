@@ -73,8 +73,6 @@ class Catalogue:
     """Collects the places of the images of a data set.
 
     Args:
-        origin: Name of the data set in errors, usually its path.
-        damage: Collects damaged images.
         wanted: Columns and rows of all images; None lets the images decide.
     """
 
@@ -114,11 +112,6 @@ async def leave_stored(
     """Make a data set whose training images stay in their files.
 
     Args:
-        catalogue: Places of the images.
-        disk: Reads headers and test images on its thread.
-        name: Short name of the data set.
-        source: Sentence for the report.
-        cache: Memory for training images.
         numbers: Class number of each label; without it they follow from the labels.
         class_names: Names of the classes; without `numbers`, only for labels that are numbers.
 

@@ -51,11 +51,6 @@ MAX_MEMBERS = 64
 def parse_cifar(data: bytes, origin: str, *, source: str) -> Dataset:
     """Return the data set in the archive.
 
-    Args:
-        data: The whole archive, gzipped or not.
-        origin: Name of the archive in errors, usually its path.
-        source: Sentence for the report.
-
     Raises:
         DataError: The archive is damaged, or a batch is missing, twice there, or not made of records.
     """

@@ -23,10 +23,7 @@ def unpack(data: bytes, origin: str, damage: Damage, room_bytes: int = limits.MA
     """Return a plain tar file with the usable members of a compressed one.
 
     Args:
-        data: The whole compressed file.
-        origin: Name of the file in errors.
         damage: Collects members that are too large. The reader of the plain file checks names.
-        room_bytes: Memory for the plain file.
 
     Raises:
         DataError: The file is not a gzipped tar file, is cut short or damaged, or is too large unpacked.
@@ -74,12 +71,7 @@ def _copied(member: tarfile.TarInfo, file: "_Unpacking") -> tuple[tarfile.TarInf
 
 
 class _Unpacking:
-    """The unpacked bytes of a gzipped file, for `tarfile`, which reads forward only.
-
-    Args:
-        data: The compressed file.
-        origin: Name of the file in errors.
-    """
+    """The unpacked bytes of a gzipped file, for `tarfile`, which reads forward only."""
 
     def __init__(self, data: bytes, origin: str) -> None:
         self._file = gzip.GzipFile(fileobj=io.BytesIO(data))

@@ -45,10 +45,6 @@ class Damage:
     def check(self, kept: int, origin: str) -> None:
         """Refuse a data set too much of which is damaged.
 
-        Args:
-            kept: Number of whole images.
-            origin: Name of the data set in errors.
-
         Raises:
             DataError: More than 5 % of all are damaged; names the first.
         """

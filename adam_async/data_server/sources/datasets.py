@@ -87,7 +87,6 @@ async def load(
 
     Args:
         source: A name as above, a folder or a file.
-        disk: Reads, decodes and writes, all off the event loop.
         downloader: Downloads missing files; without it nothing is downloaded.
         data_dir: Folder of ``ADAM_DATA_DIR``, for ``auto`` and ``mnist``.
         cache_dir: Folder of downloaded MNIST files; without it nothing is downloaded.

@@ -38,14 +38,8 @@ async def load_image_folder(
     """Load a folder of images by class.
 
     Args:
-        folder: The folder.
-        folders: The names of the folders in it.
-        disk: Reads and decodes.
-        source: Sentence for the report.
-        damage: Collects damaged images.
         cache: Memory for training images; images that do not fit stay in their files. Without it all images
             are decoded.
-        room_bytes: Memory if all images are decoded.
         size: Columns and rows of all images; None lets the images decide.
 
     Raises:

@@ -46,11 +46,6 @@ def check_members(members: int, origin: str) -> None:
 def check_total(size: int, origin: str, room_bytes: int = MAX_TOTAL_BYTES) -> None:
     """Refuse a data set above `MAX_TOTAL_BYTES` or above the room of this machine.
 
-    Args:
-        size: Size of the decoded data set, in bytes.
-        origin: Name of the data set in an error.
-        room_bytes: Memory for data that decode as a whole.
-
     Raises:
         DataError: The data set is larger; the text says how to proceed.
     """

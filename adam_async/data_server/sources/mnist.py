@@ -77,10 +77,6 @@ def parse_four(
 
     Args:
         contents: The files, gzipped or not, in the order of `STEMS`.
-        origins: Names of the files in errors, usually their paths.
-        name: Short name of the data set.
-        source: Sentence for the report.
-        class_names: Names of the classes, if they are known.
 
     Raises:
         DataError: A file is damaged or of the wrong kind, or the files do not belong together.

@@ -30,10 +30,6 @@ async def load_npy(
     """Load x_train.npy, y_train.npy, x_test.npy and y_test.npy. Pickled objects are never loaded.
 
     Args:
-        folder: The folder.
-        names: The names in it.
-        disk: Reads.
-        source: Sentence for the report.
         cache: Memory for training images; if they are larger, or the cache has a given size, they are read
             image by image: pages of a mapped file count as memory of the process that reads them.
 

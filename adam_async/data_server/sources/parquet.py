@@ -45,12 +45,6 @@ async def load_parquet(
 
     Args:
         files: The files with their splits; None splits rows.
-        disk: Reads and decodes.
-        name: Short name of the data set.
-        origin: Name of the data set in errors.
-        source: Sentence for the report.
-        damage: Collects damaged images.
-        room_bytes: Memory for the images, encoded or decoded.
         size: Columns and rows of all images; None lets the images decide.
 
     Raises:

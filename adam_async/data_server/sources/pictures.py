@@ -93,8 +93,6 @@ def decode(data: bytes, origin: str, *, size: tuple[int, int], channels: int) ->
     """Decode an image; one of another size is scaled, and cut in the middle.
 
     Args:
-        data: The whole file.
-        origin: Name of the image in errors.
         size: Columns and rows wanted.
         channels: 1 for grey or 3 for red, green and blue.
 

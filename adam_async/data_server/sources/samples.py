@@ -49,9 +49,6 @@ class Samples:
     """Collects the images of a data set, up to the memory for them.
 
     Args:
-        origin: Name of the data set in errors, usually its path.
-        damage: Collects damaged images.
-        room_bytes: Memory for its images, encoded or decoded.
         wanted: Columns and rows of all images; None lets the images decide.
     """
 
@@ -97,10 +94,6 @@ async def assemble(
     """Decode all images and join them with their labels.
 
     Args:
-        samples: Encoded images.
-        disk: Decodes on its thread.
-        name: Short name of the data set.
-        source: Sentence for the report.
         numbers: Class number of each label; without it they follow from the labels.
         class_names: Names of the classes; without `numbers`, only for labels that are numbers.
 

@@ -51,11 +51,6 @@ async def load_shards(
 
     Args:
         files: The shards with their splits; None splits images by their names.
-        disk: Reads and decodes.
-        name: Short name of the data set.
-        origin: Name of the data set in errors.
-        source: Sentence for the report.
-        damage: Collects damaged images.
         cache: Memory for training images; images that do not fit stay in their shards. Without it, or with a
             compressed shard, all images are decoded.
         room_bytes: Memory if all images are decoded, and for a shard that is read whole.

@@ -72,12 +72,6 @@ async def load_tables(
 
     Args:
         files: The tables with their splits; None splits rows.
-        disk: Reads and decodes.
-        name: Short name of the data set.
-        origin: Name of the data set in errors.
-        source: Sentence for the report.
-        damage: Collects damaged rows.
-        room_bytes: Memory for tables and for images.
         size: Columns and rows of all images; None lets the images decide.
 
     Raises:

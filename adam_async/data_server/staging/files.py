@@ -121,9 +121,6 @@ class Source:
     """Reads a shared source, a few files at a time. Use it as a block.
 
     Args:
-        root: Folder of the paths.
-        open_disk: Opens a disk with a thread of its own.
-        readers: Number of files read at once.
         read_s: Deadline of each piece, in seconds.
     """
 
@@ -190,8 +187,6 @@ class Copy:
 
     Args:
         folder: Folder of the copy; nothing is written outside it.
-        found: Files of the source.
-        disk: Reads and writes the folder.
         start: Number of this start of a server, which no other start has.
     """
 

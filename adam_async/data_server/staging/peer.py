@@ -85,18 +85,7 @@ class NotYet(Exception):
 
 
 class Peer:
-    """One of the other servers.
-
-    Args:
-        number: Its number.
-        address: Its address.
-        plan: This server's view of the staging.
-        network: Network of the servers.
-        identity: This server's identity.
-        patience: Deadlines.
-        traffic: Counts of its links.
-        clock: Clock of the loop, in seconds.
-    """
+    """One of the other servers."""
 
     def __init__(
         self,

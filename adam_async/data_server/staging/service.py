@@ -70,15 +70,9 @@ class Stager(Role):
     """One server of a staging, for as long as its block lasts.
 
     Args:
-        network: Network of its listener and its links.
         peers: Addresses of all servers, in the same order everywhere.
-        server: Own number in that list.
-        identity: Its role (``data``), node id and incarnation.
-        found: Files of the source.
-        copy: Folder of the copy.
         held: Checksums of the files that an earlier start has left in the copy.
         open_disk: Opens a disk by name, to read the source with.
-        patience: Deadlines.
     """
 
     def __init__(
@@ -402,15 +396,9 @@ async def staging(
     """Take part in a staging, as the first of `peers` whose address this machine can listen on.
 
     Args:
-        source: The shared folder or file.
         folder: Folder of the copy: an empty one, or one of an earlier start. It is locked until the end of
             the block.
         peers: Addresses of all servers; the same list in the same order everywhere.
-        network: Network of the servers.
-        identity: Role (``data``), node id and incarnation of this server.
-        disk: Reads and writes the folder.
-        open_disk: Opens a disk by name, to read the source with.
-        patience: Deadlines.
 
     Raises:
         DataError: Source or folder cannot be used, or another server has locked the folder; or, within a

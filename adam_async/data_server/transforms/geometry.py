@@ -56,7 +56,6 @@ class Movement(Stage):
     Args:
         steps: One or more steps that `joins` allows.
         shape: (C, H, W) of the images.
-        kernels: Fill the new images.
 
     Raises:
         ConfigError: A crop is larger than the padded image.

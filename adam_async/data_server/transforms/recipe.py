@@ -36,9 +36,7 @@ class Recipe:
     """Steps that make a variant of every training image. Any thread may use it; it never changes.
 
     Args:
-        stages: Stages, in their order.
         image_shape: (C, H, W) of the images.
-        kernels: Draw the random words.
     """
 
     def __init__(self, stages: Sequence[Stage], image_shape: Shape, kernels: Kernels) -> None:
@@ -104,7 +102,6 @@ class Recipe:
         Args:
             images: Shape (n, C, H, W).
             numbers: Shape (n,): numbers of the images in the data set, from 0.
-            dice: Random values of the run.
             epoch: Number of the epoch, from 1.
 
         Returns:

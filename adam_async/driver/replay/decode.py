@@ -31,7 +31,6 @@ def read_recording(
     """Read the bytes of a record's file.
 
     Args:
-        data: The whole file.
         origin: Name of the file in errors, such as its path.
         layers: Kinds of layers that the model may use.
 
@@ -45,11 +44,6 @@ def read_recording(
 
 def make_recording(header: Header, logs: Sequence[Log], network: Network) -> Recording:
     """Join the logs of all nodes of a run.
-
-    Args:
-        header: The run, and its results.
-        logs: Logs of all servers and workers.
-        network: The model of the run.
 
     Raises:
         RecordError: A log cannot be read or is missing, such as that of a lost worker.

@@ -28,12 +28,7 @@ class ShardPush:
 
 
 class Pushes:
-    """Pushes on their way from workers to shards.
-
-    Args:
-        table: Every shard of the model.
-        dtype: Type of the gradients.
-    """
+    """Pushes on their way from workers to shards."""
 
     def __init__(self, table: Sequence[ShardSpec], dtype: np.dtype[Any]) -> None:
         self._table = table

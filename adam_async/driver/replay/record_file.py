@@ -63,7 +63,6 @@ def load_record(data: bytes, *, origin: str) -> tuple[Header, list[Log]]:
     """Read the bytes of a record's file.
 
     Args:
-        data: The whole file.
         origin: Name of the file in errors, such as its path.
 
     Raises:

@@ -57,8 +57,6 @@ class Replay:
     """Repeats one recorded run.
 
     Args:
-        recording: The recorded run.
-        dataset: The images of the run.
         layers: Kinds of layers that the model may use.
         functions: Transforms of the record, as ``package.module:function``, that may be imported.
 

@@ -20,14 +20,7 @@ from adam_async.run.shard_table import ShardTable
 
 
 class ReplayedShards:
-    """The shards of a run, from their initial values on.
-
-    Args:
-        network: The model.
-        table: Its shards.
-        rule: The run's update rule.
-        config: The run.
-    """
+    """The shards of a run, from their initial values on."""
 
     def __init__(self, network: Network, table: ShardTable, rule: Rule, config: Config) -> None:
         self._table = table

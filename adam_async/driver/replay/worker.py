@@ -89,19 +89,7 @@ class _Outbox:
 
 
 class ReplayedWorker:
-    """Trains one worker's groups again, in their order.
-
-    Args:
-        reads: The worker's recorded groups.
-        config: The run.
-        network: The model.
-        table: Its shards.
-        buckets: Primary of each bucket.
-        plan: Form of the gradients on the wire.
-        shards: Source of values.
-        pushes: Takes the steps.
-        images: Returns the images of a group.
-    """
+    """Trains one worker's groups again, in their order."""
 
     def __init__(
         self,
