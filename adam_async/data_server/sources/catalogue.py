@@ -9,7 +9,7 @@ Later damage is handled by `StoredImages`.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +23,14 @@ from adam_async.data_server.sources.damage import Damage
 from adam_async.data_server.sources.file_ranges import read_piece
 from adam_async.data_server.sources.labels import number_classes
 from adam_async.data_server.sources.pictures import Header, decode, read_header
-from adam_async.data_server.sources.samples import AT_A_TIME, check_counts, describe_source, each, origins_of
+from adam_async.data_server.sources.samples import (
+    AT_A_TIME,
+    LoadRequest,
+    check_counts,
+    describe_source,
+    each,
+    origins_of,
+)
 from adam_async.data_server.sources.splits import SPLITS, Split, resolve
 from adam_async.errors import DataError
 from adam_async.run.cache_size import CacheLimits
@@ -70,16 +77,10 @@ class Entry:
 
 
 class Catalogue:
-    """Collects the places of the images of a data set.
+    """Collects the places of the images of a data set, and damage of its own."""
 
-    Args:
-        wanted: Columns and rows of all images; None lets the images decide.
-    """
-
-    def __init__(self, origin: str, damage: Damage, wanted: Size | None = None) -> None:
-        self.origin = origin
-        self.damage = damage
-        self.wanted = wanted
+    def __init__(self, request: LoadRequest) -> None:
+        self.request = replace(request, damage=Damage(request.damage.policy))
         self.entries: list[Entry] = []
         self.bytes = 0
 
@@ -92,20 +93,17 @@ class Catalogue:
         try:
             limits.check_file(entry.size, limits.MAX_IMAGE_BYTES, entry.origin)
         except DataError as error:
-            self.damage.note(str(error))
+            self.request.damage.note(str(error))
             return
         self.bytes += entry.size
-        limits.check_total(self.bytes, self.origin)
+        limits.check_total(self.bytes, self.request.origin)
         self.entries.append(entry)
 
 
 async def leave_stored(
     catalogue: Catalogue,
-    disk: Disk,
-    *,
-    name: str,
-    source: str,
     cache: CacheLimits,
+    *,
     numbers: Mapping[str, int] | None = None,
     class_names: tuple[str, ...] = (),
 ) -> Dataset | None:
@@ -121,22 +119,23 @@ async def leave_stored(
     Raises:
         DataError: An error of `assemble` that shows already.
     """
+    request = catalogue.request
+    damage, disk = request.damage, request.disk
     if not cache.asked and catalogue.bytes * SURELY_FITS <= cache.size_bytes:
         return None
-    damage = catalogue.damage
     if numbers is None:
         numbers, names = number_classes(entry.label for entry in catalogue.entries)
         class_names = names or class_names
-    shapes = _Shapes(len(catalogue.entries), any_size=catalogue.wanted is not None)
+    shapes = _Shapes(len(catalogue.entries), any_size=request.size is not None)
     kept = await _look(catalogue.entries, shapes, damage, disk)
     if not shapes.seen:
-        raise DataError(f"{catalogue.origin} holds no image")
-    chosen_size, channels = choose_size(shapes.sizes, catalogue.wanted), shapes.channels
+        raise DataError(f"{request.origin} holds no image")
+    chosen_size, channels = choose_size(shapes.sizes, request.size), shapes.channels
     size = chosen_size.size
     total = len(kept) * size[0] * size[1] * channels
     if not cache.asked and max(total, catalogue.bytes) <= cache.size_bytes:
         return None
-    limits.check_total(total, catalogue.origin)
+    limits.check_total(total, request.origin)
     splits = resolve([entry.label for entry in kept], [entry.split for entry in kept])
     train, test = ([entry for entry, of in zip(kept, splits, strict=True) if of == split] for split in SPLITS)
 
@@ -145,22 +144,22 @@ async def leave_stored(
 
     tests: list[tuple[NDArray[np.uint8], int]] = []
     await each(test, lambda entry: tests.append((decoded(entry), numbers[entry.label])), damage, disk)
-    check_counts(len(train), len(tests), damage, catalogue.origin)
+    check_counts(len(train), len(tests), request)
     labels = np.array([numbers[entry.label] for entry in train], np.int64)
     stored = StoredImages(
         lambda number: decoded(train[number]),
         image_shape=(channels, size[1], size[0]),
         labels=labels,
-        origin=catalogue.origin,
+        origin=request.origin,
         policy=damage.policy,
     )
     make = partial(
         make_dataset,
-        name=name,
-        source=describe_source(source, damage, fitted=chosen_size.note, deep=shapes.deep),
+        name=request.name,
+        source=describe_source(request, fitted=chosen_size.note, deep=shapes.deep),
         train=(stored, labels),
         test=(np.stack([image for image, _ in tests]), np.array([label for _, label in tests], np.int64)),
-        origins=origins_of(catalogue.origin),
+        origins=origins_of(request.origin),
         class_names=class_names,
         damaged=damage.sentences(),
     )

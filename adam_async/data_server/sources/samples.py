@@ -21,6 +21,7 @@ from adam_async.data_server.sources.labels import number_classes
 from adam_async.data_server.sources.pictures import Header, decode, read_header
 from adam_async.data_server.sources.splits import SPLITS, Split, resolve
 from adam_async.errors import DataError
+from adam_async.run.cache_size import CacheLimits
 from adam_async.run.image_size import Size, choose_size
 from adam_async.runtime.disk import Disk
 
@@ -31,6 +32,34 @@ BYTES_OF_PIXEL = 4
 
 AT_A_TIME = 256
 """Number of images that one job on the disk's thread decodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRequest:
+    """A data set that is being loaded."""
+
+    path: Path
+    """File or folder of the data set."""
+    disk: Disk
+    source: str
+    """Sentence for the report."""
+    damage: Damage
+    cache: CacheLimits | None = None
+    """Memory for training images; images that do not fit stay in their files. None: all are decoded."""
+    room_bytes: int = limits.MAX_TOTAL_BYTES
+    """Memory for all images, if they are decoded at once, and for each file that is read whole."""
+    size: Size | None = None
+    """Columns and rows of all encoded images; None lets the images decide."""
+
+    @property
+    def name(self) -> str:
+        """Short name of the data set."""
+        return self.path.stem or "data"
+
+    @property
+    def origin(self) -> str:
+        """Name of the data set in errors."""
+        return str(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +75,10 @@ class Sample:
 
 
 class Samples:
-    """Collects the images of a data set, up to the memory for them.
+    """Collects the images of a data set, up to the memory for them."""
 
-    Args:
-        wanted: Columns and rows of all images; None lets the images decide.
-    """
-
-    def __init__(
-        self,
-        origin: str,
-        damage: Damage,
-        room_bytes: int = limits.MAX_TOTAL_BYTES,
-        wanted: Size | None = None,
-    ) -> None:
-        self.origin = origin
-        self.damage = damage
-        self.room_bytes = room_bytes
-        self.wanted = wanted
+    def __init__(self, request: LoadRequest) -> None:
+        self.request = request
         self.all: list[Sample] = []
         self._bytes = 0
 
@@ -75,21 +91,15 @@ class Samples:
         try:
             limits.check_file(len(sample.data), limits.MAX_IMAGE_BYTES, sample.origin)
         except DataError as error:
-            self.damage.note(str(error))
+            self.request.damage.note(str(error))
             return
         self._bytes += len(sample.data)
-        limits.check_total(self._bytes, self.origin, self.room_bytes)
+        limits.check_total(self._bytes, self.request.origin, self.request.room_bytes)
         self.all.append(sample)
 
 
 async def assemble(
-    samples: Samples,
-    disk: Disk,
-    *,
-    name: str,
-    source: str,
-    numbers: Mapping[str, int] | None = None,
-    class_names: tuple[str, ...] = (),
+    samples: Samples, *, numbers: Mapping[str, int] | None = None, class_names: tuple[str, ...] = ()
 ) -> Dataset:
     """Decode all images and join them with their labels.
 
@@ -101,46 +111,47 @@ async def assemble(
         DataError: Nothing is left to train or to test with, too many images are damaged, or one is and
             damage is not skipped.
     """
+    request = samples.request
+    damage, disk = request.damage, request.disk
     if numbers is None:
         numbers, names = number_classes(sample.label for sample in samples.all)
         class_names = names or class_names
     known = _labelled(samples, numbers)
-    headers = await _headers(known, samples.damage, disk)
+    headers = await _headers(known, damage, disk)
     if not headers:
-        raise DataError(f"{samples.origin} holds no image" + _first(samples.damage))
+        first = "".join(f": {sentence}" for sentence in damage.sentences()[:1])
+        raise DataError(f"{request.origin} holds no image{first}")
     sizes = Counter(header.size for _, header in headers)
-    chosen_size = choose_size(sizes, samples.wanted)
+    chosen_size = choose_size(sizes, request.size)
     size = chosen_size.size
     channels = 1 if all(header.is_grey for _, header in headers) else 3
-    limits.check_total(len(headers) * size[0] * size[1] * channels, samples.origin, samples.room_bytes)
+    limits.check_total(len(headers) * size[0] * size[1] * channels, request.origin, request.room_bytes)
     sample, largest = max(headers, key=lambda found: found[1].pixels)
-    limits.check_total(BYTES_OF_PIXEL * largest.pixels, sample.origin, samples.room_bytes)
+    limits.check_total(BYTES_OF_PIXEL * largest.pixels, sample.origin, request.room_bytes)
     arrays = []
     found = [sample for sample, _ in headers]
     splits = resolve([sample.label for sample in found], [sample.split for sample in found])
     for split in SPLITS:
         chosen = [sample for sample, of in zip(found, splits, strict=True) if of == split]
-        images, kept = await _decoded(chosen, size, channels, samples.damage, disk)
+        images, kept = await _decoded(chosen, size, channels, damage, disk)
         arrays.append((images, np.array([numbers[sample.label] for sample in kept], np.int64)))
-    check_counts(len(arrays[0][1]), len(arrays[1][1]), samples.damage, samples.origin)
+    check_counts(len(arrays[0][1]), len(arrays[1][1]), request)
     return make_dataset(
-        name=name,
+        name=request.name,
         source=describe_source(
-            source,
-            samples.damage,
-            fitted=chosen_size.note,
-            deep=sum(header.is_deep for _, header in headers),
+            request, fitted=chosen_size.note, deep=sum(header.is_deep for _, header in headers)
         ),
         train=arrays[0],
         test=arrays[1],
-        origins=origins_of(samples.origin),
+        origins=origins_of(request.origin),
         class_names=class_names,
-        damaged=samples.damage.sentences(),
+        damaged=damage.sentences(),
     )
 
 
-def describe_source(source: str, damage: Damage, *, fitted: str = "", deep: int = 0) -> str:
+def describe_source(request: LoadRequest, *, fitted: str = "", deep: int = 0) -> str:
     """Return the sentence on the source of a data set, with the changes to its images."""
+    source, damage = request.source, request.damage
     if deep:
         source += f"; {deep} images of 16 bits were scaled to 8"
     if fitted:
@@ -150,18 +161,18 @@ def describe_source(source: str, damage: Damage, *, fitted: str = "", deep: int 
     return source
 
 
-def check_counts(train: int, test: int, damage: Damage, origin: str) -> None:
+def check_counts(train: int, test: int, request: LoadRequest) -> None:
     """Refuse a data set that is too damaged, or without images to train or to test with.
 
     Raises:
         DataError: The data set is such a one.
     """
-    damage.check(train + test, origin)
+    request.damage.check(train + test, request.origin)
     for split, images in zip(SPLITS, (train, test), strict=True):
         if not images:
             raise DataError(
-                f"{origin}: none of its {train + test} images is left for the {split} set; add images, or "
-                "name the files or folders train and test"
+                f"{request.origin}: none of its {train + test} images is left for the {split} set; "
+                "add images, or name the files or folders train and test"
             )
 
 
@@ -171,16 +182,6 @@ def origins_of(origin: str) -> tuple[str, str, str, str]:
     return f"{train}, images", f"{train}, labels", f"{test}, images", f"{test}, labels"
 
 
-def name_of(path: Path) -> str:
-    """Return the short name of a data set at a path."""
-    return path.stem or "data"
-
-
-def _first(damage: Damage) -> str:
-    sentences = damage.sentences()
-    return f": {sentences[0]}" if sentences else ""
-
-
 def _labelled(samples: Samples, numbers: Mapping[str, int]) -> list[Sample]:
     known = []
     for sample in samples.all:
@@ -188,7 +189,8 @@ def _labelled(samples: Samples, numbers: Mapping[str, int]) -> list[Sample]:
             known.append(sample)
         else:
             expected = "a name" if any(not label.isdigit() for label in numbers) else "a class number from 0"
-            samples.damage.note(f"{sample.origin} has the label {sample.label[:80]!r}, expected {expected}")
+            label = repr(sample.label[:80])
+            samples.request.damage.note(f"{sample.origin} has the label {label}, expected {expected}")
     return known
 
 

@@ -23,58 +23,39 @@ from adam_async.data_server.sources.damage import Damage
 from adam_async.data_server.sources.file_ranges import reading
 from adam_async.data_server.sources.files import check_kind, is_clutter, read_file
 from adam_async.data_server.sources.pictures import require_pillow
-from adam_async.data_server.sources.samples import Sample, Samples, assemble
+from adam_async.data_server.sources.samples import LoadRequest, Sample, Samples, assemble
 from adam_async.data_server.sources.splits import Split, rank_of_image
 from adam_async.errors import DataError
-from adam_async.run.cache_size import CacheLimits
-from adam_async.run.image_size import Size
-from adam_async.runtime.disk import Disk
 
 IMAGE_SUFFIXES = ("png", "jpg", "jpeg", "bmp", "gif", "ppm", "pgm", "pbm", "webp")
 BLOCK = tarfile.BLOCKSIZE
 MAX_LABEL_BYTES = 1 << 16
 
 
-async def load_shards(
-    files: list[tuple[Path, Split | None]],
-    disk: Disk,
-    *,
-    name: str,
-    origin: str,
-    source: str,
-    damage: Damage,
-    cache: CacheLimits | None = None,
-    room_bytes: int = limits.MAX_TOTAL_BYTES,
-    size: Size | None = None,
-) -> Dataset:
+async def load_shards(request: LoadRequest, files: list[tuple[Path, Split | None]]) -> Dataset:
     """Load all images of some tar shards.
 
-    Args:
-        files: The shards with their splits; None splits images by their names.
-        cache: Memory for training images; images that do not fit stay in their shards. Without it, or with a
-            compressed shard, all images are decoded.
-        room_bytes: Memory if all images are decoded, and for a shard that is read whole.
-        size: Columns and rows of all images; None lets the images decide.
+    With a compressed shard all images are decoded. Without a split, images are split by their names.
 
     Raises:
         DataError: A shard is not a tar file or is cut short, or an error of `assemble`.
     """
     require_pillow()
-    if cache is not None and not any(path.name.endswith(ENDINGS) for path, _ in files):
-        catalogue = Catalogue(origin, Damage(damage.policy), size)
+    if request.cache is not None and not any(path.name.endswith(ENDINGS) for path, _ in files):
+        catalogue = Catalogue(request)
         for path, split in files:
-            await disk.run(list_shard, path, split, catalogue)
-        stored = await leave_stored(catalogue, disk, name=name, source=source, cache=cache)
+            await request.disk.run(list_shard, path, split, catalogue)
+        stored = await leave_stored(catalogue, request.cache)
         if stored is not None:
             return stored
-    samples = Samples(origin, damage, room_bytes, size)
+    samples = Samples(request)
     for path, split in files:
-        data = await read_file(path, disk, room_bytes=room_bytes)
+        data = await read_file(path, request.disk, room_bytes=request.room_bytes)
         if path.name.endswith(ENDINGS):
-            data = await disk.run(unpack, data, str(path), damage, room_bytes)
-        await disk.run(add_shard, data, str(path), path.name, split, samples)
+            data = await request.disk.run(unpack, data, str(path), request.damage, request.room_bytes)
+        await request.disk.run(add_shard, data, str(path), path.name, split, samples)
         del data
-    return await assemble(samples, disk, name=name, source=source)
+    return await assemble(samples)
 
 
 def add_shard(data: bytes, origin: str, name: str, split: Split | None, samples: Samples) -> None:
@@ -83,7 +64,7 @@ def add_shard(data: bytes, origin: str, name: str, split: Split | None, samples:
     Raises:
         DataError: Not a tar file, or cut short; or damage that is not skipped.
     """
-    for key, label, (offset, size) in _images(io.BytesIO(data), len(data), origin, samples.damage):
+    for key, label, (offset, size) in _images(io.BytesIO(data), len(data), origin, samples.request.damage):
         chosen = split or rank_of_image(f"{name}/{key}")
         samples.add(Sample(f"{origin}:{key}", data[offset : offset + size], label, chosen))
 
@@ -96,7 +77,7 @@ def list_shard(path: Path, split: Split | None, catalogue: Catalogue) -> None:
     """
     size = check_kind(path, limits.MAX_FILE_BYTES)
     with reading(path) as file:
-        for key, label, (offset, length) in _images(file, size, str(path), catalogue.damage):
+        for key, label, (offset, length) in _images(file, size, str(path), catalogue.request.damage):
             chosen = split or rank_of_image(f"{path.name}/{key}")
             catalogue.add(Entry(f"{path}:{key}", path, offset, length, label, chosen))
 
