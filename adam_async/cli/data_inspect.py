@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from adam_async.cli.contact_sheet import check_png, contact_sheet, sheet_rows
 from adam_async.cli.data import data_folder, load_data
 from adam_async.cli.files import check_target, read_file, write_file
-from adam_async.cli.options import InspectOptions
+from adam_async.cli.options import InspectOptions, check_within
 from adam_async.cli.terminal import Terminal
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.datasets import kind_of_name, split_folders
@@ -79,12 +79,8 @@ async def run_inspection(
 
 
 def _check(options: InspectOptions) -> None:
-    for option, value, least, most in (
-        ("--samples", options.samples, 1, MOST_SAMPLES),
-        ("--classes", options.classes, 1, MOST_CLASSES),
-    ):
-        if not least <= value <= most:
-            raise ConfigError(f"{option} must be within {least} and {most}, not {value}")
+    check_within("--samples", options.samples, 1, MOST_SAMPLES)
+    check_within("--classes", options.classes, 1, MOST_CLASSES)
     for option, value, least in (("--seed", options.seed, 0), ("--epoch", options.epoch, 1)):
         if value < least:
             raise ConfigError(f"{option} must be at least {least}, not {value}")
@@ -143,18 +139,15 @@ def channel_values(images: NDArray[np.uint8]) -> list[dict[str, float]]:
     Args:
         images: Shape (N, C, H, W); sums over them are exact.
     """
-    return [_values(_histogram(images[:, channel])) for channel in range(images.shape[1])]
+    return [_values(images[:, channel]) for channel in range(images.shape[1])]
 
 
-def _histogram(images: NDArray[np.uint8]) -> list[int]:
-    """Count each value from 0 to 255 in images of shape (N, H, W)."""
-    counts = np.zeros(256, np.int64)
+def _values(images: NDArray[np.uint8]) -> dict[str, float]:
+    """Return the values of one channel, shape (N, H, W)."""
+    histogram = np.zeros(256, np.int64)
     for start in range(0, len(images), _AT_ONCE):
-        counts += np.bincount(images[start : start + _AT_ONCE].reshape(-1), minlength=256)
-    return counts.tolist()
-
-
-def _values(counts: list[int]) -> dict[str, float]:
+        histogram += np.bincount(images[start : start + _AT_ONCE].reshape(-1), minlength=256)
+    counts: list[int] = histogram.tolist()  # of Python's numbers, which do not overflow
     present = [value for value, count in enumerate(counts) if count]
     number = sum(counts)
     total = sum(value * count for value, count in enumerate(counts))

@@ -13,6 +13,15 @@ def is_file(model: str) -> bool:
     return model.endswith(".toml")
 
 
+async def read_model_file(model: str, disk: Disk) -> str | None:
+    """Read the file with a spec that ``--model`` names; None if its value is a name.
+
+    Raises:
+        ConfigError: The file cannot be read, or is not text.
+    """
+    return await read_file(Path(model), "--model", disk) if is_file(model) else None
+
+
 async def check_target(file: Path, disk: Disk) -> None:
     """Make the folder of a result file, and check that the file can be written.
 

@@ -17,7 +17,7 @@ from typing import TextIO
 import msgspec
 
 from adam_async.cli.files import check_no_folder, write_file
-from adam_async.cli.options import SimulateOptions
+from adam_async.cli.options import SimulateOptions, check_within
 from adam_async.cli.terminal import Terminal
 from adam_async.cluster.parent_pipe import die_with_parent
 from adam_async.errors import ConfigError
@@ -157,9 +157,7 @@ def check_options(options: SimulateOptions, names: Sequence[str]) -> None:
     Raises:
         ConfigError: They do; names them.
     """
-    most = usable_cores() * MOST_JOBS_PER_CORE
-    if not 0 <= options.jobs <= most:
-        raise ConfigError(f"--jobs must be within 0 and {most}, not {options.jobs}")
+    check_within("--jobs", options.jobs, 0, usable_cores() * MOST_JOBS_PER_CORE)
     if options.seed is not None and options.seeds is not None:
         raise ConfigError("--seed and --seeds contradict each other: leave one out")
     if options.plan is not None:

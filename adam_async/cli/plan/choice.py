@@ -9,7 +9,7 @@ Workers on machines of their own push every group's gradients to the servers and
 those between them. On one machine a worker with the whole model trains in place, and sends nothing.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -249,7 +249,7 @@ def _rate(candidate: Candidate) -> str:
     return f"{candidate.prediction.images_per_s:,.0f} images/s"
 
 
-def kept_whole(plan: PartitionPlan) -> Mapping[str, str]:
+def kept_whole(plan: PartitionPlan) -> dict[str, str]:
     """Return the layers that are whole in a plan that cuts others, with the reasons."""
     return {} if plan.workers == 1 else {each.layer: each.whole for each in plan.layers if each.whole}
 
