@@ -51,39 +51,12 @@ FILE_BYTES = 256 << 20
 """Maximum size of the tensors of one file in bytes, unless a single tensor is larger."""
 
 MAY_CHANGE = frozenset(
-    {
-        "data",
-        "damaged",
-        "cache",
-        "spill",
-        "transforms",
-        "epochs",
-        "epoch_fraction",
-        "epoch_rule",
-        "replicas",
-        "threads",
-        "in_flight",
-        "pin_threads",
-        "slow",
-        "servers",
-        "data_servers",
-        "controllers",
-        "processes",
-        "weights",
-        "kernels",
-        "evaluation",
-        "until_accuracy",
-        "patience",
-        "keep_best",
-        "keep_going",
-        "checkpoint_every",
-        "checkpoint_misses",
-        "memory_budget",
-        "checksum",
-        "record",
-        "read_ahead",
-        "waits",
-    }
+    (
+        "data damaged cache spill transforms epochs epoch_fraction epoch_rule replicas threads in_flight "
+        "pin_threads slow servers data_servers controllers processes weights kernels evaluation "
+        "until_accuracy patience keep_best keep_going checkpoint_every checkpoint_misses memory_budget "
+        "checksum record read_ahead waits"
+    ).split()
 )
 """Options that a resumed run may change. `data` is a place; its content is checked. The transforms themselves
 are in the checkpoint."""

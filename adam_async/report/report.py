@@ -328,14 +328,7 @@ def build_report(
         series=list(result.series),
         events=msgspec.convert(result.events, list[EventReport]),
         checkpoints=msgspec.convert(result.checkpoints, list[CheckpointReport], from_attributes=True),
-        traffic=counts.traffic,
-        protocols=counts.protocols,
-        staleness=counts.staleness,
-        waits=counts.waits,
-        controllers=counts.controllers,
-        servers=counts.servers,
-        caches=counts.caches,
-        workers=counts.workers,
+        **msgspec.structs.asdict(counts),
     )
 
 
@@ -413,17 +406,8 @@ async def write(report: Report, path: Path, disk: Disk) -> None:
 
 
 def _epoch(epoch: EpochResult) -> EpochReport:
-    return EpochReport(
-        epoch=epoch.epoch,
-        images=epoch.images,
-        skipped=epoch.skipped,
-        trained_again=epoch.trained_again,
-        train_loss=epoch.train_loss if isfinite(epoch.train_loss) else None,
-        test_accuracy=epoch.test_accuracy,
-        validation_accuracy=epoch.validation_accuracy,
-        train_s=epoch.train_s,
-        images_per_s=epoch.images_per_s,
-    )
+    report = msgspec.convert(epoch, EpochReport, from_attributes=True)
+    return report if isfinite(epoch.train_loss) else msgspec.structs.replace(report, train_loss=None)
 
 
 def _staleness(roles: Collection[Mapping[str, Any]]) -> StalenessReport:

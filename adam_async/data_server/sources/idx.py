@@ -19,14 +19,7 @@ GZIP_WINDOW_BITS = 31
 LIMIT_BYTES = 1 << 30
 """Maximum size of unpacked content, in bytes; a small damaged file must not ask for all memory."""
 
-TYPE_NAMES = {
-    0x08: "uint8",
-    0x09: "int8",
-    0x0B: "int16",
-    0x0C: "int32",
-    0x0D: "float32",
-    0x0E: "float64",
-}
+TYPE_NAMES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32", 0x0E: "float64"}
 
 
 def gunzip(data: bytes, origin: str, room_bytes: int = LIMIT_BYTES) -> bytes:

@@ -89,7 +89,7 @@ Place = tuple[int, int]
 def _images(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator[tuple[str, str, Place]]:
     """Yield the key, the label and the place of each image in a tar file of so many bytes."""
     parts: dict[str, dict[str, Place]] = {}
-    for member, place in _members(file, size, origin, damage):
+    for member, place in tar_members(file, size, origin, damage):
         folder, _, name = member.rpartition("/")
         key, _, suffix = name.partition(".")
         parts.setdefault(f"{folder}/{key}" if folder else key, {})[suffix.lower()] = place
@@ -106,8 +106,12 @@ def _images(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator[
         yield key, label, image
 
 
-def _members(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator[tuple[str, Place]]:
-    """Yield name and place of the ordinary files in a tar file."""
+def tar_members(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator[tuple[str, Place]]:
+    """Yield name and place of the ordinary files in a tar file of so many bytes.
+
+    Raises:
+        DataError: Not a tar file, or cut short; or damage that is not skipped.
+    """
     if file.read(2) == b"\x1f\x8b":
         raise DataError(
             f"{origin} is compressed, expected a plain tar file; unpack it with gunzip, or name it .tar.gz"

@@ -41,10 +41,7 @@ AT_ONCE_BYTES = 1 << 22
 
 
 def synthetic(
-    images: int = IMAGES,
-    shape: tuple[int, int, int] = SHAPE,
-    classes: int = CLASSES,
-    seed: int = 0,
+    images: int = IMAGES, shape: tuple[int, int, int] = SHAPE, classes: int = CLASSES, seed: int = 0
 ) -> Dataset:
     """Draw a data set, its classes equally frequent.
 
