@@ -167,9 +167,6 @@ class CheckpointFolder:
         """
         await self._disk.write_atomic(self.path / PROGRESS_FILE, [msgspec.json.encode(note)])
 
-    def __repr__(self) -> str:
-        return f"<CheckpointFolder {self.path} {self.latest or 'empty'}>"
-
 
 async def open_checkpoints(
     stack: AsyncExitStack, checkpoint: Path | None, resume: Path | None

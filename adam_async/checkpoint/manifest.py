@@ -214,11 +214,7 @@ def tensor_file(arrays: Mapping[str, NDArray[Any]]) -> Iterator[bytes | memoryvi
     at = 0
     for name, array in arrays.items():
         end = at + array.nbytes
-        header[name] = {
-            "dtype": _CODES[array.dtype],
-            "shape": list(array.shape),
-            "data_offsets": [at, end],
-        }
+        header[name] = {"dtype": _CODES[array.dtype], "shape": list(array.shape), "data_offsets": [at, end]}
         at = end
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % 8)  # values begin aligned

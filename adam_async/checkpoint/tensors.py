@@ -1,7 +1,6 @@
 """Pure: all tensors of a run with their rule state, joined from shards and split into shards."""
 
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -82,11 +81,7 @@ class RunTensors:
                 to[:] = tensor
 
     def fill(self, checkpoint: Checkpoint) -> None:
-        """Take all tensors of a checkpoint.
-
-        Raises:
-            CheckpointError: This run has other tensors.
-        """
+        """Take all tensors of a checkpoint. Raises CheckpointError: this run has other tensors."""
         for kind, ours, theirs in (
             ("parameter", self.weights, checkpoint.weights),
             ("rule state", self.state, checkpoint.state),
@@ -95,16 +90,9 @@ class RunTensors:
             for name, array in ours.items():
                 array[...] = theirs[name]
 
-    def __repr__(self) -> str:
-        sizes = sum(prod(array.shape) for array in self.weights.values())
-        return f"<RunTensors {len(self.weights)} tensors {sizes} values {', '.join(self.arrays)}>"
-
 
 def _check_same(
-    checkpoint: Checkpoint,
-    kind: str,
-    ours: Mapping[str, NDArray[Any]],
-    theirs: Mapping[str, NDArray[Any]],
+    checkpoint: Checkpoint, kind: str, ours: Mapping[str, NDArray[Any]], theirs: Mapping[str, NDArray[Any]]
 ) -> None:
     for name in sorted(ours.keys() ^ theirs.keys()):
         lacks = "lacks" if name in ours else "has a superfluous"

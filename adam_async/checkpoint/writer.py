@@ -265,9 +265,6 @@ class Checkpointer:
             self._note(f"the progress note could not be written {why}; training goes on without it")
         self._noting_failed = True
 
-    def __repr__(self) -> str:
-        return f"<Checkpointer {self._folder!r} {len(self.written)} written>"
-
 
 def make_tensors(model: Model, config: Config, plan: dict[str, Any] | None) -> RunTensors:
     """Allocate all tensors of a run with their rule state.

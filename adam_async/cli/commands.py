@@ -297,8 +297,7 @@ def data(
     from adam_async.cli.staging import serve_staged
 
     return _run_role(
-        lambda terminal: serve_staged(options, stage, data, damaged, os.environ, terminal, size=size),
-        options,
+        lambda terminal: serve_staged(options, stage, data, damaged, os.environ, terminal, size=size), options
     )
 
 

@@ -20,12 +20,7 @@ from adam_async.runtime.machine import usable_cores
 
 
 async def run_evaluation(
-    model: Path,
-    data: str,
-    damaged: Policy,
-    threads: int,
-    environment: Mapping[str, str],
-    terminal: Terminal,
+    model: Path, data: str, damaged: Policy, threads: int, environment: Mapping[str, str], terminal: Terminal
 ) -> int:
     """Print the accuracy of a saved model.
 

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import util
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from adam_async.cli.printable import printable
@@ -78,9 +77,7 @@ class LiveTable:
         self._task = self._group.create_task(self._look(), name="live-table")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._task.cancel()
         try:
             # The group does not get the block's exception, which it would wrap.
@@ -188,9 +185,6 @@ class LiveTable:
         else:
             self._stream.write(f"{printable(line)}\n")
             self._stream.flush()
-
-    def __repr__(self) -> str:
-        return f"<LiveTable {'table' if self._draws else 'quiet' if self._quiet else 'lines'}>"
 
 
 def introduction(data: Mapping[str, Any], model: Network) -> list[str]:

@@ -25,15 +25,7 @@ from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import usable_cores
 from adam_async.simulation.plan import Case, read_case
 from adam_async.simulation.process_pool import ProcessPool
-from adam_async.simulation.runner import (
-    LEAST_SHARE,
-    MANY,
-    SeedResult,
-    draw_case,
-    reached,
-    summary,
-    unreached,
-)
+from adam_async.simulation.runner import LEAST_SHARE, MANY, SeedResult, draw_case, reached, summary, unreached
 from adam_async.simulation.scenarios import SCENARIOS
 from adam_async.simulation.shrinking import MOST_TRIES
 from adam_async.simulation.soak import core_hash, read_soak, seeds_to_do, write_soak
@@ -120,11 +112,7 @@ def serve(source: TextIO = sys.stdin, target: TextIO = sys.stdout) -> int:
 
 
 def chosen_scenarios(words: Sequence[str]) -> list[str]:
-    """Return the named scenarios, in the order of the list.
-
-    Raises:
-        ConfigError: A name is unknown.
-    """
+    """Return the named scenarios, in the order of the list. Raises ConfigError: a name is unknown."""
     unknown = [word for word in words if word != "all" and word not in SCENARIOS]
     if unknown:
         raise ConfigError(f"unknown scenario {unknown[0]!r}: known are {', '.join(SCENARIOS)}, and all")
@@ -152,11 +140,7 @@ def chosen_seeds(options: SimulateOptions) -> tuple[int, int] | None:
 
 
 def check_options(options: SimulateOptions, names: Sequence[str]) -> None:
-    """Check that options do not contradict one another.
-
-    Raises:
-        ConfigError: They do; names them.
-    """
+    """Check that options do not contradict one another. Raises ConfigError: names those that do."""
     check_within("--jobs", options.jobs, 0, usable_cores() * MOST_JOBS_PER_CORE)
     if options.seed is not None and options.seeds is not None:
         raise ConfigError("--seed and --seeds contradict each other: leave one out")
@@ -172,11 +156,7 @@ def check_options(options: SimulateOptions, names: Sequence[str]) -> None:
 
 
 def check_in_folder(file: Path) -> None:
-    """Check that the folder of a result file exists.
-
-    Raises:
-        ConfigError: The folder does not exist.
-    """
+    """Check that the folder of a result file exists. Raises ConfigError: the folder does not exist."""
     if not os.path.isdir(file.parent):
         raise ConfigError(f"{file} cannot be written: {file.parent} is no folder; make it, or name another")
 

@@ -16,11 +16,7 @@ TOKEN_BYTES = 32
 
 
 async def new_token(out: Path | None, *, entropy: Callable[[int], bytes] = system_entropy) -> int:
-    """Write a random root token.
-
-    Raises:
-        ConfigError: The file exists or cannot be written.
-    """
+    """Write a random root token. Raises ConfigError: the file exists or cannot be written."""
     return await _write(b64encode(entropy(TOKEN_BYTES)).decode(), out)
 
 

@@ -318,9 +318,6 @@ class DataClient:
             groups=self._taken, blocked_fetches=self._blocked_fetches, blocked_s=self._blocked_s
         )
 
-    def __repr__(self) -> str:
-        return f"<DataClient of replica {self._replica}, {len(self._groups)} groups ahead>"
-
 
 def _images_of(
     leases: Sequence[Lease], tensors: Sequence[NDArray[Any]], *, labels_only: bool

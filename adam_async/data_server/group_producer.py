@@ -156,10 +156,7 @@ class GroupProducer:
         split = ValidationSplit.of(data.train_labels, count=config.validation, seed=config.seed)
         assert self._pool is not None
         read = partial(_chosen, data.train_images, split.held_back)
-        self.validation = (
-            await self._pool.run(read, cost="validation"),
-            data.train_labels[split.held_back],
-        )
+        self.validation = (await self._pool.run(read, cost="validation"), data.train_labels[split.held_back])
         self._trained = split.trained
 
     def _make_cache(self, limits: CacheLimits) -> CachedImages | None:
@@ -356,9 +353,6 @@ class GroupProducer:
             block_bytes=self._memory.bytes,
             evicted_blocks=self._evicted + evicted,
         )
-
-    def __repr__(self) -> str:
-        return f"<GroupProducer of {self._group_cache!r}, {len(self._wanted)} questions wait>"
 
 
 def _chosen(images: NDArray[np.uint8] | StoredImages, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:

@@ -166,9 +166,6 @@ class CachedImages:
             replaced_why=self._stored.sentences(),
         )
 
-    def __repr__(self) -> str:
-        return f"<CachedImages {self._used} of {len(self)} in memory, {len(self._place_of)} in a file>"
-
 
 Images = NDArray[np.uint8] | CachedImages | StoredImages
 """Images by number, wherever they are: with ``shape`` (N, C, H, W), ``dtype``, ``len`` and ``take``."""

@@ -97,6 +97,3 @@ class Ledger:
         """Entries from a number on, `count` at most; None if they are dropped: `begin` anew."""
         at = number - self._first
         return self._entries[at : at + count] if at >= 0 else None
-
-    def __repr__(self) -> str:
-        return f"<Ledger of {self.stop} entries, {self.settled} settled, epoch {self.state.epoch}>"

@@ -219,10 +219,6 @@ class LedgerReplication:
                 self._incoming = before
             raise _impossible(error) from error
 
-    def __repr__(self) -> str:
-        part = "leads" if self.leads else "follows"
-        return f"<LedgerReplication {self._me[0]} {part} in term {self.term}, {self.ledger!r}>"
-
 
 def _opened(opening: Opening, first: int) -> Ledger:
     try:

@@ -20,14 +20,7 @@ from adam_async.data_server.ledger import Settled
 from adam_async.data_server.ledger_replication import CopyRefused, LedgerReplica, LedgerReplication, Part
 from adam_async.data_server.order import EpochOrders
 from adam_async.data_server.question_checks import check_entering, check_part
-from adam_async.data_server.state import (
-    DataState,
-    Event,
-    GroupsReported,
-    LeaseAsked,
-    Opening,
-    TimePassed,
-)
+from adam_async.data_server.state import DataState, Event, GroupsReported, LeaseAsked, Opening, TimePassed
 from adam_async.errors import DeadlineExceeded
 from adam_async.messages import (
     CopyLedger,
@@ -460,9 +453,6 @@ class LedgerService:
             "term": self._ledger_replication.term,
             "keepers": len(ledger_record.ledger_replicas) if ledger_record is not None else 0,
         }
-
-    def __repr__(self) -> str:
-        return f"<LedgerService of {self._identity.node}: {self._ledger_replication!r}>"
 
 
 def _now() -> float:

@@ -44,9 +44,6 @@ class ValidationSplit:
             held[np.flatnonzero(labels == label)[order[:number]]] = True
         return cls(trained=np.flatnonzero(~held), held_back=np.flatnonzero(held))
 
-    def __repr__(self) -> str:
-        return f"<ValidationSplit {len(self.trained)} trained {len(self.held_back)} held back>"
-
 
 def check_validation(validation: int, data: Mapping[str, Any]) -> None:
     """Refuse a split that leaves no image to train on.

@@ -60,9 +60,7 @@ def calibrate(network: Network, images: int, *, clock: Clock) -> LayerTimes:
     total = sum(typical.values())
     scale = median(whole) / total if total > 0 else 1.0
     return LayerTimes(
-        images=images,
-        seconds={name: seconds * scale for name, seconds in typical.items()},
-        measured=True,
+        images=images, seconds={name: seconds * scale for name, seconds in typical.items()}, measured=True
     )
 
 

@@ -327,11 +327,7 @@ class Driver:
         self._recorder = None
         if self.config.record:
             self._recorder = Recorder(
-                run=record,
-                model=prepared.model,
-                data=prepared.data,
-                queries=self._queries,
-                pool=self._pool,
+                run=record, model=prepared.model, data=prepared.data, queries=self._queries, pool=self._pool
             )
         epoch_images = prepared.data["train_images"] - self.config.validation
         self.progress.begin(Series(Schedule.of(self.config), epoch_images=epoch_images))
@@ -494,9 +490,6 @@ class Driver:
         """Add an event that costs the run something, and report it to the controllers."""
         self.note(what)
         self._notices.warn(what)
-
-    def __repr__(self) -> str:
-        return f"<Driver {self._identity.node} {self.progress.phase} epoch {self.progress.epoch}>"
 
 
 def _config_of(config: Config, inputs: RunInputs) -> Config:

@@ -70,6 +70,3 @@ class EpochChoice:
         accuracy = result.validation_accuracy
         if accuracy is not None and accuracy > self._best:
             self._best, self._best_epoch = accuracy, result.epoch
-
-    def __repr__(self) -> str:
-        return f"<EpochChoice keeps epoch {self.epoch}, best {self._best_epoch}>"

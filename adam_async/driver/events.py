@@ -120,9 +120,6 @@ class RunEvents:
                 self.note(f"{name} takes {part}replica {node.replica}")
                 self._places[place] = name
 
-    def __repr__(self) -> str:
-        return f"<RunEvents {len(self._events)} noted>"
-
 
 class Notices:
     """Notices of one driver.
@@ -160,6 +157,3 @@ class Notices:
                 await self._membership.set_node(info={NOTICE: notice[:MOST_REASON]})
             except (AdamError, TransportError) as error:
                 logger.info("a notice did not reach the controllers: %s", error)
-
-    def __repr__(self) -> str:
-        return f"<Notices {self._unsent.qsize()} unsent>"

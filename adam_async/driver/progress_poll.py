@@ -61,20 +61,12 @@ class Silence:
         silent = ((node, each) for node, each in sorted(self._silent.items()) if each.polls >= POLLS)
         return tuple(f"{node} for {now - each.since:.0f} s" for node, each in silent)
 
-    def __repr__(self) -> str:
-        return f"<Silence of {', '.join(self._silent) or 'none'}>"
-
 
 class ProgressPoll:
     """Brings the progress of a run up to date with the counts of its roles."""
 
     def __init__(
-        self,
-        *,
-        counts: RoleCounts,
-        membership: Membership,
-        progress: Progress,
-        note: Callable[[str], None],
+        self, *, counts: RoleCounts, membership: Membership, progress: Progress, note: Callable[[str], None]
     ) -> None:
         self._counts = counts
         self._membership = membership
@@ -96,6 +88,3 @@ class ProgressPoll:
         known = {**progress.roles, **{node: each.values for node, each in answers.items()}}
         progress.update({node: known[node] for node in addresses if node in known}, now=now, ended=ended)
         progress.replicas = len(self._membership.map.live_replicas())
-
-    def __repr__(self) -> str:
-        return f"<ProgressPoll {self._silence!r}>"

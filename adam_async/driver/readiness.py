@@ -168,9 +168,7 @@ class Readiness:
             return
         kernels = [answer.counts.kernels for answer in answers if answer.counts.kernels is not None]
         done, total = min(
-            ((each.compiled, each.of) for each in kernels),
-            key=lambda each: each[0] - each[1],
-            default=(0, 0),
+            ((each.compiled, each.of) for each in kernels), key=lambda each: each[0] - each[1], default=(0, 0)
         )
         self._progress.phase = f"preparing kernels {done}/{total}" if done < total else "preparing"
 

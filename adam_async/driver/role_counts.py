@@ -100,6 +100,3 @@ class RoleCounts:
     def addresses(self, *roles: str) -> dict[str, str]:
         """Return the addresses of the live nodes of these roles, by node id."""
         return {node: self._map.nodes[node].address for role in roles for node in self._map.live(role)}
-
-    def __repr__(self) -> str:
-        return f"<RoleCounts of run {self._run()}>"

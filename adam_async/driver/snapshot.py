@@ -41,11 +41,7 @@ def reading_client(
     run = cluster.run
     assert run is not None, "a run has shards"
     session = SessionIdentity(
-        run=run.id,
-        session=0,
-        incarnation=identity.incarnation,
-        replica=-1,
-        generation=cluster.generation,
+        run=run.id, session=0, incarnation=identity.incarnation, replica=-1, generation=cluster.generation
     )
     servers = holders(table, cluster.buckets)
     return ParameterClient(

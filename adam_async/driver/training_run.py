@@ -435,9 +435,6 @@ class TrainingRun:
             if is_ledger_leader(values):
                 self._checkpointer.note_progress(int(values["epoch"]), int(values["finished"]))
 
-    def __repr__(self) -> str:
-        return f"<TrainingRun {self._record.id} epoch {self._progress.epoch}>"
-
 
 async def _ask(on_epoch: OnEpoch | None, result: EpochResult) -> bool:
     """Call the caller's function with an epoch's result; returns whether training goes on."""

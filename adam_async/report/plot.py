@@ -42,11 +42,7 @@ def panels(report: Report) -> dict[str, Line]:
 
 
 def draw(runs: Sequence[tuple[str, Report]]) -> "Figure":
-    """Draw runs into the same panels.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
+    """Draw runs into the same panels. Raises ConfigError: matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -89,11 +89,7 @@ def derived_text(token: str, role: str, *, origin: str = "the token") -> str:
 
 
 def root_token(token: str, *, origin: str = "the token") -> bytes:
-    """Read a root token.
-
-    Raises:
-        ConfigError: The text has the keys of a role.
-    """
+    """Read a root token. Raises ConfigError: the text has the keys of a role."""
     secret = read_token_text(token, origin=origin)
     if isinstance(secret, RoleKeys):
         raise ConfigError(

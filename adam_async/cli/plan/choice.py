@@ -138,9 +138,7 @@ class Candidate:
     def _protocols(self) -> Iterator[tuple[ProtocolChoice, ...]]:
         network, count = self.network, self.conditions.servers
         table = shard_table(
-            network.parameters,
-            item_bytes=network.dtype.itemsize,
-            cuts=self.plan.row_cuts(network.layers),
+            network.parameters, item_bytes=network.dtype.itemsize, cuts=self.plan.row_cuts(network.layers)
         )
         buckets = assign_buckets(table, [NodeId(f"ps-{number}") for number in range(count)])
         for part in self.parts:

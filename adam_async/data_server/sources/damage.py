@@ -31,11 +31,7 @@ class Damage:
         return self._policy
 
     def note(self, sentence: str) -> None:
-        """Note damage that is left out.
-
-        Raises:
-            DataError: The policy is ``error``.
-        """
+        """Note damage that is left out. Raises DataError: the policy is ``error``."""
         if self._policy == "error":
             raise DataError(f"{sentence}; repair or remove it, or load with damaged='skip' (--damaged skip)")
         self.count += 1

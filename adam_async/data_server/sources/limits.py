@@ -34,11 +34,7 @@ def check_file(size: int, limit: int, origin: str) -> None:
 
 
 def check_members(members: int, origin: str) -> None:
-    """Refuse a file with more members or rows than `MAX_MEMBERS`.
-
-    Raises:
-        DataError: The file has more.
-    """
+    """Refuse a file with more members or rows than `MAX_MEMBERS`. Raises DataError: the file has more."""
     if members > MAX_MEMBERS:
         raise DataError(f"{origin} holds more than {MAX_MEMBERS} members or rows; cut it into smaller files")
 

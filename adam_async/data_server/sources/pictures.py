@@ -60,11 +60,7 @@ class Header:
 
 
 def require_pillow() -> None:
-    """Refuse to go on without the library that decodes images.
-
-    Raises:
-        DataError: Pillow is not installed.
-    """
+    """Refuse to go on without the library that decodes images. Raises DataError: Pillow is not installed."""
     try:
         import PIL.Image  # noqa: F401
     except ImportError:

@@ -20,7 +20,6 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -135,9 +134,7 @@ class Source:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         # A stack: being cancelled while one disk is closed must not leave the others open.
         async with contextlib.AsyncExitStack() as stack:
             while not self._idle.empty():

@@ -54,11 +54,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the final values, as `run.digest` makes it."""
 
     def options(self) -> Config:
-        """Return the run's options.
-
-        Raises:
-            RecordError: This version has other options.
-        """
+        """Return the run's options. Raises RecordError: this version has other options."""
         try:
             return make_config(self.config)
         except ConfigError as error:

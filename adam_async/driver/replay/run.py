@@ -93,9 +93,7 @@ class Replay:
             ModelSpec.from_dict(header.spec), dtype=config.dtype, kernels=header.kernels, layers=layers
         )
         table = self._table = shard_table(
-            self.network.parameters,
-            shard_bytes=config.shard_bytes,
-            item_bytes=self.network.dtype.itemsize,
+            self.network.parameters, shard_bytes=config.shard_bytes, item_bytes=self.network.dtype.itemsize
         )
         rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
         plan = plan_pushes(
@@ -160,11 +158,7 @@ class Replay:
         return int(np.count_nonzero(named == labels)) / max(len(labels), 1)
 
     def check(self) -> None:
-        """Check that the final values are those of the run.
-
-        Raises:
-            ReplayDiffers: They differ.
-        """
+        """Check that the final values are those of the run. Raises ReplayDiffers: they differ."""
         if digest(self.network, self._shards.weights()) != self.header.weights:
             raise ReplayDiffers(
                 "the replay ended with other weights than the run: other training images than those of the "
