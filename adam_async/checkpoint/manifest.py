@@ -95,7 +95,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any]
     """The run's options. A rate of 0 leaves the rate to each run, as it depends on the number of replicas."""
     rate: float = 0.0
-    """The rate in force."""
     spec: dict[str, Any]
     """The model, as `ModelSpec.to_dict` gives it."""
     plan: dict[str, Any] | None = None
@@ -115,7 +114,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     trained_again: int = 0
     """Number of groups trained a second time because the run ended between checkpoints and was resumed."""
     arrays: tuple[str, ...] = ()
-    """Names of the rule's arrays."""
     shards: tuple[ShardState, ...] = ()
     """Version, clocks and dedup table of each shard."""
     files: tuple[FileRecord, ...] = ()
@@ -185,11 +183,7 @@ def age_order(name: str) -> tuple[int, ...]:
 
 
 def split(stem: str, arrays: Mapping[str, NDArray[Any]], limit: int = FILE_BYTES) -> dict[str, list[str]]:
-    """Distribute tensors over files, in order.
-
-    Returns:
-        Tensor names by file name: at most `limit` bytes of tensors, or a single one.
-    """
+    """Return tensor names by file name, in order: at most `limit` bytes of tensors, or a single one."""
     groups: list[list[str]] = []
     room = 0
     for name, array in arrays.items():

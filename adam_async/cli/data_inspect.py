@@ -22,7 +22,6 @@ from adam_async.run.image_size import read_image_size
 from adam_async.runtime.disk import Disk
 
 MOST_SAMPLES, MOST_CLASSES = 256, 1024
-"""Maximum values of `--samples` and `--classes`."""
 
 NAMED = "known by name"
 IDX = "IDX files, as MNIST's"

@@ -78,7 +78,6 @@ WAITS = Waits()
 """Deadlines of a role started by hand, except the wait for its controller."""
 
 DEFAULT_BIND = "tcp://127.0.0.1:7070"
-"""Default address of a controller."""
 
 
 async def serve_controller(options: ControllerOptions, environment: Mapping[str, str]) -> int:

@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 from adam_async.runtime.callbacks import ending_on_errors
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Handled signals."""
 
 SHOW_CURSOR = "\x1b[?25h"
 """Escape sequence that shows the cursor again, which a table hides."""

@@ -35,7 +35,6 @@ FAILED = 8
 """Exit code of a violated invariant; see docs/reference/exit-codes.md."""
 
 FIRST_SEEDS = (0, 9)
-"""First and last seed by default."""
 
 SLICE = 10
 """Maximum number of seeds that a child gets at once."""
@@ -50,10 +49,8 @@ SHRINK_NOTICE_S = 5.0
 """Minimum time between two notices about the shrinking of a plan, in seconds."""
 
 MOST_JOBS_PER_CORE = 4
-"""Maximum value of `--jobs` per core."""
 
 RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
-"""Text of `--seeds`."""
 
 Save = Callable[[str, Sequence[SeedResult]], Awaitable[None]]
 """Called with the name of a scenario and new results."""
@@ -205,8 +202,7 @@ async def run_seeds(
 ) -> bool:
     """Run seeds of a scenario in slices, and print their results.
 
-    Returns:
-        Whether a seed failed, or many seeds together did not reach all marks that they must.
+    Returns whether a seed failed, or many seeds together did not reach all marks that they must.
     """
     begun = asyncio.get_running_loop().time()
     size = max(1, min(SLICE, -(-len(seeds) // (4 * process_pool.jobs))))
@@ -241,11 +237,8 @@ async def run_soak(
 ) -> bool:
     """Run the seeds that a soak's file lacks, scenario by scenario in rounds, and add them to the file.
 
-    Without `seeds` only a signal ends it.
-
-    Returns:
-        Whether a seed failed, now or earlier with this core, or many seeds together did not reach all marks
-        that they must.
+    Without `seeds` only a signal ends it. Returns whether a seed failed, now or earlier with this core, or
+    many seeds together did not reach all marks that they must.
     """
     core, soak = await core_hash(disk), await read_soak(file, disk)
     first, last = seeds or (0, None)
@@ -293,11 +286,7 @@ async def report_results(
 
 
 def report_unreached(name: str, seen: Collection[str], counted: int, seeds: int, terminal: Terminal) -> bool:
-    """Print the marks of a scenario that no seed reached, and whether too few seeds count.
-
-    Returns:
-        Whether this fails so many seeds.
-    """
+    """Print the marks that no seed reached, and whether too few count; return whether this fails them."""
     if seeds < MANY:
         return False
     missing, few = unreached(SCENARIOS[name], seen), counted < LEAST_SHARE * seeds

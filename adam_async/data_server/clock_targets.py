@@ -24,7 +24,6 @@ class _Course:
     clock: int
     """Earliest clock of these groups."""
     given: int = 0
-    """Number of these groups."""
 
 
 class ClockTargets:

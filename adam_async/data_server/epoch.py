@@ -46,17 +46,7 @@ class GroupLease:
 class Epoch:
     """Groups of one epoch.
 
-    Args:
-        number: Number of the epoch, from 1.
-        shares: Replica to its range, or to its place among the replicas and their number.
-        round_groups: Groups of a replica's round; 0: shares are ranges, and there are no clocks.
-        first_clock: Clock of all replicas at the start, with rounds.
-        finished: Ranges of groups that were trained before the run was resumed.
-        every: Number of groups between two pauses; 0: no pauses.
-        carried: Number of groups, from the first one, of images that the epoch before has skipped.
-        behind: Replicas in whose shares the epoch before has skipped images.
-        fraction: Fraction of the replicas, or of the groups in a pool, after which the epoch closes.
-        pooled: Whether all replicas have one queue.
+    The arguments are those of `state.EpochBegan`, and the live replicas.
     """
 
     def __init__(

@@ -45,7 +45,6 @@ class StoredImages:
         self._policy = policy
         self.shape = (len(labels), *image_shape)
         self.replaced: dict[int, str] = {}
-        """Damage of each replaced image."""
         self._instead: dict[int, int] = {}
 
     def __len__(self) -> int:

@@ -90,11 +90,7 @@ class LedgerReplication:
         """Lead in a term with these replicas. This server's ledger is whole."""
         self.term, self.leads, self._incoming = term, True, None
         self._lag_s = self.ledger.last_now - now if self.ledger.stop else 0.0
-        self._copies = {
-            ledger_replica: _Copy(counts=True)
-            for ledger_replica in ledger_replicas
-            if ledger_replica != self._me
-        }
+        self._copies = {each: _Copy(counts=True) for each in ledger_replicas if each != self._me}
 
     def enter(self, events: Sequence[Event], *, now: float) -> list[Settled]:
         """Enter events, as the leader; return the newly settled ones."""

@@ -118,12 +118,8 @@ class LedgerService:
     @property
     def keeps(self) -> bool:
         """Whether this server is a ledger replica of the run, and may serve workers."""
-        ledger_record = self._map.ledger_record
-        return (
-            ledger_record is not None
-            and ledger_record.run == self._run
-            and self._me in ledger_record.ledger_replicas
-        )
+        record = self._map.ledger_record
+        return record is not None and record.run == self._run and self._me in record.ledger_replicas
 
     def take_up(self, run: str, *, partitions: int, orders: EpochOrders) -> None:
         """Begin a run's ledger."""
@@ -157,12 +153,11 @@ class LedgerService:
         if self._ledger_replication.leads and ledger_record.term > self._ledger_replication.term:
             self._ledger_replication.follow()
             self._end_tasks()
-        for ledger_replica in [
-            each for each in self._tasks if each != ledger_record.ledger_replicas[0] or not self.keeps
-        ]:
-            self._end_task(ledger_replica)
+        leader = ledger_record.ledger_replicas[0]
+        for other in [each for each in self._tasks if each != leader or not self.keeps]:
+            self._end_task(other)
         if self.keeps and not self._ledger_replication.leads:
-            self._begin_task(ledger_record.ledger_replicas[0], self._forward)
+            self._begin_task(leader, self._forward)
 
     def _lead(self, cluster: ClusterMap, ledger_record: LedgerRecord) -> None:
         ledger_replication = self._ledger_replication
@@ -180,11 +175,9 @@ class LedgerService:
             (name, cluster.nodes[name].incarnation): cluster.nodes[name].ready == self._run
             for name in cluster.live("data")
         }
-        for ledger_replica in [
-            ledger_replica for ledger_replica in ledger_replication.copies() if ledger_replica not in there
-        ]:
-            self._end_task(ledger_replica)  # the controllers have removed it from the map
-            self._settle(ledger_replication.strike_out(ledger_replica))
+        for gone in [each for each in ledger_replication.copies() if each not in there]:
+            self._end_task(gone)  # the controllers have removed it from the map
+            self._settle(ledger_replication.strike_out(gone))
         for ledger_replica, ready in there.items():
             if ledger_replica != self._me and (ready or ledger_replica in ledger_record.ledger_replicas):
                 self._begin_task(ledger_replica, self._copy_for)
@@ -233,11 +226,8 @@ class LedgerService:
             return
         peer = request.link.peer
         record = self._map.nodes.get(peer.node)
-        if (
-            record is None
-            or not record.live
-            or (record.role, record.incarnation) != ("data", peer.incarnation)
-        ):
+        there = record is not None and record.live and record.incarnation == peer.incarnation
+        if record is None or not there or record.role != "data":
             # A copy in a later term from a node outside the cluster would end this leadership, and the run.
             request.fail(
                 "not-member", f"{peer.node} is no live data server of the cluster: it has to join it"
@@ -365,12 +355,9 @@ class LedgerService:
             reply = await link.call(pack(body, [packed_tensor(part)]), timeout_s=self._reach_s)
             unpack(reply, LedgerCopied)
             self._settle(ledger_replication.copied(ledger_replica, part))
-            ledger_record = self._map.ledger_record
-            if (
-                ledger_replication.counts(ledger_replica)
-                and ledger_record is not None
-                and ledger_replica not in ledger_record.ledger_replicas
-            ):
+            record = self._map.ledger_record
+            known = record is None or ledger_replica in record.ledger_replicas
+            if ledger_replication.counts(ledger_replica) and not known:
                 await self._write_in(ledger_replica)
 
     def _channel_to(self, peer: LedgerReplica) -> Channel:
@@ -404,16 +391,14 @@ class LedgerService:
 
     async def _write_in(self, ledger_replica: LedgerReplica) -> None:
         await self._change(
-            lambda ledger_replicas: (
-                None if ledger_replica in ledger_replicas else (*ledger_replicas, ledger_replica)
-            ),
+            lambda before: None if ledger_replica in before else (*before, ledger_replica),
             f"{ledger_replica[0]} to become a ledger replica",
         )
 
     async def _strike_out(self, ledger_replica: LedgerReplica) -> None:
         # Also if the map does not have it: an earlier change under way is void then.
         await self._change(
-            lambda ledger_replicas: tuple(each for each in ledger_replicas if each != ledger_replica),
+            lambda before: tuple(each for each in before if each != ledger_replica),
             f"{ledger_replica[0]} to be removed",
         )
 
@@ -426,12 +411,8 @@ class LedgerService:
         def changed(record: LedgerRecord) -> LedgerRecord | None:
             if (record.run, record.term) != (run, term) or record.ledger_replicas[:1] != (self._me,):
                 return None
-            ledger_replicas = change(record.ledger_replicas)
-            return (
-                None
-                if ledger_replicas is None
-                else msgspec.structs.replace(record, ledger_replicas=ledger_replicas)
-            )
+            after = change(record.ledger_replicas)
+            return None if after is None else msgspec.structs.replace(record, ledger_replicas=after)
 
         while True:
             try:
@@ -441,9 +422,8 @@ class LedgerService:
                 logger.warning("%s waits for the controller: %s", self._identity.node, what)
         newest = self._membership.map.ledger_record
         if newest is None or (newest.run, newest.term) != (run, term):
-            await (
-                asyncio.get_running_loop().create_future()
-            )  # another server leads: `map_changed` ends this task
+            # Another server leads: `map_changed` ends this task.
+            await asyncio.get_running_loop().create_future()
 
     def statistics(self) -> dict[str, Any]:
         """Return the role in the ledger, its term, and the number of replicas."""

@@ -73,7 +73,6 @@ class EpochOrders:
             )
         self._dice = dice
         self.num_images = num_images
-        """Number of training images."""
         self._images_per_group = images_per_group
         self._last: EpochOrder | None = None
 

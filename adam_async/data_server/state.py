@@ -58,10 +58,8 @@ MOST_PARKED = 1 << 16
 """Maximum number of parked questions at the start of an epoch."""
 
 ReplicaNumber = Annotated[Replica, msgspec.Meta(ge=0, le=(1 << 20) - 1)]
-"""Number of a replica."""
 
 GroupRanges = Annotated[tuple[tuple[GroupNumber, GroupNumber], ...], msgspec.Meta(max_length=1 << 20)]
-"""Ranges of groups."""
 
 Shares = Annotated[
     dict[ReplicaNumber, tuple[GroupNumber, GroupNumber]], msgspec.Meta(max_length=MOST_REPLICAS)
@@ -92,7 +90,6 @@ class EpochBegan(msgspec.Struct, frozen=True, tag=True):
     train_s: Seconds = 0.0
     """Training time of these images, in seconds."""
     warm: GroupNumber = 0
-    """Number of groups of the warm start."""
     every: GroupNumber = 0
     """Number of groups between two pauses; 0: no pauses."""
     carried: GroupNumber = 0
@@ -104,7 +101,6 @@ class EpochBegan(msgspec.Struct, frozen=True, tag=True):
     pooled: bool = False
     """Whether all replicas take their groups out of one pool."""
     step: GroupNumber = 1
-    """Number of groups of a step."""
     carried_images: Annotated[bytes, msgspec.Meta(max_length=MOST_IMAGE_BYTES)] = b""
     """`EpochOrder.carried_images`, on which the order of the epoch depends."""
 
@@ -215,7 +211,6 @@ class EpochEnded:
     clock: int
     """Sync clock; without rounds the highest clock of a replica."""
     skipped: tuple[tuple[int, int], ...] = ()
-    """Ranges of skipped groups."""
     behind: tuple[Replica, ...] = ()
     """Replicas in whose shares the skipped groups were."""
     again: tuple[int, ...] = ()
@@ -228,7 +223,6 @@ class Paused:
 
     number: int
     finished: int
-    """Number of finished groups."""
 
 
 Effect = Grant | EpochEnded | Paused
@@ -266,7 +260,6 @@ class DataState:
         self._most_clock = 0
         """Largest clock accepted from a replica, in steps, if replicas synchronise their clocks."""
         self._logs: dict[Replica, LeaseLog] = {}
-        """Logs of the live replicas."""
         self._limits = LeaseLimits()
         self._parked: list[Parked] = []
         self.trained_again = 0
@@ -327,16 +320,9 @@ class DataState:
 
     def _replicas_changed(self, event: ReplicasChanged) -> None:
         # A replica in another generation leaves and joins again: its leases must come back first.
-        staying = {
-            r: log
-            for r, log in self._logs.items()
-            if event.replica_generations.get(r) == log.replica_generation
-        }
-        joining = {
-            replica: LeaseLog(replica_generation, self._partitions)
-            for replica, replica_generation in event.replica_generations.items()
-            if replica not in staying
-        }
+        wanted = event.replica_generations
+        staying = {r: log for r, log in self._logs.items() if wanted.get(r) == log.replica_generation}
+        joining = {r: LeaseLog(wanted[r], self._partitions) for r in wanted if r not in staying}
         for logs in (staying, {**staying, **joining}):
             self._logs = logs
             if self._epoch is not None:

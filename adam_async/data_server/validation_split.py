@@ -15,7 +15,6 @@ from adam_async.errors import ConfigError
 from adam_async.model.keyed_random import Dice
 
 PURPOSE = "validation-split"
-"""Purpose of the split's random values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

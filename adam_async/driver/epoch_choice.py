@@ -38,7 +38,6 @@ class EpochChoice:
         self._best_epoch = 0
         self._kept_accuracy = -1.0
         self.weights: Mapping[str, NDArray[Any]] = {}
-        """The kept values, by tensor."""
         self.epoch = 0
         """The epoch of the kept weights; 0 before the first one."""
         for result in before:

@@ -23,8 +23,6 @@ class PreparedRun:
     """The decisions on a run that need nothing of the cluster but its data.
 
     Attributes:
-        spec: The model.
-        model: Its network.
         data: Description of the data by a data server: name, source, shape, sizes.
         plan: The partition plan, as `PartitionPlan.to_dict` returns it; None without partitions.
         trained_again: Groups that a resumed run trains a second time.

@@ -22,7 +22,6 @@ from dataflow import ComputePool
 from transport import TransportError
 
 NOTING = ("ps", "worker")
-"""Roles with a log for replays."""
 
 
 class Recorder:

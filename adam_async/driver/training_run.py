@@ -48,20 +48,9 @@ class DriverParts:
     """The parts of a driver that its runs use.
 
     Attributes:
-        settings: The driver's access to the cluster.
-        membership: Its cluster map, and changes to its run.
-        counts: Counts of the roles.
-        copies: Reads shards for checkpoints.
-        evaluator: Evaluates weights.
-        results: Results of the run's epochs.
-        events: Events of the run.
-        progress: Progress for the live table.
-        traffic: Counts the driver's links.
         stopping: Set to end the run after the groups in flight.
         warn: Adds an event that costs the run something.
         read_progress: Polls the roles; the argument is the result of the epoch if it has ended.
-        end_run: Ends the run in the cluster map.
-        own_statistics: Returns the driver's own counts.
     """
 
     settings: DriverSettings
@@ -87,10 +76,6 @@ class TrainingRun:
         asked: Its options before the driver decided the open ones.
         recorder: Collects the record of a run with `Config.record`.
         folder: Folder for checkpoints; None: no checkpoints.
-
-    Attributes:
-        choice: The kept epoch and its weights.
-        losses: Checks of the run's losses.
     """
 
     def __init__(

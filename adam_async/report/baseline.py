@@ -6,7 +6,6 @@ images per second of compute time, times the threads: two slices per thread are 
 never wait, and the short time between two slices does not count.
 """
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -21,6 +20,7 @@ from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network
 from adam_async.model.rules import Rule, RuleState
 from adam_async.model.step import StepBuffers, StepInput
+from adam_async.report.sgemm import keep_busy
 from dataflow import ComputePool
 
 SLICE_S = 0.05
@@ -170,9 +170,9 @@ async def measure(
         loops.append(loop)
     async with ComputePool(threads=threads, name="baseline", contexts=loops) as pool:
         groups = await _slice_groups(pool, warm_up_s)
-        await _run_for(pool, groups, warm_up_s)
+        await keep_busy(pool, BareLoop.train, warm_up_s, groups, cost="baseline")
         busy_before = pool.statistics().busy_s
-        trained = await _run_for(pool, groups, seconds)
+        trained = await keep_busy(pool, BareLoop.train, seconds, groups, cost="baseline")
         return trained * threads / (pool.statistics().busy_s - busy_before)
 
 
@@ -187,23 +187,3 @@ async def _slice_groups(pool: ComputePool, at_most_s: float) -> int:
         if took_s >= SLICE_S / 2 or spent_s >= at_most_s:
             return groups
         groups *= 2
-
-
-async def _run_for(pool: ComputePool, groups: int, seconds: float) -> int:
-    """Keep every thread busy for a number of seconds; returns the trained images."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-
-    async def lane() -> int:
-        trained = 0
-        while True:
-            trained += await pool.run(BareLoop.train, groups, cost="baseline", with_context=True)
-            if loop.time() >= end:
-                return trained
-
-    async with asyncio.TaskGroup() as group:
-        lanes = [
-            group.create_task(lane(), name=f"baseline-{number}")
-            for number in range(2 * pool.statistics().threads)
-        ]
-    return sum(task.result() for task in lanes)

@@ -131,7 +131,6 @@ class RunPiece(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of the JSON text of a run's record that is too long for one value of the map."""
 
     run: str
-    """Id of the run."""
     text: bytes
     changed: int = 0
 
@@ -279,11 +278,10 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
                 named.setdefault(node.replica, []).append(node)
         found = {}
         for replica, members in named.items():
-            replica_generation = self.replica_generation(replica)
-            if replica_generation and all(
-                node.ready == ready_word(self.run.id, replica_generation) for node in members
-            ):
-                found[replica] = replica_generation
+            generation = self.replica_generation(replica)
+            word = ready_word(self.run.id, generation)
+            if generation and all(node.ready == word for node in members):
+                found[replica] = generation
         return found
 
 

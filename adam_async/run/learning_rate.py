@@ -32,7 +32,6 @@ RISE_EPOCHS, RISE_EPOCHS_STALE = 0.1, 1.0
 upset the first steps most."""
 
 EPOCHS = 3
-"""Default number of epochs."""
 
 EPOCHS_OF = {"digits": 12}
 """Default number of epochs by data set, if other than `EPOCHS`: as many as take the digits to 97 %."""

@@ -46,7 +46,6 @@ class Progress:
     """Roles without an answer at the last update, each with its time."""
     loss: float = 0.0
     replicas: int = 0
-    """Number of live replicas."""
     clock: int = 0
     """Clock up to which all pushes of live replicas are applied, in steps."""
     waiting_for: tuple[str, ...] = ()

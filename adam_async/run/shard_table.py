@@ -160,11 +160,7 @@ def part_table(table: ShardTable, parameters: Iterable[ParameterSpec]) -> ShardT
 
 
 def spread(weights: Sequence[int], bins: int) -> list[int]:
-    """Put items of these weights into bins, largest first onto the least loaded one.
-
-    Returns:
-        The bin of each item.
-    """
+    """Return a bin for each item of these weights, largest first onto the least loaded one."""
     loads = [0] * bins
     placed = [0] * len(weights)
     for item in sorted(range(len(weights)), key=lambda i: (-weights[i], i)):
@@ -175,14 +171,7 @@ def spread(weights: Sequence[int], bins: int) -> list[int]:
 
 
 def assign_buckets(table: ShardTable, servers: Sequence[NodeId]) -> list[NodeId]:
-    """Choose the primary of each bucket, evenly by bytes.
-
-    Args:
-        servers: Live servers; their order decides ties.
-
-    Returns:
-        One server per bucket, indexed by bucket.
-    """
+    """Return the primary of each bucket, evenly by bytes. The order of the live servers decides ties."""
     if not servers:
         raise ValueError("buckets need at least one server to be assigned to")
     loads = [0] * table.num_buckets

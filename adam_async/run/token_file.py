@@ -21,7 +21,6 @@ PREFIX = "adam-async-keys/"
 """Beginning of a line of keys; a version follows it."""
 
 VERSION = "1"
-"""Version of the format."""
 
 AGAIN = "write it again with: adam-async token derive --role"
 """Remedy in errors; the role follows it."""

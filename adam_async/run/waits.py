@@ -10,7 +10,6 @@ class WaitReport(msgspec.Struct, frozen=True, kw_only=True):
     """Waits of one worker before it could admit a group: their numbers, and their seconds summed."""
 
     worker: str
-    """Node id."""
     admission_waits: int
     admission_wait_s: float
     blocked_fetches: int

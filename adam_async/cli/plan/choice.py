@@ -39,7 +39,6 @@ class Conditions:
     link: LinkCost
     """Cost of links between workers, and between workers and servers."""
     cores: int
-    """Cores of a machine."""
     own_machines: bool
     """Whether each worker has a machine of its own; otherwise all share one."""
     threads: int = 0
@@ -47,9 +46,7 @@ class Conditions:
     in_flight: int = 0
     """Groups in flight per replica; 0 is twice its threads."""
     servers: int = 1
-    """Number of parameter servers."""
     halo: Halo = "auto"
-    """Halo of vertical plans."""
 
     def threads_of(self, workers: int) -> int:
         """Return the compute threads of each worker of a replica."""

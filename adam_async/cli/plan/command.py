@@ -38,7 +38,6 @@ USUAL_GROUP = 16
 """Images per group above which a group is tried only if its working set fits the third-level cache."""
 
 MOST_PARTITIONS = 64
-"""Maximum value of `--partitions`."""
 
 
 async def run_plan(options: PlanOptions, environment: Mapping[str, str], terminal: Terminal) -> int:

@@ -173,10 +173,8 @@ class _Shapes:
         self._images = self._left = images
         self._any_size = any_size
         self.sizes: Counter[Size] = Counter()
-        """Number of images by size."""
         self._colours = False
         self.deep = 0
-        """Number of images of 16 bits."""
 
     def add(self, header: Header | None) -> None:
         """Count the header of the next image; None if it cannot be read."""

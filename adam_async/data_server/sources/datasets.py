@@ -22,7 +22,6 @@ from pathlib import Path
 
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
-from adam_async.data_server.sources.compressed import ENDINGS as COMPRESSED
 from adam_async.data_server.sources.damage import Damage, Policy
 from adam_async.data_server.sources.downloads import Downloader
 from adam_async.data_server.sources.files import folders_in, read_file
@@ -33,7 +32,7 @@ from adam_async.data_server.sources.npz import KEYS, parse_npz
 from adam_async.data_server.sources.parquet import load_parquet
 from adam_async.data_server.sources.published import PUBLISHED, load_published
 from adam_async.data_server.sources.samples import LoadRequest
-from adam_async.data_server.sources.shards import load_shards
+from adam_async.data_server.sources.shards import COMPRESSED, load_shards
 from adam_async.data_server.sources.splits import HELD_OUT, Split, split_files
 from adam_async.data_server.sources.synthetic import parse_synthetic, synthetic
 from adam_async.data_server.sources.tables import load_tables
@@ -52,7 +51,6 @@ NO_MNIST = (
 )
 
 NAMES = ("auto", "mnist", "digits", "synthetic", *PUBLISHED)
-"""Data sets that are known by name."""
 
 LOADERS = {".parquet": load_parquet, ".tar": load_shards, ".csv": load_tables}
 """Loaders of one or more files, by kind."""

@@ -77,11 +77,7 @@ def add_rows(data: bytes, origin: str, name: str, split: Split | None, samples: 
 
 
 def _check(file: Any, origin: str, room_bytes: int) -> str:
-    """Check columns and sizes by the metadata of the file, before any column is unpacked.
-
-    Returns:
-        The column of encoded images.
-    """
+    """Check columns and sizes by the metadata, before unpacking; return the column of encoded images."""
     from pyarrow import types
 
     schema = file.schema_arrow

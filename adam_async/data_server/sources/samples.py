@@ -39,7 +39,6 @@ class LoadRequest:
     """A data set that is being loaded."""
 
     path: Path
-    """File or folder of the data set."""
     disk: Disk
     source: str
     """Sentence for the report."""

@@ -8,9 +8,11 @@ Nothing is ever written to disk. Members that only make sense there (absolute na
 devices) are damage; a shard that is cut short or not a tar file is an error, whatever the policy for damage.
 """
 
+import gzip
 import io
 import json
 import tarfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -18,7 +20,6 @@ from typing import BinaryIO
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.catalogue import Catalogue, Entry, leave_stored
-from adam_async.data_server.sources.compressed import ENDINGS, unpack
 from adam_async.data_server.sources.damage import Damage
 from adam_async.data_server.sources.file_ranges import reading
 from adam_async.data_server.sources.files import check_kind, is_clutter, read_file
@@ -26,6 +27,9 @@ from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import LoadRequest, Sample, Samples, assemble
 from adam_async.data_server.sources.splits import Split, rank_of_image
 from adam_async.errors import DataError
+
+COMPRESSED = (".tar.gz", ".tgz")
+"""Endings of the names of compressed shards."""
 
 IMAGE_SUFFIXES = ("png", "jpg", "jpeg", "bmp", "gif", "ppm", "pgm", "pbm", "webp")
 BLOCK = tarfile.BLOCKSIZE
@@ -41,7 +45,7 @@ async def load_shards(request: LoadRequest, files: list[tuple[Path, Split | None
         DataError: A shard is not a tar file or is cut short, or an error of `assemble`.
     """
     require_pillow()
-    if request.cache is not None and not any(path.name.endswith(ENDINGS) for path, _ in files):
+    if request.cache is not None and not any(path.name.endswith(COMPRESSED) for path, _ in files):
         catalogue = Catalogue(request)
         for path, split in files:
             await request.disk.run(list_shard, path, split, catalogue)
@@ -51,11 +55,30 @@ async def load_shards(request: LoadRequest, files: list[tuple[Path, Split | None
     samples = Samples(request)
     for path, split in files:
         data = await read_file(path, request.disk, room_bytes=request.room_bytes)
-        if path.name.endswith(ENDINGS):
-            data = await request.disk.run(unpack, data, str(path), request.damage, request.room_bytes)
+        if path.name.endswith(COMPRESSED):
+            data = await request.disk.run(unpack, data, str(path), request.room_bytes)
         await request.disk.run(add_shard, data, str(path), path.name, split, samples)
         del data
     return await assemble(samples)
+
+
+def unpack(data: bytes, origin: str, room_bytes: int = limits.MAX_FILE_BYTES) -> bytes:
+    """Return the plain tar file in a compressed one.
+
+    Raises:
+        DataError: The file is not gzipped, is cut short or damaged, or is too large unpacked.
+    """
+    most = min(limits.MAX_FILE_BYTES, room_bytes)
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            content = file.read(most + 1)  # a bomb is not unpacked further
+    except EOFError:
+        raise DataError(f"{origin} ends too early: it was cut short, fetch it again") from None
+    except (OSError, zlib.error) as error:
+        raise DataError(f"{origin} is not a gzipped tar file, or damaged ({error})") from None
+    if len(content) > most:
+        raise DataError(f"{origin} unpacks to more than {most} bytes; cut it into smaller ones")
+    return content
 
 
 def add_shard(data: bytes, origin: str, name: str, split: Split | None, samples: Samples) -> None:

@@ -21,7 +21,6 @@ IMAGES, SHAPE, CLASSES = 2_000, (1, 28, 28), 10
 """Number of training images of ``synthetic`` alone."""
 
 BLOBS = 4
-"""Number of blobs of a class."""
 
 TEST_SHARE = 5
 """Number of training images for each test image."""

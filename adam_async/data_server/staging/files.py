@@ -44,11 +44,9 @@ class Found:
     root: Path
     """Folder of the paths: the source, or the folder of a source that is one file."""
     files: tuple[File, ...]
-    """Files, sorted by path."""
     times: Mapping[str, int]
     """Time of the last change of each file, by path, in nanoseconds."""
     single: bool
-    """Whether the source is one file."""
 
     @property
     def size(self) -> int:
@@ -218,10 +216,7 @@ class Copy:
             yield
 
     async def take_up(self) -> dict[int, str]:
-        """Take up the files of an earlier start in the locked folder.
-
-        Returns:
-            The checksums of the whole files.
+        """Take up the files of an earlier start in the locked folder; return the checksums of whole ones.
 
         Raises:
             DataError: The folder holds other files than the source, or cannot be used.

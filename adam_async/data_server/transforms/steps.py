@@ -24,7 +24,6 @@ from typing import Any
 from adam_async.errors import ConfigError
 
 REQUIRED = object()
-"""Default of a required option."""
 
 LARGEST = 32_767
 """Maximum of pixels and sizes: positions stay far from the limits of integers."""
@@ -69,7 +68,6 @@ class Option:
 _EDGE = Option(default="black", choices=("black", "repeat"))
 _SHARE = Option(high=1)
 _LEVEL = 255
-"""The largest."""
 
 KINDS: Mapping[str, Mapping[str, Option]] = {
     "shift": {"pixels": Option(), "whole": Option(default=True, flag=True), "edge": _EDGE},
@@ -109,7 +107,6 @@ class Step:
     """A checked step with values of all its options."""
 
     where: str
-    """Name of the step in errors."""
     kind: str
     options: Mapping[str, Any]
 

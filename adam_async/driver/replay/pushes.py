@@ -18,7 +18,6 @@ class ShardPush:
     """The part of one push for one shard."""
 
     gradients: PushGradients
-    """Gradients of the shard alone."""
     images: int
     rate: float
     version: int

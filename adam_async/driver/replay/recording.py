@@ -108,6 +108,4 @@ class Recording:
 
     header: Header
     reads: Mapping[int, Reads]
-    """Reads by replica."""
     orders: tuple[Order, ...]
-    """Orders by shard."""

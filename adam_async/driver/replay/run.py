@@ -124,7 +124,6 @@ class Replay:
         tensors = np.array([numbers[spec.tensor] for spec in table.shards], np.int64)
         self._playback = Playback(recording, self, tensors)
         self.groups = 0
-        """Number of trained groups."""
 
     @property
     def most_kept(self) -> int:
