@@ -95,7 +95,9 @@ class Downloader:
 
     async def _retrieve(self, file: RemoteFile, url: str, folder: Path, first_s: float) -> str:
         """Download a file from one mirror unless it is there; return the failure, or nothing."""
-        loop, transfer = asyncio.get_running_loop(), _Transfer(file.limit_bytes, self.stall_s)
+        loop = asyncio.get_running_loop()
+        # The deadline here comes first: its error has the number of bytes.
+        transfer = _Transfer(file.limit_bytes, 2 * self.stall_s)
         arguments, name = (file, url, folder), f"download {url}"
         thread = threading.Thread(target=transfer.run, args=arguments, name=name, daemon=True)
         seen, deadline = 0, loop.time() + first_s

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
-from adam_async.data_server.sources.catalogue import Catalogue, Entry, leave_stored
+from adam_async.data_server.sources.catalogue import leave_stored, listed
 from adam_async.data_server.sources.files import check_kind, folders_in, is_clutter, read_image
 from adam_async.data_server.sources.labels import number_folders
 from adam_async.data_server.sources.pictures import require_pillow
-from adam_async.data_server.sources.samples import LoadRequest, Sample, Samples, assemble, each
+from adam_async.data_server.sources.samples import LoadRequest, Sample, Samples, StoredSample, assemble, each
 from adam_async.data_server.sources.splits import Split, rank_of_image
 from adam_async.errors import DataError
 
@@ -39,16 +39,16 @@ async def load_image_folder(request: LoadRequest, folders: list[str]) -> Dataset
                 "training and test images need the same class folders"
             )
     numbers = number_folders(trained, str(folder))
-    places = [(root / name, name, split) for root, split in roots for name in classes[root]]
+    folders_of = [(root / name, name, split) for root, split in roots for name in classes[root]]
     if request.cache is not None:
-        catalogue = Catalogue(request)
-        for place in places:
-            await _list_class(catalogue, *place)
-        stored = await leave_stored(catalogue, request.cache, numbers=numbers, class_names=tuple(numbers))
+        places = listed(request)
+        for place in folders_of:
+            await _list_class(places, *place)
+        stored = await leave_stored(places, request.cache, numbers=numbers, class_names=tuple(numbers))
         if stored is not None:
             return stored
-    samples = Samples(request)
-    for place in places:
+    samples = Samples[Sample](request)
+    for place in folders_of:
         await _add_class(samples, *place)
     return await assemble(samples, numbers=numbers, class_names=tuple(numbers))
 
@@ -66,7 +66,7 @@ def _roots(folder: Path, folders: list[str]) -> list[tuple[Path, Split | None]]:
     return [(folder, None)]
 
 
-async def _list_class(catalogue: Catalogue, folder: Path, label: str, split: Split | None) -> None:
+async def _list_class(places: Samples[StoredSample], folder: Path, label: str, split: Split | None) -> None:
     """List the places of the images of a class."""
 
     def look(name: str) -> None:
@@ -77,9 +77,9 @@ async def _list_class(catalogue: Catalogue, folder: Path, label: str, split: Spl
                 f"{folder / name} cannot be read: {getattr(error, 'strerror', None) or error}"
             ) from None
         chosen = split or rank_of_image(f"{label}/{name}")
-        catalogue.add(Entry(str(folder / name), folder / name, 0, size, label, chosen))
+        places.add(StoredSample(str(folder / name), label, chosen, folder / name, 0, size))
 
-    request = catalogue.request
+    request = places.request
     await each(await _images_in(folder, request), look, request.damage, request.disk)
 
 
@@ -96,10 +96,10 @@ async def _images_in(folder: Path, request: LoadRequest) -> list[str]:
     return names
 
 
-async def _add_class(samples: Samples, folder: Path, label: str, split: Split | None) -> None:
+async def _add_class(samples: Samples[Sample], folder: Path, label: str, split: Split | None) -> None:
     request = samples.request
     for name in await _images_in(folder, request):
         data = await read_image(folder / name, request.disk, request.damage)
         if data is not None:
             chosen = split or rank_of_image(f"{label}/{name}")
-            samples.add(Sample(str(folder / name), data, label, chosen))
+            samples.add(Sample(str(folder / name), label, chosen, data))

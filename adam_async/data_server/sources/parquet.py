@@ -34,7 +34,7 @@ async def load_parquet(request: LoadRequest, files: list[tuple[Path, Split | Non
         DataError: Not such a file, or an error of `assemble`.
     """
     require_pillow()
-    samples = Samples(request)
+    samples = Samples[Sample](request)
     class_names: tuple[str, ...] = ()
     for path, split in files:
         data = await read_file(path, request.disk, room_bytes=request.room_bytes)
@@ -44,7 +44,9 @@ async def load_parquet(request: LoadRequest, files: list[tuple[Path, Split | Non
     return await assemble(samples, class_names=class_names)
 
 
-def add_rows(data: bytes, origin: str, name: str, split: Split | None, samples: Samples) -> tuple[str, ...]:
+def add_rows(
+    data: bytes, origin: str, name: str, split: Split | None, samples: Samples[Sample]
+) -> tuple[str, ...]:
     """Add the images of one file; return the names of the classes, if it has some.
 
     Raises:
@@ -68,7 +70,7 @@ def add_rows(data: bytes, origin: str, name: str, split: Split | None, samples: 
                 samples.request.damage.note(f"{where} lacks its image or its label")
             else:
                 chosen = split or rank_of_image(f"{name}/{index}")
-                samples.add(Sample(where, image, str(label), chosen))
+                samples.add(Sample(where, str(label), chosen, image))
         return _class_names(file.schema_arrow.metadata or {})
     except DataError:
         raise

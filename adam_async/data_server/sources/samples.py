@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.damage import Damage
+from adam_async.data_server.sources.file_ranges import read_piece
 from adam_async.data_server.sources.labels import number_classes
 from adam_async.data_server.sources.pictures import Header, decode, read_header
 from adam_async.data_server.sources.splits import SPLITS, Split, resolve
@@ -26,6 +27,7 @@ from adam_async.run.image_size import Size, choose_size
 from adam_async.runtime.disk import Disk
 
 T = TypeVar("T")
+S = TypeVar("S", "Sample", "StoredSample")
 
 BYTES_OF_PIXEL = 4
 """Maximum memory of one pixel during decoding, in bytes."""
@@ -63,42 +65,92 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One encoded image with its label."""
+    """One encoded image in memory."""
 
     origin: str
     """Name of the image in errors."""
-    data: bytes
     label: str
     split: Split | int
     """Split of the image, or its rank, by which it is split."""
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return len(self.data)
+
+    def read(self) -> bytes:
+        """Return the bytes of the image."""
+        return self.data
 
 
-class Samples:
+@dataclass(frozen=True, slots=True)
+class StoredSample:
+    """One encoded image in a file."""
+
+    origin: str
+    label: str
+    split: Split | int
+    path: Path
+    offset: int
+    size: int
+
+    def read(self, size: int | None = None) -> bytes:
+        """Return the bytes of the image, or the first `size` of them. Blocks.
+
+        Raises:
+            DataError: The file has changed or cannot be read.
+        """
+        size = self.size if size is None else min(size, self.size)
+        try:
+            data = read_piece(self.path, self.offset, size)
+        except OSError as error:
+            raise DataError(f"{self.origin} cannot be read: {error.strerror or error}") from None
+        if len(data) < size:
+            raise DataError(
+                f"{self.origin} has become shorter than {self.size} bytes: files must not change in use"
+            )
+        return data
+
+
+class Samples(Generic[S]):
     """Collects the images of a data set, up to the memory for them."""
 
     def __init__(self, request: LoadRequest) -> None:
         self.request = request
-        self.all: list[Sample] = []
-        self._bytes = 0
+        self.all: list[S] = []
+        self.bytes = 0
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: S) -> None:
         """Add an image.
 
         Raises:
             DataError: The image is too large and must not be skipped, or all images together are.
         """
         try:
-            limits.check_file(len(sample.data), limits.MAX_IMAGE_BYTES, sample.origin)
+            limits.check_file(sample.size, limits.MAX_IMAGE_BYTES, sample.origin)
         except DataError as error:
             self.request.damage.note(str(error))
             return
-        self._bytes += len(sample.data)
-        limits.check_total(self._bytes, self.request.origin, self.request.room_bytes)
+        self.bytes += sample.size
+        limits.check_total(self.bytes, self.request.origin, self.request.room_bytes)
         self.all.append(sample)
+
+    def labelled(self, numbers: Mapping[str, int]) -> list[S]:
+        """Return the images whose labels have a class number; other labels are damage."""
+        known = []
+        for sample in self.all:
+            if sample.label in numbers:
+                known.append(sample)
+                continue
+            expected = "a name" if any(not label.isdigit() for label in numbers) else "a class number from 0"
+            label = repr(sample.label[:80])
+            self.request.damage.note(f"{sample.origin} has the label {label}, expected {expected}")
+        return known
 
 
 async def assemble(
-    samples: Samples, *, numbers: Mapping[str, int] | None = None, class_names: tuple[str, ...] = ()
+    samples: Samples[Sample], *, numbers: Mapping[str, int] | None = None, class_names: tuple[str, ...] = ()
 ) -> Dataset:
     """Decode all images and join them with their labels.
 
@@ -115,8 +167,7 @@ async def assemble(
     if numbers is None:
         numbers, names = number_classes(sample.label for sample in samples.all)
         class_names = names or class_names
-    known = _labelled(samples, numbers)
-    headers = await _headers(known, damage, disk)
+    headers = await _headers(samples.labelled(numbers), damage, disk)
     if not headers:
         first = "".join(f": {sentence}" for sentence in damage.sentences()[:1])
         raise DataError(f"{request.origin} holds no image{first}")
@@ -181,23 +232,11 @@ def origins_of(origin: str) -> tuple[str, str, str, str]:
     return f"{train}, images", f"{train}, labels", f"{test}, images", f"{test}, labels"
 
 
-def _labelled(samples: Samples, numbers: Mapping[str, int]) -> list[Sample]:
-    known = []
-    for sample in samples.all:
-        if sample.label in numbers:
-            known.append(sample)
-        else:
-            expected = "a name" if any(not label.isdigit() for label in numbers) else "a class number from 0"
-            label = repr(sample.label[:80])
-            samples.request.damage.note(f"{sample.origin} has the label {label}, expected {expected}")
-    return known
-
-
 async def _headers(samples: list[Sample], damage: Damage, disk: Disk) -> list[tuple[Sample, Header]]:
     headers: list[tuple[Sample, Header]] = []
 
     def read(sample: Sample) -> None:
-        headers.append((sample, read_header(sample.data, sample.origin)))
+        headers.append((sample, read_header(sample.read(), sample.origin)))
 
     await each(samples, read, damage, disk)
     return headers
@@ -211,7 +250,7 @@ async def _decoded(
     kept: list[Sample] = []
 
     def read(sample: Sample) -> None:
-        images[len(kept)] = decode(sample.data, sample.origin, size=size, channels=channels)
+        images[len(kept)] = decode(sample.read(), sample.origin, size=size, channels=channels)
         kept.append(sample)
 
     await each(samples, read, damage, disk)

@@ -19,12 +19,12 @@ from typing import BinaryIO
 
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
-from adam_async.data_server.sources.catalogue import Catalogue, Entry, leave_stored
+from adam_async.data_server.sources.catalogue import leave_stored, listed
 from adam_async.data_server.sources.damage import Damage
 from adam_async.data_server.sources.file_ranges import reading
 from adam_async.data_server.sources.files import check_kind, is_clutter, read_file
 from adam_async.data_server.sources.pictures import require_pillow
-from adam_async.data_server.sources.samples import LoadRequest, Sample, Samples, assemble
+from adam_async.data_server.sources.samples import LoadRequest, Sample, Samples, StoredSample, assemble
 from adam_async.data_server.sources.splits import Split, rank_of_image
 from adam_async.errors import DataError
 
@@ -46,13 +46,13 @@ async def load_shards(request: LoadRequest, files: list[tuple[Path, Split | None
     """
     require_pillow()
     if request.cache is not None and not any(path.name.endswith(COMPRESSED) for path, _ in files):
-        catalogue = Catalogue(request)
+        places = listed(request)
         for path, split in files:
-            await request.disk.run(list_shard, path, split, catalogue)
-        stored = await leave_stored(catalogue, request.cache)
+            await request.disk.run(list_shard, path, split, places)
+        stored = await leave_stored(places, request.cache)
         if stored is not None:
             return stored
-    samples = Samples(request)
+    samples = Samples[Sample](request)
     for path, split in files:
         data = await read_file(path, request.disk, room_bytes=request.room_bytes)
         if path.name.endswith(COMPRESSED):
@@ -81,7 +81,7 @@ def unpack(data: bytes, origin: str, room_bytes: int = limits.MAX_FILE_BYTES) ->
     return content
 
 
-def add_shard(data: bytes, origin: str, name: str, split: Split | None, samples: Samples) -> None:
+def add_shard(data: bytes, origin: str, name: str, split: Split | None, samples: Samples[Sample]) -> None:
     """Add the images of one shard.
 
     Raises:
@@ -89,10 +89,10 @@ def add_shard(data: bytes, origin: str, name: str, split: Split | None, samples:
     """
     for key, label, (offset, size) in _images(io.BytesIO(data), len(data), origin, samples.request.damage):
         chosen = split or rank_of_image(f"{name}/{key}")
-        samples.add(Sample(f"{origin}:{key}", data[offset : offset + size], label, chosen))
+        samples.add(Sample(f"{origin}:{key}", label, chosen, data[offset : offset + size]))
 
 
-def list_shard(path: Path, split: Split | None, catalogue: Catalogue) -> None:
+def list_shard(path: Path, split: Split | None, places: Samples[StoredSample]) -> None:
     """List the places of the images of one shard, without reading them. Blocks.
 
     Raises:
@@ -100,9 +100,9 @@ def list_shard(path: Path, split: Split | None, catalogue: Catalogue) -> None:
     """
     size = check_kind(path, limits.MAX_FILE_BYTES)
     with reading(path) as file:
-        for key, label, (offset, length) in _images(file, size, str(path), catalogue.request.damage):
+        for key, label, (offset, length) in _images(file, size, str(path), places.request.damage):
             chosen = split or rank_of_image(f"{path.name}/{key}")
-            catalogue.add(Entry(f"{path}:{key}", path, offset, length, label, chosen))
+            places.add(StoredSample(f"{path}:{key}", label, chosen, path, offset, length))
 
 
 Place = tuple[int, int]

@@ -77,7 +77,7 @@ async def load_tables(request: LoadRequest, files: list[tuple[Path, Split | None
         limits.check_total(rows * prod(tables[0].shape), request.origin, request.room_bytes)
         return await _from_pixels(tables, request)
     require_pillow()
-    samples = Samples(request)
+    samples = Samples[Sample](request)
     for (path, _), table in zip(files, tables, strict=True):
         await _add_files(samples, table, path.parent)
     return await assemble(samples)
@@ -177,7 +177,7 @@ def _pixels(text: bytes, count: int, where: str) -> NDArray[np.int64]:
     return values
 
 
-async def _add_files(samples: Samples, table: Table, folder: Path) -> None:
+async def _add_files(samples: Samples[Sample], table: Table, folder: Path) -> None:
     """Add the images that the rows of a table name."""
     rows: list[tuple[str, str]] = []
 
@@ -201,7 +201,7 @@ async def _add_files(samples: Samples, table: Table, folder: Path) -> None:
     for name, label in rows:
         data = await read_image(folder / name, request.disk, request.damage)
         if data is not None:
-            samples.add(Sample(str(folder / name), data, label, table.split or rank_of_image(name)))
+            samples.add(Sample(str(folder / name), label, table.split or rank_of_image(name), data))
 
 
 async def _each_line(table: Table, function: Callable[[Table, int], None], request: LoadRequest) -> None:

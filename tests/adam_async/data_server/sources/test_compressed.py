@@ -87,7 +87,7 @@ def test_a_member_that_is_too_large_is_left_where_it_is(monkeypatch: pytest.Monk
         (gzip.compress(b"no tar file at all" * 100), "not a tar file, or damaged"),
         (gzip.compress(shard())[:-200], "cut short"),
         (gzip.compress(shard())[:-4], "cut short"),
-        (gzip.compress(shard()[:3000]), "ends inside .* it was cut short"),
+        (gzip.compress(shard()[:3000]), "damaged .unexpected end of data"),
         (gzip.compress(shard()[: 20 * 512]), "cut short or damaged"),
         (gzip.compress(shard() + b"more"), "cut short or damaged"),
         (gzip.compress(shard())[:-8] + bytes(8), "damaged"),
