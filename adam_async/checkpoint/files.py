@@ -45,11 +45,7 @@ ASIDE = ".aside"
 
 
 class CheckpointFolder:
-    """The folder of a run's checkpoints, for its one writer.
-
-    Args:
-        path: Path of the folder, made if it does not exist.
-    """
+    """The folder of a run's checkpoints, for its one writer."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self.path = path
@@ -189,9 +185,6 @@ async def open_checkpoints(
 
 async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
     """Read the newest whole checkpoint of a folder, with its tensors.
-
-    Args:
-        folder: Folder of ``train --checkpoint``.
 
     Raises:
         CheckpointError: There is no whole checkpoint; the error names the damage of each.

@@ -315,9 +315,6 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
 def resumed_spec(manifest: Manifest, spec: ModelSpec | None) -> ModelSpec:
     """Return the model of a checkpoint.
 
-    Args:
-        spec: Model of the caller, or None.
-
     Raises:
         CheckpointError: The caller has another model.
     """
@@ -337,7 +334,6 @@ def resumed_transforms(
 
     Args:
         asked: Transforms that the caller asks for; they permit the import of the functions they name.
-        functions: Kinds that the caller brings functions for.
 
     Raises:
         ConfigError: The checkpoint names a function to import that the caller does not name.

@@ -99,10 +99,6 @@ def load_model(
 ) -> SavedModel:
     """Read the bytes of a model file.
 
-    Args:
-        origin: Name of the file in errors, such as its path.
-        layers: Kinds of layers that the model may use.
-
     Raises:
         SavedModelError: The file is truncated, not in the safetensors format, not written by this package, or
             its tensors are not those of its spec.

@@ -118,11 +118,7 @@ class Checkpointer:
         results: tuple[dict[str, Any], ...],
         epochs: Sequence[EpochResult],
     ) -> None:
-        """Begin to write a reading of the end of an epoch; training goes on meanwhile.
-
-        Args:
-            results: Results of all epochs up to this one, from the map.
-        """
+        """Begin to write a reading of the end of an epoch; training goes on meanwhile."""
         ended = cluster.epoch
         assert ended is not None
         resume = ResumeRecord(epoch=ended.number + 1, finished=(), clock=0, results=results)
@@ -139,12 +135,7 @@ class Checkpointer:
         epochs: Sequence[EpochResult],
         paused_s: float,
     ) -> None:
-        """Begin to write a reading of a pause within an epoch; training goes on meanwhile.
-
-        Args:
-            epochs: Results of the epochs before it.
-            paused_s: Length of the pause in seconds.
-        """
+        """Begin to write a reading of a pause within an epoch; training goes on meanwhile."""
         if isfinite(resume.loss):
             self._begin(reading, (resume.epoch, groups), resume, epochs, paused_s)
         else:
@@ -267,11 +258,7 @@ class Checkpointer:
 
 
 def make_tensors(model: Model, config: Config, plan: dict[str, Any] | None) -> RunTensors:
-    """Allocate all tensors of a run with their rule state.
-
-    Args:
-        plan: The run's partition plan, or None.
-    """
+    """Allocate all tensors of a run with their rule state."""
     table = table_of(model, shard_bytes=config.shard_bytes, plan=plan)
     rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
     return RunTensors(model, table, rule)
@@ -285,7 +272,6 @@ def common_manifest(
     Args:
         asked: The options before the run decided the open ones. Epochs and schedule are those that the run
             decided, so that a resumed run continues the same rate curve.
-        trained_again: Number of groups that the run trains a second time.
     """
     decided = {name: run.config[name] for name in ("epochs", "schedule", "warm_up")}
     return Manifest(

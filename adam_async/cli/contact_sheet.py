@@ -61,7 +61,6 @@ def sheet_rows(
     the first images of its class.
 
     Args:
-        recipe: Transforms of the variants, or None.
         samples: Variants of an image, or without a recipe further images of its class.
         classes: Maximum number of rows; the lowest class numbers with training images are taken.
     """

@@ -36,9 +36,6 @@ async def load_data(
 
     Args:
         environment: Names the folders of data and of the user's cache.
-        damaged: Policy for damaged images; ``skip`` leaves out up to one in twenty.
-        cache: Memory of a data server for images; None loads all images.
-        size: Columns and rows that encoded images are scaled and cut to; None lets the images decide.
         available: Returns the memory that this process could use, in bytes; `room_for_whole` derives from it
             the limit of a source that decodes as a whole.
 

@@ -160,11 +160,7 @@ def _values(images: NDArray[np.uint8]) -> dict[str, float]:
 
 
 def lines(found: Mapping[str, Any], *, classes: int) -> Iterator[str]:
-    """Yield the lines of a description.
-
-    Args:
-        found: Description of a source, by the names of docs/reference/data.md.
-    """
+    """Yield the lines of a description."""
     yield f"{found['name']}: {found['source']}"
     yield f"kind of source: {found['kind']}"
     channels, rows, columns = found["shape"]

@@ -38,9 +38,7 @@ class LiveTable:
     """Shows one run, from `async with` to its end.
 
     Args:
-        progress: Progress of the run, kept up to date by its driver.
         quiet: Show only the last line of `finish`.
-        terminal: Whether to draw a table; None asks the stream.
         leader: Returns the leader of several controllers; empty while none is known.
 
     The block owns one task that redraws the table; its end removes the table, and keeps the lines.
@@ -152,11 +150,7 @@ class LiveTable:
             self.refresh()
 
     def introduce(self, data: Mapping[str, Any], model: Network) -> None:
-        """Print data and model, once. `refresh` calls it as soon as the driver knows them.
-
-        Args:
-            data: Description of the data by their server, as in the cluster map.
-        """
+        """Print data and model, once. `refresh` calls it as soon as the driver knows them."""
         if not self._introduced:
             self._introduced = True
             for line in introduction(data, model):

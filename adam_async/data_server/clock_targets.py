@@ -27,12 +27,7 @@ class _Course:
 
 
 class ClockTargets:
-    """Clocks of the replicas of one epoch.
-
-    Args:
-        round_groups: Groups of a step; at least 1.
-        clock: Clock of all replicas at the start of the epoch.
-    """
+    """Clocks of the replicas of one epoch."""
 
     def __init__(self, *, round_groups: int, clock: int) -> None:
         self._round_groups = round_groups

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import getitem
 from typing import Any
 
 import msgspec
@@ -61,7 +62,6 @@ class GroupProducer:
     Args:
         functions: Kinds of transforms that are functions of the user; see `Recipe.of`.
         on_failure: Receives an error of the thread; the same images raise it again.
-        available_bytes: Memory that this process could use, for a cache without a size.
 
     Run `run` as a task of the owner's group.
     """
@@ -155,7 +155,7 @@ class GroupProducer:
         check_validation(config.validation, data.info())
         split = ValidationSplit.of(data.train_labels, count=config.validation, seed=config.seed)
         assert self._pool is not None
-        read = partial(_chosen, data.train_images, split.held_back)
+        read = partial(getitem, data.train_images, split.held_back)
         self.validation = (await self._pool.run(read, cost="validation"), data.train_labels[split.held_back])
         self._trained = split.trained
 
@@ -353,7 +353,3 @@ class GroupProducer:
             block_bytes=self._memory.bytes,
             evicted_blocks=self._evicted + evicted,
         )
-
-
-def _chosen(images: NDArray[np.uint8] | StoredImages, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
-    return images[numbers]

@@ -24,7 +24,6 @@ class StoredImages:
     """Images by number, none of them in memory.
 
     Args:
-        image_shape: (C, H, W) of each image.
         policy: ``error`` or ``skip`` for an image that cannot be read.
     """
 

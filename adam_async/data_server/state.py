@@ -401,8 +401,11 @@ class DataState:
 
     def _finish(self, replica: Replica, partition: int, report: Finished, now: float) -> list[Effect]:
         epoch = self._epoch
+        if epoch is None or report.epoch != epoch.number:
+            self.late_reports += 1
+            return []
         # A clock that no replica can have reached would take all others with it.
-        if epoch is None or report.epoch != epoch.number or self._is_beyond(epoch, report.clock):
+        if epoch.clock_targets is not None and report.clock > self._most_clock:
             self.late_reports += 1
             return []
         # A late report proves too that its replica has reached this clock.
@@ -430,10 +433,6 @@ class DataState:
         if epoch.clock_targets is not None or (epoch.phase, epoch.closed) != before or epoch.over:
             effects += self._answer_parked(now)
         return effects
-
-    def _is_beyond(self, epoch: Epoch, clock: int) -> bool:
-        """Whether no replica can have reached a clock; all replicas would advance to it."""
-        return epoch.clock_targets is not None and clock > self._most_clock
 
     def _ended_if_over(self) -> list[Effect]:
         """The result of the epoch, once, when it is over."""

@@ -47,9 +47,6 @@ class ValidationSplit:
 def check_validation(validation: int, data: Mapping[str, Any]) -> None:
     """Refuse a split that leaves no image to train on.
 
-    Args:
-        validation: Images to hold back.
-
     Raises:
         ConfigError: The split leaves no image.
     """

@@ -40,8 +40,6 @@ def calibrate(network: Network, images: int, *, clock: Clock) -> LayerTimes:
     thread computes, after `Network.warm_up`.
 
     Args:
-        network: The whole network, with the kernels that will train it.
-        images: Images per group, at least 1.
         clock: Returns seconds, with a resolution of microseconds.
 
     Raises:

@@ -59,7 +59,6 @@ def guessing(
     """Return a sentence that a run has not learnt, with remedies; empty if it has.
 
     Args:
-        accuracy: Test accuracy after the last epoch.
         least: The value of `guessing_loss`.
         steps: Steps of the run; after a few no model has learnt.
     """

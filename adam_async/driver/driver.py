@@ -186,10 +186,6 @@ class Driver:
         With a checkpoint to resume, the first call continues its run. The result has its ended epochs, but
         `on_epoch` is not called with them.
 
-        Args:
-            on_epoch: Called, and awaited if it is async, after each epoch's evaluation. Its False ends the
-                run with that epoch.
-
         Raises:
             CheckpointError: The folder has checkpoints of another run, or the data are not the checkpoint's.
             DeadlineExceeded: Roles did not join or were not ready within `prepare_s`; the error names them.

@@ -18,8 +18,6 @@ class EpochChoice:
     Args:
         patience: Number of epochs in a row without a better validation accuracy after which the run ends; 0:
             no limit.
-        keep_best: Keep the weights of the best epoch instead of the last one.
-        until_accuracy: Accuracy that ends the run; 0: no accuracy does.
         before: Results of earlier epochs of the run, whose weights are lost.
     """
 

@@ -23,11 +23,7 @@ EVENTS_KEPT = 1 << 12
 
 
 class RunEvents:
-    """The events of a run, with the seconds since it began, for its report.
-
-    Args:
-        on_event: Called with each event as it is noted.
-    """
+    """The events of a run, with the seconds since it began, for its report."""
 
     def __init__(self, on_event: Callable[[str], None] = lambda _: None) -> None:
         self._on_event = on_event
@@ -123,9 +119,6 @@ class RunEvents:
 
 class Notices:
     """Notices of one driver.
-
-    Args:
-        membership: Sets the newest notice in the driver's record of the map, where controllers see it.
 
     Attributes:
         on_event: Called with each event of the run as it is noted.

@@ -86,7 +86,6 @@ async def plan_here(model: Model, config: Config, pool: ComputePool) -> dict[str
     A synchronous run uses estimates: with measured times the plan would differ from run to run.
 
     Args:
-        model: The network, with the kernels that will train it.
         pool: Measures the layers, which takes about half a second; compiling them may take longer.
 
     Raises:

@@ -18,7 +18,6 @@ class RoleCounts:
     """Asks the roles in the cluster map for their counts.
 
     Args:
-        note: Called with a sentence about a role that does not answer.
         grace_s: Seconds for the ledger leader to answer; then the next leader is asked.
     """
 

@@ -74,8 +74,6 @@ def fill_from(tensors: RunTensors, network: Network, init: Model, *, seed: int) 
     """Set the tensors of a run to those of a saved model, and its rule's arrays to zero.
 
     Args:
-        tensors: The run's tensors; filled in place.
-        init: The saved model.
         seed: Seed of the run; draws the tensors that the saved model lacks.
 
     Returns:

@@ -73,8 +73,6 @@ class TrainingRun:
     """One run that trains.
 
     Args:
-        asked: Its options before the driver decided the open ones.
-        recorder: Collects the record of a run with `Config.record`.
         folder: Folder for checkpoints; None: no checkpoints.
     """
 
@@ -109,9 +107,6 @@ class TrainingRun:
 
     async def train(self, cluster: ClusterMap, on_epoch: OnEpoch | None) -> RunResult:
         """Train all epochs, and gather the counts of the roles.
-
-        Args:
-            on_epoch: See `Driver.train`.
 
         Raises:
             AdamError: See `Driver.train`.

@@ -141,8 +141,6 @@ async def measure(
 
     Args:
         images: Training images, uint8 (N, C, H, W); each thread starts at another one.
-        labels: Their classes, (N,).
-        threads: Number of compute threads of the run, over all workers.
         shared: Whether all threads train the same weights.
         warm_up_s: Duration of the training before it, which finds the number of groups in a slice.
 

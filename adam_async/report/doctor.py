@@ -85,10 +85,8 @@ async def examine(
 
     Args:
         entropy: Random bytes for the handshake of the loopback link.
-        data_dir: Value of ``ADAM_DATA_DIR``.
         network: Network of the loopback link; None: plain TCP.
         spec: Model of the checks of kernels and working sets; None: `mnist-adam`.
-        images_per_group: Images per group, at least 1.
 
     A cancellation leaves nothing behind.
     """
@@ -187,9 +185,6 @@ async def check_kernels(spec: ModelSpec, images_per_group: int, *, installed: bo
     """Measure the kernels: each set trains for a moment, on one thread.
 
     Kernels that are not compiled are not measured, because the compilation takes too long here.
-
-    Args:
-        installed: Whether numba is installed.
     """
     plain = await _images_per_s(spec, images_per_group, "numpy")
     trains = f"{spec.name} at {images_per_group} images per group on one thread"

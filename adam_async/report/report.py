@@ -368,7 +368,9 @@ def _count_reports(statistics: Mapping[str, Mapping[str, Any]]) -> _CountReports
     workers = _of_role(statistics, "worker")
     return _CountReports(
         traffic=[
-            msgspec.convert(row, TrafficRow) for node in sorted(statistics) for row in _rows(statistics[node])
+            msgspec.convert(row, TrafficRow)
+            for node in sorted(statistics)
+            for row in statistics[node]["traffic"]
         ],
         protocols=msgspec.convert(_protocols(workers), list[ProtocolRow]),
         staleness=_staleness(statistics.values()),
@@ -478,11 +480,6 @@ def _baseline(baseline: Baseline, images_per_s: float, model: Network) -> Baseli
 
 def _of_role(statistics: Mapping[str, Mapping[str, Any]], role: str) -> dict[str, Mapping[str, Any]]:
     return {node: statistics[node] for node in sorted(statistics) if statistics[node]["role"] == role}
-
-
-def _rows(values: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    rows: Sequence[Mapping[str, Any]] = values["traffic"]
-    return rows
 
 
 def _protocols(workers: Mapping[str, Mapping[str, Any]]) -> Sequence[Any]:

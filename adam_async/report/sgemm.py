@@ -42,7 +42,6 @@ async def measure_sgemm(threads: int, seconds: float = SECONDS) -> float:
     The BLAS has to use one thread, as under the command line; more threads would change the measure.
 
     Args:
-        threads: Number of threads, each with matrices of its own.
         seconds: Duration; at least one product is computed.
     """
     contexts = [Factors() for _ in range(threads)]

@@ -59,7 +59,6 @@ def warm_groups(warm_start: int, *, epoch: int, groups: int, finished: Ranges, r
     Args:
         warm_start: Groups of the run that one replica trains alone; rounded up to whole rounds.
         epoch: Number of the epoch, from 1; those before it had as many groups.
-        finished: Groups trained before the run was resumed.
         round_groups: Groups of a round; 0 if the epoch is shared out in ranges.
     """
     done = sum(stop - start for start, stop in finished)
@@ -107,7 +106,6 @@ def assign(
     Args:
         shares: Replica to its range, or to its place and the number of places.
         round_groups: Groups of a round; 0: shares are ranges.
-        finished: Groups trained before the run was resumed.
         carried: Number of groups, from the first, of images skipped by the epoch before.
         behind: Replicas that skipped these: they get none of them while there are others.
     """

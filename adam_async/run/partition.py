@@ -16,9 +16,6 @@ from adam_async.run.shard_table import ShardTable, shard_table
 def plan_run(network: Network, config: Config, times: LayerTimes | None = None) -> PartitionPlan | None:
     """Cut the model of a run over the workers of a replica; None if it is not cut.
 
-    Args:
-        times: Measured times of the layers; None estimates them.
-
     Raises:
         ConfigError: The model cannot be cut over this many workers.
     """
@@ -34,10 +31,6 @@ def plan_run(network: Network, config: Config, times: LayerTimes | None = None) 
 
 def check_crossings(network: Network, plan: dict[str, Any], config: Config, *, most_bytes: int) -> None:
     """Check that each tensor between workers fits into one message.
-
-    Args:
-        plan: Partition plan, as `PartitionPlan.to_dict` gave it.
-        most_bytes: Maximum size of a message, in bytes.
 
     Raises:
         ConfigError: A tensor is larger; names the layer and a number of images that fits.

@@ -105,8 +105,6 @@ class Progress:
         """Take in statistics of the roles, during an epoch or just after it.
 
         Args:
-            roles: Statistics by node id; of a role that did not answer, its last ones.
-            now: Time in seconds of the loop's clock.
             ended: Result of the epoch, once it has ended: the data server may be at the next one by then.
         """
         self.roles = dict(roles)

@@ -61,13 +61,7 @@ class Series:
         images_before: int,
         loss: float,
     ) -> None:
-        """Add a sample.
-
-        Args:
-            s: Training time so far, in seconds.
-            epoch: Number of the epoch, from 1.
-            images_before: Trained images of the epochs before it.
-        """
+        """Add a sample."""
         waits = [waits_of(node, values) for node, values in roles.items()]
         if len(self.samples) >= SAMPLES_KEPT:
             del self.samples[1 : SAMPLES_KEPT // 2 : 2]

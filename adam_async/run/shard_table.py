@@ -74,7 +74,6 @@ def cut_tensor(shape: Sequence[int], limit: int, rows: Sequence[int] = ()) -> li
     """Cut a tensor of `shape` into ranges of at most `limit` elements, of whole rows if rows fit.
 
     Args:
-        shape: Shape of the tensor.
         rows: Rows before which a range also ends.
     """
     if rows:
@@ -139,11 +138,7 @@ def shard_table(
 
 
 def part_table(table: ShardTable, parameters: Iterable[ParameterSpec]) -> ShardTable:
-    """Return the shards of one part of a model, with ranges within the part's own rows of each tensor.
-
-    Args:
-        table: Shards of the whole model, cut at the borders of its parts.
-    """
+    """Return the shards of one part, from a table cut at the borders of parts; ranges are of its own rows."""
     shards: list[ShardSpec] = []
     for parameter in parameters:
         first = parameter.first_row * parameter.row_size

@@ -18,9 +18,6 @@ def functions_for(
 ) -> Mapping[str, Callable[..., Any]]:
     """Return the functions for steps: the given ones, and imported ones.
 
-    Args:
-        steps: Steps of the user; kinds without a colon are left out.
-
     Raises:
         ConfigError: A module or function cannot be imported; names the step.
     """
@@ -33,11 +30,7 @@ def functions_for(
 
 
 def named_functions(steps: Sequence[object] | None) -> tuple[str, ...]:
-    """Return the kinds of steps that are functions to import, in their order, each once.
-
-    Args:
-        steps: Steps of a file or a user; None for no steps.
-    """
+    """Return the kinds of steps that are functions to import, in their order, each once."""
     kinds = [step.get("kind") for step in steps or () if isinstance(step, Mapping)]
     return tuple(dict.fromkeys(kind for kind in kinds if isinstance(kind, str) and ":" in kind))
 

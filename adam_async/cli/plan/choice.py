@@ -58,11 +58,7 @@ class Conditions:
 
 
 class Candidate:
-    """A plan under some conditions, with its prediction.
-
-    Args:
-        times: Times of its layers, for groups of one size.
-    """
+    """A plan under some conditions, with its prediction."""
 
     def __init__(
         self, network: Network, plan: PartitionPlan, times: LayerTimes, conditions: Conditions
@@ -173,10 +169,6 @@ def candidates(
     """Make every possible plan: one for each number of workers, kind and group size.
 
     All kinds are the same for one worker, which gets the first kind only.
-
-    Args:
-        times: Times of its layers, for each size of groups.
-        workers: Numbers of workers, each at least 1.
 
     Raises:
         ModelError: No plan is possible; gives the reason for the last one.

@@ -18,7 +18,6 @@ async def read_file(
     """Return a whole file.
 
     Args:
-        limit: Maximum size in bytes; by default that of a shard or table.
         room_bytes: Memory for the file; see `limits.check_total`.
 
     Raises:

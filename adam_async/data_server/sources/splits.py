@@ -30,9 +30,6 @@ def resolve(labels: Sequence[str | int], splits: Sequence[Split | int]) -> list[
 
     One image in `ONE_IN` tests, by its rank. A class with several such images has at least one to test and
     one to train; so has a data set.
-
-    Args:
-        labels: Class of each image.
     """
     found: list[Split] = []
     drawn: dict[str | int, list[tuple[int, int]]] = {}

@@ -115,11 +115,7 @@ def _looked_at(folder: Path, paths: Sequence[str]) -> tuple[list[str], list[tupl
 
 
 class Source:
-    """Reads a shared source, a few files at a time. Use it as a block.
-
-    Args:
-        read_s: Deadline of each piece, in seconds.
-    """
+    """Reads a shared source, a few files at a time. Use it as a block."""
 
     def __init__(self, root: Path, open_disk: Callable[[], Disk], *, readers: int, read_s: float) -> None:
         self._root = root

@@ -55,7 +55,6 @@ class Movement(Stage):
 
     Args:
         steps: One or more steps that `joins` allows.
-        shape: (C, H, W) of the images.
 
     Raises:
         ConfigError: A crop is larger than the padded image.

@@ -33,11 +33,7 @@ _WORDS_PER_BLOCK = 4
 
 
 class Recipe:
-    """Steps that make a variant of every training image. Any thread may use it; it never changes.
-
-    Args:
-        image_shape: (C, H, W) of the images.
-    """
+    """Steps that make a variant of every training image. Any thread may use it; it never changes."""
 
     def __init__(self, stages: Sequence[Stage], image_shape: Shape, kernels: Kernels) -> None:
         self._stages = tuple(stages)
@@ -65,7 +61,6 @@ class Recipe:
 
         Args:
             steps: Kind and options of each step; no steps change no image.
-            image_shape: (C, H, W) of the images.
             kernels: "numba", "numpy", or "auto" for numba if it is installed. Numba's kernels are compiled
                 here, or read from the disk.
             functions: Further kinds, as functions of the user; see `pixels.UserFunction`. A function of the

@@ -119,8 +119,6 @@ def check_step(step: object, where: str, functions: Collection[str] = ()) -> Ste
     """Check one step.
 
     Args:
-        step: A mapping of `kind` and options.
-        where: Name of the step in errors, such as ``step 2``.
         functions: Kinds that are functions of the user, which check their options, except `draws`.
 
     Raises:

@@ -30,10 +30,6 @@ def read_recording(
 ) -> Recording:
     """Read the bytes of a record's file.
 
-    Args:
-        origin: Name of the file in errors, such as its path.
-        layers: Kinds of layers that the model may use.
-
     Raises:
         RecordError: The file is no record, of another version or damaged, or lacks the log of a node.
     """

@@ -57,7 +57,6 @@ class Replay:
     """Repeats one recorded run.
 
     Args:
-        layers: Kinds of layers that the model may use.
         functions: Transforms of the record, as ``package.module:function``, that may be imported.
 
     Raises:
