@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import getitem
 from typing import Any
 
 import msgspec
@@ -155,7 +154,7 @@ class GroupProducer:
         check_validation(config.validation, data.info())
         split = ValidationSplit.of(data.train_labels, count=config.validation, seed=config.seed)
         assert self._pool is not None
-        read = partial(getitem, data.train_images, split.held_back)
+        read = partial(data.train_images.take, split.held_back, axis=0)
         self.validation = (await self._pool.run(read, cost="validation"), data.train_labels[split.held_back])
         self._trained = split.trained
 
