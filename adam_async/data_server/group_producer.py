@@ -154,7 +154,10 @@ class GroupProducer:
         check_validation(config.validation, data.info())
         split = ValidationSplit.of(data.train_labels, count=config.validation, seed=config.seed)
         assert self._pool is not None
-        read = partial(data.train_images.take, split.held_back, axis=0)
+
+        def read() -> NDArray[np.uint8]:
+            return data.train_images[split.held_back]
+
         self.validation = (await self._pool.run(read, cost="validation"), data.train_labels[split.held_back])
         self._trained = split.trained
 
