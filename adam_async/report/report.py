@@ -369,8 +369,8 @@ def _count_reports(statistics: Mapping[str, Mapping[str, Any]]) -> _CountReports
     return _CountReports(
         traffic=[
             msgspec.convert(row, TrafficRow)
-            for node in sorted(statistics)
-            for row in statistics[node]["traffic"]
+            for _, values in sorted(statistics.items())
+            for row in values["traffic"]
         ],
         protocols=msgspec.convert(_protocols(workers), list[ProtocolRow]),
         staleness=_staleness(statistics.values()),
