@@ -97,11 +97,7 @@ OLD_WORDS = (
     ),
     old("meet meets met meeting", "sync clock, or connect"),
     old("jump jumps jumped", "clock skip", allowed="adam_async/controller/consensus/"),  # of a term
-    old(
-        "say says said tell tells told untold",
-        "send, sent, report, unreported",
-        allowed="adam_async/data_server/sources/compressed",  # the method of a file
-    ),
+    old("say says said tell tells told untold", "send, sent, report, unreported"),
     old("shelf shelve shelves", "pool"),
     old("stock supply tempo", "cache, producer, limits"),
     old("visitor visitors stranger strangers honest", "bad, unauthenticated and transport clients"),

@@ -45,12 +45,7 @@ ASIDE = ".aside"
 
 
 class CheckpointFolder:
-    """The folder of a run's checkpoints, for its one writer.
-
-    Args:
-        path: Path of the folder, made if it does not exist.
-        disk: Writes the files.
-    """
+    """The folder of a run's checkpoints, for its one writer."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self.path = path
@@ -168,9 +163,6 @@ class CheckpointFolder:
         """
         await self._disk.write_atomic(self.path / PROGRESS_FILE, [msgspec.json.encode(note)])
 
-    def __repr__(self) -> str:
-        return f"<CheckpointFolder {self.path} {self.latest or 'empty'}>"
-
 
 async def open_checkpoints(
     stack: AsyncExitStack, checkpoint: Path | None, resume: Path | None
@@ -178,9 +170,7 @@ async def open_checkpoints(
     """Open the folder into which a cluster writes checkpoints, and read the checkpoint that it continues.
 
     Args:
-        stack: Closes the disk of the folder.
         checkpoint: The folder; None: that of `resume`.
-        resume: Folder of the checkpoint to continue.
 
     Raises:
         CheckpointError: There is nothing to resume, or it is damaged.
@@ -195,10 +185,6 @@ async def open_checkpoints(
 
 async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
     """Read the newest whole checkpoint of a folder, with its tensors.
-
-    Args:
-        folder: Folder of ``train --checkpoint``.
-        disk: Reads the files.
 
     Raises:
         CheckpointError: There is no whole checkpoint; the error names the damage of each.

@@ -51,39 +51,12 @@ FILE_BYTES = 256 << 20
 """Maximum size of the tensors of one file in bytes, unless a single tensor is larger."""
 
 MAY_CHANGE = frozenset(
-    {
-        "data",
-        "damaged",
-        "cache",
-        "spill",
-        "transforms",
-        "epochs",
-        "epoch_fraction",
-        "epoch_rule",
-        "replicas",
-        "threads",
-        "in_flight",
-        "pin_threads",
-        "slow",
-        "servers",
-        "data_servers",
-        "controllers",
-        "processes",
-        "weights",
-        "kernels",
-        "evaluation",
-        "until_accuracy",
-        "patience",
-        "keep_best",
-        "keep_going",
-        "checkpoint_every",
-        "checkpoint_misses",
-        "memory_budget",
-        "checksum",
-        "record",
-        "read_ahead",
-        "waits",
-    }
+    (
+        "data damaged cache spill transforms epochs epoch_fraction epoch_rule replicas threads in_flight "
+        "pin_threads slow servers data_servers controllers processes weights kernels evaluation "
+        "until_accuracy patience keep_best keep_going checkpoint_every checkpoint_misses memory_budget "
+        "checksum record read_ahead waits"
+    ).split()
 )
 """Options that a resumed run may change. `data` is a place; its content is checked. The transforms themselves
 are in the checkpoint."""
@@ -122,7 +95,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any]
     """The run's options. A rate of 0 leaves the rate to each run, as it depends on the number of replicas."""
     rate: float = 0.0
-    """The rate in force."""
     spec: dict[str, Any]
     """The model, as `ModelSpec.to_dict` gives it."""
     plan: dict[str, Any] | None = None
@@ -142,7 +114,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     trained_again: int = 0
     """Number of groups trained a second time because the run ended between checkpoints and was resumed."""
     arrays: tuple[str, ...] = ()
-    """Names of the rule's arrays."""
     shards: tuple[ShardState, ...] = ()
     """Version, clocks and dedup table of each shard."""
     files: tuple[FileRecord, ...] = ()
@@ -212,11 +183,7 @@ def age_order(name: str) -> tuple[int, ...]:
 
 
 def split(stem: str, arrays: Mapping[str, NDArray[Any]], limit: int = FILE_BYTES) -> dict[str, list[str]]:
-    """Distribute tensors over files, in order.
-
-    Returns:
-        Tensor names by file name: at most `limit` bytes of tensors, or a single one.
-    """
+    """Return tensor names by file name, in order: at most `limit` bytes of tensors, or a single one."""
     groups: list[list[str]] = []
     room = 0
     for name, array in arrays.items():
@@ -241,11 +208,7 @@ def tensor_file(arrays: Mapping[str, NDArray[Any]]) -> Iterator[bytes | memoryvi
     at = 0
     for name, array in arrays.items():
         end = at + array.nbytes
-        header[name] = {
-            "dtype": _CODES[array.dtype],
-            "shape": list(array.shape),
-            "data_offsets": [at, end],
-        }
+        header[name] = {"dtype": _CODES[array.dtype], "shape": list(array.shape), "data_offsets": [at, end]}
         at = end
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % 8)  # values begin aligned
@@ -271,10 +234,6 @@ def manifest_file(manifest: Manifest) -> bytes:
 
 def read_manifest(text: bytes, origin: str) -> Manifest:
     """Read and check the text of a manifest.
-
-    Args:
-        text: The whole file.
-        origin: Name of the file in errors.
 
     Raises:
         CheckpointError: The manifest is damaged, or of another version.
@@ -318,7 +277,6 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
     """Return the options of a run that continues another one.
 
     Args:
-        manifest: Manifest of the checkpoint.
         wanted: Options of the caller. A rate of 0 means the rate option of the earlier run; 0 epochs and
             schedule ``auto`` mean the choice of that run, whose rate curve continues.
 
@@ -357,10 +315,6 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
 def resumed_spec(manifest: Manifest, spec: ModelSpec | None) -> ModelSpec:
     """Return the model of a checkpoint.
 
-    Args:
-        manifest: Manifest of the checkpoint.
-        spec: Model of the caller, or None.
-
     Raises:
         CheckpointError: The caller has another model.
     """
@@ -379,9 +333,7 @@ def resumed_transforms(
     """Transforms of training images in a resumed run: the same as in the checkpoint's run.
 
     Args:
-        manifest: Manifest of the checkpoint.
         asked: Transforms that the caller asks for; they permit the import of the functions they name.
-        functions: Kinds that the caller brings functions for.
 
     Raises:
         ConfigError: The checkpoint names a function to import that the caller does not name.

@@ -58,7 +58,6 @@ def dump_model(
     """Write a model as the bytes of its file.
 
     Args:
-        network: The model.
         weights: Its tensors by name; converted to the network's dtype if they have another.
         class_names: Name of class 0, 1, ... of the training data; empty if they have numbers only.
 
@@ -99,11 +98,6 @@ def load_model(
     data: bytes, *, origin: str = "the model file", layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS
 ) -> SavedModel:
     """Read the bytes of a model file.
-
-    Args:
-        data: The whole file.
-        origin: Name of the file in errors, such as its path.
-        layers: Kinds of layers that the model may use.
 
     Raises:
         SavedModelError: The file is truncated, not in the safetensors format, not written by this package, or

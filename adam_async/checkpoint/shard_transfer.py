@@ -70,14 +70,7 @@ class ShardValues(Protocol):
 
 
 class ShardCopies:
-    """Reads and loads shards.
-
-    Args:
-        network: Links to the servers.
-        identity: The driver's identity.
-        waits: Deadlines.
-        traffic: Counts the links.
-    """
+    """Reads and loads shards."""
 
     def __init__(self, *, network: Network, identity: Identity, waits: Waits, traffic: Traffic) -> None:
         self._network = network
@@ -91,9 +84,6 @@ class ShardCopies:
         """Copy all shards into `tensors`; returns their states, in the order of their numbers.
 
         Args:
-            cluster: The map with their placement.
-            table: All shards.
-            tensors: Filled with the values.
             clocks: Clock by shard that all its replicas have to reach; other shards have no bound.
 
         Raises:
@@ -182,9 +172,7 @@ class ShardCopies:
         Args:
             cluster: The map with the servers.
             store: The store.
-            table: All shards.
-            tensors: Their values.
-            states: Their states, in the order of their numbers.
+            states: States of all shards, in the order of their numbers.
 
         Raises:
             TransportError: A server refused them, or did not answer.

@@ -1,7 +1,6 @@
 """Pure: all tensors of a run with their rule state, joined from shards and split into shards."""
 
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,7 @@ from transport import RemoteProtocolError
 
 
 class RunTensors:
-    """Whole tensors, and the part of each shard in them.
-
-    Args:
-        network: The network with the parameters.
-        table: Their shards.
-        rule: The update rule, with its arrays; None for values alone.
-    """
+    """Whole tensors, and the part of each shard in them; without a rule the values alone."""
 
     def __init__(self, network: Network, table: ShardTable, rule: Rule | None) -> None:
         self.table = table
@@ -70,8 +63,6 @@ class RunTensors:
         """Take shards of a message.
 
         Args:
-            shards: Their numbers.
-            arrays: Names of the sender's rule arrays.
             tensors: For each shard the arrays of `cut`.
 
         Raises:
@@ -90,11 +81,7 @@ class RunTensors:
                 to[:] = tensor
 
     def fill(self, checkpoint: Checkpoint) -> None:
-        """Take all tensors of a checkpoint.
-
-        Raises:
-            CheckpointError: This run has other tensors.
-        """
+        """Take all tensors of a checkpoint. Raises CheckpointError: this run has other tensors."""
         for kind, ours, theirs in (
             ("parameter", self.weights, checkpoint.weights),
             ("rule state", self.state, checkpoint.state),
@@ -103,16 +90,9 @@ class RunTensors:
             for name, array in ours.items():
                 array[...] = theirs[name]
 
-    def __repr__(self) -> str:
-        sizes = sum(prod(array.shape) for array in self.weights.values())
-        return f"<RunTensors {len(self.weights)} tensors {sizes} values {', '.join(self.arrays)}>"
-
 
 def _check_same(
-    checkpoint: Checkpoint,
-    kind: str,
-    ours: Mapping[str, NDArray[Any]],
-    theirs: Mapping[str, NDArray[Any]],
+    checkpoint: Checkpoint, kind: str, ours: Mapping[str, NDArray[Any]], theirs: Mapping[str, NDArray[Any]]
 ) -> None:
     for name in sorted(ours.keys() ^ theirs.keys()):
         lacks = "lacks" if name in ours else "has a superfluous"

@@ -166,9 +166,7 @@ class Model:
         shares = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-np.inf))
         shares /= shares.sum(axis=1, keepdims=True)
         return Predictions(
-            numbers=scores.argmax(axis=1).astype(np.int64),
-            probabilities=shares,
-            class_names=self.class_names,
+            numbers=scores.argmax(axis=1).astype(np.int64), probabilities=shares, class_names=self.class_names
         )
 
     def _as_array(self, images: NDArray[Any]) -> NDArray[Any]:

@@ -49,18 +49,7 @@ class Reading:
 
 
 class Checkpointer:
-    """Checkpoints of one run.
-
-    Args:
-        folder: Folder of the checkpoints, opened for this run.
-        copies: Reads the shards.
-        config: The run's options.
-        model: The network.
-        common: Manifest with the fields that all checkpoints share.
-        spawn: Starts tasks beside training.
-        note: Adds an event of the run.
-        progress: Shows the newest checkpoint.
-    """
+    """Checkpoints of one run."""
 
     def __init__(
         self,
@@ -100,7 +89,6 @@ class Checkpointer:
         """Copy all shards, after the checkpoint before is written.
 
         Args:
-            cluster: The map with their placement.
             clock: With ssp and bsp the sync clock, which all trained shards have to reach.
 
         Returns:
@@ -130,14 +118,7 @@ class Checkpointer:
         results: tuple[dict[str, Any], ...],
         epochs: Sequence[EpochResult],
     ) -> None:
-        """Begin to write a reading of the end of an epoch; training goes on meanwhile.
-
-        Args:
-            reading: All shards.
-            cluster: The map in which the epoch has ended.
-            results: Results of all epochs up to this one, from the map.
-            epochs: Evaluated results of these epochs.
-        """
+        """Begin to write a reading of the end of an epoch; training goes on meanwhile."""
         ended = cluster.epoch
         assert ended is not None
         resume = ResumeRecord(epoch=ended.number + 1, finished=(), clock=0, results=results)
@@ -154,15 +135,7 @@ class Checkpointer:
         epochs: Sequence[EpochResult],
         paused_s: float,
     ) -> None:
-        """Begin to write a reading of a pause within an epoch; training goes on meanwhile.
-
-        Args:
-            reading: All shards.
-            resume: Progress of the epoch at the pause.
-            groups: Number of its trained groups.
-            epochs: Results of the epochs before it.
-            paused_s: Length of the pause in seconds.
-        """
+        """Begin to write a reading of a pause within an epoch; training goes on meanwhile."""
         if isfinite(resume.loss):
             self._begin(reading, (resume.epoch, groups), resume, epochs, paused_s)
         else:
@@ -254,12 +227,7 @@ class Checkpointer:
         self._note(f"{what}; training goes on without it{often}")
 
     def note_progress(self, epoch: int, groups: int) -> None:
-        """Write the progress of training down, beside the checkpoints. Never waits.
-
-        Args:
-            epoch: Epoch in progress.
-            groups: Number of its trained groups.
-        """
+        """Write the progress of training down, beside the checkpoints. Never waits."""
         self._seen = ProgressNote(epoch=epoch, groups=groups, trained_again=self._common.trained_again)
         if self._writing is None or self._writing.done():
             self._begin_note()
@@ -288,18 +256,9 @@ class Checkpointer:
             self._note(f"the progress note could not be written {why}; training goes on without it")
         self._noting_failed = True
 
-    def __repr__(self) -> str:
-        return f"<Checkpointer {self._folder!r} {len(self.written)} written>"
-
 
 def make_tensors(model: Model, config: Config, plan: dict[str, Any] | None) -> RunTensors:
-    """Allocate all tensors of a run with their rule state.
-
-    Args:
-        model: The model.
-        config: The run.
-        plan: The run's partition plan, or None.
-    """
+    """Allocate all tensors of a run with their rule state."""
     table = table_of(model, shard_bytes=config.shard_bytes, plan=plan)
     rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
     return RunTensors(model, table, rule)
@@ -311,11 +270,8 @@ def common_manifest(
     """Make a manifest with the fields that all checkpoints of a run share.
 
     Args:
-        run: The submitted run.
         asked: The options before the run decided the open ones. Epochs and schedule are those that the run
             decided, so that a resumed run continues the same rate curve.
-        data: Description of the data.
-        trained_again: Number of groups that the run trains a second time.
     """
     decided = {name: run.config[name] for name in ("epochs", "schedule", "warm_up")}
     return Manifest(

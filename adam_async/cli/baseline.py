@@ -18,12 +18,7 @@ class BaselineAround:
     """Measures the kernels before and after a run.
 
     Args:
-        config: The run.
-        threads: Compute threads of all its workers.
-        dataset: Its images.
-        data: Description of them by their data server.
         model_text: Contents of the model file, if `config` names one.
-        spec: The model of a checkpoint, if any.
         init: Saved model that the run begins with, as for `choose_model`.
 
     Raises:

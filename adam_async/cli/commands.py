@@ -105,7 +105,7 @@ def _run(
     main: Callable[[Terminal], Coroutine[Any, Any, int]],
     *,
     loop: LoopName,
-    verbose: bool,
+    verbose: bool = False,
     quiet: bool = False,
     level: LogLevel | None = None,
     lines: OneLine | None = None,
@@ -168,9 +168,7 @@ def evaluate(
     from adam_async.cli.inspect import run_evaluation
 
     return _run(
-        lambda terminal: run_evaluation(model, data, damaged, threads, os.environ, terminal),
-        loop=loop,
-        verbose=False,
+        lambda terminal: run_evaluation(model, data, damaged, threads, os.environ, terminal), loop=loop
     )
 
 
@@ -191,9 +189,7 @@ def predict(
     """
     from adam_async.cli.predict import run_prediction
 
-    return _run(
-        lambda terminal: run_prediction(model, images, options, terminal), loop=options.loop, verbose=False
-    )
+    return _run(lambda terminal: run_prediction(model, images, options, terminal), loop=options.loop)
 
 
 @app.command
@@ -211,7 +207,7 @@ def report(*files: Path, plot: Path | None = None, loop: LoopName = "uvloop") ->
     """
     from adam_async.cli.report import run_report
 
-    return _run(lambda terminal: run_report(files, plot, terminal), loop=loop, verbose=False)
+    return _run(lambda terminal: run_report(files, plot, terminal), loop=loop)
 
 
 @app.command
@@ -219,7 +215,7 @@ def plan(options: PlanOptions = PlanOptions()) -> int:  # noqa: B008 - frozen
     """Predict the rate of a model cut over several workers, and recommend a cut."""
     from adam_async.cli.plan.command import run_plan
 
-    return _run(lambda terminal: run_plan(options, os.environ, terminal), loop=options.loop, verbose=False)
+    return _run(lambda terminal: run_plan(options, os.environ, terminal), loop=options.loop)
 
 
 @app.command
@@ -237,9 +233,7 @@ def doctor(*, model: str = "mnist-adam", images_per_group: int = 16, loop: LoopN
     """
     from adam_async.cli.inspect import run_doctor
 
-    return _run(
-        lambda terminal: run_doctor(model, images_per_group, os.environ, terminal), loop=loop, verbose=False
-    )
+    return _run(lambda terminal: run_doctor(model, images_per_group, os.environ, terminal), loop=loop)
 
 
 @app.command
@@ -249,7 +243,7 @@ def simulate(options: SimulateOptions = SimulateOptions()) -> int:  # noqa: B008
 
     if options.supervised:
         return serve()
-    return _run(lambda terminal: run_simulation(options, terminal), loop=options.loop, verbose=False)
+    return _run(lambda terminal: run_simulation(options, terminal), loop=options.loop)
 
 
 @app.command
@@ -297,8 +291,7 @@ def data(
     from adam_async.cli.staging import serve_staged
 
     return _run_role(
-        lambda terminal: serve_staged(options, stage, data, damaged, os.environ, terminal, size=size),
-        options,
+        lambda terminal: serve_staged(options, stage, data, damaged, os.environ, terminal, size=size), options
     )
 
 
@@ -313,11 +306,7 @@ def inspect_data(source: str = "auto", /, options: InspectOptions = InspectOptio
     """
     from adam_async.cli.data_inspect import run_inspection
 
-    return _run(
-        lambda terminal: run_inspection(source, options, os.environ, terminal),
-        loop=options.loop,
-        verbose=False,
-    )
+    return _run(lambda terminal: run_inspection(source, options, os.environ, terminal), loop=options.loop)
 
 
 @app.command
@@ -356,7 +345,7 @@ def token_new(*, out: Path | None = None, loop: LoopName = "uvloop") -> int:
     """
     from adam_async.cli.token import new_token
 
-    return _run(lambda _: new_token(out), loop=loop, verbose=False)
+    return _run(lambda _: new_token(out), loop=loop)
 
 
 @token_commands.command(name="derive")
@@ -382,4 +371,4 @@ def token_derive(
     """
     from adam_async.cli.token import derive_token
 
-    return _run(lambda _: derive_token(role, token_file, out, os.environ), loop=loop, verbose=False)
+    return _run(lambda _: derive_token(role, token_file, out, os.environ), loop=loop)

@@ -61,10 +61,6 @@ def sheet_rows(
     the first images of its class.
 
     Args:
-        dataset: Data set with the training images.
-        recipe: Transforms of the variants, or None.
-        seed: Seed of the run.
-        epoch: First epoch of the variants.
         samples: Variants of an image, or without a recipe further images of its class.
         classes: Maximum number of rows; the lowest class numbers with training images are taken.
     """

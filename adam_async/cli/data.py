@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -36,12 +35,7 @@ async def load_data(
     Stderr shows the progress of downloads.
 
     Args:
-        source: A name, a folder or a file.
-        disk: Reads and decodes.
         environment: Names the folders of data and of the user's cache.
-        damaged: Policy for damaged images; ``skip`` leaves out up to one in twenty.
-        cache: Memory of a data server for images; None loads all images.
-        size: Columns and rows that encoded images are scaled and cut to; None lets the images decide.
         available: Returns the memory that this process could use, in bytes; `room_for_whole` derives from it
             the limit of a source that decodes as a whole.
 
@@ -91,9 +85,7 @@ class Downloads:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bars.live.is_started:
             self._bars.stop()
 

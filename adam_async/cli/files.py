@@ -13,6 +13,15 @@ def is_file(model: str) -> bool:
     return model.endswith(".toml")
 
 
+async def read_model_file(model: str, disk: Disk) -> str | None:
+    """Read the file with a spec that ``--model`` names; None if its value is a name.
+
+    Raises:
+        ConfigError: The file cannot be read, or is not text.
+    """
+    return await read_file(Path(model), "--model", disk) if is_file(model) else None
+
+
 async def check_target(file: Path, disk: Disk) -> None:
     """Make the folder of a result file, and check that the file can be written.
 
@@ -24,11 +33,7 @@ async def check_target(file: Path, disk: Disk) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder for results.
-
-    Raises:
-        ConfigError: The folder cannot be made or written to.
-    """
+    """Make a folder for results. Raises ConfigError: the folder cannot be made or written to."""
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
@@ -38,11 +43,7 @@ def make_folder(folder: Path) -> None:
 
 
 def check_no_folder(file: Path) -> None:
-    """Check that a result file is no folder.
-
-    Raises:
-        ConfigError: The file is a folder.
-    """
+    """Check that a result file is no folder. Raises ConfigError: the file is a folder."""
     if os.path.isdir(file):
         raise ConfigError(f"{file} is a folder; name a file in it")
 

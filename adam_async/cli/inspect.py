@@ -5,10 +5,10 @@ from pathlib import Path
 
 from adam_async.checkpoint.trained_model import Model
 from adam_async.cli.data import cache_folder, data_folder, load_data
-from adam_async.cli.files import is_file, read_file
+from adam_async.cli.files import read_model_file
+from adam_async.cli.options import check_within
 from adam_async.cli.terminal import Terminal
 from adam_async.data_server.sources.damage import Policy
-from adam_async.errors import ConfigError
 from adam_async.model import ModelSpec, named_model
 from adam_async.report.doctor import examine, exit_code
 from adam_async.report.evaluate import evaluate, table
@@ -20,12 +20,7 @@ from adam_async.runtime.machine import usable_cores
 
 
 async def run_evaluation(
-    model: Path,
-    data: str,
-    damaged: Policy,
-    threads: int,
-    environment: Mapping[str, str],
-    terminal: Terminal,
+    model: Path, data: str, damaged: Policy, threads: int, environment: Mapping[str, str], terminal: Terminal
 ) -> int:
     """Print the accuracy of a saved model.
 
@@ -33,9 +28,7 @@ async def run_evaluation(
         ConfigError: The file is no model, does not fit the data, or `threads` is out of range.
         DataError: The data are missing or damaged.
     """
-    most = MAX_THREADS_PER_CORE * usable_cores()
-    if not 0 <= threads <= most:
-        raise ConfigError(f"--threads must be within 0 and {most}, not {threads}")
+    check_within("--threads", threads, 0, MAX_THREADS_PER_CORE * usable_cores())
     async with Disk() as disk:
         trained = await disk.run(Model.load, model)
         size = image_size("", "", spec=trained.network.spec)
@@ -61,25 +54,17 @@ async def run_doctor(
     Raises:
         ConfigError: The model cannot be found, read or built, or `images_per_group` is out of range.
     """
-    most = MOST["images_per_group"]
-    if not 1 <= images_per_group <= most:
-        raise ConfigError(f"--images-per-group must be within 1 and {most}, not {images_per_group}")
+    check_within("--images-per-group", images_per_group, 1, MOST["images_per_group"])
     async with Disk() as disk:
-        spec = await _spec(model, disk)
+        text = await read_model_file(model, disk)
         findings = await examine(
             disk=disk,
             entropy=system_entropy,
             data_dir=data_folder(environment),
             cache_dir=cache_folder(environment),
-            spec=spec,
+            spec=named_model(model) if text is None else ModelSpec.from_toml(text),
             images_per_group=images_per_group,
         )
     for finding in findings:
         terminal.print(str(finding))
     return exit_code(findings)
-
-
-async def _spec(model: str, disk: Disk) -> ModelSpec:
-    if not is_file(model):
-        return named_model(model)
-    return ModelSpec.from_toml(await read_file(Path(model), "--model", disk))

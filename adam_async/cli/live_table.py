@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import util
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from adam_async.cli.printable import printable
@@ -39,10 +38,7 @@ class LiveTable:
     """Shows one run, from `async with` to its end.
 
     Args:
-        progress: Progress of the run, kept up to date by its driver.
-        stream: Output, such as ``sys.stdout``.
         quiet: Show only the last line of `finish`.
-        terminal: Whether to draw a table; None asks the stream.
         leader: Returns the leader of several controllers; empty while none is known.
 
     The block owns one task that redraws the table; its end removes the table, and keeps the lines.
@@ -79,9 +75,7 @@ class LiveTable:
         self._task = self._group.create_task(self._look(), name="live-table")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._task.cancel()
         try:
             # The group does not get the block's exception, which it would wrap.
@@ -156,12 +150,7 @@ class LiveTable:
             self.refresh()
 
     def introduce(self, data: Mapping[str, Any], model: Network) -> None:
-        """Print data and model, once. `refresh` calls it as soon as the driver knows them.
-
-        Args:
-            data: Description of the data by their server, as in the cluster map.
-            model: The network.
-        """
+        """Print data and model, once. `refresh` calls it as soon as the driver knows them."""
         if not self._introduced:
             self._introduced = True
             for line in introduction(data, model):
@@ -191,9 +180,6 @@ class LiveTable:
             self._stream.write(f"{printable(line)}\n")
             self._stream.flush()
 
-    def __repr__(self) -> str:
-        return f"<LiveTable {'table' if self._draws else 'quiet' if self._quiet else 'lines'}>"
-
 
 def introduction(data: Mapping[str, Any], model: Network) -> list[str]:
     """Return the lines about the data and the model, with the reason for the data."""
@@ -213,8 +199,6 @@ def cut_line(model: Network, plan: Mapping[str, Any], *, together: bool) -> str:
     """Return the line about the cut of the model over the workers of a replica.
 
     Args:
-        model: The whole network.
-        plan: Partition plan, as `PartitionPlan.to_dict` gave it.
         together: Whether one worker trains all parts, so that nothing is sent.
     """
     cut = PartitionPlan.from_dict(plan)

@@ -19,14 +19,7 @@ NO_EXTRA = "adam-async: the command line needs {name}; install it with: pip inst
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        arguments: Arguments without the program's name; None for those of the process.
-
-    Returns:
-        The exit code of docs/reference/exit-codes.md.
-    """
+    """Run one command; return its exit code (docs/reference/exit-codes.md)."""
     EARLY.install()
     one_blas_thread(os.environ)
     use_kernel_cache(os.environ)

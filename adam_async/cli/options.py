@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
 from cyclopts import Parameter, Token, convert
 
+from adam_async.errors import ConfigError
 from adam_async.run.config import FIELDS, Config
 from adam_async.run.option_sources import variable_of
 from transport.config import Checksum
@@ -35,7 +36,6 @@ def value_of(kind: Any, words: Sequence[Token]) -> Any:
 
     Args:
         kind: The option's type.
-        words: Words of the command line.
 
     Raises:
         ValueError: A word is not a value of the type; cyclopts names the option.
@@ -49,16 +49,26 @@ def value_of(kind: Any, words: Sequence[Token]) -> Any:
     return convert(kind, words)
 
 
-def strict(options: type[_Options]) -> type[_Options]:
-    """Let `value_of` convert the words for each field of a class of options.
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def options(kind: type[_Options]) -> type[_Options]:
+    """Make a class of options, whose words `value_of` converts.
 
     The application's own converter serves the arguments of commands; fields do not inherit it.
     """
     parameter = Parameter(converter=value_of)
-    options.__annotations__ = {
-        name: Annotated[kind, parameter] for name, kind in options.__annotations__.items()
-    }
-    return options
+    made = dataclass(frozen=True, slots=True, kw_only=True)(kind)
+    made.__annotations__ = {name: Annotated[of, parameter] for name, of in made.__annotations__.items()}
+    return Parameter(name="*")(made)
+
+
+def check_within(option: str, value: int, least: int, most: float) -> None:
+    """Check that the value of an option lies within two bounds.
+
+    Raises:
+        ConfigError: The value lies outside.
+    """
+    if not least <= value <= most:
+        raise ConfigError(f"{option} must be within {least} and {most}, not {value}")
 
 
 def set_by_variable(option: str) -> Parameter:
@@ -87,9 +97,7 @@ def _with_defaults(options: type[_Options]) -> type[_Options]:
 
 
 @_with_defaults
-@strict
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class TrainOptions:
     """Options of `train`."""
 
@@ -258,9 +266,7 @@ class TrainOptions:
         return {**given, "record": None if self.record is None else True}
 
 
-@strict
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class RoleOptions:
     """Options of every role."""
 
@@ -293,9 +299,7 @@ class RoleOptions:
     """Started by a parent process: orders come by stdin; the end of stdin ends the role."""
 
 
-@strict
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class ControllerOptions(RoleOptions):
     """Options of a controller."""
 
@@ -311,9 +315,7 @@ class ControllerOptions(RoleOptions):
     """Folder for its copy of the cluster map, which survives a restart; without it the map ends with it."""
 
 
-@strict
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class MemberOptions(RoleOptions):
     """Options of a role that joins a controller."""
 
@@ -325,9 +327,7 @@ class MemberOptions(RoleOptions):
     """tcp://HOST:PORT to listen on; by default any port of the interface towards the controller."""
 
 
-@strict
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class DataServerOptions(RoleOptions):
     """Options of a data server."""
 
@@ -346,9 +346,7 @@ class DataServerOptions(RoleOptions):
     """Folder for decoded images that do not fit into the cache."""
 
 
-@strict
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class StageOptions:
     """Options of a data server that copies its source before it loads it."""
 
@@ -360,9 +358,7 @@ class StageOptions:
     """Seconds after which others read the files of a server that has not connected."""
 
 
-@strict
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class WorkerOptions(MemberOptions):
     """Options of a model worker."""
 
@@ -371,9 +367,7 @@ class WorkerOptions(MemberOptions):
     progress."""
 
 
-@strict
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class PlanOptions:
     """Options of `plan`."""
 
@@ -411,8 +405,7 @@ class PlanOptions:
     """The event loop."""
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class PredictOptions:
     """Options of `predict`."""
 
@@ -428,9 +421,7 @@ class PredictOptions:
     """The event loop."""
 
 
-@strict
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class InspectOptions:
     """Options of `data inspect`."""
 
@@ -458,9 +449,7 @@ class InspectOptions:
     """The event loop."""
 
 
-@strict
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class SimulateOptions:
     """Options of `simulate`."""
 

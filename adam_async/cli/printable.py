@@ -36,15 +36,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 class EscapingConsole(Console):
-    """A console that escapes controls in all text, cells of tables included. Markup and emoji are plain text.
-
-    Args:
-        file: Stream to write to; None is stdout.
-        stderr: Write to stderr.
-        width: Characters in a line; None asks the terminal.
-        soft_wrap: Leave long lines to the terminal.
-        force_terminal: Whether the file is a terminal; None asks it.
-    """
+    """A console that escapes controls in all text and table cells. Markup and emoji are plain text."""
 
     def __init__(
         self,

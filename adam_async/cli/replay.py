@@ -109,12 +109,6 @@ async def repeat(
     """Repeat a run on a compute thread, print its epochs, and return it after its check.
 
     Cancelling ends it after the current batches of the thread.
-
-    Args:
-        recording: The recorded run.
-        dataset: Its data.
-        terminal: Prints the epochs.
-        functions: Transforms of the record that may be imported.
     """
     async with ComputePool(threads=1, name="replay") as pool:
         replay = await pool.run(lambda: Replay(recording, dataset, functions=functions))

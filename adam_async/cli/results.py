@@ -112,9 +112,7 @@ class Kept:
     done: str
     """Progress of the run, in words; see `progress_words`."""
     began: bool
-    """Whether training had begun."""
     results: tuple[str, ...]
-    """Each result and its place."""
 
     def sentence(self, *, interrupted: bool) -> str:
         """Return the line for the user; empty for a run that failed and left nothing."""

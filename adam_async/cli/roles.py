@@ -69,13 +69,7 @@ NEXT = {
 """Command in a role's line, with its option for the address: the next one of a cluster started by hand. A
 data host is a data server without a controller."""
 
-KEYS_OF_NEXT = {
-    "controller": "ps",
-    "ps": "data",
-    "data": "worker",
-    "data-host": "driver",
-    "worker": "driver",
-}
+KEYS_OF_NEXT = {"controller": "ps", "ps": "data", "data": "worker", "data-host": "driver", "worker": "driver"}
 """Role of the command in a role's line; the line names a file with the keys of that role."""
 
 Open = Callable[[Place], AbstractAsyncContextManager[Role]]
@@ -84,7 +78,6 @@ WAITS = Waits()
 """Deadlines of a role started by hand, except the wait for its controller."""
 
 DEFAULT_BIND = "tcp://127.0.0.1:7070"
-"""Default address of a controller."""
 
 
 async def serve_controller(options: ControllerOptions, environment: Mapping[str, str]) -> int:
@@ -159,10 +152,7 @@ async def serve_worker(
 
 
 async def _serve_member(
-    role: str,
-    options: MemberOptions | DataServerOptions,
-    environment: Mapping[str, str],
-    open_role: Open,
+    role: str, options: MemberOptions | DataServerOptions, environment: Mapping[str, str], open_role: Open
 ) -> int:
     assert options.controller is not None, "a member has a controller"
     controllers = check_addresses(options.controller, "--join" if role == "worker" else "--controller")

@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 from adam_async.runtime.callbacks import ending_on_errors
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Handled signals."""
 
 SHOW_CURSOR = "\x1b[?25h"
 """Escape sequence that shows the cursor again, which a table hides."""
@@ -56,10 +55,6 @@ class Signals:
         self, main: Callable[[], Coroutine[Any, Any, int]], *, loop_factory: Callable[[], Any] | None
     ) -> int:
         """Run a command's coroutine in a loop of its own until it returns or a signal ends it.
-
-        Args:
-            main: Returns the exit code.
-            loop_factory: Returns a new event loop.
 
         Raises:
             Exception: The error of `main` or of a callback of its loop. After a signal, that is the outcome.

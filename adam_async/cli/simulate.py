@@ -17,7 +17,7 @@ from typing import TextIO
 import msgspec
 
 from adam_async.cli.files import check_no_folder, write_file
-from adam_async.cli.options import SimulateOptions
+from adam_async.cli.options import SimulateOptions, check_within
 from adam_async.cli.terminal import Terminal
 from adam_async.cluster.parent_pipe import die_with_parent
 from adam_async.errors import ConfigError
@@ -25,15 +25,7 @@ from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import usable_cores
 from adam_async.simulation.plan import Case, read_case
 from adam_async.simulation.process_pool import ProcessPool
-from adam_async.simulation.runner import (
-    LEAST_SHARE,
-    MANY,
-    SeedResult,
-    draw_case,
-    reached,
-    summary,
-    unreached,
-)
+from adam_async.simulation.runner import LEAST_SHARE, MANY, SeedResult, draw_case, reached, summary, unreached
 from adam_async.simulation.scenarios import SCENARIOS
 from adam_async.simulation.shrinking import MOST_TRIES
 from adam_async.simulation.soak import core_hash, read_soak, seeds_to_do, write_soak
@@ -43,7 +35,6 @@ FAILED = 8
 """Exit code of a violated invariant; see docs/reference/exit-codes.md."""
 
 FIRST_SEEDS = (0, 9)
-"""First and last seed by default."""
 
 SLICE = 10
 """Maximum number of seeds that a child gets at once."""
@@ -58,10 +49,8 @@ SHRINK_NOTICE_S = 5.0
 """Minimum time between two notices about the shrinking of a plan, in seconds."""
 
 MOST_JOBS_PER_CORE = 4
-"""Maximum value of `--jobs` per core."""
 
 RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
-"""Text of `--seeds`."""
 
 Save = Callable[[str, Sequence[SeedResult]], Awaitable[None]]
 """Called with the name of a scenario and new results."""
@@ -120,11 +109,7 @@ def serve(source: TextIO = sys.stdin, target: TextIO = sys.stdout) -> int:
 
 
 def chosen_scenarios(words: Sequence[str]) -> list[str]:
-    """Return the named scenarios, in the order of the list.
-
-    Raises:
-        ConfigError: A name is unknown.
-    """
+    """Return the named scenarios, in the order of the list. Raises ConfigError: a name is unknown."""
     unknown = [word for word in words if word != "all" and word not in SCENARIOS]
     if unknown:
         raise ConfigError(f"unknown scenario {unknown[0]!r}: known are {', '.join(SCENARIOS)}, and all")
@@ -152,14 +137,8 @@ def chosen_seeds(options: SimulateOptions) -> tuple[int, int] | None:
 
 
 def check_options(options: SimulateOptions, names: Sequence[str]) -> None:
-    """Check that options do not contradict one another.
-
-    Raises:
-        ConfigError: They do; names them.
-    """
-    most = usable_cores() * MOST_JOBS_PER_CORE
-    if not 0 <= options.jobs <= most:
-        raise ConfigError(f"--jobs must be within 0 and {most}, not {options.jobs}")
+    """Check that options do not contradict one another. Raises ConfigError: names those that do."""
+    check_within("--jobs", options.jobs, 0, usable_cores() * MOST_JOBS_PER_CORE)
     if options.seed is not None and options.seeds is not None:
         raise ConfigError("--seed and --seeds contradict each other: leave one out")
     if options.plan is not None:
@@ -174,11 +153,7 @@ def check_options(options: SimulateOptions, names: Sequence[str]) -> None:
 
 
 def check_in_folder(file: Path) -> None:
-    """Check that the folder of a result file exists.
-
-    Raises:
-        ConfigError: The folder does not exist.
-    """
+    """Check that the folder of a result file exists. Raises ConfigError: the folder does not exist."""
     if not os.path.isdir(file.parent):
         raise ConfigError(f"{file} cannot be written: {file.parent} is no folder; make it, or name another")
 
@@ -227,15 +202,7 @@ async def run_seeds(
 ) -> bool:
     """Run seeds of a scenario in slices, and print their results.
 
-    Args:
-        name: Name of the scenario.
-        seeds: The seeds.
-        process_pool: Child processes that run them.
-        terminal: Prints the results.
-        save: Called with the results of each slice.
-
-    Returns:
-        Whether a seed failed, or many seeds together did not reach all marks that they must.
+    Returns whether a seed failed, or many seeds together did not reach all marks that they must.
     """
     begun = asyncio.get_running_loop().time()
     size = max(1, min(SLICE, -(-len(seeds) // (4 * process_pool.jobs))))
@@ -270,11 +237,8 @@ async def run_soak(
 ) -> bool:
     """Run the seeds that a soak's file lacks, scenario by scenario in rounds, and add them to the file.
 
-    Without `seeds` only a signal ends it.
-
-    Returns:
-        Whether a seed failed, now or earlier with this core, or many seeds together did not reach all marks
-        that they must.
+    Without `seeds` only a signal ends it. Returns whether a seed failed, now or earlier with this core, or
+    many seeds together did not reach all marks that they must.
     """
     core, soak = await core_hash(disk), await read_soak(file, disk)
     first, last = seeds or (0, None)
@@ -322,11 +286,7 @@ async def report_results(
 
 
 def report_unreached(name: str, seen: Collection[str], counted: int, seeds: int, terminal: Terminal) -> bool:
-    """Print the marks of a scenario that no seed reached, and whether too few seeds count.
-
-    Returns:
-        Whether this fails so many seeds.
-    """
+    """Print the marks that no seed reached, and whether too few count; return whether this fails them."""
     if seeds < MANY:
         return False
     missing, few = unreached(SCENARIOS[name], seen), counted < LEAST_SHARE * seeds

@@ -93,13 +93,7 @@ def reader_left(stream: TextIO) -> bool:
 
 
 def log_to_stderr(*, verbose: bool, level: str | None = None, lines: OneLine | None = None) -> None:
-    """Write the log of all libraries to stderr.
-
-    Args:
-        verbose: Whether the default level is ``info`` instead of ``warning``.
-        level: Lowest level to write; None for the default.
-        lines: Format of a line; None for the message alone.
-    """
+    """Write the log of all libraries to stderr."""
     handler = _LogLines()
     handler.setFormatter(lines or OneLine())
     least = (level or ("info" if verbose else "warning")).upper()

@@ -16,11 +16,7 @@ TOKEN_BYTES = 32
 
 
 async def new_token(out: Path | None, *, entropy: Callable[[int], bytes] = system_entropy) -> int:
-    """Write a random root token.
-
-    Raises:
-        ConfigError: The file exists or cannot be written.
-    """
+    """Write a random root token. Raises ConfigError: the file exists or cannot be written."""
     return await _write(b64encode(entropy(TOKEN_BYTES)).decode(), out)
 
 
@@ -47,8 +43,6 @@ async def read_token(file: Path | None, environment: Mapping[str, str], *, role:
     """Return the cluster's token or the keys of a role: from the file, else from ADAM_TOKEN, else none.
 
     Args:
-        file: File that ``--token-file`` names.
-        environment: Environment of the command.
         role: Role of the command, for which keys must be; empty if it has none or several.
 
     Raises:

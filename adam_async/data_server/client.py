@@ -69,15 +69,10 @@ class DataClient:
     """Reads the groups of one worker of a replica ahead of need.
 
     Args:
-        endpoint: The worker.
-        place: Its place in the run.
         address: Function from the number of servers in a row without an answer to the address of the next
             one; empty while there is none. Call `map_changed` after a change.
-        ahead: Number of groups to hold.
-        limits: Limits of the run's groups.
         rows: First needed row of the images, and the one behind the last; ``(0, 0)``: labels only. None:
             whole images.
-        waits: Deadlines.
 
     Run `run` as a task of the owner's group.
     """
@@ -316,9 +311,6 @@ class DataClient:
         return DataClientStatistics(
             groups=self._taken, blocked_fetches=self._blocked_fetches, blocked_s=self._blocked_s
         )
-
-    def __repr__(self) -> str:
-        return f"<DataClient of replica {self._place.replica}, {len(self._groups)} groups ahead>"
 
 
 def _images_of(

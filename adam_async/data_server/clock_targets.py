@@ -24,16 +24,10 @@ class _Course:
     clock: int
     """Earliest clock of these groups."""
     given: int = 0
-    """Number of these groups."""
 
 
 class ClockTargets:
-    """Clocks of the replicas of one epoch.
-
-    Args:
-        round_groups: Groups of a step; at least 1.
-        clock: Clock of all replicas at the start of the epoch.
-    """
+    """Clocks of the replicas of one epoch."""
 
     def __init__(self, *, round_groups: int, clock: int) -> None:
         self._round_groups = round_groups

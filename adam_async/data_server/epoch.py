@@ -112,9 +112,7 @@ class EpochBegan(msgspec.Struct, frozen=True, tag=True):
 class Epoch:
     """Groups of one epoch.
 
-    Args:
-        began: The event that began it.
-        live: Live replicas.
+    It begins with the event of the same name, and the live replicas.
     """
 
     def __init__(self, began: EpochBegan, live: Collection[Replica]) -> None:

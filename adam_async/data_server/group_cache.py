@@ -84,10 +84,7 @@ class GroupCache:
 
     Args:
         dataset: Labels, and images without `images`.
-        order: Order of the images, cut into groups.
-        takers: Number of times that each group is taken.
         transform: Transform of the images; None: none.
-        images: The same images, in another place.
         instant: Whether blocks are made in the call that asks for them; by default if images are in memory
             and not transformed.
         memory: Counts handed-out arrays until they are freed.

@@ -58,12 +58,8 @@ class GroupProducer:
     """The groups that one data server hands out.
 
     Args:
-        dataset: Images and labels.
-        name: Name of the thread.
         functions: Kinds of transforms that are functions of the user; see `Recipe.of`.
         on_failure: Receives an error of the thread; the same images raise it again.
-        make_pool: Makes the pool of the thread.
-        available_bytes: Memory that this process could use, for a cache without a size.
 
     Run `run` as a task of the owner's group.
     """
@@ -157,11 +153,11 @@ class GroupProducer:
         check_validation(config.validation, data.info())
         split = ValidationSplit.of(data.train_labels, count=config.validation, seed=config.seed)
         assert self._pool is not None
-        read = partial(_chosen, data.train_images, split.held_back)
-        self.validation = (
-            await self._pool.run(read, cost="validation"),
-            data.train_labels[split.held_back],
-        )
+
+        def read() -> NDArray[np.uint8]:
+            return data.train_images[split.held_back]
+
+        self.validation = (await self._pool.run(read, cost="validation"), data.train_labels[split.held_back])
         self._trained = split.trained
 
     def _make_cache(self, limits: CacheLimits) -> CachedImages | None:
@@ -356,10 +352,3 @@ class GroupProducer:
         counts.block_bytes = self._memory.bytes
         counts.evicted_blocks = self._evicted + evicted
         return counts
-
-    def __repr__(self) -> str:
-        return f"<GroupProducer of {self._group_cache!r}, {len(self._wanted)} questions wait>"
-
-
-def _chosen(images: NDArray[np.uint8] | StoredImages, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
-    return images[numbers]

@@ -33,11 +33,8 @@ class CachedImages:
     """Images of a data set, kept once they are decoded. For one thread at a time.
 
     Args:
-        stored: Images in their files.
         size_bytes: Memory for images; less than one image is none.
         spill: Folder of the scratch file for images that do not fit; None: they are decoded again.
-        clock: Measures the time of decoding.
-        make_scratch: Makes the scratch file.
     """
 
     dtype = np.dtype(np.uint8)
@@ -168,9 +165,6 @@ class CachedImages:
             replaced=len(self._stored.replaced),
             replaced_why=self._stored.sentences(),
         )
-
-    def __repr__(self) -> str:
-        return f"<CachedImages {self._used} of {len(self)} in memory, {len(self._place_of)} in a file>"
 
 
 Images = NDArray[np.uint8] | CachedImages | StoredImages

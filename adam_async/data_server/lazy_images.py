@@ -24,10 +24,6 @@ class StoredImages:
     """Images by number, none of them in memory.
 
     Args:
-        read: Reads one image.
-        image_shape: (C, H, W) of each image.
-        labels: Class of each image, shape (N,).
-        origin: Name of the data set in errors.
         policy: ``error`` or ``skip`` for an image that cannot be read.
     """
 
@@ -48,7 +44,6 @@ class StoredImages:
         self._policy = policy
         self.shape = (len(labels), *image_shape)
         self.replaced: dict[int, str] = {}
-        """Damage of each replaced image."""
         self._instead: dict[int, int] = {}
 
     def __len__(self) -> int:

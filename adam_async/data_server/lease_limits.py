@@ -38,11 +38,7 @@ class _Replica:
 
 
 class LeaseLimits:
-    """Rates and limits of the replicas in one epoch. Times are seconds on the caller's clock.
-
-    Args:
-        step: Number of groups of a step; a worker reports at its end.
-    """
+    """Rates and limits of the replicas in one epoch. Times are seconds on the caller's clock."""
 
     def __init__(self, step: int = 1) -> None:
         self._least = 3 * max(step, RECORDED) // 2

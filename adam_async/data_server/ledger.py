@@ -40,12 +40,7 @@ class Settled(NamedTuple):
 
 
 class Ledger:
-    """Opening and entries, and the state that they make.
-
-    Args:
-        opening: The state before the entries.
-        first: Number of the first entry behind the opening.
-    """
+    """Opening and entries, and the state that they make."""
 
     def __init__(self, opening: Opening, *, first: int = 0) -> None:
         self.state = DataState.of(opening)
@@ -103,6 +98,3 @@ class Ledger:
         """Entries from a number on, `count` at most; None if they are dropped: `begin` anew."""
         at = number - self._first
         return self._entries[at : at + count] if at >= 0 else None
-
-    def __repr__(self) -> str:
-        return f"<Ledger of {self.stop} entries, {self.settled} settled, epoch {self.state.epoch}>"

@@ -47,12 +47,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopyRefused(Exception):
-    """Refusal of a part of a ledger.
-
-    Args:
-        code: ``old-term``, ``gap`` or ``impossible``.
-        text: Reason.
-    """
+    """Refusal of a part of a ledger."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -74,12 +69,7 @@ class _Copy:
 
 
 class LedgerReplication:
-    """The part of one data server.
-
-    Args:
-        me: This server.
-        opening: Opening of an empty ledger.
-    """
+    """The part of one data server."""
 
     def __init__(self, me: LedgerReplica, opening: Opening) -> None:
         self._me = me
@@ -100,11 +90,7 @@ class LedgerReplication:
         """Lead in a term with these replicas. This server's ledger is whole."""
         self.term, self.leads, self._incoming = term, True, None
         self._lag_s = self.ledger.last_now - now if self.ledger.stop else 0.0
-        self._copies = {
-            ledger_replica: _Copy(counts=True)
-            for ledger_replica in ledger_replicas
-            if ledger_replica != self._me
-        }
+        self._copies = {each: _Copy(counts=True) for each in ledger_replicas if each != self._me}
 
     def enter(self, events: Sequence[Event], *, now: float) -> list[Settled]:
         """Enter events, as the leader; return the newly settled ones."""
@@ -228,10 +214,6 @@ class LedgerReplication:
             elif ledger is self._incoming:
                 self._incoming = before
             raise _impossible(error) from error
-
-    def __repr__(self) -> str:
-        part = "leads" if self.leads else "follows"
-        return f"<LedgerReplication {self._me[0]} {part} in term {self.term}, {self.ledger!r}>"
 
 
 def _opened(opening: Opening, first: int) -> Ledger:

@@ -20,14 +20,7 @@ from adam_async.data_server.ledger import Settled
 from adam_async.data_server.ledger_replication import CopyRefused, LedgerReplica, LedgerReplication, Part
 from adam_async.data_server.order import EpochOrders
 from adam_async.data_server.question_checks import check_entering, check_part
-from adam_async.data_server.state import (
-    DataState,
-    Event,
-    GroupsReported,
-    LeaseAsked,
-    Opening,
-    TimePassed,
-)
+from adam_async.data_server.state import DataState, Event, GroupsReported, LeaseAsked, Opening, TimePassed
 from adam_async.data_server.statistics import LedgerStatistics
 from adam_async.errors import DeadlineExceeded
 from adam_async.messages import (
@@ -66,10 +59,6 @@ class LedgerService:
     """Enters events into the ledger of a run's leases, whichever server leads it.
 
     Args:
-        endpoint: This data server.
-        waits: Deadlines.
-        on_settled: Called with each settled event and its result.
-        on_lead: Called when this server has become the ledger leader.
         open_events: Returns the events entered here without an answer, oldest first.
 
     Run `run` as a task of the owner's group.
@@ -126,21 +115,11 @@ class LedgerService:
     @property
     def keeps(self) -> bool:
         """Whether this server is a ledger replica of the run, and may serve workers."""
-        ledger_record = self._map.ledger_record
-        return (
-            ledger_record is not None
-            and ledger_record.run == self._run
-            and self._me in ledger_record.ledger_replicas
-        )
+        record = self._map.ledger_record
+        return record is not None and record.run == self._run and self._me in record.ledger_replicas
 
     def take_up(self, run: str, *, partitions: int, orders: EpochOrders) -> None:
-        """Begin a run's ledger.
-
-        Args:
-            run: Its id.
-            partitions: Number of workers of a replica that take groups.
-            orders: Orders of its epochs.
-        """
+        """Begin a run's ledger."""
         self._end_tasks()
         self._outbox.clear()
         self._run = run
@@ -171,12 +150,11 @@ class LedgerService:
         if self._ledger_replication.leads and ledger_record.term > self._ledger_replication.term:
             self._ledger_replication.follow()
             self._end_tasks()
-        for ledger_replica in [
-            each for each in self._tasks if each != ledger_record.ledger_replicas[0] or not self.keeps
-        ]:
-            self._end_task(ledger_replica)
+        leader = ledger_record.ledger_replicas[0]
+        for other in [each for each in self._tasks if each != leader or not self.keeps]:
+            self._end_task(other)
         if self.keeps and not self._ledger_replication.leads:
-            self._begin_task(ledger_record.ledger_replicas[0], self._forward)
+            self._begin_task(leader, self._forward)
 
     def _lead(self, cluster: ClusterMap, ledger_record: LedgerRecord) -> None:
         ledger_replication = self._ledger_replication
@@ -194,11 +172,9 @@ class LedgerService:
             (name, cluster.nodes[name].incarnation): cluster.nodes[name].ready == self._run
             for name in cluster.live("data")
         }
-        for ledger_replica in [
-            ledger_replica for ledger_replica in ledger_replication.copies() if ledger_replica not in there
-        ]:
-            self._end_task(ledger_replica)  # the controllers have removed it from the map
-            self._settle(ledger_replication.strike_out(ledger_replica))
+        for gone in [each for each in ledger_replication.copies() if each not in there]:
+            self._end_task(gone)  # the controllers have removed it from the map
+            self._settle(ledger_replication.strike_out(gone))
         for ledger_replica, ready in there.items():
             if ledger_replica != self._me and (ready or ledger_replica in ledger_record.ledger_replicas):
                 self._begin_task(ledger_replica, self._copy_for)
@@ -247,11 +223,8 @@ class LedgerService:
             return
         peer = request.link.peer
         record = self._map.nodes.get(peer.node)
-        if (
-            record is None
-            or not record.live
-            or (record.role, record.incarnation) != ("data", peer.incarnation)
-        ):
+        there = record is not None and record.live and record.incarnation == peer.incarnation
+        if record is None or not there or record.role != "data":
             # A copy in a later term from a node outside the cluster would end this leadership, and the run.
             request.fail(
                 "not-member", f"{peer.node} is no live data server of the cluster: it has to join it"
@@ -381,12 +354,9 @@ class LedgerService:
             reply = await link.call(pack(body, [packed_tensor(part)]), timeout_s=self._reach_s)
             unpack(reply, LedgerCopied)
             self._settle(ledger_replication.copied(ledger_replica, part))
-            ledger_record = self._map.ledger_record
-            if (
-                ledger_replication.counts(ledger_replica)
-                and ledger_record is not None
-                and ledger_replica not in ledger_record.ledger_replicas
-            ):
+            record = self._map.ledger_record
+            known = record is None or ledger_replica in record.ledger_replicas
+            if ledger_replication.counts(ledger_replica) and not known:
                 await self._write_in(ledger_replica)
 
     def _channel_to(self, peer: LedgerReplica) -> Channel:
@@ -413,16 +383,14 @@ class LedgerService:
 
     async def _write_in(self, ledger_replica: LedgerReplica) -> None:
         await self._change(
-            lambda ledger_replicas: (
-                None if ledger_replica in ledger_replicas else (*ledger_replicas, ledger_replica)
-            ),
+            lambda before: None if ledger_replica in before else (*before, ledger_replica),
             f"{ledger_replica[0]} to become a ledger replica",
         )
 
     async def _strike_out(self, ledger_replica: LedgerReplica) -> None:
         # Also if the map does not have it: an earlier change under way is void then.
         await self._change(
-            lambda ledger_replicas: tuple(each for each in ledger_replicas if each != ledger_replica),
+            lambda before: tuple(each for each in before if each != ledger_replica),
             f"{ledger_replica[0]} to be removed",
         )
 
@@ -435,12 +403,8 @@ class LedgerService:
         def changed(record: LedgerRecord) -> LedgerRecord | None:
             if (record.run, record.term) != (run, term) or record.ledger_replicas[:1] != (self._me,):
                 return None
-            ledger_replicas = change(record.ledger_replicas)
-            return (
-                None
-                if ledger_replicas is None
-                else msgspec.structs.replace(record, ledger_replicas=ledger_replicas)
-            )
+            after = change(record.ledger_replicas)
+            return None if after is None else msgspec.structs.replace(record, ledger_replicas=after)
 
         while True:
             try:
@@ -450,9 +414,8 @@ class LedgerService:
                 logger.warning("%s waits for the controller: %s", self._identity.node, what)
         newest = self._membership.map.ledger_record
         if newest is None or (newest.run, newest.term) != (run, term):
-            await (
-                asyncio.get_running_loop().create_future()
-            )  # another server leads: `map_changed` ends this task
+            # Another server leads: `map_changed` ends this task.
+            await asyncio.get_running_loop().create_future()
 
     def statistics(self) -> LedgerStatistics:
         """Return the role in the ledger, its term, and the number of replicas."""
@@ -462,9 +425,6 @@ class LedgerService:
             term=self._ledger_replication.term,
             ledger_replicas=len(ledger_record.ledger_replicas) if ledger_record is not None else 0,
         )
-
-    def __repr__(self) -> str:
-        return f"<LedgerService of {self._identity.node}: {self._ledger_replication!r}>"
 
 
 def _now() -> float:

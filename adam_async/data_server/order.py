@@ -62,11 +62,6 @@ class EpochOrder:
 class EpochOrders:
     """The orders of a run's epochs, each of which may depend on the one before.
 
-    Args:
-        dice: Random values of the run.
-        num_images: Number of training images.
-        images_per_group: Number of images of a full group.
-
     Raises:
         ValueError: `num_images` or `images_per_group` is not positive.
     """
@@ -78,7 +73,6 @@ class EpochOrders:
             )
         self._dice = dice
         self.num_images = num_images
-        """Number of training images."""
         self._images_per_group = images_per_group
         self._last: EpochOrder | None = None
 

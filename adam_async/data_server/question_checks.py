@@ -43,13 +43,7 @@ def taker_refusal(body: LeaseGroups | ReportGroups, peer: Identity, known: Taker
 
 
 def lease_refusal(body: LeaseGroups, *, partitions: int, height: int) -> tuple[str, str] | None:
-    """Return code and text of the refusal of a question for groups; None if the server can take it.
-
-    Args:
-        body: The question.
-        partitions: Workers of a replica.
-        height: Rows of an image.
-    """
+    """Return code and text of the refusal of a question for groups; None if the server can take it."""
     if body.partition >= partitions:
         return "no-part", f"replicas have parts 0 to {partitions - 1}, not {body.partition}"
     if body.count < 1:
@@ -72,11 +66,7 @@ def check_report(
     """Refuse a report of groups that no worker can have finished.
 
     Args:
-        body: The report.
-        partitions: Workers of a replica.
-        group_images: Images of a whole group.
         epoch: The epoch in progress; 0 if its groups are unknown.
-        groups: Number of groups of that epoch.
         count: Function from the number of a group to its number of images.
 
     Raises:
@@ -126,12 +116,6 @@ def check_entering(event: LeaseAsked | GroupsReported, peer: Identity) -> None:
 
 def check_part(part: Part, *, partitions: int, images: int, groups: int) -> None:
     """Refuse a part of a ledger that another run or another data set has.
-
-    Args:
-        part: The part.
-        partitions: Workers of a replica that take groups.
-        images: Number of training images.
-        groups: Number of groups of an epoch.
 
     Raises:
         RemoteProtocolError: The part is impossible in this run.

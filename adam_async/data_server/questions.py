@@ -55,16 +55,7 @@ class _Question:
 
 
 class Questions:
-    """Questions of the workers of one data server.
-
-    Args:
-        identity: Role, node id and incarnation of the server.
-        waits: Deadlines.
-        dataset: Training and test images.
-        producer: Makes groups.
-        ledger: Settles events.
-        timeline: Records leases.
-    """
+    """Questions of the workers of one data server."""
 
     def __init__(
         self,

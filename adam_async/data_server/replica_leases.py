@@ -29,8 +29,6 @@ class LeaseLog:
     """The log of one replica generation.
 
     Args:
-        replica_generation: Number of the generation.
-        partitions: Number of workers of the replica.
         stop: Number of earlier leases, all finished.
         positions: Number of groups that each worker is known to have.
     """

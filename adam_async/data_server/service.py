@@ -372,10 +372,7 @@ class DataServer(Role):
         """Lease again if the driver has taken its checkpoint."""
         epoch = cluster.epoch
         if self._pausing is not None and epoch is not None and not epoch.paused:
-            if self._ledger.leads and self._pausing == (epoch.run, epoch.number) == (
-                self._run,
-                epoch.number,
-            ):
+            if self._ledger.leads and self._pausing == (epoch.run, epoch.number) == (self._run, epoch.number):
                 self._ledger.enter(PauseEnded())
             self._pausing = None
 

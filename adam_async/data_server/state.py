@@ -159,7 +159,6 @@ class EpochEnded:
     clock: int
     """Sync clock; without rounds the highest clock of a replica."""
     skipped: tuple[tuple[int, int], ...] = ()
-    """Ranges of skipped groups."""
     behind: tuple[Replica, ...] = ()
     """Replicas in whose shares the skipped groups were."""
     again: tuple[int, ...] = ()
@@ -172,7 +171,6 @@ class Paused:
 
     number: int
     finished: int
-    """Number of finished groups."""
 
 
 Effect = Grant | EpochEnded | Paused
@@ -194,11 +192,7 @@ def _worker(asked: LeaseAsked) -> tuple[Replica, int, int]:
 
 
 class DataState:
-    """Leases of the epoch in progress.
-
-    Args:
-        partitions: Number of workers of each replica.
-    """
+    """Leases of the epoch in progress."""
 
     def __init__(self, *, partitions: int = 1) -> None:
         self._partitions = partitions
@@ -214,7 +208,6 @@ class DataState:
         self._most_clock = 0
         """Largest clock accepted from a replica, in steps, if replicas synchronise their clocks."""
         self._logs: dict[Replica, LeaseLog] = {}
-        """Logs of the live replicas."""
         self._limits = LeaseLimits()
         self._parked: list[Parked] = []
         self.trained_again = 0
@@ -275,16 +268,9 @@ class DataState:
 
     def _replicas_changed(self, event: ReplicasChanged) -> None:
         # A replica in another generation leaves and joins again: its leases must come back first.
-        staying = {
-            r: log
-            for r, log in self._logs.items()
-            if event.replica_generations.get(r) == log.replica_generation
-        }
-        joining = {
-            replica: LeaseLog(replica_generation, self._partitions)
-            for replica, replica_generation in event.replica_generations.items()
-            if replica not in staying
-        }
+        wanted = event.replica_generations
+        staying = {r: log for r, log in self._logs.items() if wanted.get(r) == log.replica_generation}
+        joining = {r: LeaseLog(wanted[r], self._partitions) for r in wanted if r not in staying}
         for logs in (staying, {**staying, **joining}):
             self._logs = logs
             if self._epoch is not None:
@@ -349,8 +335,11 @@ class DataState:
 
     def _finish(self, replica: Replica, partition: int, report: Finished, now: float) -> list[Effect]:
         epoch = self._epoch
+        if epoch is None or report.epoch != epoch.number:
+            self.late_reports += 1
+            return []
         # A clock that no replica can have reached would take all others with it.
-        if epoch is None or report.epoch != epoch.number or self._is_beyond(epoch, report.clock):
+        if epoch.clock_targets is not None and report.clock > self._most_clock:
             self.late_reports += 1
             return []
         # A late report proves too that its replica has reached this clock.
@@ -378,10 +367,6 @@ class DataState:
         if epoch.clock_targets is not None or (epoch.phase, epoch.closed) != before or epoch.over:
             effects += self._answer_parked(now)
         return effects
-
-    def _is_beyond(self, epoch: Epoch, clock: int) -> bool:
-        """Whether no replica can have reached a clock; all replicas would advance to it."""
-        return epoch.clock_targets is not None and clock > self._most_clock
 
     def _ended_if_over(self) -> list[Effect]:
         """The result of the epoch, once, when it is over."""

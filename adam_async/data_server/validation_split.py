@@ -15,7 +15,6 @@ from adam_async.errors import ConfigError
 from adam_async.model.keyed_random import Dice
 
 PURPOSE = "validation-split"
-"""Purpose of the split's random values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,8 +30,6 @@ class ValidationSplit:
 
         Args:
             labels: The class of each training image, shape (N,).
-            count: Images to hold back, fewer than N.
-            seed: Seed of the run.
         """
         classes, sizes = np.unique(labels, return_counts=True)
         shares = sizes * count / len(labels)
@@ -46,16 +43,9 @@ class ValidationSplit:
             held[np.flatnonzero(labels == label)[order[:number]]] = True
         return cls(trained=np.flatnonzero(~held), held_back=np.flatnonzero(held))
 
-    def __repr__(self) -> str:
-        return f"<ValidationSplit {len(self.trained)} trained {len(self.held_back)} held back>"
-
 
 def check_validation(validation: int, data: Mapping[str, Any]) -> None:
     """Refuse a split that leaves no image to train on.
-
-    Args:
-        validation: Images to hold back.
-        data: Description of the data by the data server.
 
     Raises:
         ConfigError: The split leaves no image.

@@ -20,12 +20,9 @@ def transforms_of(
     """Settle the transforms of a run that may continue another one.
 
     Args:
-        config: Configuration of the run.
         resumed: Manifest of the checkpoint that the run continues; None for a new run.
         asked: See `steps_for`. A checkpoint has its own steps; `asked` then only names functions that
             the run may import.
-        image_shape: (C, H, W) of every image.
-        functions: Kinds of steps that are functions of the user; see `Recipe.of`.
 
     Raises:
         ConfigError: See `steps_for` and `resumed_transforms`.
@@ -51,7 +48,6 @@ def steps_for(
     Args:
         asked: Steps of the caller; None: defaults for such images.
         image_shape: (C, H, W) of every image.
-        functions: Kinds of steps that are functions of the user; see `Recipe.of`.
 
     Raises:
         ConfigError: A step is invalid, or the steps change the shape of images, which test images keep.

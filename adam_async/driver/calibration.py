@@ -40,8 +40,6 @@ def calibrate(network: Network, images: int, *, clock: Clock) -> LayerTimes:
     thread computes, after `Network.warm_up`.
 
     Args:
-        network: The whole network, with the kernels that will train it.
-        images: Images per group, at least 1.
         clock: Returns seconds, with a resolution of microseconds.
 
     Raises:
@@ -60,9 +58,7 @@ def calibrate(network: Network, images: int, *, clock: Clock) -> LayerTimes:
     total = sum(typical.values())
     scale = median(whole) / total if total > 0 else 1.0
     return LayerTimes(
-        images=images,
-        seconds={name: seconds * scale for name, seconds in typical.items()},
-        measured=True,
+        images=images, seconds={name: seconds * scale for name, seconds in typical.items()}, measured=True
     )
 
 

@@ -90,9 +90,7 @@ class DataCounts(Counts, frozen=True, kw_only=True):
 
     epoch: Epoch
     finished: Count
-    """Trained groups of the epoch."""
     images: Count
-    """Trained images of the epoch."""
     loss: float | None
     """Mean over these images; None if it is not finite."""
     train_s: Seconds = 0.0
@@ -111,7 +109,6 @@ class RoleStatistics:
     """The counts of one role.
 
     Attributes:
-        node: Node id of the role.
         counts: The fields that a driver calculates with.
         values: All fields as they were sent, and the role, for reports and the live table.
     """

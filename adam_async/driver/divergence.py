@@ -34,10 +34,7 @@ def divergence(loss: float, *, largest: float, epoch: int, rate: float) -> str:
     """Return a sentence that a run diverges, with remedies; empty if it does not.
 
     Args:
-        loss: Mean training loss of the epoch so far.
         largest: The value of `largest_loss`.
-        epoch: The epoch.
-        rate: The peak of the learning rate.
     """
     if isfinite(loss) and loss <= largest:
         return ""
@@ -49,12 +46,7 @@ def divergence(loss: float, *, largest: float, epoch: int, rate: float) -> str:
 
 
 def guessing_loss(model: Model, classes: int) -> float:
-    """Return the smallest loss that is no better than guessing; infinite for losses without such a scale.
-
-    Args:
-        model: The network.
-        classes: Classes of the data.
-    """
+    """Return the smallest loss that is no better than guessing; infinite for losses without such a scale."""
     last = model.layers[-1]
     if model.spec.layers[-1].kind != "softmax_cross_entropy" or getattr(last, "class_weights", None):
         return inf
@@ -67,13 +59,8 @@ def guessing(
     """Return a sentence that a run has not learnt, with remedies; empty if it has.
 
     Args:
-        loss: Mean training loss of the last epoch.
-        accuracy: Test accuracy after it.
         least: The value of `guessing_loss`.
-        classes: Classes of the data.
         steps: Steps of the run; after a few no model has learnt.
-        rule: The update rule.
-        rate: The peak of the learning rate.
     """
     if not least <= loss < inf or steps < FEW_STEPS or accuracy >= CHANCES / classes:
         return ""
@@ -85,13 +72,7 @@ def guessing(
 
 
 class LossChecks:
-    """Checks of the losses of one run.
-
-    Args:
-        config: The run's options.
-        model: The network.
-        warn: Adds an event that costs the run something.
-    """
+    """Checks of the losses of one run."""
 
     def __init__(self, config: Config, model: Model, warn: Callable[[str], None]) -> None:
         self._config = config

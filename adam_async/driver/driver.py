@@ -52,11 +52,6 @@ OUTSIDE = "the cluster is not running: train within its block, `async with clust
 class Driver:
     """Drives one run at a time.
 
-    Args:
-        config: The run.
-        settings: The driver's access to the cluster.
-        inputs: The runs' inputs beside the configuration.
-
     `config` becomes the configuration of the run in progress: the driver decides the options that the caller
     left open. Cancelling `train` ends the run in good order: its phase becomes `finished` if the controller
     can be reached within `drain_s`.
@@ -190,10 +185,6 @@ class Driver:
 
         With a checkpoint to resume, the first call continues its run. The result has its ended epochs, but
         `on_epoch` is not called with them.
-
-        Args:
-            on_epoch: Called, and awaited if it is async, after each epoch's evaluation. Its False ends the
-                run with that epoch.
 
         Raises:
             CheckpointError: The folder has checkpoints of another run, or the data are not the checkpoint's.
@@ -332,11 +323,7 @@ class Driver:
         self._recorder = None
         if self.config.record:
             self._recorder = Recorder(
-                run=record,
-                model=prepared.model,
-                data=prepared.data,
-                queries=self._queries,
-                pool=self._pool,
+                run=record, model=prepared.model, data=prepared.data, queries=self._queries, pool=self._pool
             )
         epoch_images = prepared.data["train_images"] - self.config.validation
         self.progress.begin(Series(Schedule.of(self.config), epoch_images=epoch_images))
@@ -498,9 +485,6 @@ class Driver:
         """Add an event that costs the run something, and report it to the controllers."""
         self.note(what)
         self._notices.warn(what)
-
-    def __repr__(self) -> str:
-        return f"<Driver {self._identity.node} {self.progress.phase} epoch {self.progress.epoch}>"
 
 
 def _config_of(config: Config, inputs: RunInputs) -> Config:

@@ -18,8 +18,6 @@ class EpochChoice:
     Args:
         patience: Number of epochs in a row without a better validation accuracy after which the run ends; 0:
             no limit.
-        keep_best: Keep the weights of the best epoch instead of the last one.
-        until_accuracy: Accuracy that ends the run; 0: no accuracy does.
         before: Results of earlier epochs of the run, whose weights are lost.
     """
 
@@ -38,7 +36,6 @@ class EpochChoice:
         self._best_epoch = 0
         self._kept_accuracy = -1.0
         self.weights: Mapping[str, NDArray[Any]] = {}
-        """The kept values, by tensor."""
         self.epoch = 0
         """The epoch of the kept weights; 0 before the first one."""
         for result in before:
@@ -48,7 +45,6 @@ class EpochChoice:
         """Take the result of an epoch; returns the reason to end the run with it, or an empty text.
 
         Args:
-            result: Result of the epoch.
             weights: The values after the epoch; must not change afterwards.
         """
         self._look(result)
@@ -71,6 +67,3 @@ class EpochChoice:
         accuracy = result.validation_accuracy
         if accuracy is not None and accuracy > self._best:
             self._best, self._best_epoch = accuracy, result.epoch
-
-    def __repr__(self) -> str:
-        return f"<EpochChoice keeps epoch {self.epoch}, best {self._best_epoch}>"

@@ -58,16 +58,9 @@ class EpochResults:
     def __len__(self) -> int:
         return len(self._results)
 
-    def __repr__(self) -> str:
-        return f"<EpochResults of run {self._run}: {len(self._results)} epochs>"
-
 
 def bounded_results(manifest: Manifest, config: Config) -> tuple[ResumeRecord, bytes]:
     """Leave out results that no server needs. Takes as long as shuffling all epochs if each skipped groups.
-
-    Args:
-        manifest: Manifest of the resumed checkpoint.
-        config: Configuration of the run.
 
     Returns:
         The manifest's `ResumeRecord` with the last results only, and the value of `RunRecord.carried`.

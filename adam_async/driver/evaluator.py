@@ -23,16 +23,7 @@ MESSAGE_SHARE = 2
 
 
 class Evaluator:
-    """Evaluates weights on test images that it reads once.
-
-    Args:
-        network: Links to the data server.
-        identity: The driver's identity.
-        waits: Deadlines.
-        traffic: Counts the link.
-        pool: Runs the network.
-        threads: Number of its threads.
-    """
+    """Evaluates weights on test images that it reads once."""
 
     def __init__(
         self,
@@ -59,8 +50,6 @@ class Evaluator:
         """Return the share of the test images that the weights classify correctly; 0 without images.
 
         Args:
-            model: The network.
-            weights: Its tensors.
             address: Address of a data server; the first evaluation reads the images from it.
             validation: Use the images of the validation split, the same in all runs of one driver.
         """

@@ -23,11 +23,7 @@ EVENTS_KEPT = 1 << 12
 
 
 class RunEvents:
-    """The events of a run, with the seconds since it began, for its report.
-
-    Args:
-        on_event: Called with each event as it is noted.
-    """
+    """The events of a run, with the seconds since it began, for its report."""
 
     def __init__(self, on_event: Callable[[str], None] = lambda _: None) -> None:
         self._on_event = on_event
@@ -120,15 +116,9 @@ class RunEvents:
                 self.note(f"{name} takes {part}replica {node.replica}")
                 self._places[place] = name
 
-    def __repr__(self) -> str:
-        return f"<RunEvents {len(self._events)} noted>"
-
 
 class Notices:
     """Notices of one driver.
-
-    Args:
-        membership: Sets the newest notice in the driver's record of the map, where controllers see it.
 
     Attributes:
         on_event: Called with each event of the run as it is noted.
@@ -160,6 +150,3 @@ class Notices:
                 await self._membership.set_node(info={NOTICE: notice[:MOST_REASON]})
             except (AdamError, TransportError) as error:
                 logger.info("a notice did not reach the controllers: %s", error)
-
-    def __repr__(self) -> str:
-        return f"<Notices {self._unsent.qsize()} unsent>"

@@ -27,8 +27,6 @@ class PreparedRun:
     """The decisions on a run that need nothing of the cluster but its data.
 
     Attributes:
-        spec: The model.
-        model: Its network.
         data: Description of the data by a data server: name, source, shape, sizes.
         plan: The partition plan, as `PartitionPlan.to_dict` returns it; None without partitions.
         trained_again: Groups that a resumed run trains a second time.
@@ -84,9 +82,6 @@ async def prepare_model(
     """Choose a run's model, and make its network.
 
     Args:
-        data: Description of the data.
-        config: The run.
-        inputs: The run's other inputs.
         pool: Makes the network, on one of its threads.
 
     Raises:
@@ -128,8 +123,6 @@ async def plan_here(model: Model, config: Config, pool: ComputePool) -> dict[str
     A synchronous run uses estimates: with measured times the plan would differ from run to run.
 
     Args:
-        model: The network, with the kernels that will train it.
-        config: The run.
         pool: Measures the layers, which takes about half a second; compiling them may take longer.
 
     Raises:

@@ -41,9 +41,6 @@ class Silence:
         Args:
             asked: Polled nodes. A silent node that is no longer polled is lost, and forgotten here: its loss
                 is an event of its own.
-            answered: Polled nodes that have answered.
-            asked_at: Time of the questions.
-            now: End of the poll.
         """
         events = []
         self._silent = {node: each for node, each in self._silent.items() if node in asked}
@@ -64,27 +61,12 @@ class Silence:
         silent = ((node, each) for node, each in sorted(self._silent.items()) if each.polls >= POLLS)
         return tuple(f"{node} for {now - each.since:.0f} s" for node, each in silent)
 
-    def __repr__(self) -> str:
-        return f"<Silence of {', '.join(self._silent) or 'none'}>"
-
 
 class ProgressPoll:
-    """Brings the progress of a run up to date with the counts of its roles.
-
-    Args:
-        counts: Asks the roles.
-        membership: Holds the map with the live replicas.
-        progress: Updated in place.
-        note: Adds an event of the run.
-    """
+    """Brings the progress of a run up to date with the counts of its roles."""
 
     def __init__(
-        self,
-        *,
-        counts: RoleCounts,
-        membership: Membership,
-        progress: Progress,
-        note: Callable[[str], None],
+        self, *, counts: RoleCounts, membership: Membership, progress: Progress, note: Callable[[str], None]
     ) -> None:
         self._counts = counts
         self._membership = membership
@@ -93,12 +75,7 @@ class ProgressPoll:
         self._silence = Silence()
 
     async def read(self, run: str, ended: Mapping[str, Any] | None = None) -> None:
-        """Ask all roles at once, for at most `POLL_S`.
-
-        Args:
-            run: Id of the run.
-            ended: Result of the epoch if it has ended.
-        """
+        """Ask all roles at once, for at most `POLL_S`."""
         loop, progress = asyncio.get_running_loop(), self._progress
         addresses = self._counts.addresses("data", "ps", "worker")
         asked_at = loop.time()
@@ -111,6 +88,3 @@ class ProgressPoll:
         known = {**progress.roles, **{node: each.values for node, each in answers.items()}}
         progress.update({node: known[node] for node in addresses if node in known}, now=now, ended=ended)
         progress.replicas = len(self._membership.map.live_replicas())
-
-    def __repr__(self) -> str:
-        return f"<ProgressPoll {self._silence!r}>"

@@ -23,14 +23,7 @@ NO_RUN = "-"
 
 
 class Readiness:
-    """Waits for the roles of one configuration, each wait at most `prepare_s`.
-
-    Args:
-        config: The run, with the number of each role.
-        membership: Receives the cluster map.
-        queries: Asks the workers.
-        progress: Shows the missing roles and the phase.
-    """
+    """Waits for the roles of one configuration, each wait at most `prepare_s`."""
 
     def __init__(
         self, *, config: Config, membership: Membership, queries: RoleQueries, progress: Progress
@@ -175,9 +168,7 @@ class Readiness:
             return
         kernels = [answer.counts.kernels for answer in answers if answer.counts.kernels is not None]
         done, total = min(
-            ((each.compiled, each.of) for each in kernels),
-            key=lambda each: each[0] - each[1],
-            default=(0, 0),
+            ((each.compiled, each.of) for each in kernels), key=lambda each: each[0] - each[1], default=(0, 0)
         )
         self._progress.phase = f"preparing kernels {done}/{total}" if done < total else "preparing"
 

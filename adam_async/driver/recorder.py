@@ -22,18 +22,10 @@ from dataflow import ComputePool
 from transport import TransportError
 
 NOTING = ("ps", "worker")
-"""Roles with a log for replays."""
 
 
 class Recorder:
     """Makes the record of one run.
-
-    Args:
-        run: The submitted run.
-        model: Its network.
-        data: Description of the data.
-        queries: Reads the logs.
-        pool: Checks the logs, beside the loop.
 
     Raises:
         ConfigError: The run continues another run.
@@ -63,9 +55,7 @@ class Recorder:
         """Add an epoch.
 
         Args:
-            result: Its result.
             versions: Version of each shard in the weights of the result's accuracy.
-            skipped: Ranges of its skipped groups.
         """
         finite = np.isfinite(result.train_loss)
         self._epochs.append(
@@ -88,8 +78,6 @@ class Recorder:
         """Read the logs of all servers and workers; returns the record file, or the reason why there is none.
 
         Args:
-            cluster: The map with their addresses.
-            weights: The final values.
             statistics: Counts by node id; those of workers name their kernels.
         """
         logs: list[Log] = []

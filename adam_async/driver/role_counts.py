@@ -18,10 +18,6 @@ class RoleCounts:
     """Asks the roles in the cluster map for their counts.
 
     Args:
-        membership: Holds the map.
-        queries: Sends the requests.
-        run: Returns the id of the driver's run.
-        note: Called with a sentence about a role that does not answer.
         grace_s: Seconds for the ledger leader to answer; then the next leader is asked.
     """
 
@@ -103,6 +99,3 @@ class RoleCounts:
     def addresses(self, *roles: str) -> dict[str, str]:
         """Return the addresses of the live nodes of these roles, by node id."""
         return {node: self._map.nodes[node].address for role in roles for node in self._map.live(role)}
-
-    def __repr__(self) -> str:
-        return f"<RoleCounts of run {self._run()}>"

@@ -38,14 +38,7 @@ MOST_RECORD_BYTES = 4 << 30
 
 
 class RoleQueries:
-    """Queries, each over a link of its own, because roles come and go.
-
-    Args:
-        network: Links to the roles.
-        identity: The driver's identity.
-        waits: Deadlines.
-        traffic: Counts the links of statistics queries.
-    """
+    """Queries, each over a link of its own, because roles come and go."""
 
     def __init__(self, *, network: Network, identity: Identity, waits: Waits, traffic: Traffic) -> None:
         self._network = network
@@ -57,8 +50,6 @@ class RoleQueries:
         """Return the counts of the role at an address.
 
         Args:
-            address: Address of the role.
-            run: Id of the run.
             dial_s: Deadline of the connection in seconds; None: that of any peer.
 
         Raises:
@@ -108,8 +99,6 @@ class RoleQueries:
         """Return the counts of the roles that answer in time; all are asked at once, so none delays another.
 
         Args:
-            addresses: Addresses by node id.
-            run: Id of the run.
             within_s: Seconds for each role to be reached and to answer.
         """
         found: dict[str, RoleStatistics] = {}

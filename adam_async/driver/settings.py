@@ -21,13 +21,8 @@ class DriverSettings:
     """A driver's access to the cluster and to its own process.
 
     Attributes:
-        network: Links to the cluster.
         controller: Address of the controller, or those of several joined by commas.
-        identity: The driver's identity, of role ``driver``.
         threads: Threads that evaluate.
-        timeline: Records epochs and messages.
-        make_pool: Makes the pool that evaluates.
-        process_memory: Returns the driver's process and its memory use.
         available_bytes: Returns the memory for a run if all roles are on this machine.
     """
 

@@ -42,11 +42,7 @@ def reading_client(
     run = cluster.run
     assert run is not None, "a run has shards"
     session = SessionIdentity(
-        run=run.id,
-        session=0,
-        incarnation=identity.incarnation,
-        replica=-1,
-        generation=cluster.generation,
+        run=run.id, session=0, incarnation=identity.incarnation, replica=-1, generation=cluster.generation
     )
     servers = holders(table, cluster.buckets)
     return ParameterClient(
@@ -65,10 +61,6 @@ async def pull_snapshot(
     Cancellation loses nothing.
 
     Args:
-        network: The model.
-        table: Its shards.
-        cluster: The map with their placement.
-        client: Client of their servers.
         clock: Clock up to which the values contain all pushes of live replicas; frozen tensors have none.
 
     Raises:

@@ -25,14 +25,7 @@ from transport import RemoteError, TransportError
 
 
 class StartingValues:
-    """Loads the first values of a run into its parameter servers.
-
-    Args:
-        copies: Loads the shards.
-        readiness: Waits for the placement of the shards.
-        pool: Fills the tensors.
-        note: Adds an event of the run.
-    """
+    """Loads the first values of a run into its parameter servers."""
 
     def __init__(
         self, *, copies: ShardCopies, readiness: Readiness, pool: ComputePool, note: Callable[[str], None]
@@ -48,9 +41,6 @@ class StartingValues:
         """Load all shards; no server is ready before it has its own.
 
         Args:
-            run: Id of the run.
-            config: The run's options.
-            prepared: The run's model and plan.
             source: The resumed checkpoint, or the saved model, or neither.
 
         Raises:
@@ -89,8 +79,6 @@ def fill_from(tensors: RunTensors, network: Network, init: Model | None, *, seed
     """Set the tensors of a run to those of a saved model, or draw them.
 
     Args:
-        tensors: The run's tensors; filled in place.
-        network: The run's model.
         init: The saved model, if there is one.
         seed: Seed of the run; draws the tensors that the saved model lacks.
 

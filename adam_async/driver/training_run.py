@@ -48,20 +48,9 @@ class DriverParts:
     """The parts of a driver that its runs use.
 
     Attributes:
-        settings: The driver's access to the cluster.
-        membership: Its cluster map, and changes to its run.
-        counts: Counts of the roles.
-        copies: Reads shards for checkpoints.
-        evaluator: Evaluates weights.
-        results: Results of the run's epochs.
-        events: Events of the run.
-        progress: Progress for the live table.
-        traffic: Counts the driver's links.
         stopping: Set to end the run after the groups in flight.
         warn: Adds an event that costs the run something.
         read_progress: Polls the roles; the argument is the result of the epoch if it has ended.
-        end_run: Ends the run in the cluster map.
-        own_statistics: Returns the driver's own counts.
     """
 
     settings: DriverSettings
@@ -84,17 +73,7 @@ class TrainingRun:
     """One run that trains.
 
     Args:
-        parts: Parts of the driver.
-        record: The submitted run.
-        config: Its options, all decided.
-        asked: Its options before the driver decided the open ones.
-        prepared: Its model, data and plan.
-        recorder: Collects the record of a run with `Config.record`.
         folder: Folder for checkpoints; None: no checkpoints.
-
-    Attributes:
-        choice: The kept epoch and its weights.
-        losses: Checks of the run's losses.
     """
 
     def __init__(
@@ -128,10 +107,6 @@ class TrainingRun:
 
     async def train(self, cluster: ClusterMap, on_epoch: OnEpoch | None) -> RunResult:
         """Train all epochs, and gather the counts of the roles.
-
-        Args:
-            cluster: The map in which training begins.
-            on_epoch: See `Driver.train`.
 
         Raises:
             AdamError: See `Driver.train`.
@@ -439,9 +414,6 @@ class TrainingRun:
         for values in self._progress.roles.values():
             if is_ledger_leader(values):
                 self._checkpointer.note_progress(int(values["epoch"]), int(values["finished"]))
-
-    def __repr__(self) -> str:
-        return f"<TrainingRun {self._record.id} epoch {self._progress.epoch}>"
 
 
 async def _ask(on_epoch: OnEpoch | None, result: EpochResult) -> bool:

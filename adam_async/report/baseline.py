@@ -6,7 +6,6 @@ images per second of compute time, times the threads: two slices per thread are 
 never wait, and the short time between two slices does not count.
 """
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -21,6 +20,7 @@ from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network
 from adam_async.model.rules import Rule, RuleState
 from adam_async.model.step import StepBuffers, StepInput
+from adam_async.report.sgemm import keep_busy
 from dataflow import ComputePool
 
 SLICE_S = 0.05
@@ -70,12 +70,8 @@ class BareLoop:
     """One thread's context and images, and weights and rule state. Used by one thread at a time.
 
     Args:
-        network: The model.
-        rule: Update rule.
-        rate: Learning rate.
         images: Training images, uint8 (N, C, H, W), N at least one.
         labels: Their classes, (N,).
-        group_images: Images per step.
         weights: Weights and rule state that several threads share; None: its own.
     """
 
@@ -144,15 +140,8 @@ async def measure(
     """Run the bare kernel loop on its own threads; returns images per second of all of them.
 
     Args:
-        network: The model of the run, with its kernels.
-        rule: The run's update rule.
-        rate: Its learning rate.
         images: Training images, uint8 (N, C, H, W); each thread starts at another one.
-        labels: Their classes, (N,).
-        group_images: Images per group.
-        threads: Number of compute threads of the run, over all workers.
         shared: Whether all threads train the same weights.
-        seconds: Duration of the measurement.
         warm_up_s: Duration of the training before it, which finds the number of groups in a slice.
 
     A cancellation ends it after the current slices of the threads.
@@ -179,9 +168,9 @@ async def measure(
         loops.append(loop)
     async with ComputePool(threads=threads, name="baseline", contexts=loops) as pool:
         groups = await _slice_groups(pool, warm_up_s)
-        await _run_for(pool, groups, warm_up_s)
+        await keep_busy(pool, BareLoop.train, warm_up_s, groups, cost="baseline")
         busy_before = pool.statistics().busy_s
-        trained = await _run_for(pool, groups, seconds)
+        trained = await keep_busy(pool, BareLoop.train, seconds, groups, cost="baseline")
         return trained * threads / (pool.statistics().busy_s - busy_before)
 
 
@@ -196,23 +185,3 @@ async def _slice_groups(pool: ComputePool, at_most_s: float) -> int:
         if took_s >= SLICE_S / 2 or spent_s >= at_most_s:
             return groups
         groups *= 2
-
-
-async def _run_for(pool: ComputePool, groups: int, seconds: float) -> int:
-    """Keep every thread busy for a number of seconds; returns the trained images."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-
-    async def lane() -> int:
-        trained = 0
-        while True:
-            trained += await pool.run(BareLoop.train, groups, cost="baseline", with_context=True)
-            if loop.time() >= end:
-                return trained
-
-    async with asyncio.TaskGroup() as group:
-        lanes = [
-            group.create_task(lane(), name=f"baseline-{number}")
-            for number in range(2 * pool.statistics().threads)
-        ]
-    return sum(task.result() for task in lanes)

@@ -12,7 +12,6 @@ def explain_defaults(
     Args:
         asked: The options of the user.
         decided: The options in force, with the rate and the training mode.
-        kernels: Implementation of the layers.
         squared_norm: See `Dataset.squared_norm`; 0 if it is unknown.
     """
     found = {}

@@ -60,7 +60,7 @@ EXTRAS = (
 """Package, its extra, and its purpose."""
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class Finding(msgspec.Struct, frozen=True):
     """One line of the doctor."""
 
     state: State
@@ -84,13 +84,9 @@ async def examine(
     """Check everything that a run needs. It takes a few seconds, and neither downloads nor writes.
 
     Args:
-        disk: Reads the data.
         entropy: Random bytes for the handshake of the loopback link.
-        data_dir: Value of ``ADAM_DATA_DIR``.
-        cache_dir: Folder of downloaded data.
         network: Network of the loopback link; None: plain TCP.
         spec: Model of the checks of kernels and working sets; None: `mnist-adam`.
-        images_per_group: Images per group, at least 1.
 
     A cancellation leaves nothing behind.
     """
@@ -101,11 +97,7 @@ async def examine(
         *check_software(machine),
         *[check_extra(*extra) for extra in EXTRAS],
         *check_hardware(machine),
-        await check_kernels(
-            spec,
-            images_per_group,
-            installed=installed_version("numba") is not None,
-        ),
+        await check_kernels(spec, images_per_group, installed=installed_version("numba") is not None),
         *check_working_sets(machine, spec, images_per_group),
         await check_products(machine.cores),
         await check_link(tcp),
@@ -131,65 +123,57 @@ def check_software(machine: Machine) -> list[Finding]:
 def _at_least(what: str, version: str, least: tuple[int, ...]) -> Finding:
     numbers = tuple(int(part) for part in version.split(".")[: len(least)] if part.isdigit())
     if numbers >= least:
-        return Finding(state="ok", what=what, detail=version)
+        return Finding("ok", what, version)
     wanted = ".".join(map(str, least))
-    return Finding(state="broken", what=what, detail=f"{version} is too old: install {wanted} or newer")
+    return Finding("broken", what, f"{version} is too old: install {wanted} or newer")
 
 
 def _blas(machine: Machine) -> Finding:
     blas = machine.blas
     if machine.warnings:
-        return Finding(state="slow", what="blas", detail=f"{blas.name}: {machine.warnings[0]}")
+        return Finding("slow", "blas", f"{blas.name}: {machine.warnings[0]}")
     threads = "threads unknown" if blas.threads is None else f"{blas.threads} thread per product"
-    return Finding(state="ok", what="blas", detail=f"{blas.name}, {threads}; the command line sets one")
+    return Finding("ok", "blas", f"{blas.name}, {threads}; the command line sets one")
 
 
 def _loop(machine: Machine) -> Finding:
     if machine.uvloop is None:
-        return Finding(state="slow", what="loop", detail="uvloop is not installed: links are slower")
+        return Finding("slow", "loop", "uvloop is not installed: links are slower")
     if machine.loop != "uvloop":
-        return Finding(state="slow", what="loop", detail=f"{machine.loop} runs, uvloop is here: use it")
-    return Finding(state="ok", what="loop", detail=f"uvloop {machine.uvloop}")
+        return Finding("slow", "loop", f"{machine.loop} runs, uvloop is here: use it")
+    return Finding("ok", "loop", f"uvloop {machine.uvloop}")
 
 
 def check_extra(package: str, extra: str, purpose: str) -> Finding:
     """Check an optional package."""
     version = installed_version(package)
     if version is not None:
-        return Finding(state="ok", what=package, detail=f"{version} (extra {extra})")
-    return Finding(
-        state="ok", what=package, detail=f"not installed: {purpose}; pip install 'adam-async[{extra}]'"
-    )
+        return Finding("ok", package, f"{version} (extra {extra})")
+    return Finding("ok", package, f"not installed: {purpose}; pip install 'adam-async[{extra}]'")
 
 
 def check_hardware(machine: Machine) -> list[Finding]:
     """Check cores, caches and memory."""
     cores = f"{machine.cores} cores for this process, {machine.processor}"
     return [
-        Finding(state="ok", what="cores", detail=cores)
+        Finding("ok", "cores", cores)
         if machine.cores > 1
-        else Finding(state="slow", what="cores", detail=f"{cores}: the event loop shares it with training"),
+        else Finding("slow", "cores", f"{cores}: the event loop shares it with training"),
         Finding(
-            state="ok",
-            what="caches",
-            detail=f"second level {_kib(machine.l2_kb)} per core, third level {_kib(machine.l3_kb)} shared",
+            "ok",
+            "caches",
+            f"second level {_kib(machine.l2_kb)} per core, third level {_kib(machine.l3_kb)} shared",
         ),
         _nodes(machine),
-        Finding(
-            state="ok",
-            what="memory",
-            detail="unknown" if machine.memory_mb is None else f"{machine.memory_mb:,} MiB",
-        ),
+        Finding("ok", "memory", "unknown" if machine.memory_mb is None else f"{machine.memory_mb:,} MiB"),
     ]
 
 
 def _nodes(machine: Machine) -> Finding:
     if machine.memory_nodes == 1:
-        return Finding(state="ok", what="memory nodes", detail="1: all memory is equally near")
+        return Finding("ok", "memory nodes", "1: all memory is equally near")
     return Finding(
-        state="ok",
-        what="memory nodes",
-        detail=f"{machine.memory_nodes}: numactl --cpunodebind keeps a worker to one of them",
+        "ok", "memory nodes", f"{machine.memory_nodes}: numactl --cpunodebind keeps a worker to one of them"
     )
 
 
@@ -201,20 +185,14 @@ async def check_kernels(spec: ModelSpec, images_per_group: int, *, installed: bo
     """Measure the kernels: each set trains for a moment, on one thread.
 
     Kernels that are not compiled are not measured, because the compilation takes too long here.
-
-    Args:
-        spec: The trained model.
-        images_per_group: Images per group.
-        installed: Whether numba is installed.
     """
-    what = "kernels"
     plain = await _images_per_s(spec, images_per_group, "numpy")
     trains = f"{spec.name} at {images_per_group} images per group on one thread"
     if not installed:
         return Finding(
-            state="slow",
-            what=what,
-            detail=f"numpy: {plain:,.0f} images/s of {trains}; compiled kernels are faster: "
+            "slow",
+            "kernels",
+            f"numpy: {plain:,.0f} images/s of {trains}; compiled kernels are faster: "
             "pip install 'adam-async[fast]'",
         )
     network = Network(spec, kernels="auto")
@@ -222,24 +200,24 @@ async def check_kernels(spec: ModelSpec, images_per_group: int, *, installed: bo
     folder = kernel_folder()
     if not KernelCache(folder).is_kept:
         return Finding(
-            state="slow",
-            what=what,
-            detail=f"numba, but {folder} cannot be written to: each run compiles kernels again, in memory; "
+            "slow",
+            "kernels",
+            f"numba, but {folder} cannot be written to: each run compiles kernels again, in memory; "
             f"{VARIABLE} can name another folder; numpy: {plain:,.0f} images/s of {trains}",
         )
     if network.kernels == "numpy":
         return Finding(
-            state="ok",
-            what=what,
-            detail=f"numba, not all compiled in {folder} yet: the first run does that while it trains, once; "
+            "ok",
+            "kernels",
+            f"numba, not all compiled in {folder} yet: the first run does that while it trains, once; "
             f"numpy: {plain:,.0f} images/s of {trains}",
         )
     fast = await _images_per_s(spec, images_per_group, "numba")
     share = fast * Network(spec).operations / await measure_sgemm(1)
     return Finding(
-        state="ok",
-        what=what,
-        detail=f"numba, compiled in {folder}: {fast:,.0f} images/s of {trains}; numpy {plain:,.0f}, "
+        "ok",
+        "kernels",
+        f"numba, compiled in {folder}: {fast:,.0f} images/s of {trains}; numpy {plain:,.0f}, "
         f"{plain / fast:.2f} of that; {share:.2f} of the rate of matrix products",
     )
 
@@ -273,7 +251,7 @@ def check_working_sets(machine: Machine, spec: ModelSpec, images_per_group: int)
     for each in working_sets(network, images_per_group):
         level = each.fits(l2_kb=machine.l2_kb, l3_kb=machine.l3_kb)
         held = {"memory": "more than the caches", None: "caches unknown"}.get(level, f"within {level}")
-        found.append(Finding(state="ok", what="working set", detail=f"{held}: {each}"))
+        found.append(Finding("ok", "working set", f"{held}: {each}"))
     return found
 
 
@@ -298,13 +276,12 @@ async def check_products(threads: int) -> Finding:
             for number, ((a, b), wanted) in enumerate(zip(pairs, alone, strict=True))
         ]
     worst = max(task.result() for task in tasks)
-    what = "products"
     if worst <= 1e-5:
-        return Finding(state="ok", what=what, detail=f"A @ B.T from {threads} threads equals the serial one")
+        return Finding("ok", "products", f"A @ B.T from {threads} threads equals the serial one")
     return Finding(
-        state="broken",
-        what=what,
-        detail=f"A @ B.T from {threads} threads differs from the serial one by {worst:.1e} of its size: "
+        "broken",
+        "products",
+        f"A @ B.T from {threads} threads differs from the serial one by {worst:.1e} of its size: "
         "this BLAS is not safe with threads; install numpy 2.3.5 or newer from PyPI",
     )
 
@@ -338,12 +315,11 @@ async def check_link(network: Links, address: str = "tcp://127.0.0.1:0") -> Find
             took_s = loop.time() - begin
     except (OSError, TransportError, TimeoutError) as error:
         reason = str(error) or f"no answer within {LINK_S:g} s"
-        return Finding(state="broken", what="link", detail=f"{address} cannot be used: {reason}")
+        return Finding("broken", "link", f"{address} cannot be used: {reason}")
     return Finding(
-        state="ok",
-        what="link",
-        detail=f"{listener.address} can be bound; a request and its answer take "
-        f"{took_s / ROUND_TRIPS * 1e6:.0f} us",
+        "ok",
+        "link",
+        f"{listener.address} can be bound; a request and its answer take {took_s / ROUND_TRIPS * 1e6:.0f} us",
     )
 
 
@@ -356,6 +332,6 @@ async def check_data(disk: Disk, data_dir: Path | None, cache_dir: Path | None) 
     try:
         dataset = await load("auto", disk, data_dir=data_dir, cache_dir=cache_dir)
     except DataError as error:
-        return Finding(state="broken", what="data", detail=str(error))
+        return Finding("broken", "data", str(error))
     sizes = f"{len(dataset.train_labels)} training and {len(dataset.test_labels)} test images"
-    return Finding(state="ok", what="data", detail=f"{dataset.name}, {sizes}: {dataset.source}")
+    return Finding("ok", "data", f"{dataset.name}, {sizes}: {dataset.source}")

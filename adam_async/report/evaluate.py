@@ -67,8 +67,6 @@ class Exam:
 
     Args:
         network: The model. Several threads may mark batches at once, each with a context of its own.
-        weights: Values by tensor.
-        dataset: The data set with the test images.
         class_names: Name of the model's class 0, 1, ...; empty if it has numbers only.
 
     Raises:

@@ -42,14 +42,7 @@ def panels(report: Report) -> dict[str, Line]:
 
 
 def draw(runs: Sequence[tuple[str, Report]]) -> "Figure":
-    """Draw runs into the same panels.
-
-    Args:
-        runs: Name and report of each run.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
+    """Draw runs into the same panels. Raises ConfigError: matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

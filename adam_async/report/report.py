@@ -286,13 +286,9 @@ def build_report(
     """Build the report of a run.
 
     Args:
-        result: Result of the driver.
         config: The run's options; the report has them with the rate in force.
-        command: The command line, or a substitute for it.
-        machine: Machine of the driver.
         baseline: The bare kernel loop; None if it was not measured.
         asked: The options before the run decided the open ones, for `Report.defaults`; None: no explanations.
-        ended: The end of the run, in words.
 
     Raises:
         msgspec.ValidationError: The counts of a node are invalid; `without_invalid` leaves such nodes out.
@@ -322,14 +318,7 @@ def build_report(
         series=list(result.series),
         events=msgspec.convert(result.events, list[EventReport]),
         checkpoints=msgspec.convert(result.checkpoints, list[CheckpointReport], from_attributes=True),
-        traffic=counts.traffic,
-        protocols=counts.protocols,
-        staleness=counts.staleness,
-        waits=counts.waits,
-        controllers=counts.controllers,
-        servers=counts.servers,
-        caches=counts.caches,
-        workers=counts.workers,
+        **msgspec.structs.asdict(counts),
     )
 
 
@@ -369,7 +358,9 @@ def _count_reports(statistics: Mapping[str, Mapping[str, Any]]) -> _CountReports
     workers = _of_role(statistics, "worker")
     return _CountReports(
         traffic=[
-            msgspec.convert(row, TrafficRow) for node in sorted(statistics) for row in _rows(statistics[node])
+            msgspec.convert(row, TrafficRow)
+            for _, values in sorted(statistics.items())
+            for row in values["traffic"]
         ],
         protocols=msgspec.convert(_protocols(workers), list[ProtocolRow]),
         staleness=_staleness(statistics.values()),
@@ -407,17 +398,8 @@ async def write(report: Report, path: Path, disk: Disk) -> None:
 
 
 def _epoch(epoch: EpochResult) -> EpochReport:
-    return EpochReport(
-        epoch=epoch.epoch,
-        images=epoch.images,
-        skipped=epoch.skipped,
-        trained_again=epoch.trained_again,
-        train_loss=epoch.train_loss if isfinite(epoch.train_loss) else None,
-        test_accuracy=epoch.test_accuracy,
-        validation_accuracy=epoch.validation_accuracy,
-        train_s=epoch.train_s,
-        images_per_s=epoch.images_per_s,
-    )
+    report = msgspec.convert(epoch, EpochReport, from_attributes=True)
+    return report if isfinite(epoch.train_loss) else msgspec.structs.replace(report, train_loss=None)
 
 
 def _staleness(roles: Collection[Mapping[str, Any]]) -> StalenessReport:
@@ -498,11 +480,6 @@ def _baseline(baseline: Baseline, images_per_s: float, model: Network) -> Baseli
 
 def _of_role(statistics: Mapping[str, Mapping[str, Any]], role: str) -> dict[str, Mapping[str, Any]]:
     return {node: statistics[node] for node in sorted(statistics) if statistics[node]["role"] == role}
-
-
-def _rows(values: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    rows: Sequence[Mapping[str, Any]] = values["traffic"]
-    return rows
 
 
 def _protocols(workers: Mapping[str, Mapping[str, Any]]) -> Sequence[Any]:

@@ -6,6 +6,8 @@ into the caches, and are large enough for a BLAS to be near its best rate.
 """
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +30,10 @@ class Factors:
         self._b, self._product = self._a.copy(), np.empty_like(self._a)
         self.multiply()
 
-    def multiply(self) -> None:
-        """Compute one product."""
+    def multiply(self) -> int:
+        """Compute one product; returns their number."""
         np.matmul(self._a, self._b, out=self._product)
+        return 1
 
 
 async def measure_sgemm(threads: int, seconds: float = SECONDS) -> float:
@@ -39,22 +42,30 @@ async def measure_sgemm(threads: int, seconds: float = SECONDS) -> float:
     The BLAS has to use one thread, as under the command line; more threads would change the measure.
 
     Args:
-        threads: Number of threads, each with matrices of its own.
         seconds: Duration; at least one product is computed.
     """
-    loop, contexts = asyncio.get_running_loop(), [Factors() for _ in range(threads)]
+    contexts = [Factors() for _ in range(threads)]
     async with ComputePool(threads=threads, name="sgemm", contexts=contexts) as pool:
-        end = loop.time() + seconds
-
-        async def lane() -> int:
-            products = 0
-            while products == 0 or loop.time() < end:
-                await pool.run(Factors.multiply, cost="sgemm", with_context=True)
-                products += 1
-            return products
-
-        # Two lanes per thread, so that none waits for the loop between two products.
-        async with asyncio.TaskGroup() as group:
-            lanes = [group.create_task(lane(), name=f"sgemm-{number}") for number in range(2 * threads)]
-        done = sum(task.result() for task in lanes)
+        done = await keep_busy(pool, Factors.multiply, seconds, cost="sgemm")
         return done * OPERATIONS * threads / pool.statistics().busy_s
+
+
+async def keep_busy(
+    pool: ComputePool, job: Callable[..., int], seconds: float, *arguments: Any, cost: str
+) -> int:
+    """Run a job on every thread of a pool, with its context, for a time; returns the sum of its results."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+
+    async def lane() -> int:
+        total = 0
+        while True:
+            total += await pool.run(job, *arguments, cost=cost, with_context=True)
+            if loop.time() >= end:
+                return total
+
+    # Two lanes per thread, so that none waits for the loop between two jobs.
+    async with asyncio.TaskGroup() as group:
+        lanes = range(2 * pool.statistics().threads)
+        tasks = [group.create_task(lane(), name=f"{cost}-{number}") for number in lanes]
+    return sum(task.result() for task in tasks)

@@ -21,8 +21,6 @@ def check_address(address: str, option: str, *, everywhere: bool = False) -> str
     """Return the address if other roles can dial it.
 
     Args:
-        address: Value of the option.
-        option: Name of the option, for errors.
         everywhere: Whether the host may stand for every interface, because another address is advertised.
 
     Raises:

@@ -60,8 +60,6 @@ def read_size(name: str, text: str, *, besides: str = "") -> int:
     """Read a size such as ``512M`` or ``4G``; without a letter it is in bytes.
 
     Args:
-        name: Name of the option, for the error.
-        text: The size.
         besides: Other permitted values of the option, for the error.
 
     Raises:
@@ -90,7 +88,6 @@ def room_for_whole(cache: CacheLimits | None, *, available_bytes: int) -> int:
 
     Args:
         cache: Limits from the options. A requested size may raise the room, but does not lower it.
-        available_bytes: Memory that this process could use.
     """
     automatic = available_bytes // SHARE_OF_AVAILABLE
     if cache is None:

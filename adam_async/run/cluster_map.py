@@ -142,7 +142,6 @@ class RunPiece(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of the JSON text of a run's record that is too long for one value of the map."""
 
     run: str
-    """Id of the run."""
     text: bytes
     changed: int = 0
 
@@ -313,12 +312,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
         return tuple(node for node, _ in ledger_record.ledger_replicas)
 
     def ledger_leader_for(self, replica: int, attempt: int = 0) -> str:
-        """Return the address of the data server for the workers of a replica; empty while there is none.
-
-        Args:
-            replica: Number of the replica.
-            attempt: Number of failed requests in a row.
-        """
+        """Return the address of the data server for the workers of a replica; empty while there is none."""
         servers = sorted(self.ledger_leaders)
         return self.nodes[servers[(replica + attempt) % len(servers)]].address if servers else ""
 
@@ -353,11 +347,10 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
                 named.setdefault(node.replica, []).append(node)
         found = {}
         for replica, members in named.items():
-            replica_generation = self.replica_generation(replica)
-            if replica_generation and all(
-                node.ready == ready_word(self.run.id, replica_generation) for node in members
-            ):
-                found[replica] = replica_generation
+            generation = self.replica_generation(replica)
+            word = ready_word(self.run.id, generation)
+            if generation and all(node.ready == word for node in members):
+                found[replica] = generation
         return found
 
 
@@ -371,7 +364,6 @@ def replica_generation(members: Sequence[tuple[int, int]], partitions: int) -> i
 
     Args:
         members: Incarnation of each worker and map version of its assignment, in the order of their parts.
-        partitions: Number of workers of a replica.
     """
     if len(members) != partitions:
         return 0

@@ -414,7 +414,6 @@ def replica_in_flight(workers: Sequence[Mapping[str, Any]], partitions: int) -> 
 
     Args:
         workers: Facts of each worker: ``threads``, and ``in_flight`` if it is given.
-        partitions: Number of workers.
     """
     return min(
         int(info.get("in_flight", 0)) or default_in_flight(int(info.get("threads", 1)), partitions)

@@ -59,8 +59,6 @@ def warm_groups(warm_start: int, *, epoch: int, groups: int, finished: Ranges, r
     Args:
         warm_start: Groups of the run that one replica trains alone; rounded up to whole rounds.
         epoch: Number of the epoch, from 1; those before it had as many groups.
-        groups: Groups of an epoch.
-        finished: Groups trained before the run was resumed.
         round_groups: Groups of a round; 0 if the epoch is shared out in ranges.
     """
     done = sum(stop - start for start, stop in finished)
@@ -107,10 +105,7 @@ def assign(
 
     Args:
         shares: Replica to its range, or to its place and the number of places.
-        groups: Groups of the epoch.
         round_groups: Groups of a round; 0: shares are ranges.
-        warm: Groups of the warm start.
-        finished: Groups trained before the run was resumed.
         carried: Number of groups, from the first, of images skipped by the epoch before.
         behind: Replicas that skipped these: they get none of them while there are others.
     """
@@ -184,7 +179,5 @@ def most_clock(*, stands_at: int, epochs: int, groups: int) -> int:
 
     Args:
         stands_at: Clock of the fastest replica at the begin of the epochs, in steps.
-        epochs: Number of epochs from there on.
-        groups: Number of groups of each epoch.
     """
     return stands_at + epochs * max(groups, LEAST_STEPS) * MOST_LEASES

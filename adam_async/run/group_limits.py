@@ -42,7 +42,6 @@ class GroupLimits:
         """Check that the run can have the groups of an answer.
 
         Args:
-            leases: Leased groups of the answer.
             tensors: Images (n, C, H, W) uint8, in any number of pieces, and labels (n,) int64; none without
                 a lease.
 

@@ -15,7 +15,6 @@ ShardId = NewType("ShardId", int)
 """Position of a shard in the run's shard table, from 0."""
 
 BucketId = NewType("BucketId", int)
-"""Number of a bucket, from 0."""
 
 Version = NewType("Version", int)
 """Number of pushes applied to a shard so far. It grows by one per push, on the primary only."""

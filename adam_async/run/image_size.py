@@ -30,10 +30,7 @@ class ChosenSize:
 
 
 def read_image_size(text: str) -> Size | None:
-    """Read the option ``size``: rows x columns such as ``48x64``, or nothing.
-
-    Returns:
-        Columns and rows; None for an empty text.
+    """Return columns and rows of the option ``size``, ROWSxCOLUMNS such as ``48x64``; None if it is empty.
 
     Raises:
         ConfigError: The text is not a size.

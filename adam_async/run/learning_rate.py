@@ -32,7 +32,6 @@ RISE_EPOCHS, RISE_EPOCHS_STALE = 0.1, 1.0
 upset the first steps most."""
 
 EPOCHS = 3
-"""Default number of epochs."""
 
 EPOCHS_OF = {"digits": 12}
 """Default number of epochs by data set, if other than `EPOCHS`: as many as take the digits to 97 %."""
@@ -52,7 +51,6 @@ def default_rate(config: Config, groups_in_flight: int = 0, squared_norm: float 
     gradients: the rate is less in proportion to their squared norm.
 
     Args:
-        config: The run.
         groups_in_flight: Groups in flight of all workers together; 0 if unknown or without effect.
         squared_norm: See `Dataset.squared_norm`; 0 if unknown.
     """
@@ -87,9 +85,6 @@ def decide(config: Config, groups_in_flight: int, data: str = "", squared_norm: 
     """Return the options in force: with epochs, rate and schedule decided.
 
     Args:
-        config: The run.
-        groups_in_flight: Groups in flight of all workers together.
-        data: Name of the data.
         squared_norm: See `Dataset.squared_norm`; 0 if unknown.
 
     Raises:

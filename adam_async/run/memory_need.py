@@ -24,7 +24,6 @@ def parameter_bytes(model: Network, config: Config) -> int:
     """Estimate the memory of a run on one machine that grows with the parameters, in bytes.
 
     Args:
-        model: The network.
         config: The run; its `weights` are decided.
     """
     rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
@@ -38,9 +37,7 @@ def check_memory(model: Network, config: Config, available_bytes: int) -> None:
     """Check that the parameters of a run fit the memory of the machine.
 
     Args:
-        model: The network.
         config: The run; its `weights` are decided.
-        available_bytes: Available memory for all roles together.
 
     Raises:
         ConfigError: Less than `parameter_bytes` is available; names both sizes, and the remedy.

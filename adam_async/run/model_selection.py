@@ -75,14 +75,7 @@ def image_size(
     spec: ModelSpec | None = None,
     init: ModelSpec | None = None,
 ) -> Size | None:
-    """Return the columns and rows of the encoded images of a run.
-
-    Args:
-        size: The option ``size``.
-        wanted: As for `choose_model`.
-        text: Contents of the TOML file if `wanted` names one.
-        spec: The model, if the caller has one.
-        init: Saved model that the run begins with, as for `choose_model`.
+    """Return columns and rows of the encoded images of a run. For the arguments see `choose_model`.
 
     Returns:
         The wanted size, else that of the model; None if the images decide both.
@@ -140,11 +133,6 @@ def check_fits(
     spec: ModelSpec, data: Mapping[str, Any], *, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS
 ) -> None:
     """Check that a model can be trained on data.
-
-    Args:
-        spec: The model.
-        data: Description of the data by their server.
-        layers: Kinds of layers that the model may use.
 
     Raises:
         ConfigError: The spec cannot be built, has nothing to train, takes images of another shape, or has

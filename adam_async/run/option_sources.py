@@ -56,10 +56,11 @@ def check_variables(environment: Mapping[str, str], options: Iterable[str]) -> N
             f"{WAITS} sets no option: waits are the table [waits] of a file, train --config FILE"
         )
     known = [*(variable_of(option) for option in options), *OTHERS]
+    bare = [name.removeprefix(PREFIX) for name in known]
     for name in sorted(environment):
         if not name.upper().startswith(PREFIX) or name in known or name.startswith(TOOLS):
             continue
-        if near := difflib.get_close_matches(name.upper()[len(PREFIX) :], _bare(known), 1, LIKENESS):
+        if near := difflib.get_close_matches(name.upper()[len(PREFIX) :], bare, 1, LIKENESS):
             raise ConfigError(f"{name} sets no option; did you mean {PREFIX}{near[0]}? Else unset {name}")
 
 
@@ -75,10 +76,6 @@ def for_children(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name in kept or not name.upper().startswith(PREFIX)
     }
-
-
-def _bare(names: Iterable[str]) -> list[str]:
-    return [name.removeprefix(PREFIX) for name in names]
 
 
 def known_keys() -> list[str]:
@@ -127,7 +124,6 @@ def make_config(*layers: Mapping[str, Any], sources: Sequence[str] = ()) -> Conf
     """Merge layers of options, of which later ones override earlier ones, and check the result.
 
     Args:
-        layers: Values by option.
         sources: Source of each layer: a file's name, `ENVIRONMENT` or `COMMAND_LINE`.
 
     Raises:
@@ -185,14 +181,7 @@ def _nearest(key: str) -> str:
 def explain_type(
     message: str, values: Mapping[str, Any], kind: type[msgspec.Struct], where: Mapping[str, str]
 ) -> str:
-    """Return a sentence that names an option with a wrong value, the type it needs, and the value's origin.
-
-    Args:
-        message: Text of msgspec about the wrong value.
-        values: All values, by option.
-        kind: Struct of the options.
-        where: Option to the origin of its value, in brackets; may lack options.
-    """
+    """Return a sentence that names an option with a wrong value, the type it needs, and the value's origin."""
     found = re.search(r" - at `\$\.(\w+)(?:\.(\w+)|\[[^]]*\])?`$", message)
     if found is None:
         return message

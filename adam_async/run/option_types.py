@@ -24,7 +24,6 @@ def check_types(options: msgspec.Struct, prefix: str = "") -> None:
 
     Args:
         options: A struct under construction, possibly frozen.
-        prefix: Text before the options' names in errors, such as ``waits.``.
 
     Raises:
         ConfigError: A value has another type, or is not one of the choices; names the option, the value and

@@ -17,11 +17,6 @@ from adam_async.run.store_record import ArrayRecord
 def plan_run(network: Network, config: Config, times: LayerTimes | None = None) -> PartitionPlan | None:
     """Cut the model of a run over the workers of a replica; None if it is not cut.
 
-    Args:
-        network: The model.
-        config: The run.
-        times: Measured times of its layers; None estimates them.
-
     Raises:
         ConfigError: The model cannot be cut over this many workers.
     """
@@ -37,12 +32,6 @@ def plan_run(network: Network, config: Config, times: LayerTimes | None = None) 
 
 def check_crossings(network: Network, plan: dict[str, Any], config: Config, *, most_bytes: int) -> None:
     """Check that each tensor between workers fits into one message.
-
-    Args:
-        network: The model.
-        plan: Its partition plan, as `PartitionPlan.to_dict` gave it.
-        config: The run.
-        most_bytes: Maximum size of a message, in bytes.
 
     Raises:
         ConfigError: A tensor is larger; names the layer and a number of images that fits.

@@ -46,7 +46,6 @@ class Progress:
     """Roles without an answer at the last update, each with its time."""
     loss: float = 0.0
     replicas: int = 0
-    """Number of live replicas."""
     clock: int = 0
     """Clock up to which all pushes of live replicas are applied, in steps."""
     waiting_for: tuple[str, ...] = ()
@@ -106,8 +105,6 @@ class Progress:
         """Take in statistics of the roles, during an epoch or just after it.
 
         Args:
-            roles: Statistics by node id; of a role that did not answer, its last ones.
-            now: Time in seconds of the loop's clock.
             ended: Result of the epoch, once it has ended: the data server may be at the next one by then.
         """
         self.roles = dict(roles)

@@ -76,13 +76,11 @@ class RunResult:
     model: Model
     data: dict[str, Any]
     statistics: dict[str, dict[str, Any]]
-    """Statistics of each node, by node id."""
     events: tuple[dict[str, Any], ...]
     """Losses of roles and other events, with seconds since the run began."""
     series: tuple[Sample, ...] = ()
     """Samples, one for about each second of training."""
     checkpoints: tuple[CheckpointResult, ...] = ()
-    """Written checkpoints, in their order."""
     checkpoint_missed: str = ""
     """Reason that the last due checkpoint was not written; empty if it was, or none was due."""
     kept_epoch: int = 0

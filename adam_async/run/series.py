@@ -39,12 +39,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Series:
-    """Takes the samples of one run.
-
-    Args:
-        schedule: Schedule of the run's rate.
-        epoch_images: Training images of one epoch.
-    """
+    """Takes the samples of one run."""
 
     def __init__(self, schedule: Schedule, *, epoch_images: int) -> None:
         self._schedule = schedule
@@ -66,16 +61,7 @@ class Series:
         images_before: int,
         loss: float,
     ) -> None:
-        """Add a sample.
-
-        Args:
-            roles: Statistics of each node, by node id.
-            s: Training time so far, in seconds.
-            epoch: Number of the epoch, from 1.
-            images: Trained images of the epoch.
-            images_before: Trained images of the epochs before it.
-            loss: Mean loss over the epoch so far.
-        """
+        """Add a sample."""
         waits = [waits_of(node, values) for node, values in roles.items()]
         if len(self.samples) >= SAMPLES_KEPT:
             del self.samples[1 : SAMPLES_KEPT // 2 : 2]

@@ -108,8 +108,6 @@ def cut_tensor(shape: Sequence[int], limit: int, rows: Sequence[int] = ()) -> li
     """Cut a tensor of `shape` into ranges of at most `limit` elements, of whole rows if rows fit.
 
     Args:
-        shape: Shape of the tensor.
-        limit: Maximum number of elements of a range.
         rows: Rows before which a range also ends.
     """
     if rows:
@@ -176,12 +174,7 @@ def shard_table(
 
 
 def part_table(table: ShardTable, parameters: Iterable[PartOfArray]) -> ShardTable:
-    """Return the shards of one part of a model, with ranges within the part's own rows of each tensor.
-
-    Args:
-        table: Shards of the whole model, cut at the borders of its parts.
-        parameters: Parameters of the part.
-    """
+    """Return the shards of one part, from a table cut at the borders of parts; ranges are of its own rows."""
     shards: list[ShardSpec] = []
     for parameter in parameters:
         first = parameter.first_row * parameter.row_size
@@ -196,11 +189,7 @@ def part_table(table: ShardTable, parameters: Iterable[PartOfArray]) -> ShardTab
 
 
 def spread(weights: Sequence[int], bins: int) -> list[int]:
-    """Put items of these weights into bins, largest first onto the least loaded one.
-
-    Returns:
-        The bin of each item.
-    """
+    """Return a bin for each item of these weights, largest first onto the least loaded one."""
     loads = [(0, target) for target in range(bins)]
     placed = [0] * len(weights)
     for item in sorted(range(len(weights)), key=lambda i: (-weights[i], i)):
@@ -219,23 +208,12 @@ def bucket_bytes(table: ShardTable) -> list[int]:
 
 
 def assign_buckets(table: ShardTable, servers: Sequence[NodeId]) -> list[NodeId]:
-    """Choose the primary of each bucket, evenly by bytes.
-
-    Args:
-        servers: Live servers; their order decides ties.
-
-    Returns:
-        One server per bucket, indexed by bucket.
-    """
+    """Return the primary of each bucket, evenly by bytes. The order of the live servers decides ties."""
     if not servers:
         raise ValueError("buckets need at least one server to be assigned to")
     return [servers[index] for index in spread(bucket_bytes(table), len(servers))]
 
 
 def holders(table: ShardTable, buckets: Sequence[str]) -> tuple[str, ...]:
-    """Return the servers with a shard of the table, in the order of their names; a bucket may be empty.
-
-    Args:
-        buckets: Primary of each bucket.
-    """
+    """Return the servers with a shard of the table, in the order of their names; a bucket may be empty."""
     return tuple(sorted({buckets[shard.bucket] for shard in table.shards}))

@@ -28,7 +28,6 @@ class StalenessReport(Staleness, frozen=True, kw_only=True):
     """The staleness of a whole run, and of its parts."""
 
     by_replica: dict[str, Staleness]
-    """Staleness of the pushes of each replica."""
     by_tensor: dict[str, Staleness]
     """Staleness of the pushes to the shards of each tensor."""
 

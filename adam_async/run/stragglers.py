@@ -31,7 +31,6 @@ class SlowLink:
     """A slow path between two nodes.
 
     Attributes:
-        nodes: Their ids.
         delay_s: Delay of each message, each way, in seconds.
         jitter_s: Maximum random delay on top, in seconds.
     """
@@ -51,7 +50,6 @@ class SlowNode:
     """A node that computes slowly.
 
     Attributes:
-        node: Its id.
         pace: Share of a core's time that each of its compute threads may use.
     """
 

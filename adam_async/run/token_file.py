@@ -21,7 +21,6 @@ PREFIX = "adam-async-keys/"
 """Beginning of a line of keys; a version follows it."""
 
 VERSION = "1"
-"""Version of the format."""
 
 AGAIN = "write it again with: adam-async token derive --role"
 """Remedy in errors; the role follows it."""
@@ -29,10 +28,6 @@ AGAIN = "write it again with: adam-async token derive --role"
 
 def read_token_text(text: str, *, origin: str = "the token") -> Secret:
     """Read a root token, or the keys of a role.
-
-    Args:
-        text: Contents of a token file, or ADAM_TOKEN.
-        origin: Name of its source, for errors.
 
     Raises:
         ConfigError: The root token can be guessed; or the line of keys is cut, altered, or of another
@@ -93,11 +88,7 @@ def derived_text(token: str, role: str, *, origin: str = "the token") -> str:
 
 
 def root_token(token: str, *, origin: str = "the token") -> bytes:
-    """Read a root token.
-
-    Raises:
-        ConfigError: The text has the keys of a role.
-    """
+    """Read a root token. Raises ConfigError: the text has the keys of a role."""
     secret = read_token_text(token, origin=origin)
     if isinstance(secret, RoleKeys):
         raise ConfigError(

@@ -18,10 +18,6 @@ def functions_for(
 ) -> Mapping[str, Callable[..., Any]]:
     """Return the functions for steps: the given ones, and imported ones.
 
-    Args:
-        steps: Steps of the user; kinds without a colon are left out.
-        functions: Given functions, by their kinds.
-
     Raises:
         ConfigError: A module or function cannot be imported; names the step.
     """
@@ -34,11 +30,7 @@ def functions_for(
 
 
 def named_functions(steps: Sequence[object] | None) -> tuple[str, ...]:
-    """Return the kinds of steps that are functions to import, in their order, each once.
-
-    Args:
-        steps: Steps of a file or a user; None for no steps.
-    """
+    """Return the kinds of steps that are functions to import, in their order, each once."""
     kinds = [step.get("kind") for step in steps or () if isinstance(step, Mapping)]
     return tuple(dict.fromkeys(kind for kind in kinds if isinstance(kind, str) and ":" in kind))
 
@@ -49,10 +41,7 @@ def check_named(steps: Sequence[object], origin: str, *, allowed: Collection[str
     The import of a function runs its module, so a checkpoint or a record alone must not cause one.
 
     Args:
-        steps: Steps of the file.
-        origin: Name of the file in an error.
         allowed: Kinds that the user names, as ``package.module:function``.
-        besides: Another way to allow them, for the error.
 
     Raises:
         ConfigError: The file names other functions; the text lists them and how to allow them.
@@ -67,10 +56,6 @@ def check_named(steps: Sequence[object], origin: str, *, allowed: Collection[str
 
 def import_named(kind: str, where: str) -> Callable[..., Any]:
     """Import a function or class by a name such as ``package.module:function``.
-
-    Args:
-        kind: The name.
-        where: Step or layer with this name, for errors.
 
     Raises:
         ConfigError: Module or name do not exist, the import fails, or the object cannot be called.

@@ -10,7 +10,6 @@ class WaitReport(msgspec.Struct, frozen=True, kw_only=True):
     """Waits of one worker before it could admit a group: their numbers, and their seconds summed."""
 
     worker: str
-    """Node id."""
     admission_waits: int
     admission_wait_s: float
     blocked_fetches: int
@@ -25,12 +24,7 @@ class WaitReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def waits_of(worker: str, values: Mapping[str, Any]) -> WaitReport | None:
-    """Return the waits in a worker's statistics; None if it never trained, or is no worker.
-
-    Args:
-        worker: Node id.
-        values: Statistics of the node.
-    """
+    """Return the waits in a worker's statistics; None if it never trained, or is no worker."""
     parameters, data = values.get("parameters"), values.get("data")
     if parameters is None or data is None:
         return None

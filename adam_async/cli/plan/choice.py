@@ -9,7 +9,7 @@ Workers on machines of their own push every group's gradients to the servers and
 those between them. On one machine a worker with the whole model trains in place, and sends nothing.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -40,7 +40,6 @@ class Conditions:
     link: LinkCost
     """Cost of links between workers, and between workers and servers."""
     cores: int
-    """Cores of a machine."""
     own_machines: bool
     """Whether each worker has a machine of its own; otherwise all share one."""
     threads: int = 0
@@ -48,9 +47,7 @@ class Conditions:
     in_flight: int = 0
     """Groups in flight per replica; 0 is twice its threads."""
     servers: int = 1
-    """Number of parameter servers."""
     halo: Halo = "auto"
-    """Halo of vertical plans."""
 
     def threads_of(self, workers: int) -> int:
         """Return the compute threads of each worker of a replica."""
@@ -62,14 +59,7 @@ class Conditions:
 
 
 class Candidate:
-    """A plan under some conditions, with its prediction.
-
-    Args:
-        network: The whole network.
-        plan: Its partition plan.
-        times: Times of its layers, for groups of one size.
-        conditions: Its machines and links.
-    """
+    """A plan under some conditions, with its prediction."""
 
     def __init__(
         self, network: Network, plan: PartitionPlan, times: LayerTimes, conditions: Conditions
@@ -179,13 +169,6 @@ def candidates(
 
     All kinds are the same for one worker, which gets the first kind only.
 
-    Args:
-        network: The whole network.
-        times: Times of its layers, for each size of groups.
-        conditions: Machines and links of the plans.
-        workers: Numbers of workers, each at least 1.
-        kinds: Kinds of plans.
-
     Raises:
         ModelError: No plan is possible; gives the reason for the last one.
     """
@@ -252,7 +235,7 @@ def _rate(candidate: Candidate) -> str:
     return f"{candidate.prediction.images_per_s:,.0f} images/s"
 
 
-def kept_whole(plan: PartitionPlan) -> Mapping[str, str]:
+def kept_whole(plan: PartitionPlan) -> dict[str, str]:
     """Return the layers that are whole in a plan that cuts others, with the reasons."""
     return {} if plan.workers == 1 else {each.layer: each.whole for each in plan.layers if each.whole}
 

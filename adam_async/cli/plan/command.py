@@ -1,15 +1,16 @@
 """The command `plan`: ways to cut a model over several workers, their predicted rates, and the best."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 from adam_async.cli.data import load_data
-from adam_async.cli.files import check_target, is_file, read_file, write_file
-from adam_async.cli.options import PlanOptions
+from adam_async.cli.files import check_target, read_model_file, write_file
+from adam_async.cli.options import PlanOptions, check_within
 from adam_async.cli.plan.choice import Candidate, Conditions, candidates, reason, recommend
 from adam_async.cli.plan.link_speed import parse_bandwidth, parse_latency
-from adam_async.cli.plan.report import build_plan_report, to_json
+from adam_async.cli.plan.report import plan_report
 from adam_async.cli.plan.table import show
 from adam_async.cli.terminal import Terminal
 from adam_async.driver.calibration import calibrate
@@ -37,7 +38,6 @@ USUAL_GROUP = 16
 """Images per group above which a group is tried only if its working set fits the third-level cache."""
 
 MOST_PARTITIONS = 64
-"""Maximum value of `--partitions`."""
 
 
 async def run_plan(options: PlanOptions, environment: Mapping[str, str], terminal: Terminal) -> int:
@@ -55,40 +55,39 @@ async def run_plan(options: PlanOptions, environment: Mapping[str, str], termina
         network = Network(await _spec(options, disk, environment), kernels="auto")
         found = _tried(network, await _times(network, options), conditions, options, machine)
         best = recommend(found)
-        report = build_plan_report(
-            best,
-            compared=found,
-            recommendation=reason(best, found) if len(found) > 1 else "",
-            machine=machine,
-            command=("adam-async", *sys.argv[1:]),
-        )
-        show(report, terminal)
+        why = reason(best, found) if len(found) > 1 else ""
+        show(best, found, why, machine, terminal)
         if options.json is not None:
-            await write_file(options.json, "--json", [to_json(report)], disk)
+            words = ("adam-async", *sys.argv[1:])
+            report = plan_report(best, compared=found, recommendation=why, machine=machine, command=words)
+            await write_file(options.json, "--json", [report], disk)
     return 0
 
 
 def _conditions(options: PlanOptions, machine: Machine) -> Conditions:
-    _within("--partitions", options.partitions, 1, MOST_PARTITIONS)
-    _within("--images-per-group", options.images_per_group, 1, MOST["images_per_group"])
-    _within("--threads", options.threads, 0, MAX_THREADS_PER_CORE * machine.cores)
-    _within("--in-flight", options.in_flight, 0, MOST["in_flight"])
-    _within("--servers", options.servers, 1, MOST["servers"])
+    for option, value, least, most in (
+        ("--partitions", options.partitions, 1, MOST_PARTITIONS),
+        ("--images-per-group", options.images_per_group, 1, MOST["images_per_group"]),
+        ("--threads", options.threads, 0, MAX_THREADS_PER_CORE * machine.cores),
+        ("--in-flight", options.in_flight, 0, MOST["in_flight"]),
+        ("--servers", options.servers, 1, MOST["servers"]),
+    ):
+        if value is not None:
+            check_within(option, value, least, most)
     if options.halo != "auto" and options.plan == "layers":
         raise ConfigError(
             f"--halo {options.halo} belongs to plan vertical, not layers, which cuts no layer: leave it out, "
             "or give --plan vertical"
         )
-    usual = LinkCost()
-    bandwidth, latency = options.bandwidth, options.latency
-    link = LinkCost(
-        bytes_per_s=usual.bytes_per_s if bandwidth is None else parse_bandwidth(bandwidth),
-        latency_s=usual.latency_s if latency is None else parse_latency(latency),
-    )
+    link = LinkCost()
+    if options.bandwidth is not None:
+        link = replace(link, bytes_per_s=parse_bandwidth(options.bandwidth))
+    if options.latency is not None:
+        link = replace(link, latency_s=parse_latency(options.latency))
     return Conditions(
         link=link,
         cores=machine.cores,
-        own_machines=bandwidth is not None or latency is not None,
+        own_machines=options.bandwidth is not None or options.latency is not None,
         threads=options.threads,
         in_flight=options.in_flight,
         servers=options.servers,
@@ -96,14 +95,9 @@ def _conditions(options: PlanOptions, machine: Machine) -> Conditions:
     )
 
 
-def _within(option: str, value: int | None, least: int, most: float) -> None:
-    if value is not None and not least <= value <= most:
-        raise ConfigError(f"{option} must be within {least} and {most}, not {value}")
-
-
 async def _spec(options: PlanOptions, disk: Disk, environment: Mapping[str, str]) -> ModelSpec:
     model = options.model or (USUAL_MODEL if options.data is None else "auto")
-    text = await read_file(Path(model), "--model", disk) if is_file(model) else None
+    text = await read_model_file(model, disk)
     if options.data is not None or model == "auto":
         dataset = await load_data(options.data or "auto", disk, environment, damaged="skip")
         return choose_model(model, dataset.info(), text=text)
@@ -117,11 +111,8 @@ async def _times(network: Network, options: PlanOptions) -> list[LayerTimes]:
         return [estimated_times(network, images) for images in sizes]
     async with ComputePool(threads=1, name="plan") as pool:
         await pool.run(network.warm_up)
-        return [await pool.run(_calibrate, network, images) for images in sizes]
-
-
-def _calibrate(network: Network, images: int) -> LayerTimes:
-    return calibrate(network, images, clock=fine_clock)
+        measure = partial(calibrate, network, clock=fine_clock)
+        return [await pool.run(measure, images) for images in sizes]
 
 
 def _tried(
@@ -150,10 +141,4 @@ def _tried(
         raise ConfigError(f"--partitions {options.partitions}: {error}") from error
     if options.images_per_group is not None:
         return found
-    return list(_with_room(found, machine))
-
-
-def _with_room(found: Sequence[Candidate], machine: Machine) -> Iterator[Candidate]:
-    for each in found:
-        if each.images <= USUAL_GROUP or each.fits_in(machine.l3_kb):
-            yield each
+    return [each for each in found if each.images <= USUAL_GROUP or each.fits_in(machine.l3_kb)]

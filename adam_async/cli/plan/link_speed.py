@@ -13,10 +13,7 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 
 def parse_bandwidth(text: str) -> float:
-    """Read a bandwidth: ``1Gbit/s``, ``100Mbps``, ``125MB/s``, ``1GiB/s``, ``64B/s``.
-
-    Returns:
-        Bytes per second.
+    """Read a bandwidth such as ``1Gbit/s``, ``100Mbps``, ``125MB/s`` or ``1GiB/s``, in bytes per second.
 
     Raises:
         ConfigError: The text is no bandwidth, has no unit, or is not above 0.
@@ -42,10 +39,7 @@ def parse_bandwidth(text: str) -> float:
 
 
 def parse_latency(text: str) -> float:
-    """Read a latency: ``0.1ms``, ``50us``, ``300ns``, ``2s``.
-
-    Returns:
-        Seconds.
+    """Read a latency such as ``0.1ms``, ``50us``, ``300ns`` or ``2s``, in seconds.
 
     Raises:
         ConfigError: The text is no latency, has no unit, or is below 0.

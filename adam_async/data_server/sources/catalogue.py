@@ -9,9 +9,8 @@ Later damage is handled by `StoredImages`.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +19,19 @@ from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.lazy_images import StoredImages
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.damage import Damage
-from adam_async.data_server.sources.file_ranges import read_piece
 from adam_async.data_server.sources.labels import number_classes
 from adam_async.data_server.sources.pictures import Header, decode, read_header
-from adam_async.data_server.sources.samples import AT_A_TIME, check_counts, describe_source, each, origins_of
-from adam_async.data_server.sources.splits import SPLITS, Split, resolve
+from adam_async.data_server.sources.samples import (
+    AT_A_TIME,
+    LoadRequest,
+    Samples,
+    StoredSample,
+    check_counts,
+    describe_source,
+    each,
+    origins_of,
+)
+from adam_async.data_server.sources.splits import SPLITS, resolve
 from adam_async.errors import DataError
 from adam_async.run.cache_size import CacheLimits
 from adam_async.run.image_size import Size, choose_size
@@ -38,87 +45,22 @@ SURELY_FITS = 32
 fit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One encoded image in a file."""
-
-    origin: str
-    """Name of the image in errors."""
-    path: Path
-    offset: int
-    size: int
-    label: str
-    split: Split | int
-    """Split of the image, or its rank, by which it is split."""
-
-    def read(self, size: int | None = None) -> bytes:
-        """Return the bytes of the image, or the first `size` of them. Blocks.
-
-        Raises:
-            DataError: The file has changed or cannot be read.
-        """
-        size = self.size if size is None else min(size, self.size)
-        try:
-            data = read_piece(self.path, self.offset, size)
-        except OSError as error:
-            raise DataError(f"{self.origin} cannot be read: {error.strerror or error}") from None
-        if len(data) < size:
-            raise DataError(
-                f"{self.origin} has become shorter than {self.size} bytes: files must not change in use"
-            )
-        return data
-
-
-class Catalogue:
-    """Collects the places of the images of a data set.
-
-    Args:
-        origin: Name of the data set in errors, usually its path.
-        damage: Collects damaged images.
-        wanted: Columns and rows of all images; None lets the images decide.
-    """
-
-    def __init__(self, origin: str, damage: Damage, wanted: Size | None = None) -> None:
-        self.origin = origin
-        self.damage = damage
-        self.wanted = wanted
-        self.entries: list[Entry] = []
-        self.bytes = 0
-
-    def add(self, entry: Entry) -> None:
-        """Add an image.
-
-        Raises:
-            DataError: The image is too large and must not be skipped, or all images together are.
-        """
-        try:
-            limits.check_file(entry.size, limits.MAX_IMAGE_BYTES, entry.origin)
-        except DataError as error:
-            self.damage.note(str(error))
-            return
-        self.bytes += entry.size
-        limits.check_total(self.bytes, self.origin)
-        self.entries.append(entry)
+def listed(request: LoadRequest) -> Samples[StoredSample]:
+    """Return a collection of the places of images, with damage and limits of its own."""
+    own = Damage(request.damage.policy)
+    return Samples(replace(request, damage=own, room_bytes=limits.MAX_TOTAL_BYTES))
 
 
 async def leave_stored(
-    catalogue: Catalogue,
-    disk: Disk,
-    *,
-    name: str,
-    source: str,
+    samples: Samples[StoredSample],
     cache: CacheLimits,
+    *,
     numbers: Mapping[str, int] | None = None,
     class_names: tuple[str, ...] = (),
 ) -> Dataset | None:
     """Make a data set whose training images stay in their files.
 
     Args:
-        catalogue: Places of the images.
-        disk: Reads headers and test images on its thread.
-        name: Short name of the data set.
-        source: Sentence for the report.
-        cache: Memory for training images.
         numbers: Class number of each label; without it they follow from the labels.
         class_names: Names of the classes; without `numbers`, only for labels that are numbers.
 
@@ -128,46 +70,50 @@ async def leave_stored(
     Raises:
         DataError: An error of `assemble` that shows already.
     """
-    if not cache.asked and catalogue.bytes * SURELY_FITS <= cache.size_bytes:
+    request = samples.request
+    damage, disk = request.damage, request.disk
+    if not cache.asked and samples.bytes * SURELY_FITS <= cache.size_bytes:
         return None
-    damage = catalogue.damage
     if numbers is None:
-        numbers, names = number_classes(entry.label for entry in catalogue.entries)
+        numbers, names = number_classes(sample.label for sample in samples.all)
         class_names = names or class_names
-    shapes = _Shapes(len(catalogue.entries), any_size=catalogue.wanted is not None)
-    kept = await _look(catalogue.entries, shapes, damage, disk)
+    known = samples.labelled(numbers)
+    shapes = _Shapes(len(known), any_size=request.size is not None)
+    kept = await _look(known, shapes, damage, disk)
     if not shapes.seen:
-        raise DataError(f"{catalogue.origin} holds no image")
-    chosen_size, channels = choose_size(shapes.sizes, catalogue.wanted), shapes.channels
+        raise DataError(f"{request.origin} holds no image")
+    chosen_size, channels = choose_size(shapes.sizes, request.size), shapes.channels
     size = chosen_size.size
     total = len(kept) * size[0] * size[1] * channels
-    if not cache.asked and max(total, catalogue.bytes) <= cache.size_bytes:
+    if not cache.asked and max(total, samples.bytes) <= cache.size_bytes:
         return None
-    limits.check_total(total, catalogue.origin)
-    splits = resolve([entry.label for entry in kept], [entry.split for entry in kept])
-    train, test = ([entry for entry, of in zip(kept, splits, strict=True) if of == split] for split in SPLITS)
+    limits.check_total(total, request.origin)
+    splits = resolve([sample.label for sample in kept], [sample.split for sample in kept])
+    train, test = (
+        [sample for sample, of in zip(kept, splits, strict=True) if of == split] for split in SPLITS
+    )
 
-    def decoded(entry: Entry) -> NDArray[np.uint8]:
-        return decode(entry.read(), entry.origin, size=size, channels=channels)
+    def decoded(sample: StoredSample) -> NDArray[np.uint8]:
+        return decode(sample.read(), sample.origin, size=size, channels=channels)
 
     tests: list[tuple[NDArray[np.uint8], int]] = []
-    await each(test, lambda entry: tests.append((decoded(entry), numbers[entry.label])), damage, disk)
-    check_counts(len(train), len(tests), damage, catalogue.origin)
-    labels = np.array([numbers[entry.label] for entry in train], np.int64)
+    await each(test, lambda sample: tests.append((decoded(sample), numbers[sample.label])), damage, disk)
+    check_counts(len(train), len(tests), request)
+    labels = np.array([numbers[sample.label] for sample in train], np.int64)
     stored = StoredImages(
         lambda number: decoded(train[number]),
         image_shape=(channels, size[1], size[0]),
         labels=labels,
-        origin=catalogue.origin,
+        origin=request.origin,
         policy=damage.policy,
     )
     make = partial(
         make_dataset,
-        name=name,
-        source=describe_source(source, damage, fitted=chosen_size.note, deep=shapes.deep),
+        name=request.name,
+        source=describe_source(request, fitted=chosen_size.note, deep=shapes.deep),
         train=(stored, labels),
         test=(np.stack([image for image, _ in tests]), np.array([label for _, label in tests], np.int64)),
-        origins=origins_of(catalogue.origin),
+        origins=origins_of(request.origin),
         class_names=class_names,
         damaged=damage.sentences(),
     )
@@ -181,10 +127,8 @@ class _Shapes:
         self._images = self._left = images
         self._any_size = any_size
         self.sizes: Counter[Size] = Counter()
-        """Number of images by size."""
         self._colours = False
         self.deep = 0
-        """Number of images of 16 bits."""
 
     def add(self, header: Header | None) -> None:
         """Count the header of the next image; None if it cannot be read."""
@@ -211,27 +155,29 @@ class _Shapes:
         return 3 if self._colours else 1
 
 
-async def _look(entries: list[Entry], shapes: _Shapes, damage: Damage, disk: Disk) -> list[Entry]:
+async def _look(
+    samples: list[StoredSample], shapes: _Shapes, damage: Damage, disk: Disk
+) -> list[StoredSample]:
     """Read headers until the result is settled. Returns the images without damaged headers."""
-    kept: list[Entry] = []
+    kept: list[StoredSample] = []
 
-    def look(entry: Entry) -> None:
+    def look(sample: StoredSample) -> None:
         header = None
         try:
-            header = _header(entry)
-            kept.append(entry)
+            header = _header(sample)
+            kept.append(sample)
         finally:
             shapes.add(header)
 
-    for first in range(0, len(entries), AT_A_TIME):
+    for first in range(0, len(samples), AT_A_TIME):
         if shapes.settled:
-            return kept + entries[first:]
-        await each(entries[first : first + AT_A_TIME], look, damage, disk)
+            return kept + samples[first:]
+        await each(samples[first : first + AT_A_TIME], look, damage, disk)
     return kept
 
 
-def _header(entry: Entry) -> Header:
+def _header(sample: StoredSample) -> Header:
     try:
-        return read_header(entry.read(HEADER_BYTES), entry.origin)
+        return read_header(sample.read(HEADER_BYTES), sample.origin)
     except DataError:
-        return read_header(entry.read(), entry.origin)
+        return read_header(sample.read(), sample.origin)

@@ -1,16 +1,20 @@
 """Pure: CIFAR-10 in its binary version, from the bytes of the archive to a data set.
 
 The archive is a gzipped tar of five training batches and one test batch; a batch is records of one label
-byte and 3 x 32 x 32 pixels. Its other version holds pickles and is not read. Nothing is unpacked to disk:
-this reader goes through the tar header by header, and takes plain files with known names only.
+byte and 3 x 32 x 32 pixels. Its other version holds pickles and is not read. Nothing is unpacked to disk,
+and only plain files with known names are read.
 """
+
+import io
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import Dataset, make_dataset
+from adam_async.data_server.sources.damage import Damage
 from adam_async.data_server.sources.downloads import RemoteFile, RemoteSet
 from adam_async.data_server.sources.idx import gunzip
+from adam_async.data_server.sources.shards import tar_members
 from adam_async.errors import DataError
 
 ARCHIVE = "cifar-10-binary.tar.gz"
@@ -22,18 +26,7 @@ CIFAR10 = RemoteSet(
 )
 """The archive of 162 MiB, with the checksum that its publisher gives."""
 
-CLASS_NAMES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
+CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SHAPE = (3, 32, 32)
 RECORD_BYTES = 1 + 3 * 32 * 32
 BATCH_RECORDS = 10_000
@@ -41,20 +34,9 @@ BATCH_RECORDS = 10_000
 TRAIN = tuple(f"cifar-10-batches-bin/data_batch_{number}.bin" for number in range(1, 6))
 TEST = "cifar-10-batches-bin/test_batch.bin"
 
-BLOCK = 512
-"""Size of a tar's blocks, in bytes: a header before each member, whose data fill whole blocks."""
-
-MAX_MEMBERS = 64
-"""Maximum number of members of the archive, which has nine."""
-
 
 def parse_cifar(data: bytes, origin: str, *, source: str) -> Dataset:
     """Return the data set in the archive.
-
-    Args:
-        data: The whole archive, gzipped or not.
-        origin: Name of the archive in errors, usually its path.
-        source: Sentence for the report.
 
     Raises:
         DataError: The archive is damaged, or a batch is missing, twice there, or not made of records.
@@ -76,44 +58,15 @@ def parse_cifar(data: bytes, origin: str, *, source: str) -> Dataset:
 
 
 def _members(data: bytes, origin: str) -> dict[str, memoryview]:
-    """Return the batches of the tar by name, as views of it."""
-    content = memoryview(gunzip(data, origin))
+    """Return the batches of the tar by name, as views of it. Members that are no files are left out."""
+    content = gunzip(data, origin)
     found: dict[str, memoryview] = {}
-    at = 0
-    for _ in range(MAX_MEMBERS):
-        header = bytes(content[at : at + BLOCK])
-        if header == bytes(BLOCK):
-            return found
-        name, size = _header(header, f"{origin}, at byte {at} of the tar")
-        at += BLOCK
-        if size > len(content) - at:
-            raise DataError(f"{origin} ends inside {name!r}, after {len(content) - at} of {size} bytes")
-        # Type 0 or a zero byte is a plain file; links and folders have no data that could be read.
-        if name in (*TRAIN, TEST) and header[156:157] in (b"0", b"\0"):
+    for name, (at, size) in tar_members(io.BytesIO(content), len(content), origin, Damage("skip")):
+        if name in (*TRAIN, TEST):
             if name in found:
                 raise DataError(f"{origin} holds {name} twice")
-            found[name] = content[at : at + size]
-        at += -(-size // BLOCK) * BLOCK
-    raise DataError(f"{origin} has more than {MAX_MEMBERS} members, expected the nine of {ARCHIVE}")
-
-
-def _header(header: bytes, where: str) -> tuple[str, int]:
-    """Return the name and size of the member behind a header."""
-    if len(header) < BLOCK:
-        raise DataError(f"{where}: {len(header)} bytes where a header or the end should be; it was cut short")
-    # The checksum counts its own eight bytes as blanks.
-    expected = sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
-    if _octal(header[148:156]) != expected:
-        raise DataError(f"{where}: no tar header; the file is damaged or is no tar")
-    size = _octal(header[124:136])
-    if size is None:
-        raise DataError(f"{where}: the member's size is {header[124:136]!r}, expected octal digits")
-    return header[:100].rstrip(b"\0").decode("ascii", "replace"), size
-
-
-def _octal(field: bytes) -> int | None:
-    digits = field.strip(b" \0")
-    return int(digits, 8) if digits and not digits.strip(b"01234567") else None
+            found[name] = memoryview(content)[at : at + size]
+    return found
 
 
 def _batch(member: memoryview, origin: str) -> NDArray[np.uint8]:

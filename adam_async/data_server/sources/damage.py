@@ -31,11 +31,7 @@ class Damage:
         return self._policy
 
     def note(self, sentence: str) -> None:
-        """Note damage that is left out.
-
-        Raises:
-            DataError: The policy is ``error``.
-        """
+        """Note damage that is left out. Raises DataError: the policy is ``error``."""
         if self._policy == "error":
             raise DataError(f"{sentence}; repair or remove it, or load with damaged='skip' (--damaged skip)")
         self.count += 1
@@ -44,10 +40,6 @@ class Damage:
 
     def check(self, kept: int, origin: str) -> None:
         """Refuse a data set too much of which is damaged.
-
-        Args:
-            kept: Number of whole images.
-            origin: Name of the data set in errors.
 
         Raises:
             DataError: More than 5 % of all are damaged; names the first.

@@ -20,24 +20,19 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from adam_async.data_server.dataset import Dataset, make_dataset
+from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
-from adam_async.data_server.sources.compressed import ENDINGS as COMPRESSED
 from adam_async.data_server.sources.damage import Damage, Policy
 from adam_async.data_server.sources.downloads import Downloader
 from adam_async.data_server.sources.files import folders_in, read_file
-from adam_async.data_server.sources.idx import parse_idx
 from adam_async.data_server.sources.image_folder import load_image_folder
-from adam_async.data_server.sources.mnist import MNIST, STEMS
+from adam_async.data_server.sources.mnist import MNIST, STEMS, parse_four
 from adam_async.data_server.sources.npy import load_npy
 from adam_async.data_server.sources.npz import KEYS, parse_npz
 from adam_async.data_server.sources.parquet import load_parquet
 from adam_async.data_server.sources.published import PUBLISHED, load_published
-from adam_async.data_server.sources.samples import name_of
-from adam_async.data_server.sources.shards import load_shards
+from adam_async.data_server.sources.samples import LoadRequest
+from adam_async.data_server.sources.shards import COMPRESSED, load_shards
 from adam_async.data_server.sources.splits import HELD_OUT, Split, split_files
 from adam_async.data_server.sources.synthetic import parse_synthetic, synthetic
 from adam_async.data_server.sources.tables import load_tables
@@ -56,7 +51,6 @@ NO_MNIST = (
 )
 
 NAMES = ("auto", "mnist", "digits", "synthetic", *PUBLISHED)
-"""Data sets that are known by name."""
 
 LOADERS = {".parquet": load_parquet, ".tar": load_shards, ".csv": load_tables}
 """Loaders of one or more files, by kind."""
@@ -87,7 +81,6 @@ async def load(
 
     Args:
         source: A name as above, a folder or a file.
-        disk: Reads, decodes and writes, all off the event loop.
         downloader: Downloads missing files; without it nothing is downloaded.
         data_dir: Folder of ``ADAM_DATA_DIR``, for ``auto`` and ``mnist``.
         cache_dir: Folder of downloaded MNIST files; without it nothing is downloaded.
@@ -104,21 +97,26 @@ async def load(
         DataError: The source is missing or damaged; names the file, its content, the expected content and
             the remedy.
     """
-    damage = Damage(damaged)
     if source == "digits":
         return await _digits(disk, "the digits inside the package, as asked for")
     if (images := parse_synthetic(source)) is not None:
         return await disk.run(synthetic, images)
     if source in PUBLISHED:
         return await load_published(source, disk, downloader=downloader, cache_dir=cache_dir)
-    if source not in {"auto", "mnist"}:
-        dataset = await _from_path(
-            Path(source), disk, f"{source}, as asked for", damage, cache, room_bytes, size
+    known = source in {"auto", "mnist"}
+    path = data_dir if known else Path(source)
+    if path is not None:
+        reason = f"{path}, because ADAM_DATA_DIR names it" if known else f"{source}, as asked for"
+        request = LoadRequest(
+            path=path,
+            disk=disk,
+            source=reason,
+            damage=Damage(damaged),
+            cache=cache,
+            room_bytes=room_bytes,
+            size=size,
         )
-        return replace(dataset, cache=cache)
-    if data_dir is not None:
-        why = f"{data_dir}, because ADAM_DATA_DIR names it"
-        return replace(await _from_path(data_dir, disk, why, damage, cache, room_bytes, size), cache=cache)
+        return replace(await _from_path(request), cache=cache)
     passed_over: list[str] = []
     cached = await _from_cache(cache_dir, disk, passed_over)
     if cached is not None:
@@ -128,12 +126,7 @@ async def load(
     else:
         try:
             mirror = await downloader.download(MNIST, cache_dir)
-            return await _from_mnist(
-                cache_dir,
-                await disk.names(cache_dir),
-                disk,
-                f"MNIST, downloaded from {mirror} into {cache_dir}",
-            )
+            return await _from_mnist_folder(cache_dir, disk, f"downloaded from {mirror} into {cache_dir}")
         except (DataError, OSError) as error:
             passed_over.append(f"the download failed ({error})")
     why = ", and ".join(passed_over)
@@ -154,9 +147,8 @@ async def _from_cache(cache_dir: Path | None, disk: Disk, passed_over: list[str]
         passed_over.append("there is no cache folder")
         return None
     try:
-        names = await disk.names(cache_dir)
-        if names:
-            return await _from_mnist(cache_dir, names, disk, f"MNIST, from the cache in {cache_dir}")
+        if await disk.names(cache_dir):
+            return await _from_mnist_folder(cache_dir, disk, f"from the cache in {cache_dir}")
         passed_over.append(f"{cache_dir} has no MNIST yet")  # a download that failed has made the folder
     except FileNotFoundError:
         passed_over.append(f"{cache_dir} has no MNIST yet")
@@ -165,33 +157,22 @@ async def _from_cache(cache_dir: Path | None, disk: Disk, passed_over: list[str]
     return None
 
 
-async def _from_path(
-    path: Path,
-    disk: Disk,
-    source: str,
-    damage: Damage,
-    cache: CacheLimits | None,
-    room_bytes: int,
-    size: Size | None,
-) -> Dataset:
+async def _from_mnist_folder(folder: Path, disk: Disk, place: str) -> Dataset:
+    """Load MNIST from a folder of this package."""
+    request = LoadRequest(path=folder, disk=disk, source=f"MNIST, {place}", damage=Damage("error"))
+    return await _from_mnist(request, await disk.names(folder))
+
+
+async def _from_path(request: LoadRequest) -> Dataset:
     """Load from a folder or a file that the user named; every failure is a DataError."""
+    path = request.path
     try:
         if path.suffix == ".npz":
-            return await _from_archive(path, disk, source, room_bytes)
+            return await _from_archive(path, request)
         kind = kind_of_name(path.name)
-        if kind not in LOADERS or await disk.run(path.is_dir):
-            return await _from_folder(path, disk, source, damage, cache, room_bytes, size)
-        return await _from_files(
-            kind,
-            [(path, None)],
-            disk,
-            path,
-            source=source,
-            damage=damage,
-            cache=cache,
-            room_bytes=room_bytes,
-            size=size,
-        )
+        if kind not in LOADERS or await request.disk.run(path.is_dir):
+            return await _from_folder(request)
+        return await LOADERS[kind](request, [(path, None)])
     except FileNotFoundError as error:
         if error.filename is not None and str(error.filename) != str(path):
             raise DataError(f"{error.filename} has gone while {path} was read; load it again") from None
@@ -209,33 +190,27 @@ async def _from_path(
         raise DataError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
 
 
-async def _from_archive(path: Path, disk: Disk, source: str, room_bytes: int) -> Dataset:
-    data = await read_file(path, disk, room_bytes=room_bytes)
+async def _from_archive(path: Path, request: LoadRequest) -> Dataset:
+    room_bytes = request.room_bytes
+    data = await read_file(path, request.disk, room_bytes=room_bytes)
 
     def decode() -> Dataset:
         try:
-            return parse_npz(data, str(path), name=path.stem, source=source, room_bytes=room_bytes)
+            return parse_npz(data, str(path), name=path.stem, source=request.source, room_bytes=room_bytes)
         except DataError:
             raise
         except Exception as error:  # a damaged archive can make zipfile and numpy raise almost anything
             raise DataError(f"{path} is damaged ({error!r}); fetch it again") from None
 
-    return await disk.run(decode)
+    return await request.disk.run(decode)
 
 
-async def _from_folder(
-    folder: Path,
-    disk: Disk,
-    source: str,
-    damage: Damage,
-    cache: CacheLimits | None,
-    room_bytes: int,
-    size: Size | None,
-) -> Dataset:
+async def _from_folder(request: LoadRequest) -> Dataset:
     """Load the one data set in a folder."""
+    folder, disk = request.path, request.disk
     names = [name for name in await disk.names(folder) if not name.startswith(".")]
     if any(_file_of(stem, names) for stem in STEMS):
-        return await _from_mnist(folder, names, disk, source, room_bytes)
+        return await _from_mnist(request, names)
     found = {kind: [name for name in names if kind_of_name(name) == kind] for kind in ENDINGS}
     present = [kind for kind in ENDINGS if found[kind]]
     if len(present) > 1:
@@ -243,32 +218,13 @@ async def _from_folder(
             f"{folder} holds {' and '.join(found[kind][0] for kind in present)}, which are several data "
             "sets; name one of them, or move the others away"
         )
-    read = partial(
-        _from_files,
-        disk=disk,
-        path=folder,
-        source=source,
-        damage=damage,
-        cache=cache,
-        room_bytes=room_bytes,
-        size=size,
-    )
     if not present:
         kind, files = await split_folders(folder, disk)
         if files:
-            return await read(kind, files)
+            return await LOADERS[kind](request, files)
         folders = await folders_in(folder, disk)
         if folders:
-            return await load_image_folder(
-                folder,
-                folders,
-                disk,
-                source=source,
-                damage=damage,
-                cache=cache,
-                room_bytes=room_bytes,
-                size=size,
-            )
+            return await load_image_folder(request, folders)
         raise DataError(
             f"{folder} holds no data set: expected {', '.join(STEMS)} (with or without .gz), one .npz, "
             f"{', '.join(f'{key}.npy' for key in KEYS)}, .parquet, .tar or .csv files, or folders of images "
@@ -276,47 +232,15 @@ async def _from_folder(
         )
     (kind,) = present
     if kind == ".npy":
-        return await load_npy(folder, names, disk, source=source, cache=cache)
+        return await load_npy(request, names)
     if kind != ".npz":
         files = [(folder / name, split) for name, split in split_files(found[kind], str(folder))]
-        return await read(kind, files)
+        return await LOADERS[kind](request, files)
     if len(found[kind]) > 1:
         raise DataError(
             f"{folder} holds {len(found[kind])} archives ({', '.join(found[kind])}); name one of them"
         )
-    return await _from_archive(folder / found[kind][0], disk, source, room_bytes)
-
-
-async def _from_files(
-    kind: str,
-    files: list[tuple[Path, Split | None]],
-    disk: Disk,
-    path: Path,
-    *,
-    source: str,
-    damage: Damage,
-    cache: CacheLimits | None,
-    room_bytes: int,
-    size: Size | None,
-) -> Dataset:
-    """Load files of one kind, which `path` is or holds."""
-    name, origin = name_of(path), str(path)
-    if kind == ".tar":
-        return await load_shards(
-            files,
-            disk,
-            name=name,
-            origin=origin,
-            source=source,
-            damage=damage,
-            cache=cache,
-            room_bytes=room_bytes,
-            size=size,
-        )
-    load_others = LOADERS[kind]
-    return await load_others(
-        files, disk, name=name, origin=origin, source=source, damage=damage, room_bytes=room_bytes, size=size
-    )
+    return await _from_archive(folder / found[kind][0], request)
 
 
 def kind_of_name(name: str) -> str:
@@ -351,33 +275,18 @@ async def split_folders(folder: Path, disk: Disk) -> tuple[str, list[tuple[Path,
     return (whole[0], found[whole[0]]) if whole else ("", [])
 
 
-async def _from_mnist(
-    folder: Path, names: list[str], disk: Disk, source: str, room_bytes: int = limits.MAX_TOTAL_BYTES
-) -> Dataset:
+async def _from_mnist(request: LoadRequest, names: list[str]) -> Dataset:
     """Load the four MNIST files of a folder."""
     found = {stem: _file_of(stem, names) for stem in STEMS}
     missing = [stem for stem, name in found.items() if name is None]
     if missing:
-        raise DataError(f"{folder} lacks {', '.join(missing)} (with or without .gz); add what is missing")
-    paths = [folder / name for name in found.values() if name is not None]
-    contents = [await read_file(path, disk, room_bytes=room_bytes) for path in paths]
-    origins = (str(paths[0]), str(paths[1]), str(paths[2]), str(paths[3]))
-
-    def decode() -> Dataset:
-        arrays: list[NDArray[np.uint8]] = []
-        left = room_bytes
-        for content, origin, axes in zip(contents, origins, (3, 1, 3, 1), strict=True):
-            arrays.append(parse_idx(content, origin, axes=axes, room_bytes=left))
-            left -= arrays[-1].nbytes
-        return make_dataset(
-            name="mnist",
-            source=source,
-            train=(arrays[0], arrays[1]),
-            test=(arrays[2], arrays[3]),
-            origins=origins,
+        raise DataError(
+            f"{request.path} lacks {', '.join(missing)} (with or without .gz); add what is missing"
         )
-
-    return await disk.run(decode)
+    paths = [request.path / name for name in found.values() if name is not None]
+    contents = [await read_file(path, request.disk, room_bytes=request.room_bytes) for path in paths]
+    parse = partial(parse_four, name="mnist", source=request.source, room_bytes=request.room_bytes)
+    return await request.disk.run(parse, contents, [str(path) for path in paths])
 
 
 def _file_of(stem: str, names: list[str]) -> str | None:

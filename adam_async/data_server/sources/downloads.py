@@ -19,6 +19,9 @@ from adam_async.errors import DataError
 CHUNK_BYTES = 1 << 14
 """Size of one read from a connection, in bytes."""
 
+LOOK_S = 0.02
+"""Time between two looks at the progress of a download, in seconds."""
+
 OnBytes = Callable[[str, int, int | None], None]
 """Callback with a URL, the number of bytes that have arrived, and the total if the server sent it."""
 
@@ -93,52 +96,49 @@ class Downloader:
     async def _retrieve(self, file: RemoteFile, url: str, folder: Path, first_s: float) -> str:
         """Download a file from one mirror unless it is there; return the failure, or nothing."""
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[Exception | None] = loop.create_future()
-
-        def notify(function: Callable[..., None], *arguments: Any) -> None:
-            # The loop may have closed after it cancelled the download.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(function, *arguments)
-
-        def on_bytes(done: int, total: int | None) -> None:
-            if not transfer.abandoned:
-                deadline.reschedule(loop.time() + self.stall_s)
-                self.on_bytes(url, done, total)
-
-        def end(error: Exception | None) -> None:
-            if not ended.done():
-                ended.set_result(error)
-
-        def work() -> None:
-            error: Exception | None = None
-            try:
-                _retrieve(file, url, folder, transfer)
-            except Exception as failure:
-                error = failure
-            notify(end, error)
-
-        transfer = _Transfer(file.limit_bytes, self.stall_s, lambda *news: notify(on_bytes, *news))
+        # The deadline here comes first: its error has the number of bytes.
+        transfer = _Transfer(file.limit_bytes, 2 * self.stall_s)
+        arguments, name = (file, url, folder), f"download {url}"
+        thread = threading.Thread(target=transfer.run, args=arguments, name=name, daemon=True)
+        seen, deadline = 0, loop.time() + first_s
         try:
-            async with asyncio.timeout(first_s) as deadline:
-                threading.Thread(target=work, name=f"download {url}", daemon=True).start()
-                error = await ended
-        except TimeoutError:
-            return f"{url}: no answer in time, after {transfer.done} bytes"
+            thread.start()
+            while True:
+                alive, done = thread.is_alive(), transfer.done
+                if done > seen:
+                    seen, deadline = done, loop.time() + self.stall_s
+                    self.on_bytes(url, done, transfer.total)
+                if not alive:
+                    return transfer.failure and f"{url}: {transfer.failure}"
+                if loop.time() > deadline:
+                    return f"{url}: no answer in time, after {seen} bytes"
+                await asyncio.sleep(LOOK_S)
         finally:
             transfer.abandoned = True
-        return "" if error is None else f"{url}: {_reason(error)}"
 
 
 class _Transfer:
-    """One download: pooch's downloader, and at once the file that it writes to."""
+    """One download on a thread: pooch's downloader, and at once the file that it writes to."""
 
-    def __init__(self, limit_bytes: int, timeout_s: float, on_bytes: Callable[[int, int | None], None]):
-        self._limit_bytes, self._timeout_s, self._on_bytes = limit_bytes, timeout_s, on_bytes
+    def __init__(self, limit_bytes: int, timeout_s: float) -> None:
+        self._limit_bytes, self._timeout_s = limit_bytes, timeout_s
         self._file: IO[bytes]
         self._responses = contextlib.ExitStack()
-        self._total: int | None = None
         self.done = 0
+        self.total: int | None = None
+        self.failure = ""
         self.abandoned = False
+
+    def run(self, file: RemoteFile, url: str, folder: Path) -> None:
+        """Download the file unless it is there, or note the failure."""
+        import pooch
+
+        # Its lines would go between those of the progress.
+        pooch.get_logger().setLevel(logging.WARNING)
+        try:
+            pooch.retrieve(url, known_hash=file.checksum, fname=file.name, path=folder, downloader=self)
+        except Exception as error:
+            self.failure = _reason(error)
 
     def __call__(self, url: str, output_file: str, pooch: object) -> None:
         from pooch import HTTPDownloader
@@ -159,27 +159,18 @@ class _Transfer:
     def _answered(self, response: Any, **options: Any) -> None:
         self._responses.callback(response.close)
         length = response.headers.get("Content-Length", "")
-        self._total = int(length) if length.isdecimal() else None
+        self.total = int(length) if length.isdecimal() else None
 
     def write(self, data: bytes) -> None:
         self.done += len(data)
-        if max(self.done, self._total or 0) > self._limit_bytes:
+        if max(self.done, self.total or 0) > self._limit_bytes:
             raise OSError(f"it sends more than the {self._limit_bytes} bytes expected")
         if self.abandoned:
             raise OSError("the download is abandoned")
         self._file.write(data)
-        self._on_bytes(self.done, self._total)
 
     def flush(self) -> None:
         """Leave flushing to the end of the file: pooch asks for it with each piece."""
-
-
-def _retrieve(file: RemoteFile, url: str, folder: Path, transfer: _Transfer) -> None:
-    import pooch
-
-    # Its lines would go between those of the progress.
-    pooch.get_logger().setLevel(logging.WARNING)
-    pooch.retrieve(url, known_hash=file.checksum, fname=file.name, path=folder, downloader=transfer)
 
 
 def _reason(error: BaseException) -> str:

@@ -39,9 +39,6 @@ def reading(path: Path) -> Iterator[BinaryIO]:
 class Scratch:
     """A file without a name: no other process finds it, and the end of the process deletes it.
 
-    Args:
-        folder: Existing folder on the disk of the file.
-
     Raises:
         OSError: The folder takes no file.
     """

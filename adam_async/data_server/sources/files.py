@@ -18,9 +18,6 @@ async def read_file(
     """Return a whole file.
 
     Args:
-        path: Path of the file.
-        disk: Reads the file.
-        limit: Maximum size in bytes; by default that of a shard or table.
         room_bytes: Memory for the file; see `limits.check_total`.
 
     Raises:

@@ -19,23 +19,11 @@ GZIP_WINDOW_BITS = 31
 LIMIT_BYTES = 1 << 30
 """Maximum size of unpacked content, in bytes; a small damaged file must not ask for all memory."""
 
-TYPE_NAMES = {
-    0x08: "uint8",
-    0x09: "int8",
-    0x0B: "int16",
-    0x0C: "int32",
-    0x0D: "float32",
-    0x0E: "float64",
-}
+TYPE_NAMES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32", 0x0E: "float64"}
 
 
 def gunzip(data: bytes, origin: str, room_bytes: int = LIMIT_BYTES) -> bytes:
     """Return the content of a gzipped file, or `data` itself when it is not gzipped.
-
-    Args:
-        data: The whole file.
-        origin: Name of the file in errors.
-        room_bytes: Memory for the content.
 
     Raises:
         DataError: The compressed data are damaged, cut short, or hold more than 1 GiB or the room.
@@ -63,10 +51,7 @@ def parse_idx(data: bytes, origin: str, *, axes: int, room_bytes: int = LIMIT_BY
     """Return the array in an IDX file, gzipped or not.
 
     Args:
-        data: The whole file.
-        origin: Name of the file in errors, usually its path.
         axes: Number of axes it must have: 3 for images, 1 for labels.
-        room_bytes: Memory for its content.
 
     Raises:
         DataError: Not IDX, another type or number of axes, or another size than that of the header.

@@ -11,47 +11,23 @@ from pathlib import Path
 
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
-from adam_async.data_server.sources.catalogue import Catalogue, Entry, leave_stored
-from adam_async.data_server.sources.damage import Damage
+from adam_async.data_server.sources.catalogue import leave_stored, listed
 from adam_async.data_server.sources.files import check_kind, folders_in, is_clutter, read_image
 from adam_async.data_server.sources.labels import number_folders
 from adam_async.data_server.sources.pictures import require_pillow
-from adam_async.data_server.sources.samples import Sample, Samples, assemble, each, name_of
+from adam_async.data_server.sources.samples import LoadRequest, Sample, Samples, StoredSample, assemble, each
 from adam_async.data_server.sources.splits import Split, rank_of_image
 from adam_async.errors import DataError
-from adam_async.run.cache_size import CacheLimits
-from adam_async.run.image_size import Size
-from adam_async.runtime.disk import Disk
 
 
-async def load_image_folder(
-    folder: Path,
-    folders: list[str],
-    disk: Disk,
-    *,
-    source: str,
-    damage: Damage,
-    cache: CacheLimits | None = None,
-    room_bytes: int = limits.MAX_TOTAL_BYTES,
-    size: Size | None = None,
-) -> Dataset:
+async def load_image_folder(request: LoadRequest, folders: list[str]) -> Dataset:
     """Load a folder of images by class.
-
-    Args:
-        folder: The folder.
-        folders: The names of the folders in it.
-        disk: Reads and decodes.
-        source: Sentence for the report.
-        damage: Collects damaged images.
-        cache: Memory for training images; images that do not fit stay in their files. Without it all images
-            are decoded.
-        room_bytes: Memory if all images are decoded.
-        size: Columns and rows of all images; None lets the images decide.
 
     Raises:
         DataError: No images, a test class without training images, or an error of `assemble`.
     """
     require_pillow()
+    folder, disk = request.path, request.disk
     roots = _roots(folder, folders)
     classes = {root: folders if split is None else await folders_in(root, disk) for root, split in roots}
     trained = classes[roots[0][0]]
@@ -63,29 +39,18 @@ async def load_image_folder(
                 "training and test images need the same class folders"
             )
     numbers = number_folders(trained, str(folder))
-    if cache is not None:
-        catalogue = Catalogue(str(folder), Damage(damage.policy), size)
-        for root, split in roots:
-            for name in classes[root]:
-                await _list_class(catalogue, root / name, name, split, disk)
-        stored = await leave_stored(
-            catalogue,
-            disk,
-            name=name_of(folder),
-            source=source,
-            cache=cache,
-            numbers=numbers,
-            class_names=tuple(numbers),
-        )
+    folders_of = [(root / name, name, split) for root, split in roots for name in classes[root]]
+    if request.cache is not None:
+        places = listed(request)
+        for place in folders_of:
+            await _list_class(places, *place)
+        stored = await leave_stored(places, request.cache, numbers=numbers, class_names=tuple(numbers))
         if stored is not None:
             return stored
-    samples = Samples(str(folder), damage, room_bytes, size)
-    for root, split in roots:
-        for name in classes[root]:
-            await _add_class(samples, root / name, name, split, disk)
-    return await assemble(
-        samples, disk, name=name_of(folder), source=source, numbers=numbers, class_names=tuple(numbers)
-    )
+    samples = Samples[Sample](request)
+    for place in folders_of:
+        await _add_class(samples, *place)
+    return await assemble(samples, numbers=numbers, class_names=tuple(numbers))
 
 
 def _roots(folder: Path, folders: list[str]) -> list[tuple[Path, Split | None]]:
@@ -101,9 +66,7 @@ def _roots(folder: Path, folders: list[str]) -> list[tuple[Path, Split | None]]:
     return [(folder, None)]
 
 
-async def _list_class(
-    catalogue: Catalogue, folder: Path, label: str, split: Split | None, disk: Disk
-) -> None:
+async def _list_class(places: Samples[StoredSample], folder: Path, label: str, split: Split | None) -> None:
     """List the places of the images of a class."""
 
     def look(name: str) -> None:
@@ -114,27 +77,29 @@ async def _list_class(
                 f"{folder / name} cannot be read: {getattr(error, 'strerror', None) or error}"
             ) from None
         chosen = split or rank_of_image(f"{label}/{name}")
-        catalogue.add(Entry(str(folder / name), folder / name, 0, size, label, chosen))
+        places.add(StoredSample(str(folder / name), label, chosen, folder / name, 0, size))
 
-    await each(await _images_in(folder, catalogue.damage, disk), look, catalogue.damage, disk)
+    request = places.request
+    await each(await _images_in(folder, request), look, request.damage, request.disk)
 
 
-async def _images_in(folder: Path, damage: Damage, disk: Disk) -> list[str]:
+async def _images_in(folder: Path, request: LoadRequest) -> list[str]:
     """The names in a class folder, without hidden ones; unprintable names are damage."""
     names = []
-    for name in await disk.names(folder):
+    for name in await request.disk.names(folder):
         if is_clutter(name):
             continue
         if name.isprintable():
             names.append(name)
         else:
-            damage.note(f"{folder / ascii(name)} has a name that cannot be shown")
+            request.damage.note(f"{folder / ascii(name)} has a name that cannot be shown")
     return names
 
 
-async def _add_class(samples: Samples, folder: Path, label: str, split: Split | None, disk: Disk) -> None:
-    for name in await _images_in(folder, samples.damage, disk):
-        data = await read_image(folder / name, disk, samples.damage)
+async def _add_class(samples: Samples[Sample], folder: Path, label: str, split: Split | None) -> None:
+    request = samples.request
+    for name in await _images_in(folder, request):
+        data = await read_image(folder / name, request.disk, request.damage)
         if data is not None:
             chosen = split or rank_of_image(f"{label}/{name}")
-            samples.add(Sample(str(folder / name), data, label, chosen))
+            samples.add(Sample(str(folder / name), label, chosen, data))

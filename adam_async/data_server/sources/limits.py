@@ -34,22 +34,13 @@ def check_file(size: int, limit: int, origin: str) -> None:
 
 
 def check_members(members: int, origin: str) -> None:
-    """Refuse a file with more members or rows than `MAX_MEMBERS`.
-
-    Raises:
-        DataError: The file has more.
-    """
+    """Refuse a file with more members or rows than `MAX_MEMBERS`. Raises DataError: the file has more."""
     if members > MAX_MEMBERS:
         raise DataError(f"{origin} holds more than {MAX_MEMBERS} members or rows; cut it into smaller files")
 
 
 def check_total(size: int, origin: str, room_bytes: int = MAX_TOTAL_BYTES) -> None:
     """Refuse a data set above `MAX_TOTAL_BYTES` or above the room of this machine.
-
-    Args:
-        size: Size of the decoded data set, in bytes.
-        origin: Name of the data set in an error.
-        room_bytes: Memory for data that decode as a whole.
 
     Raises:
         DataError: The data set is larger; the text says how to proceed.

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.sources.downloads import RemoteFile, RemoteSet
-from adam_async.data_server.sources.idx import parse_idx
+from adam_async.data_server.sources.idx import LIMIT_BYTES, parse_idx
 
 TRAIN_IMAGES = "train-images-idx3-ubyte"
 TRAIN_LABELS = "train-labels-idx1-ubyte"
@@ -14,20 +17,28 @@ TEST_LABELS = "t10k-labels-idx1-ubyte"
 STEMS = (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
 """File names without ``.gz``, in the order in which a data set is put together."""
 
+DOWNLOADED = (TEST_LABELS, TEST_IMAGES, TRAIN_LABELS, TRAIN_IMAGES)
+"""The same in the order of their download, a small file first."""
+
+
+def _files(*checksums: str) -> tuple[RemoteFile, ...]:
+    return tuple(
+        RemoteFile(name=f"{stem}.gz", checksum=checksum, limit_bytes=32 << 20)
+        for stem, checksum in zip(DOWNLOADED, checksums, strict=True)
+    )
+
+
 MNIST = RemoteSet(
     name="MNIST",
     mirrors=(
         "https://ossci-datasets.s3.amazonaws.com/mnist",
         "https://storage.googleapis.com/cvdf-datasets/mnist",
     ),
-    files=tuple(
-        RemoteFile(name=f"{stem}.gz", checksum=f"sha256:{sha256}", limit_bytes=16 << 20)
-        for stem, sha256 in (
-            (TEST_LABELS, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
-            (TEST_IMAGES, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
-            (TRAIN_LABELS, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
-            (TRAIN_IMAGES, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
-        )
+    files=_files(
+        "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
     ),
     file_s=120.0,
 )
@@ -39,14 +50,11 @@ FASHION = RemoteSet(
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
     ),
-    files=tuple(
-        RemoteFile(name=f"{stem}.gz", checksum=f"md5:{md5}", limit_bytes=32 << 20)
-        for stem, md5 in (
-            (TEST_LABELS, "bb300cfdad3c16e7a12a480ee83cd310"),
-            (TEST_IMAGES, "bef4ecab320f06d8554ea6380940ec79"),
-            (TRAIN_LABELS, "25c81989df183df01b3e8a0aad5dffbe"),
-            (TRAIN_IMAGES, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-        )
+    files=_files(
+        "md5:bb300cfdad3c16e7a12a480ee83cd310",
+        "md5:bef4ecab320f06d8554ea6380940ec79",
+        "md5:25c81989df183df01b3e8a0aad5dffbe",
+        "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
     ),
 )
 """Clothes in the format of MNIST, with the checksums of the files that their publisher gives."""
@@ -72,28 +80,26 @@ def parse_four(
     name: str,
     source: str,
     class_names: tuple[str, ...] = (),
+    room_bytes: int = LIMIT_BYTES,
 ) -> Dataset:
     """Return the data set in four files of MNIST's format.
 
     Args:
         contents: The files, gzipped or not, in the order of `STEMS`.
-        origins: Names of the files in errors, usually their paths.
-        name: Short name of the data set.
-        source: Sentence for the report.
-        class_names: Names of the classes, if they are known.
+        room_bytes: Memory for all of them.
 
     Raises:
         DataError: A file is damaged or of the wrong kind, or the files do not belong together.
     """
-    train_images, train_labels, test_images, test_labels = (
-        parse_idx(content, origin, axes=axes)
-        for content, origin, axes in zip(contents, origins, (3, 1, 3, 1), strict=True)
-    )
+    arrays: list[NDArray[np.uint8]] = []
+    for content, origin, axes in zip(contents, origins, (3, 1, 3, 1), strict=True):
+        arrays.append(parse_idx(content, origin, axes=axes, room_bytes=room_bytes))
+        room_bytes -= arrays[-1].nbytes
     return make_dataset(
         name=name,
         source=source,
-        train=(train_images, train_labels),
-        test=(test_images, test_labels),
+        train=(arrays[0], arrays[1]),
+        test=(arrays[2], arrays[3]),
         origins=(origins[0], origins[1], origins[2], origins[3]),
         class_names=class_names,
     )

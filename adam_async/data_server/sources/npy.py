@@ -15,31 +15,24 @@ from adam_async.data_server.lazy_images import StoredImages
 from adam_async.data_server.sources.file_ranges import read_piece
 from adam_async.data_server.sources.files import check_kind
 from adam_async.data_server.sources.npz import KEYS
-from adam_async.data_server.sources.samples import name_of
+from adam_async.data_server.sources.samples import LoadRequest
 from adam_async.errors import DataError
 from adam_async.run.cache_size import CacheLimits
-from adam_async.runtime.disk import Disk
 
 MAX_FILE_BYTES = 1 << 42
 """Maximum size of a mapped file, in bytes; its bytes are read on demand."""
 
 
-async def load_npy(
-    folder: Path, names: list[str], disk: Disk, *, source: str, cache: CacheLimits | None = None
-) -> Dataset:
+async def load_npy(request: LoadRequest, names: list[str]) -> Dataset:
     """Load x_train.npy, y_train.npy, x_test.npy and y_test.npy. Pickled objects are never loaded.
 
-    Args:
-        folder: The folder.
-        names: The names in it.
-        disk: Reads.
-        source: Sentence for the report.
-        cache: Memory for training images; if they are larger, or the cache has a given size, they are read
-            image by image: pages of a mapped file count as memory of the process that reads them.
+    Training images that are larger than the cache, or beside a cache of a given size, are read one by one:
+    pages of a mapped file count as memory of the process that reads them.
 
     Raises:
         DataError: A file is missing or damaged, or an array has a wrong dtype, shape or count.
     """
+    folder, cache = request.path, request.cache
     missing = [f"{key}.npy" for key in KEYS if f"{key}.npy" not in names]
     if missing:
         raise DataError(f"{folder} lacks {', '.join(missing)}; add what is missing")
@@ -49,14 +42,14 @@ async def load_npy(
     def read() -> Dataset:
         arrays = [_map(path) for path in paths]
         return make_dataset(
-            name=name_of(folder),
-            source=source,
+            name=request.name,
+            source=request.source,
             train=(_train(arrays[0], np.asarray(arrays[1]), paths[0], cache), arrays[1]),
             test=(arrays[2], arrays[3]),
             origins=origins,
         )
 
-    return await disk.run(read)
+    return await request.disk.run(read)
 
 
 def _train(
@@ -82,10 +75,7 @@ def _train(
         return image
 
     return StoredImages(
-        read,
-        image_shape=(channels, rows, columns),
-        labels=labels.reshape(-1),
-        origin=str(path),
+        read, image_shape=(channels, rows, columns), labels=labels.reshape(-1), origin=str(path)
     )
 
 

@@ -32,10 +32,6 @@ def parse_npz(
     Without the last two, one image in five of each class tests. Pickled objects are never loaded.
 
     Args:
-        data: The whole archive.
-        origin: Name of the archive in errors.
-        name: Short name of the data set.
-        source: Sentence for the report.
         room_bytes: Memory for all four arrays, compared with their headers before unpacking.
 
     Raises:

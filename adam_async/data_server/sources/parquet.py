@@ -17,56 +17,36 @@ import numpy as np
 
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
-from adam_async.data_server.sources.damage import Damage
 from adam_async.data_server.sources.files import read_file
 from adam_async.data_server.sources.labels import is_name
 from adam_async.data_server.sources.pictures import require_pillow
-from adam_async.data_server.sources.samples import Sample, Samples, assemble
+from adam_async.data_server.sources.samples import LoadRequest, Sample, Samples, assemble
 from adam_async.data_server.sources.splits import Split, rank_of_image
 from adam_async.errors import DataError
-from adam_async.run.image_size import Size
-from adam_async.runtime.disk import Disk
 
 ROWS_AT_A_TIME = 1024
 
 
-async def load_parquet(
-    files: list[tuple[Path, Split | None]],
-    disk: Disk,
-    *,
-    name: str,
-    origin: str,
-    source: str,
-    damage: Damage,
-    room_bytes: int = limits.MAX_TOTAL_BYTES,
-    size: Size | None = None,
-) -> Dataset:
-    """Load all images of some Parquet files.
-
-    Args:
-        files: The files with their splits; None splits rows.
-        disk: Reads and decodes.
-        name: Short name of the data set.
-        origin: Name of the data set in errors.
-        source: Sentence for the report.
-        damage: Collects damaged images.
-        room_bytes: Memory for the images, encoded or decoded.
-        size: Columns and rows of all images; None lets the images decide.
+async def load_parquet(request: LoadRequest, files: list[tuple[Path, Split | None]]) -> Dataset:
+    """Load all images of some Parquet files. Without a split, rows are split by their numbers.
 
     Raises:
         DataError: Not such a file, or an error of `assemble`.
     """
     require_pillow()
-    samples = Samples(origin, damage, room_bytes, size)
+    samples = Samples[Sample](request)
     class_names: tuple[str, ...] = ()
     for path, split in files:
-        data = await read_file(path, disk, room_bytes=room_bytes)
-        class_names = await disk.run(add_rows, data, str(path), path.name, split, samples) or class_names
+        data = await read_file(path, request.disk, room_bytes=request.room_bytes)
+        names = await request.disk.run(add_rows, data, str(path), path.name, split, samples)
+        class_names = names or class_names
         del data
-    return await assemble(samples, disk, name=name, source=source, class_names=class_names)
+    return await assemble(samples, class_names=class_names)
 
 
-def add_rows(data: bytes, origin: str, name: str, split: Split | None, samples: Samples) -> tuple[str, ...]:
+def add_rows(
+    data: bytes, origin: str, name: str, split: Split | None, samples: Samples[Sample]
+) -> tuple[str, ...]:
     """Add the images of one file; return the names of the classes, if it has some.
 
     Raises:
@@ -79,17 +59,18 @@ def add_rows(data: bytes, origin: str, name: str, split: Split | None, samples: 
         raise DataError(
             f"reading {origin} needs pyarrow, of the extra `parquet`: pip install 'adam-async[parquet]'"
         ) from None
+    room_bytes = samples.request.room_bytes
     try:
         file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data))
-        columns = [_check(file, origin, samples.room_bytes), "label"]
+        columns = [_check(file, origin, room_bytes), "label"]
         file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data), read_dictionary=columns)
-        for index, (image, label) in enumerate(_rows(file, columns, origin, samples.room_bytes)):
+        for index, (image, label) in enumerate(_rows(file, columns, origin, room_bytes)):
             where = f"{origin}, row {index}"
             if not isinstance(image, bytes) or not isinstance(label, int | str):
-                samples.damage.note(f"{where} lacks its image or its label")
+                samples.request.damage.note(f"{where} lacks its image or its label")
             else:
                 chosen = split or rank_of_image(f"{name}/{index}")
-                samples.add(Sample(where, image, str(label), chosen))
+                samples.add(Sample(where, str(label), chosen, image))
         return _class_names(file.schema_arrow.metadata or {})
     except DataError:
         raise
@@ -98,11 +79,7 @@ def add_rows(data: bytes, origin: str, name: str, split: Split | None, samples: 
 
 
 def _check(file: Any, origin: str, room_bytes: int) -> str:
-    """Check columns and sizes by the metadata of the file, before any column is unpacked.
-
-    Returns:
-        The column of encoded images.
-    """
+    """Check columns and sizes by the metadata, before unpacking; return the column of encoded images."""
     from pyarrow import types
 
     schema = file.schema_arrow

@@ -60,11 +60,7 @@ class Header:
 
 
 def require_pillow() -> None:
-    """Refuse to go on without the library that decodes images.
-
-    Raises:
-        DataError: Pillow is not installed.
-    """
+    """Refuse to go on without the library that decodes images. Raises DataError: Pillow is not installed."""
     try:
         import PIL.Image  # noqa: F401
     except ImportError:
@@ -93,8 +89,6 @@ def decode(data: bytes, origin: str, *, size: tuple[int, int], channels: int) ->
     """Decode an image; one of another size is scaled, and cut in the middle.
 
     Args:
-        data: The whole file.
-        origin: Name of the image in errors.
         size: Columns and rows wanted.
         channels: 1 for grey or 3 for red, green and blue.
 

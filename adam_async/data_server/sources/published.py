@@ -55,11 +55,8 @@ async def load_published(
     """Load a data set from the cache, or download it there first. Cancelling leaves no half-written file.
 
     Args:
-        source: A name in `published`.
-        disk: Reads, decodes and writes, all off the event loop.
         downloader: Downloads missing files; without it nothing is downloaded.
         cache_dir: Folder in which each data set has a folder; without it there is nothing to load.
-        published: Data sets by name.
 
     Raises:
         DataError: The data set is neither in the cache nor can be downloaded; names the attempts.

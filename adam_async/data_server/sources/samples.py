@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +17,17 @@ from numpy.typing import NDArray
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.damage import Damage
+from adam_async.data_server.sources.file_ranges import read_piece
 from adam_async.data_server.sources.labels import number_classes
 from adam_async.data_server.sources.pictures import Header, decode, read_header
 from adam_async.data_server.sources.splits import SPLITS, Split, resolve
 from adam_async.errors import DataError
+from adam_async.run.cache_size import CacheLimits
 from adam_async.run.image_size import Size, choose_size
 from adam_async.runtime.disk import Disk
 
 T = TypeVar("T")
+S = TypeVar("S", "Sample", "StoredSample")
 
 BYTES_OF_PIXEL = 4
 """Maximum memory of one pixel during decoding, in bytes."""
@@ -33,74 +36,125 @@ AT_A_TIME = 256
 """Number of images that one job on the disk's thread decodes."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRequest:
+    """A data set that is being loaded."""
+
+    path: Path
+    disk: Disk
+    source: str
+    """Sentence for the report."""
+    damage: Damage
+    cache: CacheLimits | None = None
+    """Memory for training images; images that do not fit stay in their files. None: all are decoded."""
+    room_bytes: int = limits.MAX_TOTAL_BYTES
+    """Memory for all images, if they are decoded at once, and for each file that is read whole."""
+    size: Size | None = None
+    """Columns and rows of all encoded images; None lets the images decide."""
+
+    @property
+    def name(self) -> str:
+        """Short name of the data set."""
+        return self.path.stem or "data"
+
+    @property
+    def origin(self) -> str:
+        """Name of the data set in errors."""
+        return str(self.path)
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One encoded image with its label."""
+    """One encoded image in memory."""
 
     origin: str
     """Name of the image in errors."""
-    data: bytes
     label: str
     split: Split | int
     """Split of the image, or its rank, by which it is split."""
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return len(self.data)
+
+    def read(self) -> bytes:
+        """Return the bytes of the image."""
+        return self.data
 
 
-class Samples:
-    """Collects the images of a data set, up to the memory for them.
+@dataclass(frozen=True, slots=True)
+class StoredSample:
+    """One encoded image in a file."""
 
-    Args:
-        origin: Name of the data set in errors, usually its path.
-        damage: Collects damaged images.
-        room_bytes: Memory for its images, encoded or decoded.
-        wanted: Columns and rows of all images; None lets the images decide.
-    """
+    origin: str
+    label: str
+    split: Split | int
+    path: Path
+    offset: int
+    size: int
 
-    def __init__(
-        self,
-        origin: str,
-        damage: Damage,
-        room_bytes: int = limits.MAX_TOTAL_BYTES,
-        wanted: Size | None = None,
-    ) -> None:
-        self.origin = origin
-        self.damage = damage
-        self.room_bytes = room_bytes
-        self.wanted = wanted
-        self.all: list[Sample] = []
-        self._bytes = 0
+    def read(self, size: int | None = None) -> bytes:
+        """Return the bytes of the image, or the first `size` of them. Blocks.
 
-    def add(self, sample: Sample) -> None:
+        Raises:
+            DataError: The file has changed or cannot be read.
+        """
+        size = self.size if size is None else min(size, self.size)
+        try:
+            data = read_piece(self.path, self.offset, size)
+        except OSError as error:
+            raise DataError(f"{self.origin} cannot be read: {error.strerror or error}") from None
+        if len(data) < size:
+            raise DataError(
+                f"{self.origin} has become shorter than {self.size} bytes: files must not change in use"
+            )
+        return data
+
+
+class Samples(Generic[S]):
+    """Collects the images of a data set, up to the memory for them."""
+
+    def __init__(self, request: LoadRequest) -> None:
+        self.request = request
+        self.all: list[S] = []
+        self.bytes = 0
+
+    def add(self, sample: S) -> None:
         """Add an image.
 
         Raises:
             DataError: The image is too large and must not be skipped, or all images together are.
         """
         try:
-            limits.check_file(len(sample.data), limits.MAX_IMAGE_BYTES, sample.origin)
+            limits.check_file(sample.size, limits.MAX_IMAGE_BYTES, sample.origin)
         except DataError as error:
-            self.damage.note(str(error))
+            self.request.damage.note(str(error))
             return
-        self._bytes += len(sample.data)
-        limits.check_total(self._bytes, self.origin, self.room_bytes)
+        self.bytes += sample.size
+        limits.check_total(self.bytes, self.request.origin, self.request.room_bytes)
         self.all.append(sample)
+
+    def labelled(self, numbers: Mapping[str, int]) -> list[S]:
+        """Return the images whose labels have a class number; other labels are damage."""
+        known = []
+        for sample in self.all:
+            if sample.label in numbers:
+                known.append(sample)
+                continue
+            expected = "a name" if any(not label.isdigit() for label in numbers) else "a class number from 0"
+            label = repr(sample.label[:80])
+            self.request.damage.note(f"{sample.origin} has the label {label}, expected {expected}")
+        return known
 
 
 async def assemble(
-    samples: Samples,
-    disk: Disk,
-    *,
-    name: str,
-    source: str,
-    numbers: Mapping[str, int] | None = None,
-    class_names: tuple[str, ...] = (),
+    samples: Samples[Sample], *, numbers: Mapping[str, int] | None = None, class_names: tuple[str, ...] = ()
 ) -> Dataset:
     """Decode all images and join them with their labels.
 
     Args:
-        samples: Encoded images.
-        disk: Decodes on its thread.
-        name: Short name of the data set.
-        source: Sentence for the report.
         numbers: Class number of each label; without it they follow from the labels.
         class_names: Names of the classes; without `numbers`, only for labels that are numbers.
 
@@ -108,46 +162,46 @@ async def assemble(
         DataError: Nothing is left to train or to test with, too many images are damaged, or one is and
             damage is not skipped.
     """
+    request = samples.request
+    damage, disk = request.damage, request.disk
     if numbers is None:
         numbers, names = number_classes(sample.label for sample in samples.all)
         class_names = names or class_names
-    known = _labelled(samples, numbers)
-    headers = await _headers(known, samples.damage, disk)
+    headers = await _headers(samples.labelled(numbers), damage, disk)
     if not headers:
-        raise DataError(f"{samples.origin} holds no image" + _first(samples.damage))
+        first = "".join(f": {sentence}" for sentence in damage.sentences()[:1])
+        raise DataError(f"{request.origin} holds no image{first}")
     sizes = Counter(header.size for _, header in headers)
-    chosen_size = choose_size(sizes, samples.wanted)
+    chosen_size = choose_size(sizes, request.size)
     size = chosen_size.size
     channels = 1 if all(header.is_grey for _, header in headers) else 3
-    limits.check_total(len(headers) * size[0] * size[1] * channels, samples.origin, samples.room_bytes)
+    limits.check_total(len(headers) * size[0] * size[1] * channels, request.origin, request.room_bytes)
     sample, largest = max(headers, key=lambda found: found[1].pixels)
-    limits.check_total(BYTES_OF_PIXEL * largest.pixels, sample.origin, samples.room_bytes)
+    limits.check_total(BYTES_OF_PIXEL * largest.pixels, sample.origin, request.room_bytes)
     arrays = []
     found = [sample for sample, _ in headers]
     splits = resolve([sample.label for sample in found], [sample.split for sample in found])
     for split in SPLITS:
         chosen = [sample for sample, of in zip(found, splits, strict=True) if of == split]
-        images, kept = await _decoded(chosen, size, channels, samples.damage, disk)
+        images, kept = await _decoded(chosen, size, channels, damage, disk)
         arrays.append((images, np.array([numbers[sample.label] for sample in kept], np.int64)))
-    check_counts(len(arrays[0][1]), len(arrays[1][1]), samples.damage, samples.origin)
+    check_counts(len(arrays[0][1]), len(arrays[1][1]), request)
     return make_dataset(
-        name=name,
+        name=request.name,
         source=describe_source(
-            source,
-            samples.damage,
-            fitted=chosen_size.note,
-            deep=sum(header.is_deep for _, header in headers),
+            request, fitted=chosen_size.note, deep=sum(header.is_deep for _, header in headers)
         ),
         train=arrays[0],
         test=arrays[1],
-        origins=origins_of(samples.origin),
+        origins=origins_of(request.origin),
         class_names=class_names,
-        damaged=samples.damage.sentences(),
+        damaged=damage.sentences(),
     )
 
 
-def describe_source(source: str, damage: Damage, *, fitted: str = "", deep: int = 0) -> str:
+def describe_source(request: LoadRequest, *, fitted: str = "", deep: int = 0) -> str:
     """Return the sentence on the source of a data set, with the changes to its images."""
+    source, damage = request.source, request.damage
     if deep:
         source += f"; {deep} images of 16 bits were scaled to 8"
     if fitted:
@@ -157,18 +211,18 @@ def describe_source(source: str, damage: Damage, *, fitted: str = "", deep: int 
     return source
 
 
-def check_counts(train: int, test: int, damage: Damage, origin: str) -> None:
+def check_counts(train: int, test: int, request: LoadRequest) -> None:
     """Refuse a data set that is too damaged, or without images to train or to test with.
 
     Raises:
         DataError: The data set is such a one.
     """
-    damage.check(train + test, origin)
+    request.damage.check(train + test, request.origin)
     for split, images in zip(SPLITS, (train, test), strict=True):
         if not images:
             raise DataError(
-                f"{origin}: none of its {train + test} images is left for the {split} set; add images, or "
-                "name the files or folders train and test"
+                f"{request.origin}: none of its {train + test} images is left for the {split} set; "
+                "add images, or name the files or folders train and test"
             )
 
 
@@ -178,32 +232,11 @@ def origins_of(origin: str) -> tuple[str, str, str, str]:
     return f"{train}, images", f"{train}, labels", f"{test}, images", f"{test}, labels"
 
 
-def name_of(path: Path) -> str:
-    """Return the short name of a data set at a path."""
-    return path.stem or "data"
-
-
-def _first(damage: Damage) -> str:
-    sentences = damage.sentences()
-    return f": {sentences[0]}" if sentences else ""
-
-
-def _labelled(samples: Samples, numbers: Mapping[str, int]) -> list[Sample]:
-    known = []
-    for sample in samples.all:
-        if sample.label in numbers:
-            known.append(sample)
-        else:
-            expected = "a name" if any(not label.isdigit() for label in numbers) else "a class number from 0"
-            samples.damage.note(f"{sample.origin} has the label {sample.label[:80]!r}, expected {expected}")
-    return known
-
-
 async def _headers(samples: list[Sample], damage: Damage, disk: Disk) -> list[tuple[Sample, Header]]:
     headers: list[tuple[Sample, Header]] = []
 
     def read(sample: Sample) -> None:
-        headers.append((sample, read_header(sample.data, sample.origin)))
+        headers.append((sample, read_header(sample.read(), sample.origin)))
 
     await each(samples, read, damage, disk)
     return headers
@@ -217,7 +250,7 @@ async def _decoded(
     kept: list[Sample] = []
 
     def read(sample: Sample) -> None:
-        images[len(kept)] = decode(sample.data, sample.origin, size=size, channels=channels)
+        images[len(kept)] = decode(sample.read(), sample.origin, size=size, channels=channels)
         kept.append(sample)
 
     await each(samples, read, damage, disk)

@@ -8,92 +8,91 @@ Nothing is ever written to disk. Members that only make sense there (absolute na
 devices) are damage; a shard that is cut short or not a tar file is an error, whatever the policy for damage.
 """
 
+import gzip
 import io
 import json
 import tarfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
-from adam_async.data_server.sources.catalogue import Catalogue, Entry, leave_stored
-from adam_async.data_server.sources.compressed import ENDINGS, unpack
+from adam_async.data_server.sources.catalogue import leave_stored, listed
 from adam_async.data_server.sources.damage import Damage
 from adam_async.data_server.sources.file_ranges import reading
 from adam_async.data_server.sources.files import check_kind, is_clutter, read_file
 from adam_async.data_server.sources.pictures import require_pillow
-from adam_async.data_server.sources.samples import Sample, Samples, assemble
+from adam_async.data_server.sources.samples import LoadRequest, Sample, Samples, StoredSample, assemble
 from adam_async.data_server.sources.splits import Split, rank_of_image
 from adam_async.errors import DataError
-from adam_async.run.cache_size import CacheLimits
-from adam_async.run.image_size import Size
-from adam_async.runtime.disk import Disk
+
+COMPRESSED = (".tar.gz", ".tgz")
+"""Endings of the names of compressed shards."""
 
 IMAGE_SUFFIXES = ("png", "jpg", "jpeg", "bmp", "gif", "ppm", "pgm", "pbm", "webp")
 BLOCK = tarfile.BLOCKSIZE
 MAX_LABEL_BYTES = 1 << 16
 
 
-async def load_shards(
-    files: list[tuple[Path, Split | None]],
-    disk: Disk,
-    *,
-    name: str,
-    origin: str,
-    source: str,
-    damage: Damage,
-    cache: CacheLimits | None = None,
-    room_bytes: int = limits.MAX_TOTAL_BYTES,
-    size: Size | None = None,
-) -> Dataset:
+async def load_shards(request: LoadRequest, files: list[tuple[Path, Split | None]]) -> Dataset:
     """Load all images of some tar shards.
 
-    Args:
-        files: The shards with their splits; None splits images by their names.
-        disk: Reads and decodes.
-        name: Short name of the data set.
-        origin: Name of the data set in errors.
-        source: Sentence for the report.
-        damage: Collects damaged images.
-        cache: Memory for training images; images that do not fit stay in their shards. Without it, or with a
-            compressed shard, all images are decoded.
-        room_bytes: Memory if all images are decoded, and for a shard that is read whole.
-        size: Columns and rows of all images; None lets the images decide.
+    With a compressed shard all images are decoded. Without a split, images are split by their names.
 
     Raises:
         DataError: A shard is not a tar file or is cut short, or an error of `assemble`.
     """
     require_pillow()
-    if cache is not None and not any(path.name.endswith(ENDINGS) for path, _ in files):
-        catalogue = Catalogue(origin, Damage(damage.policy), size)
+    if request.cache is not None and not any(path.name.endswith(COMPRESSED) for path, _ in files):
+        places = listed(request)
         for path, split in files:
-            await disk.run(list_shard, path, split, catalogue)
-        stored = await leave_stored(catalogue, disk, name=name, source=source, cache=cache)
+            await request.disk.run(list_shard, path, split, places)
+        stored = await leave_stored(places, request.cache)
         if stored is not None:
             return stored
-    samples = Samples(origin, damage, room_bytes, size)
+    samples = Samples[Sample](request)
     for path, split in files:
-        data = await read_file(path, disk, room_bytes=room_bytes)
-        if path.name.endswith(ENDINGS):
-            data = await disk.run(unpack, data, str(path), damage, room_bytes)
-        await disk.run(add_shard, data, str(path), path.name, split, samples)
+        data = await read_file(path, request.disk, room_bytes=request.room_bytes)
+        if path.name.endswith(COMPRESSED):
+            data = await request.disk.run(unpack, data, str(path), request.room_bytes)
+        await request.disk.run(add_shard, data, str(path), path.name, split, samples)
         del data
-    return await assemble(samples, disk, name=name, source=source)
+    return await assemble(samples)
 
 
-def add_shard(data: bytes, origin: str, name: str, split: Split | None, samples: Samples) -> None:
+def unpack(data: bytes, origin: str, room_bytes: int = limits.MAX_FILE_BYTES) -> bytes:
+    """Return the plain tar file in a compressed one.
+
+    Raises:
+        DataError: The file is not gzipped, is cut short or damaged, or is too large unpacked.
+    """
+    most = min(limits.MAX_FILE_BYTES, room_bytes)
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            content = file.read(most + 1)  # a bomb is not unpacked further
+    except EOFError:
+        raise DataError(f"{origin} ends too early: it was cut short, fetch it again") from None
+    except (OSError, zlib.error) as error:
+        raise DataError(f"{origin} is not a gzipped tar file, or damaged ({error})") from None
+    if len(content) > most:
+        raise DataError(f"{origin} unpacks to more than {most} bytes; cut it into smaller ones")
+    return content
+
+
+def add_shard(data: bytes, origin: str, name: str, split: Split | None, samples: Samples[Sample]) -> None:
     """Add the images of one shard.
 
     Raises:
         DataError: Not a tar file, or cut short; or damage that is not skipped.
     """
-    for key, label, (offset, size) in _images(io.BytesIO(data), len(data), origin, samples.damage):
+    for key, label, (offset, size) in _images(io.BytesIO(data), len(data), origin, samples.request.damage):
         chosen = split or rank_of_image(f"{name}/{key}")
-        samples.add(Sample(f"{origin}:{key}", data[offset : offset + size], label, chosen))
+        samples.add(Sample(f"{origin}:{key}", label, chosen, data[offset : offset + size]))
 
 
-def list_shard(path: Path, split: Split | None, catalogue: Catalogue) -> None:
+def list_shard(path: Path, split: Split | None, places: Samples[StoredSample]) -> None:
     """List the places of the images of one shard, without reading them. Blocks.
 
     Raises:
@@ -101,9 +100,9 @@ def list_shard(path: Path, split: Split | None, catalogue: Catalogue) -> None:
     """
     size = check_kind(path, limits.MAX_FILE_BYTES)
     with reading(path) as file:
-        for key, label, (offset, length) in _images(file, size, str(path), catalogue.damage):
+        for key, label, (offset, length) in _images(file, size, str(path), places.request.damage):
             chosen = split or rank_of_image(f"{path.name}/{key}")
-            catalogue.add(Entry(f"{path}:{key}", path, offset, length, label, chosen))
+            places.add(StoredSample(f"{path}:{key}", label, chosen, path, offset, length))
 
 
 Place = tuple[int, int]
@@ -113,7 +112,7 @@ Place = tuple[int, int]
 def _images(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator[tuple[str, str, Place]]:
     """Yield the key, the label and the place of each image in a tar file of so many bytes."""
     parts: dict[str, dict[str, Place]] = {}
-    for member, place in _members(file, size, origin, damage):
+    for member, place in tar_members(file, size, origin, damage):
         folder, _, name = member.rpartition("/")
         key, _, suffix = name.partition(".")
         parts.setdefault(f"{folder}/{key}" if folder else key, {})[suffix.lower()] = place
@@ -130,8 +129,12 @@ def _images(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator[
         yield key, label, image
 
 
-def _members(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator[tuple[str, Place]]:
-    """Yield name and place of the ordinary files in a tar file."""
+def tar_members(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator[tuple[str, Place]]:
+    """Yield name and place of the ordinary files in a tar file of so many bytes.
+
+    Raises:
+        DataError: Not a tar file, or cut short; or damage that is not skipped.
+    """
     if file.read(2) == b"\x1f\x8b":
         raise DataError(
             f"{origin} is compressed, expected a plain tar file; unpack it with gunzip, or name it .tar.gz"

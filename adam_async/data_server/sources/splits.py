@@ -30,10 +30,6 @@ def resolve(labels: Sequence[str | int], splits: Sequence[Split | int]) -> list[
 
     One image in `ONE_IN` tests, by its rank. A class with several such images has at least one to test and
     one to train; so has a data set.
-
-    Args:
-        labels: Class of each image.
-        splits: Split of each image, or its rank.
     """
     found: list[Split] = []
     drawn: dict[str | int, list[tuple[int, int]]] = {}
@@ -63,7 +59,6 @@ def split_files(names: Sequence[str], origin: str) -> list[tuple[str, Split | No
 
     Args:
         names: Names such as ``train-0001.tar``, ``test.csv`` or ``validation-00000-of-00001.parquet``.
-        origin: Name of their folder in errors.
 
     Returns:
         The files to read, each with its split; None if the images are split by their own names, because the

@@ -21,7 +21,6 @@ IMAGES, SHAPE, CLASSES = 2_000, (1, 28, 28), 10
 """Number of training images of ``synthetic`` alone."""
 
 BLOBS = 4
-"""Number of blobs of a class."""
 
 TEST_SHARE = 5
 """Number of training images for each test image."""
@@ -41,10 +40,7 @@ AT_ONCE_BYTES = 1 << 22
 
 
 def synthetic(
-    images: int = IMAGES,
-    shape: tuple[int, int, int] = SHAPE,
-    classes: int = CLASSES,
-    seed: int = 0,
+    images: int = IMAGES, shape: tuple[int, int, int] = SHAPE, classes: int = CLASSES, seed: int = 0
 ) -> Dataset:
     """Draw a data set, its classes equally frequent.
 

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.sources import limits
-from adam_async.data_server.sources.damage import Damage
 from adam_async.data_server.sources.files import read_file, read_image
 from adam_async.data_server.sources.labels import number_classes
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import (
+    LoadRequest,
     Sample,
     Samples,
     assemble,
@@ -35,8 +35,6 @@ from adam_async.data_server.sources.samples import (
 )
 from adam_async.data_server.sources.splits import SPLITS, Split, rank_of_image, resolve
 from adam_async.errors import DataError
-from adam_async.run.image_size import Size
-from adam_async.runtime.disk import Disk
 
 ROWS_AT_A_TIME = 4096
 SHAPE = re.compile(rb"#\s*shape\s*[:=]\s*(\d{1,5}(?:\s*[,x]\s*\d{1,5}){1,2})\s*")
@@ -57,34 +55,14 @@ class Table:
     split: Split | None
 
 
-async def load_tables(
-    files: list[tuple[Path, Split | None]],
-    disk: Disk,
-    *,
-    name: str,
-    origin: str,
-    source: str,
-    damage: Damage,
-    room_bytes: int = limits.MAX_TOTAL_BYTES,
-    size: Size | None = None,
-) -> Dataset:
-    """Load one or more tables.
-
-    Args:
-        files: The tables with their splits; None splits rows.
-        disk: Reads and decodes.
-        name: Short name of the data set.
-        origin: Name of the data set in errors.
-        source: Sentence for the report.
-        damage: Collects damaged rows.
-        room_bytes: Memory for tables and for images.
-        size: Columns and rows of all images; None lets the images decide.
+async def load_tables(request: LoadRequest, files: list[tuple[Path, Split | None]]) -> Dataset:
+    """Load one or more tables. Without a split, rows are split by their numbers or paths.
 
     Raises:
         DataError: An unknown header, tables that do not fit each other, or too much damage.
     """
     tables: list[Table] = []
-    left = room_bytes
+    disk, left = request.disk, request.room_bytes
     for path, split in files:
         data = await read_file(path, disk, room_bytes=left)
         left -= len(data)
@@ -96,13 +74,13 @@ async def load_tables(
         )
     if tables[0].shape:
         rows = sum(len(table.lines) for table in tables)
-        limits.check_total(rows * prod(tables[0].shape), origin, room_bytes)
-        return await _from_pixels(tables, disk, name=name, origin=origin, source=source, damage=damage)
+        limits.check_total(rows * prod(tables[0].shape), request.origin, request.room_bytes)
+        return await _from_pixels(tables, request)
     require_pillow()
-    samples = Samples(origin, damage, room_bytes, size)
+    samples = Samples[Sample](request)
     for (path, _), table in zip(files, tables, strict=True):
-        await _add_files(samples, table, path.parent, disk)
-    return await assemble(samples, disk, name=name, source=source)
+        await _add_files(samples, table, path.parent)
+    return await assemble(samples)
 
 
 def parse_header(data: bytes, origin: str, split: Split | None) -> Table:
@@ -147,9 +125,7 @@ def _shape(pixels: int, given: bytes, origin: str) -> tuple[int, ...]:
     return 1, side, side
 
 
-async def _from_pixels(
-    tables: list[Table], disk: Disk, *, name: str, origin: str, source: str, damage: Damage
-) -> Dataset:
+async def _from_pixels(tables: list[Table], request: LoadRequest) -> Dataset:
     shape = tables[0].shape
     rows = sum(len(table.lines) for table in tables)
     images = np.empty((rows, prod(shape)), np.uint8)
@@ -164,11 +140,13 @@ async def _from_pixels(
         found.append((where, text, table.split or rank_of_image(str(index))))
 
     for table in tables:
-        await _each_line(table, read, damage, disk)
+        await _each_line(table, read, request)
     numbers, class_names = number_classes(label for _, label, _ in found)
     for where, label, _ in found:
         if label not in numbers:
-            damage.note(f"{where} has the label {label[:80]!r}, expected a class number from 0, or a name")
+            request.damage.note(
+                f"{where} has the label {label[:80]!r}, expected a class number from 0, or a name"
+            )
     arrays = []
     known = [i for i, (_, label, _) in enumerate(found) if label in numbers]
     splits = resolve([found[i][1] for i in known], [found[i][2] for i in known])
@@ -176,15 +154,15 @@ async def _from_pixels(
         chosen = [i for i, of in zip(known, splits, strict=True) if of == split]
         labels = np.array([numbers[found[i][1]] for i in chosen], np.int64)
         arrays.append((images[chosen].reshape(-1, *shape), labels))
-    check_counts(len(arrays[0][1]), len(arrays[1][1]), damage, origin)
+    check_counts(len(arrays[0][1]), len(arrays[1][1]), request)
     return make_dataset(
-        name=name,
-        source=describe_source(source, damage),
+        name=request.name,
+        source=describe_source(request),
         train=arrays[0],
         test=arrays[1],
-        origins=origins_of(origin),
+        origins=origins_of(request.origin),
         class_names=class_names,
-        damaged=damage.sentences(),
+        damaged=request.damage.sentences(),
     )
 
 
@@ -199,7 +177,7 @@ def _pixels(text: bytes, count: int, where: str) -> NDArray[np.int64]:
     return values
 
 
-async def _add_files(samples: Samples, table: Table, folder: Path, disk: Disk) -> None:
+async def _add_files(samples: Samples[Sample], table: Table, folder: Path) -> None:
     """Add the images that the rows of a table name."""
     rows: list[tuple[str, str]] = []
 
@@ -218,16 +196,15 @@ async def _add_files(samples: Samples, table: Table, folder: Path, disk: Disk) -
             raise DataError(f"{where} names {name!r}, expected the path of a file inside {folder}")
         rows.append((name, row["label"].strip()))
 
-    await _each_line(table, read, samples.damage, disk)
+    request = samples.request
+    await _each_line(table, read, request)
     for name, label in rows:
-        data = await read_image(folder / name, disk, samples.damage)
+        data = await read_image(folder / name, request.disk, request.damage)
         if data is not None:
-            samples.add(Sample(str(folder / name), data, label, table.split or rank_of_image(name)))
+            samples.add(Sample(str(folder / name), label, table.split or rank_of_image(name), data))
 
 
-async def _each_line(
-    table: Table, function: Callable[[Table, int], None], damage: Damage, disk: Disk
-) -> None:
+async def _each_line(table: Table, function: Callable[[Table, int], None], request: LoadRequest) -> None:
     """Call a function for the index of each line, on the disk's thread; a refused line is damaged."""
 
     def some(first: int) -> None:
@@ -237,10 +214,10 @@ async def _each_line(
             try:
                 function(table, index)
             except DataError as error:
-                damage.note(str(error))
+                request.damage.note(str(error))
 
     for first in range(0, len(table.lines), ROWS_AT_A_TIME):
-        await disk.run(some, first)
+        await request.disk.run(some, first)
 
 
 def _text(data: bytes, where: str) -> str:

@@ -44,9 +44,6 @@ class Unlabelled:
 
     Args:
         paths: Image files, ``.npy`` files and folders; folders are searched with all folders in them.
-        image_shape: (C, H, W) of the model's input.
-        disk: Reads and decodes.
-        damage: Notes damaged images.
     """
 
     def __init__(

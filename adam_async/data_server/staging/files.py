@@ -20,7 +20,6 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -45,11 +44,9 @@ class Found:
     root: Path
     """Folder of the paths: the source, or the folder of a source that is one file."""
     files: tuple[File, ...]
-    """Files, sorted by path."""
     times: Mapping[str, int]
     """Time of the last change of each file, by path, in nanoseconds."""
     single: bool
-    """Whether the source is one file."""
 
     @property
     def size(self) -> int:
@@ -118,14 +115,7 @@ def _looked_at(folder: Path, paths: Sequence[str]) -> tuple[list[str], list[tupl
 
 
 class Source:
-    """Reads a shared source, a few files at a time. Use it as a block.
-
-    Args:
-        root: Folder of the paths.
-        open_disk: Opens a disk with a thread of its own.
-        readers: Number of files read at once.
-        read_s: Deadline of each piece, in seconds.
-    """
+    """Reads a shared source, a few files at a time. Use it as a block."""
 
     def __init__(self, root: Path, open_disk: Callable[[], Disk], *, readers: int, read_s: float) -> None:
         self._root = root
@@ -138,9 +128,7 @@ class Source:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         # A stack: being cancelled while one disk is closed must not leave the others open.
         async with contextlib.AsyncExitStack() as stack:
             while not self._idle.empty():
@@ -190,8 +178,6 @@ class Copy:
 
     Args:
         folder: Folder of the copy; nothing is written outside it.
-        found: Files of the source.
-        disk: Reads and writes the folder.
         start: Number of this start of a server, which no other start has.
     """
 
@@ -226,10 +212,7 @@ class Copy:
             yield
 
     async def take_up(self) -> dict[int, str]:
-        """Take up the files of an earlier start in the locked folder.
-
-        Returns:
-            The checksums of the whole files.
+        """Take up the files of an earlier start in the locked folder; return the checksums of whole ones.
 
         Raises:
             DataError: The folder holds other files than the source, or cannot be used.

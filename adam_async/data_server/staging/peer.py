@@ -82,16 +82,7 @@ class NotYet(Exception):
 
 
 class Peer:
-    """One of the other servers.
-
-    Args:
-        number: Its number.
-        address: Its address.
-        plan: This server's view of the staging.
-        endpoint: This server.
-        patience: Deadlines.
-        clock: Clock of the loop, in seconds.
-    """
+    """One of the other servers."""
 
     def __init__(
         self,

@@ -68,9 +68,6 @@ class Staging:
     """A staging, as one server knows it.
 
     Args:
-        files: The manifest.
-        server: Own number, from 0.
-        servers: Number of servers.
         tries: Number of failures of one server with a file, its own included, before the next is asked.
     """
 

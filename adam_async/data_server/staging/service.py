@@ -71,14 +71,8 @@ class Stager(Role):
     """One server of a staging, for as long as its block lasts.
 
     Args:
-        settings: Its place, without a controller; its role is ``data``.
-        peers: Addresses of all servers, in the same order everywhere.
-        server: Own number in that list.
-        found: Files of the source.
-        copy: Folder of the copy.
         held: Checksums of the files that an earlier start has left in the copy.
         open_disk: Opens a disk by name, to read the source with.
-        patience: Deadlines.
     """
 
     def __init__(
@@ -255,14 +249,15 @@ class Stager(Role):
                 expected = checksum
 
             pieces = self._peers[step.server].pieces(file, patient=step.patient, on_checksum=on_checksum)
-        async with contextlib.aclosing(pieces):
-            checksum = await self._write(file, self._counted(pieces))
-        if expected and checksum != expected:
-            raise damaged(checksum, expected)
         try:
+            async with contextlib.aclosing(pieces):
+                checksum = await self._copy.write(file, self._counted(pieces))
+            if expected and checksum != expected:
+                raise damaged(checksum, expected)
             await self._copy.keep(file, checksum)
         except OSError as error:
-            raise self._unusable(error) from None
+            text = f"{self._copy.folder} cannot be written: {error.strerror or error}"
+            raise DataError(text) from None
         if step.server == self.plan.server:
             self._read_files += 1
             self._read_bytes += size
@@ -271,15 +266,6 @@ class Stager(Role):
             self._copied_bytes += size
         self.plan.hold(file, checksum)
         self._wake(file)
-
-    async def _write(self, file: int, pieces: AsyncIterable[bytes]) -> str:
-        try:
-            return await self._copy.write(file, pieces)
-        except OSError as error:
-            raise self._unusable(error) from None
-
-    def _unusable(self, error: OSError) -> DataError:
-        return DataError(f"{self._copy.folder} cannot be written: {error.strerror or error}")
 
     async def _counted(self, pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
         async for piece in pieces:
@@ -397,15 +383,8 @@ async def staging(
     """Take part in a staging, as the first of `peers` whose address this machine can listen on.
 
     Args:
-        source: The shared folder or file.
         folder: Folder of the copy: an empty one, or one of an earlier start. It is locked until the end of
             the block.
-        peers: Addresses of all servers; the same list in the same order everywhere.
-        network: Network of the servers.
-        identity: Role (``data``), node id and incarnation of this server.
-        disk: Reads and writes the folder.
-        open_disk: Opens a disk by name, to read the source with.
-        patience: Deadlines.
 
     Raises:
         DataError: Source or folder cannot be used, or another server has locked the folder; or, within a

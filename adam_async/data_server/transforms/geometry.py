@@ -55,8 +55,6 @@ class Movement(Stage):
 
     Args:
         steps: One or more steps that `joins` allows.
-        shape: (C, H, W) of the images.
-        kernels: Fill the new images.
 
     Raises:
         ConfigError: A crop is larger than the padded image.
@@ -101,13 +99,7 @@ class Movement(Stage):
             linear = a * p + b * s, a * q + b * t, d * p + e * s, d * q + e * t
         out = np.empty((n, *self.shape), np.uint8)
         self._resample(
-            images,
-            self._maps(linear, offset),
-            controls,
-            self._down,
-            self._across,
-            self._repeat,
-            out,
+            images, self._maps(linear, offset), controls, self._down, self._across, self._repeat, out
         )
         return out
 

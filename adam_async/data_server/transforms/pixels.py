@@ -119,7 +119,6 @@ class UserFunction(Stage):
 
     Args:
         step: Step whose options, except `draws`, are arguments of the function by name.
-        shape: (C, H, W) of the images.
         function: Takes an image, its own copy, and `draws` random values in [0, 1), float64, of shape
             (draws,). Returns an image of the same shape, uint8.
     """

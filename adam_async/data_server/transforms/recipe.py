@@ -33,13 +33,7 @@ _WORDS_PER_BLOCK = 4
 
 
 class Recipe:
-    """Steps that make a variant of every training image. Any thread may use it; it never changes.
-
-    Args:
-        stages: Stages, in their order.
-        image_shape: (C, H, W) of the images.
-        kernels: Draw the random words.
-    """
+    """Steps that make a variant of every training image. Any thread may use it; it never changes."""
 
     def __init__(self, stages: Sequence[Stage], image_shape: Shape, kernels: Kernels) -> None:
         self._stages = tuple(stages)
@@ -67,7 +61,6 @@ class Recipe:
 
         Args:
             steps: Kind and options of each step; no steps change no image.
-            image_shape: (C, H, W) of the images.
             kernels: "numba", "numpy", or "auto" for numba if it is installed. Numba's kernels are compiled
                 here, or read from the disk.
             functions: Further kinds, as functions of the user; see `pixels.UserFunction`. A function of the
@@ -104,7 +97,6 @@ class Recipe:
         Args:
             images: Shape (n, C, H, W).
             numbers: Shape (n,): numbers of the images in the data set, from 0.
-            dice: Random values of the run.
             epoch: Number of the epoch, from 1.
 
         Returns:

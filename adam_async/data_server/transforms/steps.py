@@ -24,7 +24,6 @@ from typing import Any
 from adam_async.errors import ConfigError
 
 REQUIRED = object()
-"""Default of a required option."""
 
 LARGEST = 32_767
 """Maximum of pixels and sizes: positions stay far from the limits of integers."""
@@ -69,7 +68,6 @@ class Option:
 _EDGE = Option(default="black", choices=("black", "repeat"))
 _SHARE = Option(high=1)
 _LEVEL = 255
-"""The largest."""
 
 KINDS: Mapping[str, Mapping[str, Option]] = {
     "shift": {"pixels": Option(), "whole": Option(default=True, flag=True), "edge": _EDGE},
@@ -109,7 +107,6 @@ class Step:
     """A checked step with values of all its options."""
 
     where: str
-    """Name of the step in errors."""
     kind: str
     options: Mapping[str, Any]
 
@@ -122,8 +119,6 @@ def check_step(step: object, where: str, functions: Collection[str] = ()) -> Ste
     """Check one step.
 
     Args:
-        step: A mapping of `kind` and options.
-        where: Name of the step in errors, such as ``step 2``.
         functions: Kinds that are functions of the user, which check their options, except `draws`.
 
     Raises:

@@ -31,11 +31,6 @@ def read_recording(
 ) -> Recording:
     """Read the bytes of a record's file.
 
-    Args:
-        data: The whole file.
-        origin: Name of the file in errors, such as its path.
-        layers: Kinds of layers that the model may use.
-
     Raises:
         RecordError: The file is no record, of another version or damaged, or lacks the log of a node.
     """
@@ -46,11 +41,6 @@ def read_recording(
 
 def make_recording(header: Header, logs: Sequence[Log], network: Network) -> Recording:
     """Join the logs of all nodes of a run.
-
-    Args:
-        header: The run, and its results.
-        logs: Logs of all servers and workers.
-        network: The model of the run.
 
     Raises:
         RecordError: A log cannot be read or is missing, such as that of a lost worker.
@@ -114,13 +104,10 @@ def _read_orders(log: Log, readers: Mapping[Reader, Reads]) -> dict[int, Order]:
         replica_generations, entries = read_order_log(log.data)
     except ValueError as error:
         raise RecordError(f"the log of {log.node} is damaged: {error}") from None
-    for replica_generation in replica_generations:
-        if (
-            Reader(replica_generation.replica, replica_generation.session, replica_generation.incarnation)
-            not in readers
-        ):
+    for each in replica_generations:
+        if Reader(each.replica, each.session, each.incarnation) not in readers:
             raise RecordError(
-                f"{log.node} applied pushes of a worker of replica {replica_generation.replica} that left "
+                f"{log.node} applied pushes of a worker of replica {each.replica} that left "
                 "before the run ended, with its log of reads; such a run cannot be replayed: record it again"
             )
     return {shard: _order(shard, replica_generations, found, log.node) for shard, found in entries.items()}
@@ -139,9 +126,7 @@ def _order(
     summed = (flags & SUMMED) != 0
     return Order(
         shard=shard,
-        replicas=np.array(
-            [replica_generation.replica for replica_generation in replica_generations], np.int64
-        )[entries["life"]],
+        replicas=np.array([each.replica for each in replica_generations], np.int64)[entries["life"]],
         clocks=entries["clock"].astype(np.int64),
         refused=~applied,
         bounds=np.append(begins, entries.size),

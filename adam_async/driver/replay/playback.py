@@ -53,8 +53,6 @@ class Playback:
     """Repeats a recording step by step.
 
     Args:
-        recording: The recording.
-        player: Does the arithmetic.
         tensors: Shape (shards,): number of each shard's tensor, from 0.
 
     Raises:

@@ -18,7 +18,6 @@ class ShardPush:
     """The part of one push for one shard."""
 
     gradients: PushGradients
-    """Gradients of the shard alone."""
     images: int
     rate: float
     version: int
@@ -28,12 +27,7 @@ class ShardPush:
 
 
 class Pushes:
-    """Pushes on their way from workers to shards.
-
-    Args:
-        table: Every shard of the model.
-        dtype: Type of the gradients.
-    """
+    """Pushes on their way from workers to shards."""
 
     def __init__(self, table: Sequence[ShardSpec], dtype: np.dtype[Any]) -> None:
         self._table = table

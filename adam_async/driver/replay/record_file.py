@@ -62,10 +62,6 @@ def dump_record(header: Header, logs: Sequence[Log]) -> list[bytes]:
 def load_record(data: bytes, *, origin: str) -> tuple[Header, list[Log]]:
     """Read the bytes of a record's file.
 
-    Args:
-        data: The whole file.
-        origin: Name of the file in errors, such as its path.
-
     Raises:
         RecordError: The file is no record, of another version, truncated or damaged.
     """

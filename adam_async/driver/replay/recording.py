@@ -54,11 +54,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the final values, as `run.digest` makes it."""
 
     def options(self) -> Config:
-        """Return the run's options.
-
-        Raises:
-            RecordError: This version has other options.
-        """
+        """Return the run's options. Raises RecordError: this version has other options."""
         try:
             return make_config(self.config)
         except ConfigError as error:
@@ -112,6 +108,4 @@ class Recording:
 
     header: Header
     reads: Mapping[int, Reads]
-    """Reads by replica."""
     orders: tuple[Order, ...]
-    """Orders by shard."""

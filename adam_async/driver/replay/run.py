@@ -57,9 +57,6 @@ class Replay:
     """Repeats one recorded run.
 
     Args:
-        recording: The recorded run.
-        dataset: The images of the run.
-        layers: Kinds of layers that the model may use.
         functions: Transforms of the record, as ``package.module:function``, that may be imported.
 
     Raises:
@@ -122,7 +119,6 @@ class Replay:
         tensors = np.array([numbers[spec.tensor] for spec in table.shards], np.int64)
         self._playback = Playback(recording, self, tensors)
         self.groups = 0
-        """Number of trained groups."""
 
     @property
     def most_kept(self) -> int:
@@ -156,11 +152,7 @@ class Replay:
         return int(np.count_nonzero(named == labels)) / max(len(labels), 1)
 
     def check(self) -> None:
-        """Check that the final values are those of the run.
-
-        Raises:
-            ReplayDiffers: They differ.
-        """
+        """Check that the final values are those of the run. Raises ReplayDiffers: they differ."""
         if digest(self.network, self._shards.weights()) != self.header.weights:
             raise ReplayDiffers(
                 "the replay ended with other weights than the run: other training images than those of the "

@@ -38,12 +38,7 @@ class RecordedModel:
 
 
 class ReplayedShards:
-    """The shards of a run, from their initial values on.
-
-    Args:
-        model: The run's model.
-        rule: The run's update rule.
-    """
+    """The shards of a run, from their initial values on."""
 
     def __init__(self, model: RecordedModel, rule: Rule) -> None:
         config, network, table = model.config, model.network, model.table

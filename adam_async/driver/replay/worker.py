@@ -15,7 +15,7 @@ from adam_async.driver.replay.pushes import Pushes
 from adam_async.driver.replay.recording import Reads
 from adam_async.driver.replay.shards import RecordedModel, ReplayedShards
 from adam_async.errors import RecordError
-from adam_async.messages import Finished, Lease
+from adam_async.messages import Lease
 from adam_async.model.context import Context
 from adam_async.parameter_server.client import StepPush
 from adam_async.worker.puller import Puller
@@ -86,16 +86,7 @@ class _Outbox:
 
 
 class ReplayedWorker:
-    """Trains one worker's groups again, in their order.
-
-    Args:
-        reads: The worker's recorded groups.
-        model: The run's model.
-        plan: Form of the gradients on the wire.
-        shards: Source of values.
-        pushes: Takes the steps.
-        images: Returns the images of a group.
-    """
+    """Trains one worker's groups again, in their order."""
 
     def __init__(
         self,
@@ -131,7 +122,7 @@ class ReplayedWorker:
                     buffers=BufferPool(),
                 ),
                 trainer=self._trainer,
-                on_finished=_reported,
+                on_finished=lambda _: None,  # no lease waits for the report
             ),
             trainer=self._trainer,
             push_every=config.push_every,
@@ -155,7 +146,7 @@ class ReplayedWorker:
         trained = self._trainer.train(self._bench, ImageGroup(lease, images, labels))
         self._check_read(group, trained.read)
         self._stepper.clock = clock - 1
-        self._stepper.add(trained, _landed)
+        self._stepper.add(trained, lambda: None)  # no pull waits for the end of a group
         if group + 1 == len(reads.clocks) or reads.clocks[group + 1] != clock:
             self._stepper.close()
         return trained.loss
@@ -187,11 +178,3 @@ class ReplayedWorker:
                     f"{self._reads.epochs[group]} read {name}, versions {versions}, with {steps} steps, "
                     f"but only versions {read.copies[name].versions} with {read.local[name]} are possible"
                 )
-
-
-def _reported(_: Finished) -> None:
-    """Do nothing: no lease waits for the report of an applied group."""
-
-
-def _landed() -> None:
-    """Do nothing: no pull waits for the end of a group."""

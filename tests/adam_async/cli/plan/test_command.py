@@ -1,6 +1,7 @@
 """The command `plan` prints what it found out, writes it down, and refuses what cannot be."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from adam_async.cli.commands import app
 from adam_async.cli.options import PlanOptions
 from adam_async.cli.plan import command
 from adam_async.cli.plan.command import GROUPS, run_plan
-from adam_async.cli.plan.report import PlanReport
 from adam_async.cli.printable import EscapingConsole
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError, DataError
@@ -102,13 +102,13 @@ async def test_layers_are_measured_unless_it_is_said_otherwise() -> None:
 async def test_the_json_holds_the_plan(tmp_path: Path) -> None:
     written = tmp_path / "a" / "plan.json"
     await printed(model="digits", partitions=3, plan="layers", json=written)
-    report = msgspec.json.decode(written.read_bytes(), type=PlanReport)
-    plan = PartitionPlan.from_dict(report.plan)
+    report = json.loads(written.read_bytes())
+    plan = PartitionPlan.from_dict(report["plan"])
     network = Network(named_model("digits"))
 
-    assert (plan.workers, plan.kind, report.partitions) == (3, "layers", 3)
+    assert (plan.workers, plan.kind, report["partitions"]) == (3, "layers", 3)
     assert [Partition(network, plan, worker).has_loss for worker in range(3)] == [False, False, True]
-    assert len(report.candidates) == len(GROUPS)
+    assert len(report["candidates"]) == len(GROUPS)
 
 
 async def test_a_model_in_a_file_is_cut_and_data_that_do_not_fit_are_refused(tmp_path: Path) -> None:

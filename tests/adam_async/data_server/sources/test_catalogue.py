@@ -8,7 +8,7 @@ import pytest
 from adam_async.data_server import dataset as datasets
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.lazy_images import StoredImages
-from adam_async.data_server.sources import catalogue, limits
+from adam_async.data_server.sources import catalogue, limits, samples
 from adam_async.data_server.sources.damage import Policy
 from adam_async.data_server.sources.datasets import load
 from adam_async.errors import DataError
@@ -64,6 +64,16 @@ async def test_images_without_splits_of_their_own_are_split_alike(tmp_path: Path
     assert_same(await read_stored(tmp_path), await read(tmp_path))
 
 
+async def test_a_label_without_a_class_is_damage(tmp_path: Path) -> None:
+    labels = [b"?" if i == 3 else b"%d" % (i % 2) for i in range(40)]
+    members = [part for i in range(40) for part in ((f"{i}.png", grey(i)), (f"{i}.cls", labels[i]))]
+    (tmp_path / "all.tar").write_bytes(tar(*members))
+
+    assert_same(await read_stored(tmp_path, "skip"), await read(tmp_path, "skip"))
+    with pytest.raises(DataError, match=r"all.tar:3 has the label '\?', expected a class number from 0"):
+        await read_stored(tmp_path)
+
+
 async def test_training_images_are_not_read_before_they_are_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,13 +81,13 @@ async def test_training_images_are_not_read_before_they_are_needed(
         write(tmp_path, **{f"train__cat__{i:02}": colour(i, 2, 3, rows=40, columns=40)})
     write(tmp_path, test__cat__a=colour(1, 2, 3, rows=40, columns=40))
     reads: list[tuple[str, int]] = []
-    true_read = catalogue.read_piece
+    true_read = samples.read_piece
 
     def noting(path: Path, offset: int, size: int) -> bytes:
         reads.append((path.parent.parent.name, size))
         return true_read(path, offset, size)
 
-    monkeypatch.setattr(catalogue, "read_piece", noting)
+    monkeypatch.setattr(samples, "read_piece", noting)
     monkeypatch.setattr(catalogue, "HEADER_BYTES", 60)
     monkeypatch.setattr(catalogue, "AT_A_TIME", 5)
     monkeypatch.setattr(datasets, "SAMPLED", 3)

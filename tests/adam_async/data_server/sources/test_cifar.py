@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from adam_async.data_server.sources.cifar import MAX_MEMBERS, RECORD_BYTES, TEST, TRAIN, parse_cifar
+from adam_async.data_server.sources.cifar import RECORD_BYTES, TEST, TRAIN, parse_cifar
 from adam_async.errors import DataError
 
 FOLDER = "cifar-10-batches-bin/"
@@ -68,10 +68,13 @@ def with_label(label: int) -> bytes:
 @pytest.mark.parametrize(
     ("data", "claim"),
     [
-        (b"", "a.tar.gz, at byte 0 of the tar: 0 bytes where a header"),
-        (b"PK\3\4" + bytes(600), "no tar header; the file is damaged or is no tar"),
+        (b"", "a.tar.gz is not a tar file, or damaged"),
+        (b"PK\3\4" + bytes(600), "a.tar.gz is not a tar file, or damaged"),
         (gzip.compress(archive(BATCHES))[:-20], "ends in the middle of its gzip data"),
-        (archive(BATCHES)[:3000], "a.tar.gz ends inside 'cifar-10-batches-bin/data_batch_1.bin', after"),
+        (
+            archive(BATCHES)[:3000],
+            "a.tar.gz ends inside '.*data_batch_1.bin'; it was cut short",
+        ),
         (archive({name: BATCHES[name] for name in TRAIN}), "lacks cifar-10-batches-bin/test_batch.bin"),
         (archive({}), "lacks .*data_batch_1.bin, .*test_batch.bin; is it cifar-10-binary.tar.gz"),
         (archive({}, links=dict.fromkeys(BATCHES, "/etc/passwd")), "lacks .*data_batch_1.bin"),
@@ -80,7 +83,6 @@ def with_label(label: int) -> bytes:
         (with_batch(bytes(RECORD_BYTES + 1)), "holds 3074 bytes, expected"),
         (with_batch(bytes(RECORD_BYTES * 10_001)), "holds 30733073 bytes, expected"),
         (with_label(10), "test_batch.bin: record 1 has the label 10, expected 0 to 9"),
-        (archive({f"{n}": b"" for n in range(MAX_MEMBERS)} | BATCHES), "more than 64 members"),
     ],
 )
 def test_a_wrong_archive_says_what_is_wrong(data: bytes, claim: str) -> None:
