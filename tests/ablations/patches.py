@@ -32,12 +32,15 @@ from adam_async.controller.replicated_state import Lost, ReplicatedState, comman
 from adam_async.controller.service import Controller
 from adam_async.controller.state import Conflict, ControllerState
 from adam_async.data_server.ledger_service import LedgerService
+from adam_async.data_server.state import DataState
 from adam_async.errors import ConfigError
 from adam_async.messages import GetMap, body, tensors
 from adam_async.parameter_server import question_checks
 from adam_async.parameter_server.question_checks import QuestionChecks
 from adam_async.parameter_server.sender_checks import SenderChecks
+from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.waiting_requests import EpochGate
+from adam_async.run.ids import ShardId
 from transport import keys
 from transport.budget import Account
 from transport.endpoint import Endpoint
@@ -49,11 +52,6 @@ Change = Callable[[Any, str, Any], None]
 
 Patch = Callable[..., None]
 """Removes one safeguard; its only argument is a `Change`, by default `setattr`."""
-
-
-def returns(value: Any) -> Callable[[Any], Any]:
-    """Return a replacement for a function: one that returns a constant."""
-    return lambda original: lambda *args, **options: value
 
 
 def replaces(owner: Any, name: str) -> Callable[[Callable[..., Any]], Patch]:
@@ -420,6 +418,31 @@ def take_sessions_of_others(*_: Any) -> str:
 def take_ledgers_of_non_members(*_: Any) -> bool:
     """Take a part of the ledger from any node."""
     return True
+
+
+# --- training ------------------------------------------------------------------------------------
+
+
+@replaces(ServerState, "_order")
+def apply_pushes_again(order: Any, self: ServerState, event: Any) -> Any:
+    """Forget the last push of a session before it arrives again."""
+    push = event.push
+    session = push.session, push.incarnation
+    for number, shard_id in zip(push.numbers, push.shards, strict=True):
+        shard = self.shards.get(ShardId(shard_id))
+        if shard is not None and shard.last_number.get(session) == number:
+            shard.last_number[session] = number - 1
+    return order(self, event)
+
+
+@replaces(DataState, "_replicas_changed")
+def keep_groups_of_lost_replicas(replicas_changed: Any, self: DataState, event: Any) -> None:
+    """Leave the groups of a lost replica to it."""
+    epoch, self._epoch = self._epoch, None
+    try:
+        replicas_changed(self, event)
+    finally:
+        self._epoch = epoch
 
 
 # --- links ---------------------------------------------------------------------------------------

@@ -9,10 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from adam_async.data_server.state import DataState
 from adam_async.parameter_server.push_queue import PushQueue
 from adam_async.parameter_server.state import ServerState
-from adam_async.run.ids import ShardId
 from adam_async.simulation.plan import Fault, Options, Plan
 from adam_async.simulation.runner import draw_case, run_case, run_seed
 from adam_async.simulation.scenarios import SCENARIOS, training, training_faults
@@ -20,7 +18,7 @@ from adam_async.simulation.scenarios.training import BRIEF_S, TRAIN
 from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, IMAGES, WORKERS, images
 from adam_async.simulation.scenarios.training_faults import CONTROLLER_KINDS
 from adam_async.simulation.wire import Conditions
-from tests.ablations.patches import Patch, replaces
+from tests.ablations.patches import Patch, apply_pushes_again, keep_groups_of_lost_replicas, replaces
 from tests.adam_async.simulation.scenarios.cases import plain_training, with_faults
 
 pytestmark = pytest.mark.thorough
@@ -98,18 +96,6 @@ def test_a_restarted_worker_does_not_train_in_a_place_of_another_one() -> None:
 
 
 @replaces(ServerState, "_order")
-def apply_again(order: Any, self: ServerState, event: Any) -> Any:
-    """Forget the last push of a session before it arrives again."""
-    push = event.push
-    session = push.session, push.incarnation
-    for number, shard_id in zip(push.numbers, push.shards, strict=True):
-        shard = self.shards.get(ShardId(shard_id))
-        if shard is not None and shard.last_number.get(session) == number:
-            shard.last_number[session] = number - 1
-    return order(self, event)
-
-
-@replaces(ServerState, "_order")
 def acknowledge_and_forget(order: Any, self: ServerState, event: Any) -> Any:
     """Acknowledge a push in place of queueing it."""
     queue, self._queue = self._queue, PushQueue()
@@ -120,20 +106,10 @@ def acknowledge_and_forget(order: Any, self: ServerState, event: Any) -> Any:
         self._queue = queue
 
 
-@replaces(DataState, "_replicas_changed")
-def keep_groups(replicas_changed: Any, self: DataState, event: Any) -> None:
-    """Leave the groups of a lost replica to it."""
-    epoch, self._epoch = self._epoch, None
-    try:
-        replicas_changed(self, event)
-    finally:
-        self._epoch = epoch
-
-
 ABLATIONS = {
-    "a repeated push is applied again": (apply_again, "I2"),
+    "a repeated push is applied again": (apply_pushes_again, "I2"),
     "a push is acknowledged and forgotten": (acknowledge_and_forget, "I1"),
-    "a lost replica keeps its groups": (keep_groups, "the run ends"),
+    "a lost replica keeps its groups": (keep_groups_of_lost_replicas, "the run ends"),
 }
 
 
