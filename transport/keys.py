@@ -124,9 +124,7 @@ def pair_key(secret: Secret, role: str, other: str) -> bytes:
         HandshakeRejected: The keys are those of another role, or have none for this pair.
     """
     if isinstance(secret, bytes):
-        first, second = sorted((role, other))
-        info = b"\0".join((_LABEL, first.encode(), second.encode()))
-        return hkdf(secret, salt=_SALT, info=info, length=KEY_BYTES)
+        return hkdf(secret, salt=_SALT, info=_pair_info(role, other), length=KEY_BYTES)
     check_role(secret, role)
     key = secret.keys.get(other)
     if key is None:
@@ -136,6 +134,11 @@ def pair_key(secret: Secret, role: str, other: str) -> bytes:
             peer_text=f"the other side, a {role}, has no key for role {other}: derive its keys again",
         )
     return key
+
+
+def _pair_info(role: str, other: str) -> bytes:
+    first, second = sorted((role, other))
+    return b"\0".join((_LABEL, first.encode(), second.encode()))
 
 
 def check_role(secret: Secret | None, role: str) -> None:

@@ -30,12 +30,17 @@ def command_problem(command: bytes) -> str:
         read = read_command(command)
         if not isinstance(read, Set):
             return ""
-        if len(read.value) > MOST_VALUE_BYTES:
-            return f"{read.key[:80]!r} of {len(read.value)} bytes is above the limit of {MOST_VALUE_BYTES}"
-        msgspec.json.decode(read.value, type=dict[str, Any])
+        return _record_problem(read.key[:80], read.value)
     except UNREADABLE as error:
         return f"this release cannot read it: {error}"
-    return f"{read.key[:80]!r} nests over {MAX_DEPTH} deep" if nests_too_deep(read.value) else ""
+
+
+def _record_problem(key: str, value: bytes) -> str:
+    """Return why the cluster map cannot hold a record; empty if it can. Raises `UNREADABLE`."""
+    if len(value) > MOST_VALUE_BYTES:
+        return f"{key!r} of {len(value)} bytes is above the limit of {MOST_VALUE_BYTES}"
+    msgspec.json.decode(value, type=dict[str, Any])
+    return f"{key!r} nests over {MAX_DEPTH} deep" if nests_too_deep(value) else ""
 
 
 def state_problem(state: bytes) -> str:

@@ -101,11 +101,15 @@ class LogFile:
             )
         if data:
             await self._keep_private()
-            # The bytes and the name may be in the page cache alone, and the torn tail must not come back.
-            await self._disk.truncate_durably(self._path, end)
+            await self._cut_off(end)
             await self._disk.sync_folder(self._folder)
         self._writer = Writer(end)
         return saved
+
+    async def _cut_off(self, end: int) -> None:
+        """Cut off a torn tail, so that it cannot come back, and make the bytes before it durable."""
+        # They may be in the page cache alone, as may the name.
+        await self._disk.truncate_durably(self._path, end)
 
     async def _keep_private(self) -> None:
         """Make a log private if other users can read it, because it holds the whole state of the cluster."""

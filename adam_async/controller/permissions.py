@@ -80,8 +80,7 @@ def verdict(attempt: Attempt, cluster: ClusterMap) -> Refusal | None:
     kind = attempt.key.partition("/")[0]
     if kind not in MEANT or ((kind in NAMED) != ("/" in attempt.key) and not is_piece(attempt.key)):
         return None
-    rule = TABLE.get((kind, attempt.peer.role))
-    found = rule(attempt, cluster) if rule is not None else _WRONG
+    found = _found_by_table(kind, attempt, cluster)
     if found is _WRONG:
         return Refusal(FORBIDDEN, f"{attempt.peer} may not set {attempt.key} so: {MEANT[kind]}")
     if found is _LATER:
@@ -89,11 +88,16 @@ def verdict(attempt: Attempt, cluster: ClusterMap) -> Refusal | None:
     return None
 
 
+def _found_by_table(kind: str, attempt: Attempt, cluster: ClusterMap) -> str:
+    rule = TABLE.get((kind, attempt.peer.role))
+    return rule(attempt, cluster) if rule is not None else _WRONG
+
+
 def _own_node(attempt: Attempt, cluster: ClusterMap) -> str:
     peer, value = attempt.peer, attempt.value
     if attempt.key != f"nodes/{peer.node}":
         return _WRONG
-    if value.get("role") != peer.role or value.get("incarnation") != peer.incarnation:
+    if not _is_record_of(value, peer):
         return _WRONG
     old = cluster.nodes.get(peer.node)
     if old is None:
@@ -101,6 +105,10 @@ def _own_node(attempt: Attempt, cluster: ClusterMap) -> str:
         # the expected version, the record has left the map, and the attempt is a conflict.
         return _LATER if attempt.expected > cluster.version else _RIGHT
     return _RIGHT if old.role == peer.role else _WRONG
+
+
+def _is_record_of(value: Mapping[str, Any], peer: Identity) -> bool:
+    return value.get("role") == peer.role and value.get("incarnation") == peer.incarnation
 
 
 def _own_node_or_a_death(attempt: Attempt, cluster: ClusterMap) -> str:

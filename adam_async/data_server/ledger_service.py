@@ -222,9 +222,7 @@ class LedgerService:
         if not self._is_of(request, body.run):
             return
         peer = request.link.peer
-        record = self._map.nodes.get(peer.node)
-        there = record is not None and record.live and record.incarnation == peer.incarnation
-        if record is None or not there or record.role != "data":
+        if not self._is_live_data_server(peer):
             # A copy in a later term from a node outside the cluster would end this leadership, and the run.
             request.fail(
                 "not-member", f"{peer.node} is no live data server of the cluster: it has to join it"
@@ -243,6 +241,14 @@ class LedgerService:
             request.fail("not-ledger-leader", f"{peer.node} does not lead the ledger in term {body.term}")
         else:
             self._take_copy(request, body)
+
+    def _is_live_data_server(self, peer: Identity) -> bool:
+        record = self._map.nodes.get(peer.node)
+        return (
+            record is not None
+            and record.live
+            and (record.role, record.incarnation) == ("data", peer.incarnation)
+        )
 
     def _wait_for_map(self, request: Request, body: CopyLedger) -> None:
         """Keep a copy of a later term until the map names its leader; one of each server, the last."""

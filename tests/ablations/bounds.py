@@ -1,15 +1,15 @@
 """Bounds on the effects of one peer on a role, and their removals: more rows of `benchmarks.ablations`.
 
 The scenario `hostile` finds most of them. A row that no seed is expected to find has the reason. The bounds
-of message fields are type annotations, so their rows replace source text (see `safeguards`).
+of message fields are type annotations, which a class reads when it is made, before any patch: their rows
+replace source text.
 """
 
 from tests.ablations import patches
 from tests.ablations.safeguards import Ablation
 
-MESSAGES, SERVER = "adam_async/messages/", "adam_async/parameter_server/"
 TEST_MESSAGES, TEST_SERVER = "tests/adam_async/messages/", "tests/adam_async/parameter_server/"
-CONTROLLER, TEST_CONTROLLER = "adam_async/controller/", "tests/adam_async/controller/"
+TEST_CONTROLLER = "tests/adam_async/controller/"
 
 BOUNDED = TEST_MESSAGES + "test_bounds.py::test_every_field_of_a_message_is_bounded"
 REFUSED = "bad fields are refused"
@@ -20,7 +20,7 @@ def _bound(name: str, old: str, new: str) -> Ablation:
     """Make the row that removes the bounds from a type of message fields."""
     return Ablation(
         name=f"{name} is bounded",
-        file=MESSAGES + "bounds.py",
+        file="adam_async/messages/bounds.py",
         old=old,
         new=new,
         guard=BOUNDED,
@@ -53,9 +53,7 @@ BOUNDS = (
     ),
     Ablation(
         name="a push for a later epoch delays its own session alone",
-        file=SERVER + "state.py",
-        old="        if push.epoch > self._epoch or session in self.epoch_gate:\n",
-        new="        if push.epoch > self._epoch or self.epoch_gate._sessions:\n",
+        patch=patches.delay_every_session,
         guard=TEST_SERVER
         + "test_state.py::test_an_event_that_waits_for_an_epoch_delays_its_own_session_only",
         breaks="the run ends, or every role lives",
@@ -85,19 +83,14 @@ BOUNDS = (
     ),
     Ablation(
         name="each role sets its own keys of the map",
-        file=CONTROLLER + "permissions.py",
-        old="    if found is _WRONG:\n",
-        new="    if False:\n",
+        patch=patches.set_keys_of_other_roles,
         guard=TEST_CONTROLLER + "test_permissions.py::test_each_role_sets_what_the_table_gives_it",
         breaks="records belong to their roles",
         scenario="hostile",
     ),
     Ablation(
         name="a member's record agrees with its link",
-        file=CONTROLLER + "permissions.py",
-        old='    if value.get("role") != peer.role or value.get("incarnation") != peer.incarnation:\n'
-        "        return _WRONG\n",
-        new="",
+        patch=patches.take_records_of_other_incarnations,
         guard=TEST_CONTROLLER
         + "test_permissions.py::test_a_member_sets_its_own_node_with_the_role_of_its_link",
         breaks="records belong to their roles",
@@ -105,32 +98,21 @@ BOUNDS = (
     ),
     Ablation(
         name="each pair of roles has a key of its own",
-        file="transport/keys.py",
-        old='        info = b"\\0".join((_LABEL, first.encode(), second.encode()))\n',
-        new="        info = _LABEL\n",
+        patch=patches.use_one_key_for_all_pairs,
         guard="tests/transport/test_keys.py::test_each_pair_has_a_key_of_its_own_on_both_sides",
         breaks="keys prove one role",
         scenario="hostile",
     ),
     Ablation(
         name="a silent connection makes room for a new one",
-        file="transport/entrance.py",
-        old="        self._admission.arrived(greeter, source_of(host))\n",
-        new="        if len(self._admission) >= self._admission._limit:\n"
-        "            greeter.crowd_out()\n"
-        "            return\n"
-        "        self._admission.arrived(greeter, source_of(host))\n",
+        patch=patches.close_newest_connection,
         guard="tests/transport/test_tcp.py::test_the_oldest_of_too_many_silent_connections_makes_room",
         breaks="correct peers are answered",
         scenario="hostile",
     ),
     Ablation(
         name="a ledger is taken from members alone",
-        file="adam_async/data_server/ledger_service.py",
-        old="            record is None\n"
-        "            or not record.live\n"
-        '            or (record.role, record.incarnation) != ("data", peer.incarnation)\n',
-        new="            False\n",
+        patch=patches.take_ledgers_of_non_members,
         guard="tests/adam_async/data_server/test_ledger_service.py::"
         "test_a_ledger_of_a_non_member_in_a_later_term_is_not_taken",
         breaks=REFUSED,
@@ -182,9 +164,7 @@ BOUNDS = (
     ),
     Ablation(
         name="a command is readable by the replicated state",
-        file=CONTROLLER + "contents.py",
-        old="        msgspec.json.decode(read.value, type=dict[str, Any])\n",
-        new='        return ""\n',
+        patch=patches.take_unreadable_records,
         guard=TEST_CONTROLLER + "test_violations.py::test_a_command_that_the_machine_cannot_read_is_named",
         seldom="no peer without the controllers' keys brings bytes into a log",
         scenario="hostile",

@@ -1,6 +1,7 @@
 """Patches that remove safeguards by replacing one named function of the product.
 
-Each function here removes one safeguard, for the rest of the process. `tests.ablations.plugin` calls one.
+Each patch here removes one safeguard, for the rest of the process; with the `setattr` of pytest's
+`monkeypatch` as argument, for a test. `tests.ablations.plugin` calls one.
 """
 
 import math
@@ -12,13 +13,15 @@ from typing import Any
 
 import msgspec
 
-from adam_async.controller import consensus_node
-from adam_async.controller.consensus.core import HANDLERS, Core
+from adam_async.controller import consensus_node, contents, permissions
+from adam_async.controller.consensus import core, records
+from adam_async.controller.consensus.core import Core
 from adam_async.controller.consensus.leading import Leading
+from adam_async.controller.consensus.log import Log
 from adam_async.controller.consensus.membership import Members
-from adam_async.controller.consensus.messages import AskVote
+from adam_async.controller.consensus.messages import Append, AskVote
 from adam_async.controller.consensus.outbox import Outbox
-from adam_async.controller.consensus.records import Ballot
+from adam_async.controller.consensus.records import Ballot, Writer
 from adam_async.controller.consensus.roles import Cause
 from adam_async.controller.consensus.violations import Guard
 from adam_async.controller.failure_detector import Suspicion
@@ -27,22 +30,28 @@ from adam_async.controller.map_size import MapSize
 from adam_async.controller.peer_controllers import PeerControllers
 from adam_async.controller.replicated_state import Lost, ReplicatedState, command_bytes
 from adam_async.controller.service import Controller
-from adam_async.controller.state import ControllerState
+from adam_async.controller.state import Conflict, ControllerState
+from adam_async.data_server.ledger_service import LedgerService
+from adam_async.data_server.state import DataState
 from adam_async.errors import ConfigError
 from adam_async.messages import GetMap, body, tensors
 from adam_async.parameter_server import question_checks
 from adam_async.parameter_server.question_checks import QuestionChecks
 from adam_async.parameter_server.sender_checks import SenderChecks
+from adam_async.parameter_server.state import ServerState
+from adam_async.parameter_server.waiting_requests import EpochGate
+from adam_async.run.ids import ShardId
+from transport import keys
 from transport.budget import Account
 from transport.endpoint import Endpoint
+from transport.entrance import Entrance
 from transport.frames import FrameDecoder
 
-Patch = Callable[[], None]
+Change = Callable[[Any, str, Any], None]
+"""Function that sets an attribute: `setattr`, or one that also sets it back later."""
 
-
-def returns(value: Any) -> Callable[[Any], Any]:
-    """Return a replacement for a function: one that returns a constant."""
-    return lambda original: lambda *args, **options: value
+Patch = Callable[..., None]
+"""Removes one safeguard; its only argument is a `Change`, by default `setattr`."""
 
 
 def replaces(owner: Any, name: str) -> Callable[[Callable[..., Any]], Patch]:
@@ -50,9 +59,9 @@ def replaces(owner: Any, name: str) -> Callable[[Callable[..., Any]], Patch]:
 
     def make(replacement: Callable[..., Any]) -> Patch:
         @wraps(replacement)
-        def apply() -> None:
+        def apply(change: Change = setattr) -> None:
             original = getattr(owner, name)
-            setattr(owner, name, lambda *args, **options: replacement(original, *args, **options))
+            change(owner, name, lambda *args, **options: replacement(original, *args, **options))
 
         return apply
 
@@ -64,17 +73,29 @@ def replaces_handler(kind: type) -> Callable[[Callable[..., Any]], Patch]:
 
     def make(replacement: Callable[..., Any]) -> Patch:
         @wraps(replacement)
-        def apply() -> None:
-            HANDLERS[kind] = {
-                role: partial(replacement, original) for role, original in HANDLERS[kind].items()
-            }
+        def apply(change: Change = setattr) -> None:
+            handlers = {role: partial(replacement, each) for role, each in core.HANDLERS[kind].items()}
+            change(core, "HANDLERS", {**core.HANDLERS, kind: handlers})
 
         return apply
 
     return make
 
 
-def nothing() -> None:
+def replaces_property(owner: type, name: str) -> Callable[[Callable[[Any], Any]], Patch]:
+    """Make a patch of a property from the function of another one."""
+
+    def make(getter: Callable[[Any], Any]) -> Patch:
+        @wraps(getter)
+        def apply(change: Change = setattr) -> None:
+            change(owner, name, property(getter))
+
+        return apply
+
+    return make
+
+
+def nothing(change: Change = setattr) -> None:
     """Remove no safeguard."""
 
 
@@ -116,7 +137,7 @@ def send_before_sync(persist: Any, self: Outbox) -> Any:
 def handle_old_terms(receive: Any, self: Core, message: Any) -> None:
     """Handle messages of old terms as those of the present one."""
     if message.to == self.me and message.term < self.term:
-        HANDLERS[type(message)][self.role](self, message)
+        core.HANDLERS[type(message)][self.role](self, message)
     else:
         receive(self, message)
 
@@ -127,9 +148,47 @@ def take_messages_for_earlier_identities(receive: Any, self: Core, message: Any)
     receive(self, msgspec.structs.replace(message, to=self.me))
 
 
-def count_half_as_majority() -> None:
+@replaces(Log, "snapshot_at")
+def snapshot_without_term(snapshot_at: Any, self: Log, index: int, state: bytes) -> Any:
+    """Take snapshots of term 0."""
+    snapshot = snapshot_at(self, index, state)
+    return snapshot and msgspec.structs.replace(snapshot, term=0)
+
+
+@replaces_handler(Append)
+def take_entries_after_other_entries(follow: Any, self: Core, append: Append) -> None:
+    """Take entries after any entry of their previous index."""
+    term = self.log.term_at(append.prev_index)
+    follow(self, append if term is None else msgspec.structs.replace(append, prev_term=term))
+
+
+@replaces(Core, "_put")
+def keep_conflicting_entries(put: Any, self: Core, entries: Any) -> None:
+    """Put only entries beyond the end of the log."""
+    new = tuple(entry for entry in entries if entry.index > self.log.last_index)
+    if new:
+        put(self, new)
+
+
+@replaces_handler(Append)
+def commit_unknown_entries(follow: Any, self: Core, append: Append) -> None:
+    """Commit as far as the leader did, also entries that may differ from the leader's."""
+    follow(self, append)
+    previous = append.prev_index
+    if previous <= self.commit or self.log.term_at(previous) == append.prev_term:
+        self._commit_to(min(append.commit, self.log.last_index))
+
+
+@replaces(records, "_is_whole")
+def read_torn_records(*_: Any) -> bool:
+    """Read records without comparing size and checksum."""
+    return True
+
+
+@replaces_property(Members, "quorum")
+def count_half_as_majority(self: Members) -> int:
     """Count half of the voters as a majority."""
-    setattr(Members, "quorum", property(lambda self: (len(self.voters) + 1) // 2))  # noqa: B010
+    return (len(self.voters) + 1) // 2
 
 
 @replaces(consensus_node, "identity")
@@ -220,6 +279,24 @@ def snapshot_without_sessions(snapshot: Any, self: ReplicatedState) -> Any:
         self._sessions = sessions
 
 
+@replaces(ControllerState, "_compare_and_set")
+def set_newer_records(compare_and_set: Any, self: ControllerState, command: Any) -> Any:
+    """Set a record also if it is newer than expected."""
+    problem = compare_and_set(self, command)
+    if isinstance(problem, Conflict) and problem.version > command.expected:
+        return compare_and_set(self, replace(command, expected=problem.version))
+    return problem
+
+
+@replaces(ControllerState, "_set_node")
+def join_after_later_incarnations(set_node: Any, self: ControllerState, name: str, new: Any) -> Any:
+    """Forget the earlier incarnations of a node before each change of its record."""
+    old = self.map.nodes.get(name)
+    if old is not None:
+        self._set(nodes={**self.map.nodes, name: msgspec.structs.replace(old, before=())})
+    return set_node(self, name, new)
+
+
 @replaces(ControllerState, "_node_lost")
 def lose_later_incarnations(node_lost: Any, self: ControllerState, command: Any) -> None:
     """Apply the loss of one incarnation to the present one."""
@@ -247,6 +324,39 @@ async def ignore_failed_disk(append: Any, self: LogFile, batches: Any) -> None:
     """Go on after a failed write of the log."""
     with suppress(ConfigError):
         await append(self, batches)
+
+
+@replaces(LogFile, "_cut_off")
+async def use_unsynced_log(*_: Any) -> None:
+    """Use a recovered log without a sync, and with its torn tail."""
+
+
+@replaces(LogFile, "begin_anew")
+async def write_log_in_place(_: Any, self: LogFile, batch: Any) -> None:
+    """Write a new log over the old one."""
+    writer = Writer()
+    await self._disk.append_durably(self._path, 0, writer.frame(batch))
+    writer.durable(writer.position)
+    self._writer = writer
+
+
+@replaces(permissions, "_found_by_table")
+def set_keys_of_other_roles(found: Any, *args: Any) -> Any:
+    """Take what the table forbids."""
+    verdict = found(*args)
+    return permissions._RIGHT if verdict is permissions._WRONG else verdict
+
+
+@replaces(permissions, "_is_record_of")
+def take_records_of_other_incarnations(*_: Any) -> bool:
+    """Take a member's record with any role and incarnation."""
+    return True
+
+
+@replaces(contents, "_record_problem")
+def take_unreadable_records(*_: Any) -> str:
+    """Take records in commands unread."""
+    return ""
 
 
 @replaces(MapSize, "refusal")
@@ -281,6 +391,12 @@ def take_any_epoch(*_: Any) -> str:
     return ""
 
 
+@replaces(EpochGate, "__contains__")
+def delay_every_session(_: Any, self: EpochGate, session: Any) -> bool:
+    """Delay the pushes and ticks of all sessions while those of one wait for an epoch."""
+    return bool(self._sessions)
+
+
 @replaces(QuestionChecks, "_clock")
 def take_any_clock(*_: Any) -> str:
     """Take questions of any clock."""
@@ -298,7 +414,53 @@ def take_sessions_of_others(*_: Any) -> str:
     return ""
 
 
+@replaces(LedgerService, "_is_live_data_server")
+def take_ledgers_of_non_members(*_: Any) -> bool:
+    """Take a part of the ledger from any node."""
+    return True
+
+
+# --- training ------------------------------------------------------------------------------------
+
+
+@replaces(ServerState, "_order")
+def apply_pushes_again(order: Any, self: ServerState, event: Any) -> Any:
+    """Forget the last push of a session before it arrives again."""
+    push = event.push
+    session = push.session, push.incarnation
+    for number, shard_id in zip(push.numbers, push.shards, strict=True):
+        shard = self.shards.get(ShardId(shard_id))
+        if shard is not None and shard.last_number.get(session) == number:
+            shard.last_number[session] = number - 1
+    return order(self, event)
+
+
+@replaces(DataState, "_replicas_changed")
+def keep_groups_of_lost_replicas(replicas_changed: Any, self: DataState, event: Any) -> None:
+    """Leave the groups of a lost replica to it."""
+    epoch, self._epoch = self._epoch, None
+    try:
+        replicas_changed(self, event)
+    finally:
+        self._epoch = epoch
+
+
 # --- links ---------------------------------------------------------------------------------------
+
+
+@replaces(keys, "_pair_info")
+def use_one_key_for_all_pairs(*_: Any) -> bytes:
+    """Derive the same key for every pair of roles."""
+    return keys._LABEL
+
+
+@replaces(Entrance, "connected")
+def close_newest_connection(connected: Any, self: Entrance, greeter: Any, host: str) -> None:
+    """Close a new connection above the limit in place of an old one."""
+    if len(self._admission) >= self._admission._limit:
+        greeter.crowd_out()
+    else:
+        connected(self, greeter, host)
 
 
 @replaces(Endpoint, "serve")

@@ -1,7 +1,7 @@
 """Safeguards of the controllers and their removals: rows of `benchmarks.ablations`.
 
-A patch of a named function removes a safeguard. If a safeguard is part of a longer function or is read when a
-class is made, such as a type annotation, the row replaces source text instead, in `file`.
+A patch of a named function removes a safeguard. Type annotations are read when a class is made, before any
+patch, so the row of such a safeguard replaces source text instead, in `file`.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,6 @@ class Ablation:
             raise ValueError(f"{self.name}: give a patch, or a file with source text")
 
 
-CONSENSUS, CONTROLLER = "adam_async/controller/consensus/", "adam_async/controller/"
 CORE_TESTS, CONTROLLER_TESTS = "tests/adam_async/controller/consensus/", "tests/adam_async/controller/"
 
 CRASH_POINTS = (
@@ -69,9 +68,7 @@ ABLATIONS = (
     ),
     Ablation(
         name="a snapshot has its term",
-        file=CONSENSUS + "core.py",
-        old="Snapshot(taken.index, term, self.log.members_at(taken.index), taken.state)",
-        new="Snapshot(taken.index, 0, self.log.members_at(taken.index), taken.state)",
+        patch=patches.snapshot_without_term,
         guard=CORE_TESTS + "test_core.py::"
         "test_one_whose_entries_are_gone_is_sent_the_snapshot_in_pieces_and_then_the_rest",
         breaks="I7",
@@ -84,25 +81,19 @@ ABLATIONS = (
     ),
     Ablation(
         name="entries follow a common entry",
-        file=CONSENSUS + "core.py",
-        old="if previous > self.commit and self.log.term_at(previous) != append.prev_term:",
-        new="if self.log.term_at(previous) is None and previous > self.commit:",
+        patch=patches.take_entries_after_other_entries,
         guard=CORE_TESTS + "test_core.py::test_entries_are_taken_only_after_an_entry_that_both_have",
         breaks="I7",
     ),
     Ablation(
         name="conflicting entries are replaced",
-        file=CONSENSUS + "core.py",
-        old="if entry.index > self.commit and self.log.term_at(entry.index) != entry.term:",
-        new="if entry.index > self.log.last_index:",
+        patch=patches.keep_conflicting_entries,
         guard=CORE_TESTS + "test_core.py::test_entries_in_conflict_with_the_leaders_are_replaced",
         breaks="I7",
     ),
     Ablation(
         name="a follower commits only entries equal to the leader's",
-        file=CONSENSUS + "core.py",
-        old="self._commit_to(min(append.commit, match))",
-        new="self._commit_to(min(append.commit, self.log.last_index))",
+        patch=patches.commit_unknown_entries,
         guard=CORE_TESTS + "test_core.py::test_a_follower_commits_only_what_it_knows_to_be_the_same",
         seldom="an isolated node must have common entries that it does not know to be common, and one more",
     ),
@@ -178,17 +169,13 @@ ABLATIONS = (
     ),
     Ablation(
         name="a compare-and-set compares",
-        file=CONTROLLER + "state.py",
-        old="        if version != command.expected:\n",
-        new="        if version < command.expected:\n",
+        patch=patches.set_newer_records,
         guard=CONTROLLER_TESTS + "test_state.py::test_a_compare_and_set_that_comes_too_late_changes_nothing",
         breaks="I6",
     ),
     Ablation(
         name="a replaced incarnation cannot join",
-        file=CONTROLLER + "state.py",
-        old="if new.incarnation in before:",
-        new="if False:",
+        patch=patches.join_after_later_incarnations,
         guard=CONTROLLER_TESTS + "test_state.py::"
         "test_an_incarnation_that_another_one_followed_never_joins_again",
         seldom="a client has one incarnation at a time; requests of an earlier one expect an older version",
@@ -214,27 +201,21 @@ ABLATIONS = (
     ),
     Ablation(
         name="a recovered log is synced before its use",
-        file=CONTROLLER + "log_file.py",
-        old="            await self._disk.truncate_durably(self._path, end)\n",
-        new="            pass\n",
+        patch=patches.use_unsynced_log,
         guard=CONTROLLER_TESTS + "test_log_file.py::"
         "test_a_torn_end_is_cut_off_and_the_file_goes_on_before_it",
         breaks="ConfigError",
     ),
     Ablation(
         name="a torn record is not read",
-        file=CONSENSUS + "records.py",
-        old="if len(payload) == size and crc32(payload) == crc else None",
-        new="",
+        patch=patches.read_torn_records,
         guard=CORE_TESTS + "test_records.py::"
         "test_a_file_that_ends_anywhere_holds_all_whole_frames_and_ends_after_them",
         seldom="most records are smaller than a sector, which is durable as a whole or not at all",
     ),
     Ablation(
         name="a new log file is written beside the old one",
-        file=CONTROLLER + "log_file.py",
-        old="        await self._disk.write_atomic(self._path, [writer.frame(records)])\n",
-        new="        await self._disk.append_durably(self._path, 0, writer.frame(records))\n",
+        patch=patches.write_log_in_place,
         guard=CONTROLLER_TESTS + "test_log_file.py::"
         "test_whenever_the_power_goes_the_old_file_is_there_or_the_new_one_and_no_part_of_either",
         seldom="a crash must hit the moment of a snapshot",

@@ -15,7 +15,8 @@ each = pytest.mark.parametrize("ablation", ALL, ids=lambda ablation: ablation.na
 TEXTS = [ablation for ablation in ALL if ablation.patch is None]
 PATCHED = [ablation for ablation in ALL if ablation.patch is not None]
 NAMED = {ablation.name: ablation for ablation in ALL}
-CONFLICT = NAMED["conflicting entries are replaced"]
+BOUND = NAMED["a wait is bounded"]
+"""A safeguard in source text."""
 LOSS = NAMED["a loss takes effect after agreement"]
 """A safeguard whose removal the first client that ends shows."""
 
@@ -65,15 +66,15 @@ def test_seeds_show_at_least_twelve_safeguards():
 
 
 def test_a_safeguard_is_removed_for_the_duration_of_the_block_and_in_the_copy_alone():
-    path = ROOT / CONFLICT.file
+    path = ROOT / BOUND.file
     with copied() as folder:
-        with removed(CONFLICT, folder):
-            assert CONFLICT.old not in (folder / CONFLICT.file).read_text()
-            assert CONFLICT.old in path.read_text()
-        assert (folder / CONFLICT.file).read_text() == path.read_text()
+        with removed(BOUND, folder):
+            assert BOUND.old not in (folder / BOUND.file).read_text()
+            assert BOUND.old in path.read_text()
+        assert (folder / BOUND.file).read_text() == path.read_text()
         with (
-            pytest.raises(SystemExit, match=r"core\.py has 'what no source has' 0 times instead of once"),
-            removed(replace(CONFLICT, old="what no source has"), folder),
+            pytest.raises(SystemExit, match=r"bounds\.py has 'what no source has' 0 times instead of once"),
+            removed(replace(BOUND, old="what no source has"), folder),
         ):
             pass
 
@@ -81,17 +82,17 @@ def test_a_safeguard_is_removed_for_the_duration_of_the_block_and_in_the_copy_al
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_guard_that_fails_without_its_safeguard_catches_it_and_one_that_passes_does_not(capsys):
-    harmless = replace(CONFLICT, name="nothing", new=CONFLICT.old)
-    rows = check_guards([CONFLICT, LOSS, harmless])
+    harmless = replace(BOUND, name="nothing", new=BOUND.old)
+    rows = check_guards([BOUND, LOSS, harmless])
     assert [row["caught"] for row in rows] == [True, True, False]
     printed = capsys.readouterr().out
-    assert f"not caught nothing: {CONFLICT.guard}\n2 of 3 caught" in printed
+    assert f"not caught nothing: {BOUND.guard}\n2 of 3 caught" in printed
 
 
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_guard_that_cannot_be_run_catches_nothing():
-    nowhere = replace(CONFLICT, guard=CONFLICT.guard + "_and_no_such_test")
+    nowhere = replace(BOUND, guard=BOUND.guard + "_and_no_such_test")
     with pytest.raises(SystemExit, match="fails with all safeguards in place"):
         check_guards([nowhere])
 

@@ -413,10 +413,9 @@ class Core:
             raise ValueError(
                 f"a snapshot at {taken.index} was taken, but only {self.commit} entries are applied"
             )
-        term = self.log.term_at(taken.index)
-        if term is None or taken.index == self.log.snapshot.index:
+        snapshot = self.log.snapshot_at(taken.index, taken.state)
+        if snapshot is None or taken.index == self.log.snapshot.index:
             return  # a later snapshot arrived meanwhile and replaced these entries
-        snapshot = Snapshot(taken.index, term, self.log.members_at(taken.index), taken.state)
         self.log.install(snapshot)
         self._outbox.record(snapshot)
 
@@ -547,7 +546,7 @@ class Core:
         # See *Why membership may change by one node* for the first two refusals.
         if self.commit < leading.first:
             self._refuse(change, "no entry of this term is committed yet; try again")
-        elif self.log.members_index > self.commit:
+        elif self._is_changing:
             self._refuse(change, "another change of the membership is not committed yet; try again")
         # A voter that lacks many entries would hold up commits, if its vote were needed for a majority.
         elif step.kind == "promote" and self._lag(step.node) > self._settings.catch_up:
@@ -559,6 +558,11 @@ class Core:
                 self._refuse(change, str(error))
             else:
                 leading.waiting[self._add(members=members)] = change.tag
+
+    @property
+    def _is_changing(self) -> bool:
+        """Whether the last change of the membership is not committed yet."""
+        return self.log.members_index > self.commit
 
     def _lag(self, node: str) -> int:
         known = self._led.progress.get(node)

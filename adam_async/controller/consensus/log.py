@@ -63,6 +63,11 @@ class Log:
                 return change.members
         return self.snapshot.members
 
+    def snapshot_at(self, index: int, state: bytes) -> Snapshot | None:
+        """Return the snapshot of a state at `index`; None if the log does not hold the entry."""
+        term = self.term_at(index)
+        return Snapshot(index, term, self.members_at(index), state) if term is not None else None
+
     def has_voter_since(self, index: int, node: str) -> bool:
         """Return whether a node is a voter in the membership at `index`, or in a later one of the log."""
         later = (change.members for change in self._changes if change.index > index and change.members)
@@ -106,12 +111,15 @@ class Log:
     def install(self, snapshot: Snapshot) -> None:
         """Replace the entries up to a later snapshot; keep the entries after it if the log agrees with it."""
         # Without the snapshot's last entry in the log, the entries after it may be of another history.
-        agrees = self.term_at(snapshot.index) == snapshot.term
-        kept = self.run(snapshot.index + 1, self.last_index) if agrees else ()
+        kept = self.run(snapshot.index + 1, self.last_index) if self._has_end_of(snapshot) else ()
         self.snapshot = snapshot
         self._entries = list(kept)
         self._changes = [entry for entry in kept if entry.members is not None]
         self._update()
+
+    def _has_end_of(self, snapshot: Snapshot) -> bool:
+        """Whether the log holds the last entry that the snapshot replaces."""
+        return self.term_at(snapshot.index) == snapshot.term
 
     def _update(self) -> None:
         """Store the values that every event reads."""

@@ -191,7 +191,12 @@ def _frame_at(data: bytes, at: int) -> tuple[bytes, int] | None:
     if magic != MAGIC or crc32(_PLACE.pack(at) + data[at : at + _HEAD.size]) != head_crc:
         return None
     payload = data[begin : begin + size]
-    return (payload, durable) if len(payload) == size and crc32(payload) == crc else None
+    return (payload, durable) if _is_whole(payload, size, crc) else None
+
+
+def _is_whole(payload: bytes, size: int, crc: int) -> bool:
+    """Whether all bytes of a payload are there and are those that were written."""
+    return len(payload) == size and crc32(payload) == crc
 
 
 def _refuse_damage(data: bytes, end: int, what: str) -> None:

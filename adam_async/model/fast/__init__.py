@@ -1,4 +1,4 @@
-"""Pure: compiled kernels, of the extra `fast`. This file imports nothing, because numba loads slowly.
+"""Pure: compiled kernels, of the extra `fast`.
 
 vectors     vector instructions, for loops that are emitted instead of compiled
 tiles       the two innermost loops of all products, as vectors
@@ -19,3 +19,6 @@ dense, conv2d, locally_connected, layers   the layers
 engine      a network's passes, and its steps in place
 joint       the passes of all parts of a cut network in one process
 """
+
+# Nothing is imported here, because numba loads slowly and would load with any file of this package;
+# `registers` needs none of it.

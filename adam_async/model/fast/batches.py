@@ -60,11 +60,13 @@ class CompiledBatches:
             case Adagrad():
                 self._kind, constants = ADAGRAD, (rule.weight_decay, rule.epsilon)
             case Adam():
+                # Subtracted in float64, as in `Adam.apply`; in float32 they would have other bits.
                 betas = (rule.beta1, 1.0 - rule.beta1, rule.beta2, 1.0 - rule.beta2)
                 self._kind, constants = ADAM, (rule.weight_decay, *betas, rule.epsilon)
             case _:
                 raise ModelError(f"no kernel applies {rule!r}")
         name = kept_name(apply_rule.__name__, dtype)
+        # A kernel on disk is only read, which needs no lock.
         with nullcontext() if CACHE.has(name) else CACHE.turn():
             apply_rule.compile(rule_signature(dtype))
         CACHE.note(name)
@@ -81,6 +83,7 @@ class CompiledBatches:
         """See `Batches.apply`."""
         if self._kind == SGD and len(gradients) == 1 and len(gradients[0]) <= SMALL:
             self._small.apply(targets, gradients, rates)
+        # Each target counts its own steps, and the corrections depend on the count: a call per target.
         elif self._kind == ADAM:  # each target counts its own steps
             self._apply_adam(targets, gradients, rates)
         else:
@@ -96,6 +99,7 @@ class CompiledBatches:
             end = at + len(target.values)
             steps = int(target.rule_state["steps"][0])
             both: list[float] = []
+            # In float64, as in `Adam.apply`; the kernel rounds both to the type of the arrays.
             for number, rate in enumerate(rates, start=steps + 1):
                 both += (float(rate) / (1.0 - rule.beta1**number), sqrt(1.0 - rule.beta2**number))
             self._run(self._table((target,)), [gradient[at:end] for gradient in gradients], both)
@@ -105,7 +109,9 @@ class CompiledBatches:
     def _run(
         self, table: NDArray[np.int64], gradients: Sequence[NDArray[Any]], both_rates: Sequence[float]
     ) -> None:
+        # The last row has the start of its gradient and the length: a gradient ends there.
         size = int(table[-1, 0] + table[-1, 4])
+        # `sources` keeps copies alive during the call: the kernel gets only addresses.
         sources = [self._readable(gradient, size) for gradient in gradients]
         addresses = np.array([source.__array_interface__["data"][0] for source in sources], np.int64)
         apply_rule(
@@ -117,6 +123,7 @@ class CompiledBatches:
             raise ModelError(
                 f"a gradient has {size} values of {self._dtype}, not {gradient.dtype} of {gradient.shape}"
             )
+        # The kernel trusts an address: it reads aligned values without gaps from there on.
         flags = gradient.flags
         return gradient if flags.c_contiguous and flags.aligned else gradient.copy()
 
@@ -124,6 +131,7 @@ class CompiledBatches:
         """Return the addresses of the targets' arrays, as an argument of the kernel."""
         key = tuple(targets)
         known = self._tables.get(key)
+        # A target may have another array than before, and the table has only addresses.
         if known is not None and all(
             found.arrays[0] is target.values for found, target in zip(known.arrays, targets, strict=True)
         ):
@@ -142,6 +150,7 @@ class CompiledBatches:
 
     def _place(self, target: Target) -> _Arrays:
         arrays = (target.values, *[target.rule_state[name] for name in self._rule.state_names])
+        # Checked once per table, because the kernel checks nothing.
         for array in arrays:
             if array.shape != target.values.shape or array.dtype != self._dtype:
                 raise ModelError(f"values and state are {self._dtype} of one shape, not {array.dtype}")

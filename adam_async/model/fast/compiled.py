@@ -45,6 +45,7 @@ class Compiled(Layer):
 
     def forward(self, weights: Weights, slots: Slots) -> None:
         """Run `forward_ops`."""
+        # The layer alone, for callers without an engine; an engine joins the ops of many layers.
         self._tape(slots, "forward", self.forward_ops).run(weights)
 
     def backward(self, weights: Weights, slots: Slots) -> None:
@@ -55,12 +56,15 @@ class Compiled(Layer):
         """Run `delta_ops`."""
 
         def ops(slots: Slots) -> list[Op]:
+            # A name in place of an array: each call may pass another `out`, and the tape stays.
             return self.delta_ops(slots, kind, Ref(name=OUT, shape=self.parameter(kind).shape, written=True))
 
         self._tape(slots, f"delta {kind}", ops).run({OUT: out})
 
     def _tape(self, slots: Slots, name: str, ops: Callable[[Slots], list[Op]]) -> Tape:
+        # In the views of the slots, because a tape has the addresses of the arrays of these slots.
         key = f"tape: {name}"
+        # Made at the first call: the tape compiles the kernels that it names.
         tape = slots.views.get(key)
         if tape is None:
             tape = slots.views[key] = Tape(ops(slots), slots.output.dtype)

@@ -47,6 +47,7 @@ class _Floats:
         return ir.Constant(self.type, value)
 
     def multiply_add(self, a: Any, b: Any, total: Any) -> Any:
+        # `contract` allows a fused instruction and nothing else, so the rounding of n stays.
         product = self.builder.fmul(a, b, flags=["contract"])
         return self.builder.fadd(product, total, flags=["contract"])
 
@@ -59,21 +60,26 @@ class _Floats:
 
     def power_of_two(self, n: Any) -> Any:
         """Return 2**n, for n from -126 to 127."""
+        # The exponent of a float32 has a bias of 127 and begins at bit 23.
         biased = self.builder.add(n, ir.Constant(I32, 127))
         return self.builder.bitcast(self.builder.shl(biased, ir.Constant(I32, 23)), self.type)
 
     def reduced(self, x: Any) -> tuple[Any, Any]:
         """Return the integer n, and e**r - 1."""
         builder, rounder = self.builder, self.constant(_ROUNDER)
+        # The rounder is 1.5 * 2**23, not 2**23: sums with a negative n keep the exponent, too.
         shifted = builder.fadd(builder.fmul(x, self.constant(_LOG2_E)), rounder)
         n = builder.fsub(shifted, rounder)
+        # n times the first part of log 2 is exact, so r loses only the rounding of the second.
         r = x
         for part in _LOG_2:
             r = self.multiply_add(n, self.constant(-part), r)
         q = self.constant(_Q[-1])
         for coefficient in reversed(_Q[:-1]):
             q = self.multiply_add(q, r, self.constant(coefficient))
+        # r comes last: it is the largest term, and a small r stays exact.
         grown = self.multiply_add(builder.fmul(r, r), q, r)
+        # Both have one exponent, so the difference of the bits is n as an integer.
         bits = builder.sub(builder.bitcast(shifted, I32), builder.bitcast(rounder, I32))
         return bits, grown
 
@@ -88,17 +94,21 @@ class _Floats:
         return result
 
     def tanh(self, x: Any) -> Any:
+        # tanh is odd: it is computed from |x|, and the sign bit of x is put on the result.
         builder, sign = self.builder, ir.Constant(I32, -(2**31))
         bits = builder.bitcast(x, I32)
         size = builder.bitcast(builder.and_(bits, builder.not_(sign)), self.type)
         n, grown = self.reduced(self.bounded(builder.fadd(size, size), 0.0, _TANH_BOUND))
+        # One power of two is enough: within the bound n is at most 29.
         power = self.power_of_two(n)
+        # e**2|x| - 1 without its rounding near 0: for n = 0 this is `grown` itself.
         less_one = self.multiply_add(power, grown, builder.fsub(power, self.constant(1.0)))
         result = builder.fdiv(less_one, builder.fadd(less_one, self.constant(2.0)))
         return builder.bitcast(builder.or_(builder.bitcast(result, I32), builder.and_(bits, sign)), self.type)
 
     def logistic(self, x: Any) -> Any:
         builder, one = self.builder, self.constant(1.0)
+        # An infinite e**-x gives 0, the limit.
         return builder.fdiv(one, builder.fadd(one, self.exponential(builder.fneg(x))))
 
 
@@ -150,6 +160,7 @@ def _library(context: Any, builder: Any, function: Any, x: Any) -> Any:
 def tanh(t, like, hyper):
     """Compute tanh. Fields: n output input."""
     n = t[1]
+    # In place after a copy: a loop over one array is vector code; see `pointwise.relu`.
     if t[2] != t[3]:
         copy(t, like, hyper)
     y = floats(t[2], n, like)

@@ -36,7 +36,9 @@ class FastDense(Compiled, Dense):
         """Memory for the input, batch first, and for a block of the gradient, for updates in place."""
         inputs = self._sizes[1]
         return {
+            # A row `apart` may have a line more: LINE // 4 values of float32, fewer of float64.
             "turned": ((images, inputs + LINE // 4), None),
+            # With one image the kernel needs one row of the gradient in place of a block.
             "block": ((max(TILE_ROWS * (COLUMNS + LINE // 4), inputs),), None),
         }
 
@@ -61,9 +63,11 @@ class FastDense(Compiled, Dense):
         outputs, inputs = self._sizes
         target = slots.input_errors[0]
         assert target is not None
+        # No bias, so no ending; `fuse` may put the backward of a ReLU there.
         if slots.images == 1:
             arrays = (target, self.ref("weight"), slots.error)
             return [Op.of(program.MULTIPLY_BACK_ONE, outputs, inputs, *arrays, PLAIN, 0)]
+        # Rows of the transposed weights are columns of the weights: `by_columns` is 1.
         return [
             Op.of(
                 program.MULTIPLY,
@@ -78,6 +82,7 @@ class FastDense(Compiled, Dense):
         outputs, inputs = self._sizes
         if kind == "weight":
             arrays = (out, slots.error, slots.inputs[0], slots.scratch["turned"])
+            # A tile reads its second factor along the features, so the kernel copies the input to `turned`.
             return [Op.of(program.OUTER, outputs, inputs, slots.images, *arrays)]
         if kind == "bias":
             return [Op.of(program.ROW_SUMS, outputs, slots.images, out, slots.error)]
@@ -89,6 +94,7 @@ class FastDense(Compiled, Dense):
         `whole` is the op that forms the whole gradient, in case the kernel must check it.
         """
         outputs, inputs = self._sizes
+        # A tape of one row finds the addresses; the op below keeps the row, and its kernel may read it.
         fields = Tape([whole], slots.output.dtype).rows
         return Op.of(
             program.DESCEND_OUTER,

@@ -25,6 +25,7 @@ def _pointer_to(kind: Any) -> Any:
     return pointer
 
 
+# Bytes and words: `memory` has pointers to numbers of the network's type and to 64-bit integers.
 _bytes_at, _words_at = _pointer_to(types.uint8), _pointer_to(types.int32)
 
 
@@ -34,6 +35,7 @@ def add_steps(typing: Any, address: Any, steps: Any) -> Any:
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         count = builder.inttoptr(arguments[0], ir.PointerType())
+        # `monotonic`: the count orders no other memory; threads share weights without locks.
         return builder.atomic_rmw("add", count, arguments[1], "monotonic")
 
     return types.int64(types.int64, types.int64), emit
@@ -51,7 +53,9 @@ def load_images(source, layout, levels, like):
     """
     features, images = layout[1], layout[2]
     target = floats(layout[0], features * images, like)
+    # Both orders of loops step over one of the arrays; this one writes runs and reads with steps.
     if levels.size:
+        # A table in place of a division per value; it has the bits of `Context.load`.
         pixels = carray(_bytes_at(source), features * images)
         for feature in range(features):
             for image in range(images):
@@ -73,6 +77,7 @@ def load_targets(source, target_arrays):
             words.
     """
     for array in range(target_arrays.shape[0]):
+        # Words fit the integers and the numbers of all losses, so one kernel copies both.
         words = target_arrays[array, 1]
         to, kept = carray(_words_at(target_arrays[array, 0]), words), carray(_words_at(source), words)
         for i in range(words):

@@ -55,6 +55,7 @@ class JointTapes:
         self._parts, self._contexts = parts, contexts
         self._pieces, self._partial = pieces, partial
         self._dtype = parts[0].network.dtype
+        # A tensor that a part reads whole keeps its own name.
         self._cuts = [
             (name, part, rows) for name, held in pieces.items() for part, rows in held if rows is not None
         ]
@@ -62,6 +63,7 @@ class JointTapes:
             Tape([op for part, number in order for op in self._segment(part, number)], self._dtype)
             for order in (there, back)
         )
+        # One tape per tensor, because a caller asks for the gradient of one tensor at a time.
         self._deltas: dict[str, Tape] = {}
 
     def forward(self, weights: Weights) -> None:
@@ -86,6 +88,8 @@ class JointTapes:
     def _delta_ops(self, name: str, out: Array) -> Iterator[Op]:
         whole = Ref(name=OUT, shape=out.shape, written=True)
         for at, (part, rows) in enumerate(self._pieces[name]):
+            # Parts with rows write these. Parts with the whole tensor have a summand each: the first writes
+            # `out`, and the others are added in the order of the parts, as without kernels.
             target: Field = whole
             if rows is not None:
                 target = Ref(name=_of_part(OUT, part), shape=out[rows].shape, written=True)
@@ -111,12 +115,14 @@ class JointTapes:
     def _forward(self, part: int, number: int) -> list[Op]:
         context, network = self._contexts[part], self._parts[part].network
         layer = network.layers[number]
+        # Departures and arrivals have no kernels: their ops are copies and sums over the wires.
         if isinstance(layer, Compiled):
             return layer.forward_ops(context.slots(number))
         slots = context.slots(number)
         if isinstance(layer, Departure):
             return list(_departs(layer, slots))
         assert isinstance(layer, Arrival)
+        # A departure has written received rows here, and a hosted layer has written its own.
         if layer.own is None or slots.views["hosted"]:
             return []
         return _copies(*slots.views["own"])
@@ -128,12 +134,15 @@ class JointTapes:
         if isinstance(layer, Compiled):
             return network.engine.backward_ops(context, number, layer)
         ops = network.engine.gather_ops(context, number)
+        # Before the first parameters to train no layer needs an error gradient.
         if not any(error is not None for error in slots.input_errors):
             return ops
         if isinstance(layer, Departure):
             return [*ops, *_returns(layer, slots)]
+        # The layer before reads its error gradient in this very memory.
         if slots.views["hosted back"]:
             return ops
+        # Rows that the arrival leaves out have no reader here, so their error gradient is 0.
         if not slots.views["covers"]:
             assert slots.input_errors[0] is not None
             ops += _zeros(slots.input_errors[0])
@@ -148,6 +157,7 @@ class JointTapes:
                 return replace(field, name=_of_part(field.name, part))
             return field
 
+        # Layers know only the name of the whole tensor; a tape has one array per name.
         for op in ops:
             yield replace(op, fields=tuple(named(field) for field in op.fields))
 
@@ -161,6 +171,7 @@ def _departs(layer: Departure, slots: Slots) -> Iterator[Op]:
 def _returns(layer: Departure, slots: Slots) -> Iterator[Op]:
     """Add up the error gradients of all readers, in the order of their workers; see `Departure.backward`."""
     before = slots.scratch.get("before")
+    # Without a reader in this part no op has written the error gradient yet.
     if not layer.read:
         yield from _zeros(slots.error)
     if before is not None:
@@ -168,6 +179,7 @@ def _returns(layer: Departure, slots: Slots) -> Iterator[Op]:
     for wire, rows in zip(layer.wires, slots.views["errors"], strict=True):
         if wire.back is None:
             continue
+        # The sum over lower workers is complete now; it is added before those of higher workers.
         if before is not None and wire.peer > layer.worker:
             yield from _adds(slots.error, before)
             before = None
@@ -190,6 +202,7 @@ def _zeros(target: Array) -> list[Op]:
 
 def _runs(first: Array, second: Array) -> Iterator[tuple[Array, Array]]:
     """Yield two arrays of one shape in runs without gaps: rows of images are a run per channel."""
+    # A kernel takes an address and a number of values, so each run without gaps is an op.
     if first.flags.c_contiguous and second.flags.c_contiguous:
         yield first, second
     else:

@@ -43,6 +43,7 @@ class FastRelu(Compiled, Relu):
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
         """Need no scratch."""
+        # The kernel compares value by value, so it needs no mask.
         return {}
 
     def prepare(self, slots: Slots) -> None:
@@ -84,6 +85,7 @@ class FastMaxPool(Compiled, MaxPool):
         """Give each error gradient to the position of the maximum."""
         target = slots.input_errors[0]
         assert target is not None
+        # `positive` is 0 here; `fuse` sets it to 1 in place of a ReLU's backward.
         arrays = (slots.error, target, slots.scratch["winners"])
         return [
             Op.of(
@@ -99,6 +101,7 @@ class FastAveragePool(Compiled, AveragePool):
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
         """Need no scratch."""
+        # Each square is one pass; the NumPy layer has two passes, with values between them.
         return {}
 
     def prepare(self, slots: Slots) -> None:
@@ -133,6 +136,7 @@ class FastTanh(Compiled, Tanh):
         """Multiply by 1 - y * y."""
         target = slots.input_errors[0]
         assert target is not None
+        # The output gives the derivative, so no scratch keeps it from forward to backward.
         return [Op.of(program.TANH_BACK, target.size, target, slots.error, slots.output)]
 
 
@@ -149,6 +153,7 @@ class FastSigmoid(Compiled, Sigmoid):
         """Multiply by y * (1 - y)."""
         target = slots.input_errors[0]
         assert target is not None
+        # The output gives this derivative, too.
         return [Op.of(program.SIGMOID_BACK, target.size, target, slots.error, slots.output)]
 
 
@@ -159,9 +164,11 @@ class FastDropout(Compiled, Dropout):
 
     def forward_ops(self, slots: Slots) -> list[Op]:
         """Multiply by the factors in training; else copy."""
+        # `Dropout.draw` has filled the factors: keyed draws are the same with and without kernels.
         output, source = slots.output, slots.inputs[0]
         if slots.training:
             return [Op.of(program.MULTIPLY_VALUES, output.size, output, source, slots.scratch["factors"])]
+        # Evaluation is the identity, so in shared memory nothing is left to do.
         if same_memory(output, source):
             return []
         return [Op.of(program.COPY, output.size, output, source)]
@@ -180,12 +187,14 @@ class FastLocalResponseNorm(Compiled, LocalResponseNorm):
 
     def prepare(self, slots: Slots) -> None:
         """Store the options as numbers of the network's type."""
+        # Fields of a row are integers, so the real options go through an array.
         share = self.alpha / self.size
         numbers = (share, self.beta, self.k, -2.0 * share * self.beta)
         slots.views["numbers"] = np.array(numbers, slots.output.dtype)
 
     def _op(self, code: int, slots: Slots, *arrays: Array) -> Op:
         channels, scratch = self.output_shape[0], slots.scratch
+        # Pixels and images are one axis: the window goes over channels alone.
         shape = (channels, slots.output.size // channels, self.size)
         kept = (scratch["scale"], scratch["power"], scratch["terms"], slots.views["numbers"])
         return Op.of(code, *shape, *arrays, *kept)
@@ -208,6 +217,7 @@ class FastSoftmaxCrossEntropy(Compiled, SoftmaxCrossEntropy):
     KERNELS: ClassVar[tuple[int, ...]] = (program.SOFTMAX, program.SOFTMAX_BACK)
 
     def _factors(self, slots: Slots) -> Array | int:
+        # An address of 0 stands for no factors: the kernel then multiplies nothing.
         return slots.scratch["weights"] if self.class_weights else 0
 
     def forward_ops(self, slots: Slots) -> list[Op]:
@@ -231,6 +241,7 @@ class FastMeanSquaredError(Compiled, MeanSquaredError):
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
         """Targets and differences."""
+        # The kernel adds each square to the loss at once, so it needs no array of squares.
         specs = super().scratch(images)
         return {name: specs[name] for name in ("targets", "difference")}
 
@@ -238,6 +249,7 @@ class FastMeanSquaredError(Compiled, MeanSquaredError):
         """Compute differences and losses."""
         difference = slots.scratch["difference"]
         arrays = (slots.inputs[0], slots.scratch["targets"], difference, slots.output)
+        # Features of any shape are one axis: an image's loss is a sum over all of them.
         return [Op.of(program.SQUARED_ERROR, difference.size // slots.images, slots.images, *arrays)]
 
     def backward_ops(self, slots: Slots) -> list[Op]:
@@ -252,6 +264,7 @@ class FastFlatten(Compiled, Flatten):
 
     def forward_ops(self, slots: Slots) -> list[Op]:
         """Copy, unless the memory is the same."""
+        # Only the shape differs, and a kernel knows no shapes.
         if same_memory(slots.output, slots.inputs[0]):
             return []
         return [Op.of(program.COPY, slots.output.size, slots.output, slots.inputs[0])]
@@ -260,6 +273,7 @@ class FastFlatten(Compiled, Flatten):
         """Copy back, unless the memory is the same."""
         target = slots.input_errors[0]
         assert target is not None
+        # Error gradients have memory of their own, so this way has its own test.
         if same_memory(target, slots.error):
             return []
         return [Op.of(program.COPY, target.size, target, slots.error)]
@@ -271,11 +285,13 @@ class FastAdd(Compiled, Add):
     def forward_ops(self, slots: Slots) -> list[Op]:
         """Add up, one input after the other."""
         output, size = slots.output, slots.output.size
+        # The order of `Add.forward`, so that both sums have the same bits.
         ops = [Op.of(program.ADD, size, output, slots.inputs[0], slots.inputs[1])]
         return ops + [Op.of(program.ADD, size, output, output, value) for value in slots.inputs[2:]]
 
     def backward_ops(self, slots: Slots) -> list[Op]:
         """Copy the error gradient to every input."""
+        # An input before the first parameters to train has no error gradient.
         targets = [target for target in slots.input_errors if target is not None]
         return [Op.of(program.COPY, target.size, target, slots.error) for target in targets]
 
@@ -285,11 +301,13 @@ class FastConcatenate(Compiled, Concatenate):
 
     def forward_ops(self, slots: Slots) -> list[Op]:
         """Copy each input to its part."""
+        # Parts are ranges of the first axis, so each is one run of memory.
         parts = zip(slots.inputs, slots.views["parts"], strict=True)
         return [Op.of(program.COPY, value.size, slots.output[part], value) for value, part in parts]
 
     def backward_ops(self, slots: Slots) -> list[Op]:
         """Copy each part of the error gradient to its input."""
+        # As in `FastAdd`, some inputs may need no error gradient.
         parts = zip(slots.input_errors, slots.views["parts"], strict=True)
         return [
             Op.of(program.COPY, target.size, target, slots.error[part])
@@ -322,6 +340,7 @@ FAST_LAYERS: Mapping[type[Layer], type[Layer]] = MappingProxyType(
 
 def _positions(pool: Pool, slots: Slots) -> Array:
     """Offsets of a square's values: column by column, from the top."""
+    # This order decides ties: among equal values the leftmost column wins, in it the topmost row.
     columns, rows = np.indices((pool.kernel, pool.kernel)).reshape(2, -1)
     positions: Array = (rows * pool.input_shapes[0][2] + columns) * slots.images
     return positions

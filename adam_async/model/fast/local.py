@@ -19,6 +19,7 @@ def local_forward(t, like, hyper):
     filters, rows, columns, k, b = t[1], t[2], t[3], t[4], t[5]
     output, weights, bias, steps, source, runs, line = t[6], t[7], t[8], t[9], t[10], t[11], t[12]
     size, pixels = size_of(like), rows * columns
+    # The panel with tables needs one for each factor; the weights lie in order, so `steps` is 0 to k - 1.
     biases = floats(bias, filters * pixels, like)
     at_once = rows_per_panel(filters)
     for pixel in range(pixels):
@@ -27,6 +28,7 @@ def local_forward(t, like, hyper):
             count, at = min(at_once, filters - first), first * pixels + pixel
             to, a = output + at * b * size, weights + at * k * size
             table_panel(like, count, b, to, pixels * b, a, pixels * k, steps, start, runs, k)
+            # No ending of a product: an ending has one bias per row, and here every pixel has its own.
             for row in range(count):
                 results = floats(to + row * pixels * b * size, b, like)
                 value = biases[at + row * pixels]
@@ -44,11 +46,13 @@ def local_back(t, like, hyper):
     filters, rows, columns, k, b = t[1], t[2], t[3], t[4], t[5]
     error, weights, target, line, block = t[6], t[7], t[8], t[10], t[12]
     size, pixels, runs = size_of(like), rows * columns, longs(t[9], k)
+    # Runs of neighbouring pixels may overlap, so each pixel adds to its runs.
     floats(target, t[11], like)[:] = like * 0
     at_once = rows_per_panel(k)
     for pixel in range(pixels):
         start = target + (pixel // columns * line + pixel % columns * b) * size
         errors, a = error + pixel * b * size, weights + pixel * k * size
+        # A tile writes rows at equal distances, but runs start anywhere: the products go through a block.
         for first in range(0, k, at_once):
             count, to = min(at_once, k - first), block + first * b * size
             columns_panel(like, count, b, to, b, a + first * size, pixels * k, errors, pixels * b, filters, 0)
@@ -76,6 +80,7 @@ def local_delta(t, like, hyper):
             for column in range(0, k, DOT_ROWS):
                 a_part, b_part = lines + 8 * first, runs + 8 * column
                 dots(like, block, errors, a_part, 0, start, b_part, 0, 1, b)
+                # As in `products.correlate`, the last block reaches beyond c.
                 for i in range(min(DOT_ROWS, filters - first)):
                     at = ((first + i) * pixels + pixel) * k + column
                     results = floats(c + at * size, DOT_ROWS, like)

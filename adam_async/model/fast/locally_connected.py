@@ -31,7 +31,9 @@ class FastLocallyConnected(FastSliding, LocallyConnected):
         """Packed images, one pixel's input errors, and a block of sums."""
         return {
             **super().scratch(images),
+            # Runs of two pixels may overlap, so a pixel's products have memory of their own.
             "pixel": ((self.fan_in, images), None),
+            # The kernel writes whole blocks, and the last ones reach beyond the gradient.
             "block": ((DOT_ROWS * DOT_ROWS,), None),
         }
 
@@ -42,6 +44,7 @@ class FastLocallyConnected(FastSliding, LocallyConnected):
         """Pack the input if necessary, and multiply pixel by pixel."""
         source, views = self._source(slots), slots.views
         ops = []
+        # Without padding and stride the images themselves have the layout that the runs need.
         if self._packed():
             ops.append(self._pack_op(program.PACK, slots, source, slots.inputs[0]))
         arrays = (slots.output, self.ref("weight"), self.ref("bias"), views["weights"], source, views["runs"])
@@ -52,6 +55,7 @@ class FastLocallyConnected(FastSliding, LocallyConnected):
         """Multiply pixel by pixel, add up, unpack."""
         wanted = slots.input_errors[0]
         assert wanted is not None
+        # The runs are those of the packed input, so their sums have its layout, too.
         target = slots.scratch["packed_error"] if self._packed() else wanted
         arrays = (slots.error, self.ref("weight"), target, slots.views["runs"], self._line(slots.images))
         ops = [Op.of(program.LOCAL_BACK, *self._shape(slots), *arrays, target.size, slots.scratch["pixel"])]
@@ -73,6 +77,7 @@ class FastLocallyConnected(FastSliding, LocallyConnected):
                 )
             ]
         if kind == "bias":
+            # Each pixel of each filter has a bias, so a row to add up has only the images of one pixel.
             rows = self.parameter("bias").size
             return [Op.of(program.ROW_SUMS, rows, slots.images, out, slots.error)]
         return super().delta_ops(slots, kind, out)

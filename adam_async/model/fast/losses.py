@@ -16,6 +16,7 @@ def softmax(t, like, hyper):
     classes, images = t[1], t[2]
     scores, shares = floats(t[3], classes * images, like), floats(t[4], classes * images, like)
     losses, targets = floats(t[5], images, like), longs(t[6], images)
+    # A view at address 0 is harmless: it is read only if there are factors.
     factors = floats(t[7], images, like)
     for i in range(images):
         top = scores[i]
@@ -31,6 +32,7 @@ def softmax(t, like, hyper):
             total += share
         for k in range(classes):
             shares[k * images + i] /= total
+        # From scores and not from the share: a share that rounds to 0 would give an infinite loss.
         losses[i] = math.log(total) - (scores[targets[i]] - top)
         if t[7] != 0:
             losses[i] *= factors[i]
@@ -46,6 +48,7 @@ def softmax_back(t, like, hyper):
     errors, shares = floats(t[3], classes * images, like), floats(t[4], classes * images, like)
     targets, factors = longs(t[5], images), floats(t[6], images, like)
     one = like * 0 + 1
+    # All classes first, as one loop over all memory; then one value per image.
     for i in range(classes * images):
         errors[i] = shares[i] / images
     for i in range(images):
@@ -70,6 +73,7 @@ def squared_error(t, like, hyper):
         difference[i] = values[i] - targets[i]
     for i in range(images):
         losses[i] = 0
+    # Features are the outer loop: each adds one run of memory to the losses of all images.
     for feature in range(features):
         row = floats(t[5] + feature * images * size, images, like)
         for i in range(images):

@@ -54,6 +54,7 @@ def _kept(compiler: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Make a compiler keep its kernels in `CACHE`, without a change of numba's setting for other programs."""
 
     def decorate(function: Any) -> Any:
+        # Numba reads the setting when it makes the dispatcher, so it may be set back at once.
         chosen = config.CACHE_DIR
         config.CACHE_DIR = CACHE.folder
         try:
@@ -64,6 +65,7 @@ def _kept(compiler: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
+# NumPy's error model: a division by zero gives infinity or NaN, because kernels raise nothing.
 kernel = _kept(njit(nogil=True, cache=CACHE.is_kept, error_model="numpy", fastmath=REORDER))
 """Decorator that compiles a kernel: without the interpreter's lock, kept on disk if the cache is writable."""
 
@@ -76,6 +78,7 @@ The option is explicit, because without it a kernel takes the options of its fir
 
 @intrinsic
 def _float_pointer(typing: Any, address: Any, like: Any) -> Any:
+    # `like` is never read: its type is that of the values, and an intrinsic knows only types.
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.PointerType())
 
@@ -87,6 +90,7 @@ def _bits_pointer(typing: Any, address: Any, like: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.PointerType())
 
+    # An integer as wide as a value, so that a view of values is a view of their bits.
     bits = types.int32 if like == types.float32 else types.int64
     return types.CPointer(bits)(types.int64, like), emit
 
@@ -112,6 +116,7 @@ def size_of(typing: Any, like: Any) -> Any:
     """Return the bytes of one value of the type of `like`."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        # A constant, so that strides in bytes are constants in the loops.
         return ir.Constant(ir.IntType(64), 4 if like == types.float32 else 8)
 
     return types.int64(like), emit
@@ -120,6 +125,7 @@ def size_of(typing: Any, like: Any) -> Any:
 @kernel
 def floats(address, count, like):
     """Return the array of `count` values at an address."""
+    # A view on the stack of the kernel: no count of references, and no memory to free.
     return carray(_float_pointer(address, like), count)
 
 
@@ -138,8 +144,10 @@ def largest(address, count, like):
     """
     bits = carray(_bits_pointer(address, like), count)
     kind = bits.dtype.type
+    # In 64 bits the shift gives the smallest integer, and one less wraps around to the largest.
     without_sign = kind((1 << (8 * size_of(like) - 1)) - 1)
     found = kind(0)
     for i in range(count):
+        # As floats, the result with a NaN would depend on the order.
         found = max(found, kind(bits[i] & without_sign))
     return _from_bits(found, like)

@@ -43,6 +43,7 @@ def pack(t, like, hyper):
             # The border is cleared each time, because groups of another size use the same memory.
             if y < 0 or y >= h:
                 _clear(start, line, like)
+            # With a stride of 1 there is one phase: an image's line is one run, between two borders.
             elif stride == 1:
                 _clear(start, left * b, like)
                 _copy(start + left * b * size, image, w * b, like)
@@ -64,6 +65,7 @@ def unpack(t, like, hyper):
         for y in range(h):
             start = packed + (channel * rows + y + top) * line * size
             image = source + (channel * h + y) * w * b * size
+            # One run per line, as in `pack`.
             if stride == 1:
                 _copy(image, start + left * b * size, w * b, like)
                 continue
@@ -87,6 +89,7 @@ def max_pool(t, like, hyper):
             for column in range(columns):
                 to = ((channel * rows + row) * columns + column) * b
                 corner = ((channel * h + row * stride) * w + column * stride) * b
+                # Images of a pixel are side by side: a vector has one pixel of several images.
                 for i in range(0, b, lanes):
                     best, winner = t[9] + (to + i) * size, t[11] + (to + i) * size
                     source = t[10] + (corner + i) * size
@@ -113,6 +116,7 @@ def max_pool_back(t, like, hyper):
                 for i in range(0, b, lanes):
                     behind, target = (at + i) * size, t[10] + (corner + i) * size
                     errors, winner, output = t[9] + behind, t[11] + behind, t[13] + behind
+                    # Squares that do not overlap write; others add, and `fuse` gives them no ReLU.
                     if kernel <= stride:
                         route(like, errors, winner, output, t[12], target, t[14], kernel * kernel, b - i)
                     else:
@@ -127,6 +131,7 @@ def average_pool(t, like, hyper):
     """
     c, h, w, b, rows, columns, kernel, stride = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]
     size = size_of(like)
+    # A product with the inverse, as in the NumPy layer, in place of a division per value.
     lanes, share = VECTOR_BYTES // size, 1 / (kernel * kernel)
     for channel in range(c):
         for row in range(rows):
@@ -154,6 +159,7 @@ def average_pool_back(t, like, hyper):
                 corner = ((channel * h + row * stride) * w + column * stride) * b
                 for i in range(0, b, lanes):
                     error, target = t[9] + (at + i) * size, t[10] + (corner + i) * size
+                    # As in `max_pool_back`: values under several squares get the sum of their parts.
                     if kernel <= stride:
                         spread(like, error, target, t[11], kernel * kernel, share, b - i)
                     else:

@@ -42,6 +42,7 @@ class Registers:
     @property
     def dot_rows(self) -> int:
         """Rows of a, and of b, in a block of dot products: it has the sums, b, and one or all rows of a."""
+        # A square block: `side` rows of each factor serve the most products per load.
         sides = range(1, self.number)
         return max(
             side for side in sides if side * (side + 1) + (1 if self.reads_operands else side) <= self.number
@@ -49,8 +50,10 @@ class Registers:
 
 
 SETS = {
+    # A masked write is one instruction with AVX-512 and many with AVX2; NEON has no masks.
     "avx512": Registers(64, 32, masked_loads=True, masked_stores=True, reads_operands=True),
     "avx2": Registers(32, 16, masked_loads=True, reads_operands=True),
+    # Products of NEON read registers alone; those of AVX can read memory.
     "neon": Registers(16, 32),
 }
 """Kinds of registers by name, the widest first."""
@@ -71,6 +74,7 @@ def registers_of(features: Mapping[str, bool], wanted: str = AUTO) -> Registers:
     Raises:
         ConfigError: The name is unknown, or the processor does not have these registers.
     """
+    # In the order of `SETS`: the first is the widest.
     there = [name for name, feature in _FEATURES.items() if features.get(feature, False)]
     if wanted == AUTO:
         return SETS[there[0]] if there else FEWEST
@@ -80,5 +84,6 @@ def registers_of(features: Mapping[str, bool], wanted: str = AUTO) -> Registers:
     return SETS[wanted]
 
 
+# Chosen once per process: the shapes are fixed when the loops are emitted.
 HOST = registers_of(llvmlite.binding.get_host_cpu_features(), wanted_vectors())
 """Registers in the kernels of this process."""

@@ -20,6 +20,7 @@ def _add_window(to, values, at, width, channel, channels, n, before, window, lik
     sums = floats(to + (channel * n + at) * size, width, like)
     for i in range(width):
         sums[i] = 0
+    # Every window is added up anew: a running sum would take fewer additions, but rounds.
     for other in range(max(channel - before, 0), min(channel - before + window, channels)):
         terms = floats(values + (other * n + at) * size, width, like)
         for i in range(width):
@@ -31,6 +32,7 @@ def _inverse_power(to, values, width, beta, like):
     """Compute values ** -beta."""
     results, found = floats(to, width, like), floats(values, width, like)
     quarters = int(4 * beta)
+    # Products and roots are vector code; `pow` is a call of the C library per value.
     if quarters != 4 * beta or quarters > 8:
         for i in range(width):
             results[i] = math.pow(found[i], -beta)
@@ -38,6 +40,7 @@ def _inverse_power(to, values, width, beta, like):
     one = results.dtype.type(1)
     for i in range(width):
         results[i] = one
+    # One loop per factor, each without a branch inside: such a loop is vector code.
     for _ in range(quarters // 4):
         for i in range(width):
             results[i] *= found[i]
@@ -62,6 +65,7 @@ def response_norm(t, like, hyper):
     share, beta, k = numbers[0], numbers[1], numbers[2]
     for at in range(0, n, BLOCK):
         width = min(BLOCK, n - at)
+        # A window has channels before and after its own, so the squares of all channels come first.
         for channel in range(channels):
             here = (channel * n + at) * size
             x, squares = floats(t[5] + here, width, like), floats(t[8] + here, width, like)
@@ -73,6 +77,7 @@ def response_norm(t, like, hyper):
             scale = floats(t[6] + here, width, like)
             for i in range(width):
                 scale[i] = scale[i] * share + k
+            # Scale and power stay until backward, which needs both.
             _inverse_power(t[7] + here, t[6] + here, width, beta, like)
             y, x, power = (
                 floats(t[4] + here, width, like),
@@ -101,6 +106,8 @@ def response_norm_back(t, like, hyper):
             for i in range(width):
                 terms[i] = error[i] * y[i] / scale[i]
         for channel in range(channels):
+            # The mirrored window: channels that have this one in their window. The sum goes to the target,
+            # so it needs no array of its own.
             _add_window(t[4], t[10], at, width, channel, channels, n, (window - 1) // 2, window, like)
             here = (channel * n + at) * size
             target, x = floats(t[4] + here, width, like), floats(t[6] + here, width, like)

@@ -26,7 +26,9 @@ TILE = 1 << 16
 def _sgd(like, n, values, gradient, rates, decay):
     p, g = floats(values, n, like), floats(gradient, n, like)
     number = p.dtype.type
+    # Rounded to the type of the arrays first, as NumPy does with a Python number.
     rate, shrink = number(rates[0]), number(decay)
+    # Without decay nothing is added, as in `Rule.apply`: `p * 0` of an infinite value is NaN.
     if decay != 0:
         for i in range(n):
             p[i] -= (p[i] * shrink + g[i]) * rate
@@ -43,6 +45,7 @@ def _sgd_four(like, n, values, first, second, third, fourth, rates, decay):
     rate_a, rate_b = number(rates[0]), number(rates[2])
     rate_c, rate_d = number(rates[4]), number(rates[6])
     shrink = number(decay)
+    # The value stays in a register for all four; each step rounds as four separate calls do.
     if decay != 0:
         for i in range(n):
             value = p[i]
@@ -68,6 +71,7 @@ def _momentum(like, n, values, buffer, gradient, rates, constants):
     rate, shrink, momentum = number(rates[0]), number(constants[0]), number(constants[1])
     if constants[0] != 0:
         for i in range(n):
+            # Parentheses as in the NumPy rule: decay and gradient are one sum before the momentum.
             step = kept[i] * momentum + (p[i] * shrink + g[i])
             kept[i] = step
             p[i] -= step * rate
@@ -87,6 +91,7 @@ def _momentum_four(like, n, values, buffer, first, second, third, fourth, rates,
     rate_a, rate_b = number(rates[0]), number(rates[2])
     rate_c, rate_d = number(rates[4]), number(rates[6])
     shrink, momentum = number(constants[0]), number(constants[1])
+    # Value and momentum stay in registers for all four.
     if constants[0] != 0:
         for i in range(n):
             value, step = p[i], kept[i]
@@ -122,6 +127,7 @@ def _adagrad(like, n, values, squares, gradient, rates, constants):
     for i in range(n):
         step = p[i] * shrink + g[i] if decays else g[i]
         kept[i] += step * step
+        # First the product with the rate, then the division: NumPy's order.
         p[i] -= step * rate / (np.sqrt(kept[i]) + epsilon)
 
 
@@ -136,8 +142,10 @@ def _adam(like, n, values, means, squares, gradient, rates, constants):
     decays = constants[0] != 0
     for i in range(n):
         step = p[i] * shrink + g[i] if decays else g[i]
+        # From the left: the square of the step first, then its part, as NumPy rounds.
         square[i] = square[i] * beta2 + step * step * rest2
         mean[i] = mean[i] * beta1 + step * rest1
+        # No clip as in `Adam.apply`: a server applies on one thread, and there the clip changes no bit.
         p[i] -= mean[i] * rate / (np.sqrt(square[i]) / root + epsilon)
 
 
@@ -159,12 +167,15 @@ def apply_rule(kind, like, shards, gradients, constants, rates):
     for shard in range(shards.shape[0]):
         row = shards[shard]
         length, values, first, second, at = row[0], row[1], row[2], row[3], row[4]
+        # Tiles are outside and pushes inside: a tile is read from memory once for all pushes.
         for start in range(0, length, TILE):
             n, behind = min(TILE, length - start), start * size
             p, s, t, offset = values + behind, first + behind, second + behind, (at + start) * size
             push = 0
             while push < pushes:
+                # Two numbers per push, because Adam has a rate and a root.
                 g, mine = gradients[push] + offset, rates[2 * push :]
+                # The last one to three pushes go one by one, with the same operations and bits.
                 if kind <= MOMENTUM and push + 4 <= pushes:
                     h, k = gradients[push + 1] + offset, gradients[push + 2] + offset
                     m = gradients[push + 3] + offset

@@ -39,8 +39,10 @@ def emit_best_of(builder: Any, element: Any, arguments: list[Any], registers: Re
         values = VectorStarts(vector, builder.add(start, behind), offsets)
 
         def step(k: Any, kept: list[Any]) -> list[Any]:
+            # The number is of the vectors' type, so that one mask selects in both; such counts are exact.
             largest, mark, last = kept
             following, value = builder.fadd(last, one), vector.load(values[k])
+            # `>` keeps the first of equals; a NaN compares false, so it has a test of its own.
             wins = builder.or_(
                 builder.fcmp_ordered(">", value, largest), builder.fcmp_unordered("uno", value, value)
             )
@@ -50,6 +52,7 @@ def emit_best_of(builder: Any, element: Any, arguments: list[Any], registers: Re
                 following,
             ]
 
+        # The first vector begins, so no number below all others is needed.
         first = [vector.load(values[whole(0)]), vector.zero, ir.Constant(element, 0.0)]
         largest, mark, _ = emit_loop(vector, whole(1), number, first, step)
         vector.store(largest, builder.inttoptr(builder.add(to, behind), POINTER))
@@ -58,6 +61,7 @@ def emit_best_of(builder: Any, element: Any, arguments: list[Any], registers: Re
     emit_part(builder, element, left, body, registers)
 
 
+# `adding` is fixed when the code is emitted, so the loop has no branch.
 def _make_route(*, adding: bool) -> Any:
     @intrinsic
     def route(
@@ -95,20 +99,24 @@ def emit_route(
 
     def body(vector: Vectors, behind: Any) -> None:
         starts = VectorStarts(vector, builder.add(start, behind), offsets)
+        # The output is read in any case: a choice of values takes no branch.
         error, mark, guide = (
             vector.load(builder.inttoptr(builder.add(at, behind), POINTER))
             for at in (error_at, winner_at, output_at)
         )
         blocked = builder.and_(
+            # The opposite of `output > 0` in `pointwise.relu_back`: a NaN blocks, too.
             builder.fcmp_unordered("ule", guide, vector.zero),
             vector.spread(builder.icmp_signed("!=", guarded, whole(0))),
         )
         error = builder.select(blocked, vector.zero, error)
 
         def step(k: Any, kept: list[Any]) -> list[Any]:
+            # Each vector is written whole, with zeros for the lanes whose maximum is elsewhere.
             hit = builder.fcmp_ordered("==", mark, vector.spread(kept[0]))
             share = builder.select(hit, error, vector.zero)
             if adding:
+                # Squares overlap, so another one may have given its error to this value.
                 share = builder.fadd(vector.load(starts[k]), share)
             vector.store(share, starts[k])
             return [builder.fadd(kept[0], one)]
@@ -143,9 +151,11 @@ def emit_mean_of(builder: Any, element: Any, arguments: list[Any], registers: Re
         values = VectorStarts(vector, builder.add(start, behind), offsets)
 
         def step(k: Any, sums: list[Any]) -> list[Any]:
+            # In the order of the table, for vectors and single values alike.
             return [builder.fadd(sums[0], vector.load(values[k]))]
 
         [total] = emit_loop(vector, whole(0), number, [vector.zero], step)
+        # The sum is scaled once, as in the NumPy layer, not each value.
         mean = builder.fmul(total, vector.spread(factor))
         vector.store(mean, builder.inttoptr(builder.add(target, behind), POINTER))
 
@@ -177,6 +187,7 @@ def emit_spread(
     def body(vector: Vectors, behind: Any) -> None:
         starts = VectorStarts(vector, builder.add(start, behind), offsets)
         error = vector.load(builder.inttoptr(builder.add(error_at, behind), POINTER))
+        # The part is the same for all vectors, so it is computed before the loop.
         part = builder.fmul(error, vector.spread(factor))
 
         def step(k: Any, kept: list[Any]) -> list[Any]:

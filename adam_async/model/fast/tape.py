@@ -76,12 +76,14 @@ def fuse(ops: Sequence[Op]) -> list[Op]:
     """Make each ReLU, and its backward, the ending of the kernel before it, if that has the same results."""
     fused: list[Op] = []
     for op in ops:
+        # The kernel just before applies its ending to each row of results while the cache has it.
         if op.code == program.RELU and fused:
             joined = _with_relu(fused[-1], op)
             if joined is not None:
                 fused[-1] = joined
                 continue
         if op.code == program.RELU_BACK:
+            # On the way back, gradients of parameters may stand between the two; see `_PARAMETER_OPS`.
             place = next(
                 (at for at in reversed(range(len(fused))) if fused[at].code not in _PARAMETER_OPS), None
             )
@@ -97,7 +99,9 @@ def _with_relu(before: Op, relu: Op) -> Op | None:
     _, output, source = relu.fields
     if before.code not in _ENDINGS or not same_memory(output, source):
         return None
+    # Docstrings count fields from 1, after the address of the kernel.
     results, ending = (at - 1 for at in _ENDINGS[before.code])
+    # The ReLU must work in the very memory of the results; only a bias has a joined ending.
     if before.fields[ending] != BIAS or not same_memory(before.fields[results], output):
         return None
     return _replaced(before, ending, BIAS_RELU)
@@ -109,6 +113,7 @@ def _with_relu_back(before: Op, relu: Op) -> Op | None:
         return None
     if before.code in (program.MULTIPLY, program.MULTIPLY_BACK_ONE):
         results, ending = (at - 1 for at in _ENDINGS[before.code])
+        # A kernel has one ending.
         if before.fields[ending] == PLAIN and same_memory(before.fields[results], target):
             return _replaced(before, ending, WHERE_POSITIVE, output)
     if before.code == program.MAX_POOL_BACK:
@@ -133,10 +138,12 @@ class Tape:
     """
 
     def __init__(self, ops: Sequence[Op], dtype: np.dtype[Any], hyper: Array | None = None) -> None:
+        # Kept, because the rows have addresses and the ops the arrays.
         self._ops = fuse(ops)
         self._like = dtype.type(0)
         self._rows = np.zeros((len(self._ops), program.FIELDS), np.int64)
         self._hyper = np.zeros(3, dtype) if hyper is None else hyper
+        # One array may be in several rows; it is checked once per change.
         cells: dict[Ref, list[tuple[int, int]]] = {}
         for row, op in enumerate(self._ops):
             self._rows[row, 0] = program.address(op.code, dtype)
@@ -146,6 +153,7 @@ class Tape:
                 else:
                     self._rows[row, column] = field if isinstance(field, int) else field.ctypes.data
         self._cells = tuple(cells.items())
+        # No array is bound yet, so the first call fills these cells.
         self._bound: list[Array | None] = [None] * len(cells)
 
     def __repr__(self) -> str:
@@ -166,6 +174,7 @@ class Tape:
         Raises:
             ModelError: An array has the wrong shape, dtype or layout.
         """
+        # Rows are addresses; the call passes no arrays one by one, because unpacking takes time.
         self._bind_all(weights, state)
         return float(program.run(self._rows, self._like, self._hyper))
 
@@ -201,6 +210,7 @@ class Tape:
                 self._bind(number, ref, cells, array)
 
     def _bind(self, number: int, ref: Ref, cells: list[tuple[int, int]], array: Array) -> None:
+        # Kernels check nothing, so a wrong array is refused here.
         if array.shape != ref.shape or array.dtype != self._like.dtype or not array.flags.c_contiguous:
             raise ModelError(
                 f"kernels need {ref.name!r} as a C-contiguous {self._like.dtype} array of shape {ref.shape}, "

@@ -138,6 +138,7 @@ def emit_tile(vector: Vectors, rows: int, vectors: int, access: str, arguments: 
         return totals
 
     sums = emit_loop(vector, whole(0), depth, [vector.zero] * (rows * vectors), step)
+    # The addresses of c come after the loop, so they take no registers in it.
     c_start = builder.inttoptr(c, POINTER)
     places = [
         vector.at(vector.at(c_start, builder.mul(c_row, whole(row))), whole(vector.lanes * place))
@@ -190,61 +191,85 @@ def dots(
     return types.void(like, *([types.int64] * 9)), emit
 
 
-def emit_dots(builder: Any, element: Any, arguments: list[Any], registers: Registers) -> None:
-    """Emit a block of dot products; `arguments` are those of `dots`, from out on."""
-    side = registers.dot_rows
-    out, a, a_rows, a_line, b, b_rows, b_line, lines, length = arguments
-    vector = Vectors(builder, element, registers=registers)
+class DotBlock:
+    """A square block of dot products: the starts of its rows, and a step of all its sums.
 
-    def starts(base: Any, table: Any) -> list[Any]:
+    Args:
+        vector: Vectors for the starts.
+        side: Number of rows of a, and of b.
+        a: Address from which the starts of the rows of a count.
+        a_rows: Address of the table of these starts.
+        b: As a, for b.
+        b_rows: As a_rows, for b.
+    """
+
+    def __init__(self, vector: Vectors, side: int, a: Any, a_rows: Any, b: Any, b_rows: Any) -> None:
+        self.cells = range(side * side)
+        self._side = side
+        # Rows start at the same offset in each line, so their addresses are read once.
+        self._a_starts = self._starts(vector, a, a_rows)
+        self._b_starts = self._starts(vector, b, b_rows)
+
+    def _starts(self, vector: Vectors, base: Any, table: Any) -> list[Any]:
+        builder = vector.builder
         entries = builder.inttoptr(table, POINTER)
         return [
             vector.at(
                 builder.inttoptr(base, POINTER),
                 builder.load(builder.gep(entries, [whole(row)], source_etype=I64), typ=I64, align=8),
             )
-            for row in range(side)
+            for row in range(self._side)
         ]
 
-    # Rows start at the same offset in each line, so their addresses are read once.
-    a_starts, b_starts, before = starts(a, a_rows), starts(b, b_rows), builder.block
+    def step(self, vectors: Vectors, sums: list[Any], a_at: Any, b_at: Any) -> list[Any]:
+        """Add the products of the vectors `a_at` and `b_at` values after the starts."""
+        # Twice `side` loads serve `side` squared products; so the block is a square.
+        left = [vectors.load(vectors.at(start, a_at)) for start in self._a_starts]
+        right = [vectors.load(vectors.at(start, b_at)) for start in self._b_starts]
+        side = self._side
+        return [
+            vectors.multiply_add(sums[cell], left[cell // side], right[cell % side]) for cell in self.cells
+        ]
+
+    def phis(self, vector: Vectors, *sources: tuple[Any, Any]) -> list[Any]:
+        """Return a phi for each sum, with a value from each source: values and their block."""
+        made = [vector.builder.phi(vector.type) for _ in self.cells]
+        for values, block in sources:
+            for phi, value in zip(made, values, strict=True):
+                phi.add_incoming(value, block)
+        return made
+
+
+def emit_dots(builder: Any, element: Any, arguments: list[Any], registers: Registers) -> None:
+    """Emit a block of dot products; `arguments` are those of `dots`, from out on."""
+    out, a, a_rows, a_line, b, b_rows, b_line, lines, length = arguments
+    vector = Vectors(builder, element, registers=registers)
+    dot_block = DotBlock(vector, registers.dot_rows, a, a_rows, b, b_rows)
+    before = builder.block
+    # Whole vectors come first, without a mask; only the rest of a line needs one.
     even = builder.sub(length, builder.urem(length, whole(vector.lanes)))
     line_block, check, body, after, rest, next_line, done = (
         builder.append_basic_block(f"dots.{name}")
         for name in ("line", "check", "body", "after", "rest", "next", "done")
     )
     builder.branch(line_block)
-    cells = range(side * side)
+
     # Both loops pass their sums on as phis: the sums stay in registers from the first line to the last.
-
-    def phis(*sources: tuple[Any, Any]) -> list[Any]:
-        made = [builder.phi(vector.type) for _ in cells]
-        for values, block in sources:
-            for phi, value in zip(made, values, strict=True):
-                phi.add_incoming(value, block)
-        return made
-
-    def step(vectors: Vectors, sums: list[Any], a_at: Any, b_at: Any) -> list[Any]:
-        # Twice `side` loads serve `side` squared products; so the block is a square.
-        left = [vectors.load(vector.at(start, a_at)) for start in a_starts]
-        right = [vectors.load(vector.at(start, b_at)) for start in b_starts]
-        return [vectors.multiply_add(sums[cell], left[cell // side], right[cell % side]) for cell in cells]
-
     builder.position_at_end(line_block)
     line = builder.phi(I64)
     line.add_incoming(whole(0), before)
-    line_sums = phis(([vector.zero] * len(cells), before))
+    line_sums = dot_block.phis(vector, ([vector.zero] * len(dot_block.cells), before))
     a_base, b_base = builder.mul(line, a_line), builder.mul(line, b_line)
     builder.branch(check)
 
     builder.position_at_end(check)
     at = builder.phi(I64)
     at.add_incoming(whole(0), line_block)
-    sums = phis((line_sums, line_block))
+    sums = dot_block.phis(vector, (line_sums, line_block))
     builder.cbranch(builder.icmp_signed("<", at, even), body, after)
 
     builder.position_at_end(body)
-    stepped = step(vector, sums, builder.add(a_base, at), builder.add(b_base, at))
+    stepped = dot_block.step(vector, sums, builder.add(a_base, at), builder.add(b_base, at))
     at.add_incoming(builder.add(at, whole(vector.lanes)), body)
     for phi, value in zip(sums, stepped, strict=True):
         phi.add_incoming(value, body)
@@ -257,11 +282,11 @@ def emit_dots(builder: Any, element: Any, arguments: list[Any], registers: Regis
     builder.position_at_end(rest)
     left = builder.sub(length, even)
     masked = Vectors(builder, element, registers=registers, lanes_left=left)
-    ended = step(masked, sums, builder.add(a_base, even), builder.add(b_base, even))
+    ended = dot_block.step(masked, sums, builder.add(a_base, even), builder.add(b_base, even))
     builder.branch(next_line)
 
     builder.position_at_end(next_line)
-    found = phis((sums, after), (ended, rest))
+    found = dot_block.phis(vector, (sums, after), (ended, rest))
     following = builder.add(line, whole(1))
     line.add_incoming(following, next_line)
     for phi, value in zip(line_sums, found, strict=True):
@@ -271,5 +296,5 @@ def emit_dots(builder: Any, element: Any, arguments: list[Any], registers: Regis
     # A sum over the lanes takes several instructions, so it comes only here, after all lines.
     builder.position_at_end(done)
     target = builder.inttoptr(out, POINTER)
-    for cell in cells:
+    for cell in dot_block.cells:
         builder.store(vector.sum(found[cell]), vector.at(target, whole(cell)), align=vector.bytes)

@@ -44,6 +44,7 @@ def _prefetch(typing: Any, address: Any) -> Any:
 @kernel
 def _descend(values, gradient, buffer, n, like, hyper):
     """Apply a gradient to `n` values. `buffer` is the address of the momentum, or 0."""
+    # A loop per case: without momentum or decay a loop reads and computes less.
     p, g, rate, decay = floats(values, n, like), floats(gradient, n, like), hyper[0], hyper[2]
     if buffer:
         kept, momentum = floats(buffer, n, like), hyper[1]
@@ -65,6 +66,7 @@ def descend(t, like, hyper):
 
     `refused` is the address of an integer, set to 1 if the gradient is not finite.
     """
+    # A NaN compares false as well.
     if largest(t[3], t[1], like) < INFINITE:
         _descend(t[2], t[3], t[4], t[1], like, hyper)
     else:
@@ -73,6 +75,7 @@ def descend(t, like, hyper):
 
 @exact
 def _bounded(errors, error_count, x, x_count, images, like):
+    # In float64, so that the bound of float32 factors cannot overflow; the limit has room for rounding.
     bound = float(largest(errors, error_count, like)) * float(largest(x, x_count, like)) * images
     return bound < (1e38 if size_of(like) == 4 else 1e307)
 
@@ -81,6 +84,7 @@ def _bounded(errors, error_count, x, x_count, images, like):
 def _panel_beside(like, rows, width, block, errors, k, x, n, weights):
     """Fill a block of the gradient, while its weights come into the cache."""
     size, block_row, x_row = size_of(like), apart(width, like), apart(n, like)
+    # Prefetching comes in parts: while one part is computed, its weights arrive.
     for i in range(0, width, AHEAD):
         for row in range(rows):
             for line in range(0, min(AHEAD, width - i) * size, LINE):
@@ -114,6 +118,7 @@ def _descend_outer(t, like, hyper):
     transpose(turned, x, n, k, like)
     for first in range(0, m, TILE_ROWS):
         rows = min(TILE_ROWS, m - first)
+        # A block of the gradient is applied at once: the next one takes its memory.
         for start in range(0, n, COLUMNS):
             width = min(COLUMNS, n - start)
             to = values + (first * n + start) * size
@@ -144,6 +149,7 @@ def descend_outer(t, like, hyper):
     if _bounded(t[5], m * k, t[6], n * k, k, like):
         _descend_outer(t, like, hyper)
         return
+    # Rare, so the whole gradient may take its time and memory.
     fields = longs(t[11], t.size)
     outer(fields, like, hyper)
     if largest(fields[4], m * n, like) < INFINITE:

@@ -10,7 +10,6 @@ Everything that can happen is drawn from the seed, the options as well. Violatio
 import heapq
 import random
 from collections import Counter
-from types import SimpleNamespace
 from zlib import crc32
 
 import msgspec
@@ -21,22 +20,9 @@ from adam_async.controller.consensus import (
     membership,
     messages,
     records,
-    roles,
     settings,
     violations,
 )
-
-PRODUCT = SimpleNamespace(
-    core=core,
-    events=events,
-    membership=membership,
-    messages=messages,
-    records=records,
-    roles=roles,
-    settings=settings,
-    violations=violations,
-)
-"""The code under test; the ablations bring their own."""
 
 HEARTBEAT_S, ELECTION_S = 0.25, 0.6
 CALM_S = 4.0
@@ -124,15 +110,15 @@ class Node:
 class FuzzedGroup:
     """One seed."""
 
-    def __init__(self, seed, code=PRODUCT):
-        self.seed, self.code = seed, code
+    def __init__(self, seed):
+        self.seed = seed
         self.options = Options(seed)
         self.net = random.Random(f"{seed}/net")
         self.faults = random.Random(f"{seed}/faults")
         self.load = random.Random(f"{seed}/load")
         self.dice = random.Random(f"{seed}/dice")
-        self.settings = code.settings.Settings(**self.options.settings)
-        self.wire = msgspec.msgpack.Decoder(code.messages.Message)
+        self.settings = settings.Settings(**self.options.settings)
+        self.wire = msgspec.msgpack.Decoder(messages.Message)
         self.now = 0.0
         self.queue = []
         self.count = 0
@@ -166,11 +152,9 @@ class FuzzedGroup:
         founders = [node.me for node in list(self.nodes.values())[: self.options.founders]]
         for node in self.nodes.values():
             saved = (
-                code.records.bootstrapped(node.me, founders)
-                if node.me in founders
-                else code.records.Saved(me=node.me)
+                records.bootstrapped(node.me, founders) if node.me in founders else records.Saved(me=node.me)
             )
-            node.begin_disk(code.records.Writer().frame(saved.records()))
+            node.begin_disk(records.Writer().frame(saved.records()))
             self.start(node)
         self.group = self.nodes["n0"].core.members
 
@@ -187,21 +171,21 @@ class FuzzedGroup:
         self.now = end
 
     def name(self, node):
-        node.me = self.code.membership.identity(node.name, self.faults.getrandbits(32))
+        node.me = membership.identity(node.name, self.faults.getrandbits(32))
         self.by_id[node.me] = node
 
     def start(self, node):
-        saved, end = self.code.records.recover(bytes(node.disk), origin=node.name)
+        saved, end = records.recover(bytes(node.disk), origin=node.name)
         if end < len(node.disk):
             self.marks["torn tail"] += 1
         node.begin_disk(node.disk[:end])
-        node.writer = self.code.records.Writer(end)
+        node.writer = records.Writer(end)
         if self.faults.random() < 0.2:
-            node.writer = self.code.records.Writer()
+            node.writer = records.Writer()
             node.begin_disk(node.writer.frame(saved.records()))
             node.writer.durable(node.durable)
         node.life += 1
-        node.core = self.code.core.Core(saved, self.settings, draw=self.dice.random, now=node.local(self.now))
+        node.core = core.Core(saved, self.settings, draw=self.dice.random, now=node.local(self.now))
         node.reset(saved.snapshot)
         self.arm(node)
 
@@ -238,7 +222,7 @@ class FuzzedGroup:
                 self.at(self.thaw_s(node), self.ring, node, life, deadline)
             else:
                 node.armed = None
-                self.give(node, self.code.events.Tick())
+                self.give(node, events.Tick())
 
     def send(self, node, message):
         to = message.to.partition("/")[0]
@@ -261,7 +245,7 @@ class FuzzedGroup:
         if self.now < node.frozen_until:
             self.at(self.thaw_s(node), self.deliver, to, message)
         else:
-            self.give(node, self.code.events.Received(message))
+            self.give(node, events.Received(message))
 
     def thaw_s(self, node):
         """Return a time after the freeze; waiting messages arrive in another order."""
@@ -290,16 +274,16 @@ class FuzzedGroup:
         node.writer.durable(node.durable)
         node.syncing = False
         self.sync(node)
-        self.give(node, self.code.events.Persisted(done[-1][2]))
+        self.give(node, events.Persisted(done[-1][2]))
 
     # --- one event --------------------------------------------------------------------------
 
     def give(self, node, event):
-        core, events = node.core, self.code.events
+        core = node.core
         before = core.log.last_index
         try:
             effects = core.handle(event, now=node.local(self.now))
-        except self.code.violations.Violation as error:
+        except violations.Violation as error:
             raise Wrong(f"{node.name} was told what no sound node says: {error}") from error
         if core.log.last_index < before:
             self.marks["cut off"] += 1
@@ -413,7 +397,6 @@ class FuzzedGroup:
         self.count += 1
         tag = self.count
         self.invoked[tag] = (key, is_write, self.count)
-        events = self.code.events
         question = events.Propose(tag, f"{tag} {key}".encode()) if is_write else events.Read(tag)
         self.ask(node, node.life, question)
         return tag
@@ -519,7 +502,7 @@ class FuzzedGroup:
         members = node.core.members
         if self.options.transfers and self.faults.random() < 0.2:
             to = self.faults.choice(members.voters)
-            self.give(node, self.code.events.Transfer("transfer", to))
+            self.give(node, events.Transfer("transfer", to))
             return
         gone = [name for name in members.all if name in self.lost]
         strangers = [each.me for each in self.nodes.values() if each.me not in members.all]
@@ -529,9 +512,7 @@ class FuzzedGroup:
         if len(members.voters) <= 1 or (gone and len(members.voters) - 1 <= len(gone)):
             steps = [step for step in steps if step[0] != "remove"]
         if steps and (self.options.changes or gone or self.lost):
-            self.give(
-                node, self.code.events.Change("change", self.code.membership.Step(*self.faults.choice(steps)))
-            )
+            self.give(node, events.Change("change", membership.Step(*self.faults.choice(steps))))
 
     def lose(self):
         """A disk is lost, if all groups that may be in force can do without it."""
@@ -558,7 +539,7 @@ class FuzzedGroup:
         self.name(node)
         if node.me != old:
             self.lost.add(old)
-        node.begin_disk(self.code.records.Writer().frame(self.code.records.Saved(me=node.me).records()))
+        node.begin_disk(records.Writer().frame(records.Saved(me=node.me).records()))
 
     # --- the whole --------------------------------------------------------------------------
 
@@ -654,6 +635,6 @@ class FuzzedGroup:
         return len(required) > 0 and indices == {self.last} and len({n.core.term for n in required}) == 1
 
 
-def run_seed(seed, code=PRODUCT):
+def run_seed(seed):
     """Run one world. Returns the marks of what happened in it."""
-    return FuzzedGroup(seed, code).run()
+    return FuzzedGroup(seed).run()

@@ -1,17 +1,17 @@
 """Stories that dice seldom tell: each fails without the safeguard that it is named for.
 
-They take the code that they are about, so that the ablations can be put through them as well.
+The ablations are put through them as well.
 """
 
 from zlib import crc32
 
-from tests.adam_async.controller.consensus.fuzzed_group import PRODUCT
+from adam_async.controller.consensus import messages
 from tests.adam_async.controller.consensus.small_group import SmallGroup
 
 
-def an_entry_of_an_earlier_term_is_committed_with_one_of_the_leaders_own(code=PRODUCT):
+def an_entry_of_an_earlier_term_is_committed_with_one_of_the_leaders_own():
     """As in figure 8 of the Raft paper: until then, one with a later entry may still be elected."""
-    group = SmallGroup("abc", code=code, message_bytes=1)
+    group = SmallGroup("abc", message_bytes=1)
     group.elect("a")
     group.propose("a", b"old")
     group.wire.clear()
@@ -26,14 +26,14 @@ def an_entry_of_an_earlier_term_is_committed_with_one_of_the_leaders_own(code=PR
     assert group.log("b") == [(2, None), (2, b"old"), (3, None)]
 
 
-def entries_that_do_not_follow_a_snapshot_go(code=PRODUCT):
+def entries_that_do_not_follow_a_snapshot_go():
     """A follower has five entries of its own, and is sent a snapshot that ends with another fourth one."""
-    group = SmallGroup("abc", code=code)
+    group = SmallGroup("abc")
     group.elect("a")
     for _ in range(4):
         group.propose("a")
     assert group["a"].log.last_index == 6
-    chunk = code.messages.Chunk(
+    chunk = messages.Chunk(
         sender="b",
         to="a",
         term=9,
@@ -50,9 +50,9 @@ def entries_that_do_not_follow_a_snapshot_go(code=PRODUCT):
     assert group["a"].log.last_index == 4, group["a"].log.entries
 
 
-def a_step_waits_for_an_entry_of_the_leaders_term(code=PRODUCT):
+def a_step_waits_for_an_entry_of_the_leaders_term():
     """Else two leaders could each begin one that the other does not know, and be two steps apart."""
-    group = SmallGroup("abc", joiners="d", code=code)
+    group = SmallGroup("abc", joiners="d")
     group.tick("a")
     while group["a"].role.value != "leader":
         group.hand(group.wire.pop(0))

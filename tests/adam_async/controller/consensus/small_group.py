@@ -1,6 +1,7 @@
 """A few cores whose messages are delivered by hand, for tests that read like a conversation."""
 
-from tests.adam_async.controller.consensus.fuzzed_group import PRODUCT
+from adam_async.controller.consensus import core, events, membership, records
+from adam_async.controller.consensus.settings import Settings
 
 LONG_S = 10.0
 """Longer than any time-out here."""
@@ -9,9 +10,8 @@ LONG_S = 10.0
 class SmallGroup:
     """Founders by their names; each word lies in `wire` until it is delivered."""
 
-    def __init__(self, names="abc", *, joiners="", code=PRODUCT, **settings):
-        self.code = code
-        self.settings = code.settings.Settings(**settings)
+    def __init__(self, names="abc", *, joiners="", **settings):
+        self.settings = Settings(**settings)
         self.now = 0.0
         self.wire = []
         self.seen = {}
@@ -22,20 +22,20 @@ class SmallGroup:
         self.unsynced = {}
         self.cores = {}
         for name in names:
-            self.start(name, code.records.bootstrapped(name, names))
+            self.start(name, records.bootstrapped(name, names))
         for name in joiners:
-            self.start(name, code.records.Saved(me=name))
+            self.start(name, records.Saved(me=name))
 
     def start(self, name, saved):
         self.seen[name] = []
         self.unsynced[name] = []
         self.disks[name] = list(saved.records())
-        self.cores[name] = self.code.core.Core(saved, self.settings, draw=lambda: 0.5, now=self.now)
+        self.cores[name] = core.Core(saved, self.settings, draw=lambda: 0.5, now=self.now)
 
     def restart(self, name):
         """End a life and begin the next, with what was on disk."""
-        data = self.code.records.Writer().frame(tuple(self.disks[name]))
-        saved, _ = self.code.records.recover(data, origin=name)
+        data = records.Writer().frame(tuple(self.disks[name]))
+        saved, _ = records.recover(data, origin=name)
         self.start(name, saved)
 
     def __getitem__(self, name):
@@ -43,8 +43,8 @@ class SmallGroup:
 
     def give(self, name, event):
         """Hand over one event. Returns the effects that are neither words nor records."""
-        core, kept = self.cores[name], []
-        for effect in core.handle(event, now=self.now):
+        node, kept = self.cores[name], []
+        for effect in node.handle(event, now=self.now):
             kind = type(effect).__name__
             if kind == "Send":
                 self.wire.append(effect.message)
@@ -54,7 +54,7 @@ class SmallGroup:
                 self.unsynced[name].append(effect)
                 if name not in self.slow:
                     kept += self.sync(name)
-        core.check_invariants()
+        node.check_invariants()
         self.seen[name] += kept
         return kept
 
@@ -63,15 +63,15 @@ class SmallGroup:
         written, self.unsynced[name] = self.unsynced[name], []
         for persist in written:
             self.disks[name] += persist.records
-        return self.give(name, self.code.events.Persisted(written[-1].number))
+        return self.give(name, events.Persisted(written[-1].number))
 
     def tick(self, name, after_s=LONG_S):
         self.now += after_s
-        return self.give(name, self.code.events.Tick())
+        return self.give(name, events.Tick())
 
     def hand(self, message):
         """Deliver one word."""
-        return self.give(message.to, self.code.events.Received(message))
+        return self.give(message.to, events.Received(message))
 
     def take(self, kind=None, to=None):
         """Take words from the wire: those of a kind, and to somebody, if that is said."""
@@ -97,10 +97,10 @@ class SmallGroup:
         assert self.cores[name].role.value == "leader", self.cores
 
     def propose(self, name, command=b"x", tag="write"):
-        return self.give(name, self.code.events.Propose(tag, command))
+        return self.give(name, events.Propose(tag, command))
 
     def change(self, name, kind, node, tag="change"):
-        return self.give(name, self.code.events.Change(tag, self.code.membership.Step(kind, node)))
+        return self.give(name, events.Change(tag, membership.Step(kind, node)))
 
     def beat(self, name, among=None):
         """Let a leader speak, and all be answered."""

@@ -4,11 +4,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from adam_async.data_server.state import DataState
+from adam_async.parameter_server.push_queue import PushQueue
 from adam_async.parameter_server.state import ServerState
 from adam_async.simulation.plan import Fault, Options, Plan
 from adam_async.simulation.runner import draw_case, run_case, run_seed
@@ -17,7 +18,7 @@ from adam_async.simulation.scenarios.training import BRIEF_S, TRAIN
 from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, IMAGES, WORKERS, images
 from adam_async.simulation.scenarios.training_faults import CONTROLLER_KINDS
 from adam_async.simulation.wire import Conditions
-from tests.ablations.rewriting import rewrite
+from tests.ablations.patches import Patch, apply_pushes_again, keep_groups_of_lost_replicas, replaces
 from tests.adam_async.simulation.scenarios.cases import plain_training, with_faults
 
 pytestmark = pytest.mark.thorough
@@ -94,25 +95,29 @@ def test_a_restarted_worker_does_not_train_in_a_place_of_another_one() -> None:
     assert run_case(TRAIN, msgspec.structs.replace(case, plan=plan)).text == ""
 
 
+@replaces(ServerState, "_order")
+def acknowledge_and_forget(order: Any, self: ServerState, event: Any) -> Any:
+    """Acknowledge a push in place of queueing it."""
+    queue, self._queue = self._queue, PushQueue()
+    try:
+        effects = order(self, event)
+        return [*effects, *map(self._acknowledgement, self._queue)]
+    finally:
+        self._queue = queue
+
+
 ABLATIONS = {
-    "a repeated push is applied again": (
-        ServerState, "_order", "number == last + 1", "number <= last + 1", "I2",
-    ),
-    "a push is acknowledged and forgotten": (
-        ServerState, "_order", "self._queue.add(queued)", "return [self._acknowledgement(queued)]", "I1",
-    ),
-    "a lost replica keeps its groups": (
-        DataState, "_replicas_changed", "self._epoch is not None", "False", "the run ends",
-    ),
-}  # fmt: skip
+    "a repeated push is applied again": (apply_pushes_again, "I2"),
+    "a push is acknowledged and forgotten": (acknowledge_and_forget, "I1"),
+    "a lost replica keeps its groups": (keep_groups_of_lost_replicas, "the run ends"),
+}
 
 
-@pytest.mark.parametrize("safeguard", ABLATIONS)
+@pytest.mark.parametrize(("patch", "invariant"), ABLATIONS.values(), ids=ABLATIONS)
 def test_a_run_fails_after_the_removal_of_a_safeguard(
-    safeguard: str, monkeypatch: pytest.MonkeyPatch
+    patch: Patch, invariant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner, method, old, new, invariant = ABLATIONS[safeguard]
-    rewrite(monkeypatch, owner, method, old, new)
+    patch(monkeypatch.setattr)
     broken = (run_case(TRAIN, plain_training(seed)) for seed in range(2, 12))
 
     assert next((result.invariant for result in broken if not result.ok), "") == invariant
