@@ -181,7 +181,7 @@ def _nearest(key: str) -> str:
 def explain_type(
     message: str, values: Mapping[str, Any], kind: type[msgspec.Struct], where: Mapping[str, str]
 ) -> str:
-    """Return a sentence that names an option with a wrong value, the type it needs, and the value's origin."""
+    """Return a sentence that names an option with a wrong value, its origin, and the type it needs."""
     found = re.search(r" - at `\$\.(\w+)(?:\.(\w+)|\[[^]]*\])?`$", message)
     if found is None:
         return message
