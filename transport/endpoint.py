@@ -44,8 +44,6 @@ from transport.release import Release
 from transport.requests import AnsweringLink, InboundRequest
 from transport.tensors import Tensor
 
-__all__ = ["Endpoint"]
-
 logger = logging.getLogger(__name__)
 
 MAX_ERROR_TEXT = 200

@@ -47,28 +47,6 @@ from transport.errors import LocalProtocolError, RemoteProtocolError
 from transport.messages import Message
 from transport.tensors import Layout, Tensor, lay_out, raw_bytes, read_layout
 
-__all__ = [
-    "CHECKED",
-    "CHECKSUM_BYTES",
-    "CHUNK",
-    "CLOSE",
-    "ERROR",
-    "MESSAGE",
-    "MORE",
-    "PING",
-    "PONG",
-    "PRELUDE_BYTES",
-    "REPLY",
-    "REQUEST",
-    "Frame",
-    "FrameDecoder",
-    "FrameEncoder",
-    "Memory",
-    "Registered",
-    "checksum",
-    "kind_name",
-]
-
 MAGIC: Final = b"TLNK"
 VERSION: Final = 1
 PRELUDE_BYTES: Final = 32

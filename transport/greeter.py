@@ -19,8 +19,6 @@ from transport.messages import Identity, RoleTable
 from transport.sockets import format_tcp_address, tune
 from transport.tcp import TcpLink
 
-__all__ = ["Greeter"]
-
 
 class HandshakeProgress(Protocol):
     """The part of a listener's `Entrance` that its greeters use."""

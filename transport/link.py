@@ -20,8 +20,6 @@ from transport.messages import Identity, Message
 from transport.release import Release
 from transport.tensors import Tensor
 
-__all__ = ["Link", "LinkStatistics", "Observer", "Request", "TypeTraffic"]
-
 Observer = Callable[[bool, str, int, int], None]
 """Callback for each counted message: whether this side sent it, its type, its payload and frame bytes."""
 

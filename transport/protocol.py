@@ -32,8 +32,6 @@ from transport.messages import Message
 from transport.release import watched
 from transport.tensors import ALIGNMENT, Tensor, TensorSpec, lay_out, raw_bytes
 
-__all__ = ["Buffer", "Conversation", "GiveUp", "Outgoing", "SendPing"]
-
 Buffer = bytes | memoryview
 
 _PADDING = bytes(ALIGNMENT)

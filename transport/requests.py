@@ -12,8 +12,6 @@ from transport.link import Link, Request
 from transport.messages import Message
 from transport.release import Release
 
-__all__ = ["AnsweringLink", "InboundRequest"]
-
 logger = logging.getLogger(__name__)
 
 UNCHARGED_BYTES = 1 << 20

@@ -31,8 +31,6 @@ from transport.protocol import Buffer
 from transport.tcp import TcpLink
 from transport.timekeeper import Timekeeper
 
-__all__ = ["SlowNetwork"]
-
 Between = tuple[str, str] | Callable[[str, str], bool]
 """Two node ids, or a function of two node ids that returns whether the path between them is slow."""
 

@@ -31,8 +31,6 @@ from transport.protocol import Buffer, Conversation, GiveUp
 from transport.release import Release
 from transport.sockets import checks_payloads
 
-__all__ = ["TcpLink"]
-
 TURN_BYTES = 64 << 10
 """Bytes of small frames from which the link writes them at once, even within an iteration of the loop."""
 

@@ -121,9 +121,6 @@ class ConsensusNode:
 
     Args:
         identity: This controller; its node is its name in the group.
-        state: State that applies the agreed commands.
-        network: Network of the other controllers.
-        traffic: Counts of the links to them.
         entropy: Random bytes, for the identity in the group and the election time-outs.
         file: File of the durable records; None keeps nothing.
         on_answer: Called with the answer to a request, by its tag.

@@ -97,8 +97,6 @@ class PeerControllers:
 
     Args:
         identity: This controller; its node is its name in the group.
-        network: Network of the others.
-        traffic: Counts of the links to them.
         is_settled: Returns whether the group has this controller's present identity as a voter.
 
     Attributes:
@@ -198,9 +196,7 @@ class PeerControllers:
         """Return the next change of the membership; None if all known identities are voters.
 
         Args:
-            core: Core of this controller, which leads.
             silent_s: Silence after which a new identity may replace an old one, in seconds.
-            now: The core's time.
         """
         members = core.members
         for name, me in sorted(self._known.items()):

@@ -24,7 +24,6 @@ def part_refusal(body: GetRecord, num_bytes: int, *, most_bytes: int) -> tuple[s
     """Return code and text of the refusal of a part of a record; None if the role can send it.
 
     Args:
-        body: The request.
         num_bytes: Size of the whole record, in bytes.
         most_bytes: Maximum size of a message, in bytes.
     """

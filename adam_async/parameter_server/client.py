@@ -291,12 +291,7 @@ class ParameterClient:
     """Pushes and pulls of one worker, or the pulls of a driver, over all servers of a run.
 
     Args:
-        network: Network of the servers.
-        identity: The client's node.
-        session: Identity of the exactly-once session.
         addresses: Addresses of all servers of the run, by server id.
-        waits: Deadlines.
-        traffic: Counts of the links.
 
     Run `run` as a task of the owner's group.
     """

@@ -108,7 +108,6 @@ class ServerState:
     """The shards of one server in one run, and the pushes and pulls in progress on them.
 
     Args:
-        run: Id of the run.
         generation: Version of the bucket assignment that made this server a primary.
         shards: The shards whose primary this server is.
         clocked: Whether workers wait for one another (ssp, bsp), so that answers to pushes carry a clock.

@@ -46,12 +46,9 @@ class Channel:
     Args:
         peer: Name of the peer in errors and log lines.
         address: Address of the peer; it may be set anew, for the next dial.
-        network: The links' network.
-        identity: The dialling node.
         peer_role: Role that the peer must have; None accepts each.
         traffic: Counts of the node's links; None counts nothing.
         patience_s: Seconds without progress after which the peer is lost.
-        pauses: Pauses after links without progress.
         clock: Time in seconds; the running loop's without it.
 
     Attributes:

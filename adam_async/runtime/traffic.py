@@ -14,12 +14,7 @@ from transport import Link
 
 
 class Traffic:
-    """Totals over all links of one node.
-
-    Args:
-        node: Owner of the links.
-        timeline: Notes each of their messages.
-    """
+    """Totals over all links of one node."""
 
     def __init__(self, node: str, *, timeline: Timeline | None = None) -> None:
         self._node = node

@@ -78,10 +78,7 @@ class SimulatedDisk(Disk):
     """The disk port of one incarnation of a machine.
 
     Args:
-        loop: Loop of the run.
         disk_model: Content of the disk, which outlives crashes.
-        conditions: Behaviour of the disk.
-        dice: Random stream of durations and failures.
     """
 
     def __init__(

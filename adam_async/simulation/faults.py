@@ -56,8 +56,6 @@ async def strike_all(
     """Do all faults of a plan at their times. Returns when the last one is undone.
 
     Args:
-        world: World of the machines.
-        faults: Faults of the plan.
         ledger: Record of each fault that struck or missed.
         own: Kinds of the scenario's own, beside `KINDS`.
 

@@ -53,8 +53,6 @@ class NotLinearizable(Exception):
     """No order of the operations explains all answers.
 
     Args:
-        key: Key of the operations.
-        why: The contradiction.
         operations: The contradicting operations, and those before them.
     """
 
@@ -76,11 +74,11 @@ class WatchBroken(Exception):
 # --- operations of clients -----------------------------------------------------------------------
 
 
-class Get(msgspec.Struct, frozen=True, tag="get", forbid_unknown_fields=True):
+class Get(msgspec.Struct, frozen=True):
     """Read a key."""
 
 
-class CompareAndSet(msgspec.Struct, frozen=True, tag="compare-and-set", forbid_unknown_fields=True):
+class CompareAndSet(msgspec.Struct, frozen=True):
     """Set a key if it has this version."""
 
     expected: int
@@ -89,7 +87,7 @@ class CompareAndSet(msgspec.Struct, frozen=True, tag="compare-and-set", forbid_u
     """The value, or a digest of it."""
 
 
-class Read(msgspec.Struct, frozen=True, tag="read", forbid_unknown_fields=True):
+class Read(msgspec.Struct, frozen=True):
     """Answer to a `Get`."""
 
     version: int
@@ -98,20 +96,20 @@ class Read(msgspec.Struct, frozen=True, tag="read", forbid_unknown_fields=True):
     """Value; None if absent."""
 
 
-class Done(msgspec.Struct, frozen=True, tag="done", forbid_unknown_fields=True):
+class Done(msgspec.Struct, frozen=True):
     """A `CompareAndSet` took effect, and gave the key this version."""
 
     version: int
 
 
-class Conflict(msgspec.Struct, frozen=True, tag="conflict", forbid_unknown_fields=True):
+class Conflict(msgspec.Struct, frozen=True):
     """A `CompareAndSet` found another version than it expected."""
 
     version: int | None = None
     """The found version; None if the answer does not contain it."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=True):
+class Refused(msgspec.Struct, frozen=True):
     """The operation certainly had no effect."""
 
 
@@ -121,7 +119,7 @@ Answer = Read | Done | Conflict | Refused
 _FITTING: dict[type, tuple[type, ...]] = {Get: (Read, Refused), CompareAndSet: (Done, Conflict, Refused)}
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """An operation of a client on a key. Times are seconds of one clock for all clients."""
 
     client: str
@@ -171,13 +169,10 @@ class History:
 
     Args:
         clock: Time in seconds; the same clock in all processes whose histories are checked together.
-        write: Receives a line for each begin and each end, for a file that `from_json` reads. It must write
-            the line before the question is sent, or else a kill of the process loses the line.
     """
 
-    def __init__(self, *, clock: Callable[[], float], write: Callable[[bytes], object] | None = None) -> None:
+    def __init__(self, *, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._write = write
         self._last = -math.inf
         self._operations: list[Operation] = []
 
@@ -186,7 +181,6 @@ class History:
         handle = len(self._operations)
         begun = self._moment()
         self._operations.append(Operation(client=client, number=handle, key=key, begun=begun, asked=asked))
-        self._note(handle)
         return handle
 
     def end(self, handle: int, answer: Answer) -> None:
@@ -195,7 +189,6 @@ class History:
         if operation.ended is not None:
             raise ValueError(f"this operation has ended already: {operation}")
         self._operations[handle] = msgspec.structs.replace(operation, ended=self._moment(), answer=answer)
-        self._note(handle)
 
     def unknown(self, handle: int) -> None:
         """Record that the outcome of an operation stays unknown, as it is until `end`."""
@@ -214,41 +207,6 @@ class History:
         self._last = max(self._clock(), math.nextafter(self._last, math.inf))
         return self._last
 
-    def _note(self, handle: int) -> None:
-        if self._write is not None:
-            self._write(to_json([self._operations[handle]]))
-
-
-_LINES = msgspec.json.Decoder(Operation)
-
-
-def to_json(operations: Iterable[Operation]) -> bytes:
-    """Return operations as JSON, one per line."""
-    return b"".join(msgspec.json.encode(operation) + b"\n" for operation in operations)
-
-
-def from_json(data: bytes, *, origin: str) -> tuple[Operation, ...]:
-    """Read the operations of one process.
-
-    The last line of each operation is valid. An incomplete last line is ignored: the process was killed while
-    writing it, so its question was not sent, or its outcome is unknown.
-
-    Args:
-        data: Output of `to_json` and `History`.
-        origin: Name of the data in errors, such as its path.
-
-    Raises:
-        ValueError: A line is no operation.
-    """
-    found: dict[tuple[str, int], Operation] = {}
-    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
-        try:
-            operation = _LINES.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{origin}: line {number} is no operation: {error}") from None
-        found[operation.client, operation.number] = operation
-    return tuple(found.values())
-
 
 # --- the search ----------------------------------------------------------------------------------
 
@@ -257,7 +215,6 @@ def check(operations: Iterable[Operation], *, clock: Callable[[], float], limit_
     """Check that a history is linearizable, key by key.
 
     Args:
-        operations: Operations of all clients.
         clock: Time in seconds, for the limit.
         limit_s: Time limit of the search, in seconds.
 
@@ -340,11 +297,6 @@ class _Position:
 
 class _Register:
     """The operations on one key, indexed for the search.
-
-    Args:
-        key: Name of the key.
-        operations: Operations on it, in any order.
-        budget: Budget of the search.
 
     Attributes:
         answered: Operations with an answer, in order of their begins. Indices refer to this list.
@@ -533,7 +485,7 @@ class _Register:
 # --- watches -------------------------------------------------------------------------------------
 
 
-class Sight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Sight(msgspec.Struct, frozen=True, kw_only=True):
     """A version that a watcher received."""
 
     watcher: str

@@ -99,7 +99,6 @@ class SimulatedNetwork:
 
     Args:
         loop: The loop; its `network` becomes this one.
-        conditions: Conditions of every wire without others.
     """
 
     def __init__(self, loop: SimulatedLoop, conditions: Conditions | None = None) -> None:

@@ -31,7 +31,6 @@ class Violation(Exception):
 
     Args:
         invariant: Its name: ``I6``, or a name of the scenario's own.
-        text: The observation.
     """
 
     def __init__(self, invariant: str, text: str) -> None:

@@ -91,7 +91,6 @@ class Core:
     Args:
         saved: The durable state: the result of `records.recover` or `records.bootstrapped`, or for a joining
             node `Saved` with a new identity alone. The latter two are on disk already.
-        settings: Times and sizes.
         draw: Returns a new random number from 0 to 1 at each call; it spreads the election time-outs.
         now: The time, in seconds of the caller's clock.
         contents: Checks that the state machine can read commands and states of other nodes.

@@ -68,9 +68,6 @@ class Leading:
     other leader existed when it began.
 
     Args:
-        me: Identity of the leader.
-        term: Term of the leader.
-        settings: Sizes of messages.
         first: Index of the first entry of this term.
     """
 

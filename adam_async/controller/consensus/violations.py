@@ -69,14 +69,7 @@ ANY_CONTENTS = Contents()
 
 
 class Guard:
-    """Compares each message with the messages that a correct node could send.
-
-    Args:
-        me: The identity of this node.
-        settings: The sizes of the group.
-        contents: Reads commands and states.
-        incoming: The snapshot in transfer.
-    """
+    """Compares each message with the messages that a correct node could send."""
 
     def __init__(self, me: str, settings: Settings, contents: Contents, incoming: IncomingSnapshot) -> None:
         self._me = me

@@ -44,9 +44,7 @@ class Terms:
         """Check a core after an event.
 
         Args:
-            core: The core after the event.
             event: The event; None at the core's start.
-            effects: Effects of the event.
 
         Raises:
             Violation: The core breaks I7 or I4.

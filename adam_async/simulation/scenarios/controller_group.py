@@ -71,9 +71,7 @@ class ControllerGroup:
     """The controllers of a run, over all their incarnations.
 
     Args:
-        world: World of the machines.
         settings: Settings from `draw_settings`.
-        ledger: Record of leaders and counts.
 
     Attributes:
         addresses: Address of each controller.

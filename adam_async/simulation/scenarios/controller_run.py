@@ -40,9 +40,7 @@ class ControllerRun:
     """One run with a group of controllers.
 
     Args:
-        world: World of the machines.
         plan: Plan with the settings of a `ControllerGroup` and of the scenario.
-        ledger: Record of the run.
 
     Attributes:
         dice: Random stream for choices of the scenario.

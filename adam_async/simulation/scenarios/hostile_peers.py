@@ -131,11 +131,6 @@ AT_ONCE = 24
 class HostilePeers:
     """All hostile peers of a run.
 
-    Args:
-        world: World of the machines.
-        cluster: The cluster that trains meanwhile.
-        ledger: Counts the outcomes of bad messages.
-
     Attributes:
         strikes: Faults by kind, for `faults.strike_all`.
     """

@@ -34,11 +34,6 @@ class MapClientUser:
     """Reads and sets keys by `MapClient`, one question at a time, over all incarnations of its machine.
 
     Args:
-        name: Name of its machine.
-        group: Controllers to ask.
-        ledger: Count of its operations.
-        controllers: Addresses that it knows.
-        waits: Time limits of its client.
         patience_s: Time limit of a question, in seconds.
         pause_s: Mean pause between two questions, in seconds.
         watches: Whether it watches the map over the same client, too.

@@ -78,11 +78,6 @@ class User:
     """One client, over all its incarnations.
 
     Args:
-        name: Name of its machine.
-        group: Controllers to ask.
-        ledger: Count of its operations.
-        role: Role of its record.
-        watches: Whether it watches the map, too.
         submits: Whether it submits runs, for which the others become ready.
         pause_s: Mean pause between two questions, in seconds.
         patience_s: Time limit of a question, in seconds.

@@ -41,13 +41,7 @@ class Member:
     """Joins by `Membership` and writes numbers to its record, over all incarnations of its machine.
 
     Args:
-        name: Name of its machine.
-        group: Controllers of the cluster.
-        ledger: Count of its operations.
-        controllers: Addresses that it knows.
-        waits: Time limits of its membership.
         pause_s: Mean pause between two operations, in seconds.
-        other: Node whose death it sometimes reports.
 
     Attributes:
         working: Whether it does more than keep its membership.

@@ -106,11 +106,6 @@ Place = tuple[str, int, int, int]
 class ShortRuns:
     """One run after the other, in a world of members.
 
-    Args:
-        world: World of the machines.
-        ledger: Record of the runs.
-        network: Makes the network of a machine.
-
     Attributes:
         ledger_leaders: Newest incarnation of each data server.
         ended: Run and number of finished epochs.

@@ -104,11 +104,6 @@ def images() -> Dataset:
 class TrainingCluster:
     """The machines of a run, over all their incarnations.
 
-    Args:
-        world: World of the machines.
-        setup: Options of the run.
-        ledger: Record of events.
-
     Attributes:
         setup: Options of the run.
         controllers: Running controllers, by name.

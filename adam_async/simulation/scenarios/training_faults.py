@@ -51,11 +51,6 @@ STEP_S = 0.05
 class TrainingFaults:
     """Carries out faults of a training cluster.
 
-    Args:
-        world: World of the machines.
-        cluster: The training cluster.
-        ledger: Count of struck leaders.
-
     Attributes:
         strikes: Faults by kind, for `faults.strike_all`.
     """

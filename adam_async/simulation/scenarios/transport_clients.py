@@ -95,10 +95,6 @@ def network_of(node: Node, *, token: bytes | None = TOKEN, rules: RoleTable = RU
 class TransportClients:
     """The server and its clients.
 
-    Args:
-        world: World of the machines.
-        ledger: Count of messages and answers.
-
     Attributes:
         answered: Number of answers to each client.
         ended: Broken rule for which the last link of each peer ended; empty if it ended without one.
