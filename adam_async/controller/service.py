@@ -64,15 +64,7 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.runtime import fault_points
 from adam_async.runtime.clock import Timer, system_entropy
-from transport import (
-    Identity,
-    Link,
-    Message,
-    Network,
-    ProtocolError,
-    Request,
-    TransportError,
-)
+from transport import Identity, Link, Message, Network, ProtocolError, Request, TransportError
 
 logger = logging.getLogger(__name__)
 

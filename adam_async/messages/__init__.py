@@ -34,12 +34,7 @@ are in brackets:
 it.
 """
 
-from adam_async.messages.body import (
-    ROLES,
-    Body,
-    pack,
-    unpack,
-)
+from adam_async.messages.body import ROLES, Body, pack, unpack
 from adam_async.messages.controllers import (
     NOT_LEADER,
     SESSION_OVER,
@@ -55,12 +50,7 @@ from adam_async.messages.controllers import (
     SessionOpened,
     WatchMap,
 )
-from adam_async.messages.data_service import (
-    ReadTest,
-    Serve,
-    Serving,
-    TestImages,
-)
+from adam_async.messages.data_service import ReadTest, Serve, Serving, TestImages
 from adam_async.messages.leases import (
     CopyLedger,
     Enter,
@@ -111,18 +101,8 @@ from adam_async.messages.shard_states import (
     read_state_tables,
     state_tables,
 )
-from adam_async.messages.staging import (
-    FilePart,
-    ManifestPart,
-    ReadFile,
-    ReadManifest,
-)
-from adam_async.messages.table import (
-    BY_NAME,
-    TABLE,
-    role_table,
-    unpack_any,
-)
+from adam_async.messages.staging import FilePart, ManifestPart, ReadFile, ReadManifest
+from adam_async.messages.table import BY_NAME, TABLE, role_table, unpack_any
 from adam_async.messages.tensors import (
     check_tensor,
     packed_tensor,

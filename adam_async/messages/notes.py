@@ -1,12 +1,7 @@
 """Pure: driver and any role: statistics, profiles and records of the role."""
 
 from adam_async.messages.body import ROLES, Body, Rows
-from adam_async.messages.bounds import (
-    Count,
-    NodeId,
-    RoleName,
-    RunId,
-)
+from adam_async.messages.bounds import Count, NodeId, RoleName, RunId
 
 PROFILED = ("ps", "data", "worker")
 """Roles that a group passes; they can record a profile."""

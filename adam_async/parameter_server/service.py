@@ -82,7 +82,7 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config, Waits
 from adam_async.run.ids import Replica, ShardId
 from adam_async.run.partition import run_table
-from adam_async.run.shard_table import ShardSpec, ShardTable
+from adam_async.run.shard_table import ShardSpec
 from adam_async.runtime.clock import Timer
 from adam_async.runtime.machine import ProcessMemory, process_memory
 from adam_async.runtime.timeline import Timeline
@@ -227,7 +227,9 @@ class ParameterServer(Role):
         )
         dice = Dice(config.seed)
         shards = []
-        for spec in _primary_specs(table, cluster.buckets, self._identity.node):
+        for spec in table.shards:
+            if cluster.buckets[spec.bucket] != self._identity.node:
+                continue
             values = storage.values(spec)
             values[:] = initial_values(model, dice, spec)
             shards.append(Shard(spec=spec, values=values, rule_state=storage.rule_state(spec)))
@@ -464,10 +466,10 @@ class ParameterServer(Role):
         assert applier is not None
         begin = timeline.clock() if timeline is not None else 0.0
         if isinstance(batch, ApplySum):
-            gradients = [
-                queued.gradients if places == _all_of(queued.push) else queued.gradients.only(places)
-                for queued, places in zip(batch.pushes, batch.places, strict=True)
-            ]
+            gradients = []
+            for queued, places in zip(batch.pushes, batch.places, strict=True):
+                whole = places == tuple(range(len(queued.push.shards)))
+                gradients.append(queued.gradients if whole else queued.gradients.only(places))
             work = applier.work_on_sum(batch.shards, gradients, scale=batch.scale, rate=batch.rate)
             return _Work(batch, batch.shards, work, begin)
         shards = batch.shards()
@@ -571,10 +573,6 @@ class ParameterServer(Role):
         return f"<ParameterServer {self._identity.node} at {self.address} run {self._run or 'none'}>"
 
 
-def _primary_specs(table: ShardTable, buckets: Sequence[str], node: str) -> list[ShardSpec]:
-    return [spec for spec in table.shards if buckets[spec.bucket] == node]
-
-
 @dataclass(slots=True, frozen=True)
 class _Work:
     """A batch or a sum in progress."""
@@ -597,7 +595,3 @@ def _values_bytes(shards: Sequence[Shard]) -> int:
 def _states_bytes(shards: Sequence[Shard]) -> int:
     """Return the bytes of shards with the arrays of their rule."""
     return sum([array.nbytes for shard in shards for array in (shard.values, *shard.rule_state.values())])
-
-
-def _all_of(push: Push) -> tuple[int, ...]:
-    return tuple(range(len(push.shards)))

@@ -11,7 +11,7 @@ one moment between its begin and its end, so that all answers are those of such 
     history.end(handle, Done(version=9))
     history.unknown(handle)                        # may take effect at any later time, or never
     history.refused(handle)                        # certainly had no effect
-    check(history.operations(), clock=clock)       # raises NotLinearizable
+    check(history.operations())                    # raises NotLinearizable
 
 A change by the service itself is recorded as a compare-and-set with an unknown outcome. A value is the part
 that clients set, without additions of the service.
@@ -23,14 +23,12 @@ each only if no unplaced operation has to precede it; go back from a dead end; a
 operations twice with the same state (Lowe). Versions leave little to search:
 
 - A key holds a version once, so every operation that saw the version belongs there. An operation that fits
-and
-  changes nothing is placed at once: it blocks no other one.
+  and changes nothing is placed at once: it blocks no other one.
 - So the search leaves a version only if no other operation can be placed, and by the operation that is known
-to
-  have replaced it, if there is one. An operation that saw the version and is not placed by then never can be.
+  to have replaced it, if there is one. An operation that saw the version and is not placed by then never can
+  be.
 - Otherwise an operation with an unknown outcome replaced it. Among the possible ones, the one that began
-first
-  is the best choice; the others can never take effect. The new version is the next one in any answer. A
+  first is the best choice; the others can never take effect. The new version is the next one in any answer. A
   choice exists only if other unknown operations expect versions in between.
 
 An operation that ends at the moment at which another begins does not precede it. `History` never records one
@@ -47,6 +45,9 @@ import msgspec
 
 EXCERPT = 3
 """Most unknown operations that an error names."""
+
+MOST_STEPS = 1_000_000
+"""Most steps of a search; a longer one is undecided."""
 
 
 class NotLinearizable(Exception):
@@ -211,23 +212,19 @@ class History:
 # --- the search ----------------------------------------------------------------------------------
 
 
-def check(operations: Iterable[Operation], *, clock: Callable[[], float], limit_s: float = 5.0) -> int:
-    """Check that a history is linearizable, key by key.
-
-    Args:
-        clock: Time in seconds, for the limit.
-        limit_s: Time limit of the search, in seconds.
+def check(operations: Iterable[Operation], *, most_steps: int = MOST_STEPS) -> int:
+    """Check that a history is linearizable, key by key, in so many steps of the search.
 
     Returns:
         Number of steps of the search; about two for each operation.
 
     Raises:
         NotLinearizable: The history is not linearizable. The error names the key and the operations.
-        Undecided: The search took too long.
+        Undecided: The search took more steps.
     """
     known = [operation for operation in operations if not isinstance(operation.answer, Refused)]
     _refuse_shared_versions(known)
-    budget = _Budget(clock, limit_s)
+    budget = _Budget(most_steps)
     keys: defaultdict[str, list[Operation]] = defaultdict(list)
     for operation in known:
         keys[operation.key].append(operation)
@@ -249,20 +246,17 @@ def _refuse_shared_versions(operations: Iterable[Operation]) -> None:
 
 
 class _Budget:
-    """Counts the steps of a search, and ends it at its time limit."""
+    """Counts the steps of a search."""
 
-    def __init__(self, clock: Callable[[], float], limit_s: float) -> None:
+    def __init__(self, most_steps: int) -> None:
         self.steps = 0
-        self._clock = clock
-        self._limit_s = limit_s
-        self._deadline = clock() + limit_s
+        self._most_steps = most_steps
 
     def step(self) -> None:
+        """Count a step. Raises Undecided beyond the limit."""
         self.steps += 1
-        if self._clock() > self._deadline:
-            raise Undecided(
-                f"not decided after {self._limit_s:g} s and {self.steps} steps; check a shorter history"
-            )
+        if self.steps > self._most_steps:
+            raise Undecided(f"not decided after {self._most_steps} steps; check a shorter history")
 
 
 @dataclass(frozen=True, slots=True)

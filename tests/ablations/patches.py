@@ -34,8 +34,8 @@ from adam_async.parameter_server import question_checks
 from adam_async.parameter_server.question_checks import QuestionChecks
 from adam_async.parameter_server.sender_checks import SenderChecks
 from transport.budget import Account
+from transport.decoder import FrameDecoder
 from transport.endpoint import Endpoint
-from transport.frames import FrameDecoder
 
 Patch = Callable[[], None]
 

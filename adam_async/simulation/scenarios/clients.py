@@ -109,9 +109,9 @@ class _Run(ControllerRun):
         pause_s = float(settings["pause_s"])
         self.users = [
             MapClientUser(
-                f"user-{number}",
-                self.group,
-                ledger,
+                name=f"user-{number}",
+                group=self.group,
+                ledger=ledger,
                 controllers=self._addresses(("one", "with wrong ones", "all")[number]),
                 waits=waits,
                 patience_s=float(settings["asks_s"]),
@@ -122,9 +122,9 @@ class _Run(ControllerRun):
         ]
         self.members = [
             Member(
-                name,
-                self.group,
-                ledger,
+                name=name,
+                group=self.group,
+                ledger=ledger,
                 controllers=self._addresses(how),
                 waits=waits,
                 pause_s=2 * pause_s,

@@ -82,9 +82,9 @@ class _Run(ControllerRun):
         settings = self.settings
         self.users = {
             name: User(
-                name,
-                self.group,
-                ledger,
+                name=name,
+                group=self.group,
+                ledger=ledger,
                 role=("ps", "data", "worker", "worker")[number],
                 watches=number < int(settings["watchers"]),
                 submits=bool(settings["runs"]),

@@ -42,12 +42,7 @@ from adam_async.simulation.faults import Strike, check_noticed, is_running
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenario import Ledger, Violation
-from adam_async.simulation.scenarios.bad_answers import (
-    is_never_right,
-    is_poison,
-    must_be_refused,
-    numbered,
-)
+from adam_async.simulation.scenarios.bad_answers import is_never_right, is_poison, must_be_refused, numbered
 from adam_async.simulation.scenarios.bad_fields import BadMessage, bad_messages
 from adam_async.simulation.scenarios.hostile import request_frame
 from adam_async.simulation.scenarios.hostile_facts import facts_of, next_clock, next_push

@@ -59,9 +59,9 @@ class _Run(ControllerRun):
         settings = self.settings
         self.users = [
             User(
-                f"user-{number}",
-                self.group,
-                ledger,
+                name=f"user-{number}",
+                group=self.group,
+                ledger=ledger,
                 watches=number == 0,
                 pause_s=float(settings["pause_s"]),
                 patience_s=float("inf"),

@@ -53,9 +53,9 @@ def unknown(begun, expected, value, **names):
     return op(begun, None, CompareAndSet(expected, value), **names)
 
 
-def checked(*operations, limit_s=5.0):
+def checked(*operations):
     """Steps that it took to accept a history."""
-    return check(operations, clock=lambda: 0.0, limit_s=limit_s)
+    return check(operations)
 
 
 def refused(*operations):
@@ -230,11 +230,9 @@ def test_a_refused_operation_has_no_effect():
     refused(nothing, get(2, 3, 5))
 
 
-def test_a_search_without_time_left_decides_nothing():
-    seconds = itertools.count()
-
-    with pytest.raises(Undecided, match=r"not decided after 2 s and 3 steps"):
-        check([put(n, n, n, n + 1) for n in range(9)], clock=lambda: float(next(seconds)), limit_s=2.0)
+def test_a_search_without_steps_left_decides_nothing():
+    with pytest.raises(Undecided, match=r"not decided after 2 steps"):
+        check([put(n, n, n, n + 1) for n in range(9)], most_steps=2)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from adam_async.simulation.scenarios import SCENARIOS
 from adam_async.simulation.scenarios.unauthenticated_clients import UNAUTHENTICATED
 from tests.ablations.rewriting import rewrite
 from transport.calls import CallTable
+from transport.decoder import FrameDecoder
 from transport.entrance import Entrance
-from transport.frames import FrameDecoder
 from transport.handshake import Handshake
 from transport.tcp import TcpLink
 
