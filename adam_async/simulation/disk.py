@@ -56,9 +56,6 @@ class _Job:
     Attributes:
         call: Call at its end. Of a durable change: call at its beginning, which returns the files and folders
             to sync at its end.
-        took_s: Duration in seconds.
-        forces: Whether it is a durable change.
-        done: Its result.
         error: Error of its beginning, raised at its end.
     """
 

@@ -99,7 +99,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     Attributes:
         now: Time of the simulation in seconds; the clocks of hosts may differ.
-        steps: Number of steps made.
         outside: Host of the code outside of all simulated machines, such as the test.
         network: Network behind `create_connection` and `create_server`.
     """

@@ -171,12 +171,6 @@ class SimulatedNetwork:
             for go_on in waiting:
                 go_on()
 
-    def isolate(self, name: str) -> None:
-        """Cut a host off from all others."""
-        for other in self._hosts:
-            if other != name:
-                self.cut(name, other)
-
     def heal_all(self, *, reset: bool = False) -> None:
         """Undo all cuts."""
         for source, target in [pair for pair, wire in self._wires.items() if wire.cut]:

@@ -37,12 +37,8 @@ class Node:
     """A machine.
 
     Attributes:
-        name: Name and address.
-        incarnation: Number of starts so far.
         uptimes: Start and end of each incarnation, in seconds; the end is None while it runs.
-        host: Host of the present incarnation's code.
         disk_model: Content of its disk, which outlives crashes.
-        disk_conditions: Behaviour of its disk.
     """
 
     def __init__(self, world: "World", name: str) -> None:

@@ -30,11 +30,7 @@ class _Disk:
 
 
 class Terms:
-    """Checks every event of every core.
-
-    Attributes:
-        leaders: Leader of each term.
-    """
+    """Checks every event of every core."""
 
     def __init__(self) -> None:
         self.leaders: dict[int, str] = {}

@@ -104,13 +104,7 @@ Place = tuple[str, int, int, int]
 
 
 class ShortRuns:
-    """One run after the other, in a world of members.
-
-    Attributes:
-        ledger_leaders: Newest incarnation of each data server.
-        ended: Run and number of finished epochs.
-        going_on: Whether epochs and runs still begin.
-    """
+    """One run after the other, in a world of members."""
 
     def __init__(self, world: World, ledger: Ledger, network: Callable[[Node], TcpNetwork]) -> None:
         self._world = world

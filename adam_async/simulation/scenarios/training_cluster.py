@@ -105,8 +105,6 @@ class TrainingCluster:
     """The machines of a run, over all their incarnations.
 
     Attributes:
-        setup: Options of the run.
-        controllers: Running controllers, by name.
         servers: Newest incarnation of each parameter server, by name.
         workers: Newest incarnation of each worker, by name.
         networks: Network of the newest incarnation of each machine, by name.

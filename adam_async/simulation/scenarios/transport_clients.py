@@ -86,7 +86,6 @@ class TransportClients:
     """The server and its clients.
 
     Attributes:
-        answered: Number of answers to each client.
         ended: Broken rule for which the last link of each peer ended; empty if it ended without one.
     """
 
