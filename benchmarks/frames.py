@@ -14,7 +14,8 @@ from collections.abc import Callable
 import numpy as np
 
 from transport import BufferPool, LinkConfig, Message
-from transport.frames import REQUEST, FrameDecoder
+from transport.decoder import FrameDecoder
+from transport.frames import REQUEST
 from transport.protocol import Conversation
 
 SIZES = [0, 1 << 10, 1 << 16, 1 << 20, 1 << 24]

@@ -64,9 +64,7 @@ EXEMPT: dict[str, str] = {
         ONE_PROCESS,
     ),
     "transport/local.py": ONE_PROCESS,
-    **dict.fromkeys(
-        [f"transport/{name}.py" for name in ("conformance", "slow", "testing", "timekeeper")], INSTRUMENT
-    ),
+    **dict.fromkeys([f"transport/{name}.py" for name in ("slow", "timekeeper")], INSTRUMENT),
 }
 """Files of these folders without a row, with the reason."""
 

@@ -42,7 +42,7 @@ from adam_async.simulation.scenarios.training_setups import setup_of
 from adam_async.simulation.scenarios.valid_messages import Facts
 from benchmarks._largest import Largest, largest_messages, read_ride
 from transport import BufferPool, Identity, LinkConfig, Message, TransportError
-from transport.frames import FrameDecoder
+from transport.decoder import FrameDecoder
 
 MODEL = mlp((64, 4032, 4032, 10), input_shape=(1, 8, 8))
 """Model of 66 MB in float32, about the most that one message holds."""

@@ -1,8 +1,8 @@
 """Event-driven dataflow graphs for asyncio: a node fires once all its inputs for a tag have arrived.
 
 A `Graph` describes nodes joined by named ports. An `Engine` runs it for many tags at once: light nodes on the
-loop, heavy ones in a `ComputePool`. A pure `Scheduler` makes all decisions. `dataflow.testing` has the fakes.
-Standard library only.
+loop, heavy ones in a `ComputePool`. A pure `Scheduler` makes all decisions. Standard
+library only.
 """
 
 from dataflow.engine import Engine, EngineSettings, EngineStatistics, OnOutput, Trace

@@ -117,9 +117,7 @@ class Engine:
     that takes longer than `EngineSettings.close_timeout_s` raises WaitTimedOut.
 
     Args:
-        graph: Graph to run.
         pool: Pool of the heavy nodes. It must stay open for as long as the engine.
-        in_flight: Maximum number of live tags.
         contexts: Training contexts, at least `in_flight` of them; see `Scheduler`.
         on_output: Callback on the loop, ``on_output(port, tag, value)``, for each value of a graph output.
         on_room: Callback on the loop, within a turn that leaves room, for calls of `admit_nowait`: cheaper
@@ -333,8 +331,7 @@ class Engine:
         """Like `deliver` for several ``(port, tag, value)``, in one turn: nodes start after the last of them.
 
         Raises:
-            UnknownPort, DuplicateToken, TooManyEarlyTokens: See `Scheduler.deliver`; earlier tokens count.
-            EngineClosed: The engine is not running.
+            UnknownPort, DuplicateToken, TooManyEarlyTokens, EngineClosed: As `deliver`; earlier tokens count.
         """
         self._check_running()
         try:
@@ -390,7 +387,7 @@ class Engine:
         if self._admissions:
             self._call_admissions()
         if self._room_waiters and self.has_room:
-            self._wake_room_waiters()
+            _wake(self._room_waiters)
 
     def _fill_room(self) -> list[Effect]:
         """Call `on_room` if there is room; return the effects of its admissions."""
@@ -500,13 +497,10 @@ class Engine:
             for over in self._finish_waiters.pop(effect.tag, ()):
                 if type(effect) is Abandoned:
                     _refuse(over, TagAbandoned(tag=effect.tag))
-                elif not over.done():
-                    over.set_result(None)
+                else:
+                    _wake([over])
         if self._idle_waiters and self._scheduler.idle:
-            for idle in self._idle_waiters:
-                if not idle.done():
-                    idle.set_result(None)
-            self._idle_waiters.clear()
+            _wake(self._idle_waiters)
 
     # Waiting
 
@@ -523,12 +517,6 @@ class Engine:
             if not turn.done():
                 self._reserved += 1
                 turn.set_result(None)
-
-    def _wake_room_waiters(self) -> None:
-        waiters, self._room_waiters = self._room_waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
 
     async def _wait(
         self, future: asyncio.Future[None], what: str, tag: Tag | None = None, *, timeout_s: float | None
@@ -615,6 +603,13 @@ class Engine:
     def __repr__(self) -> str:
         s = self._scheduler
         return f"<Engine {self._state} {s.num_live}/{s.in_flight} tags in flight {s.num_finished} finished>"
+
+
+def _wake(waiters: list[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+    waiters.clear()
 
 
 def _refuse(future: asyncio.Future[None], error: Exception) -> None:

@@ -1,7 +1,7 @@
 """Pure: a job, and the interface of a pool of compute threads.
 
-`ComputePool` implements it with threads, `dataflow.testing.ManualPool` step by step. A job cannot be
-cancelled: the pool executes an accepted job exactly once, and passes it to its sink exactly once.
+`ComputePool` implements it with threads. A job cannot be cancelled: the pool executes an accepted job exactly
+once, and passes it to its sink exactly once.
 """
 
 from __future__ import annotations

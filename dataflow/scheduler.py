@@ -45,17 +45,7 @@ from dataflow.errors import DuplicateToken, NoRoom, TagInFlight, TagSettled, Too
 from dataflow.graph import CompiledNode, Graph
 from dataflow.settled import SettledTags
 from dataflow.tags import Tag
-from dataflow.tokens import (
-    Abandoned,
-    BatchCall,
-    Call,
-    ContextFreed,
-    Effect,
-    Finished,
-    Firing,
-    Flight,
-    Output,
-)
+from dataflow.tokens import Abandoned, BatchCall, Call, ContextFreed, Effect, Finished, Firing, Flight, Output
 
 
 class _Gate:

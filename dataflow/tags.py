@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-__all__ = ["Tag"]
-
 
 class Tag(NamedTuple):
     """Name of one unit of work. `attempt` grows when the same unit is done again."""

@@ -18,8 +18,6 @@ import heapq
 import ipaddress
 from typing import Generic, TypeVar
 
-__all__ = ["Admission", "source_of"]
-
 Connection = TypeVar("Connection")
 
 

@@ -17,8 +17,6 @@ part of a message cannot deadlock.
 
 from collections.abc import Callable
 
-__all__ = ["Account", "Budget"]
-
 RESERVED = 2
 """Divisor of the limit; the quotient is reserved for the parts of links."""
 

@@ -21,8 +21,6 @@ import numpy as np
 
 from transport.tensors import ALIGNMENT, Tensor
 
-__all__ = ["BufferPool", "PoolStatistics"]
-
 MIN_BYTES = 4 << 10
 MAX_BYTES = 32 << 20
 _MAP_FROM_BYTES = 1 << 20

@@ -10,8 +10,6 @@ from functools import partial
 from itertools import count
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["Call", "CallTable", "make_call"]
-
 W = TypeVar("W")
 
 

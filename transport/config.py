@@ -3,8 +3,6 @@
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-__all__ = ["PROBES", "Checksum", "LinkConfig"]
-
 KIB = 1 << 10
 MIB = 1 << 20
 

@@ -13,11 +13,11 @@ import logging
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeAlias
 
 from transport.budget import Account, Budget
 from transport.calls import CallTable, make_call
 from transport.config import LinkConfig
+from transport.decoder import Registered
 from transport.errors import (
     CallTimeout,
     LinkBroken,
@@ -28,23 +28,14 @@ from transport.errors import (
     TransportError,
     WouldBlock,
 )
-from transport.frames import (
-    ERROR,
-    MESSAGE,
-    REPLY,
-    REQUEST,
-    Frame,
-    Registered,
-    kind_name,
-)
+from transport.frames import ERROR, MESSAGE, REPLY, REQUEST, Frame, kind_name
 from transport.intake import MESSAGE_COST_BYTES, META_COST, UNCHECKED_BYTES, Intake, frame_cost
-from transport.link import LinkStatistics, Observer, OnAnswer, Request, TypeTraffic
+from transport.link import LinkStatistics, Observer, OnAnswer, Request, traffic_by_type
 from transport.messages import Identity, Message, RoleTable
 from transport.release import Release
-from transport.requests import AnsweringLink, InboundRequest
+from transport.requests import AnsweringLink, InboundRequest, serve_in_tasks
 from transport.tensors import Tensor
-
-__all__ = ["Endpoint"]
+from transport.waiters import AnswerCallback, Waiter, fail_waiter
 
 logger = logging.getLogger(__name__)
 
@@ -255,7 +246,7 @@ class Endpoint(AnsweringLink):
     ) -> None:
         if not self._writing:
             self._refuse_over_water(message, ordered)
-        self._send_request(message, _Callback(on_answer, self._loop), timeout_s, release, into, ordered)
+        self._send_request(message, AnswerCallback(on_answer, self._loop), timeout_s, release, into, ordered)
 
     def _request(
         self,
@@ -274,7 +265,7 @@ class Endpoint(AnsweringLink):
     def _send_request(
         self,
         message: Message,
-        waiter: "Waiter",
+        waiter: Waiter,
         timeout_s: float,
         release: Release | None,
         into: Sequence[Tensor] | None,
@@ -370,7 +361,7 @@ class Endpoint(AnsweringLink):
         call = self._calls.pop(request_id)
         if call is not None:
             self._detach(request_id)
-            _fail(call.waiter, error)
+            fail_waiter(call.waiter, error)
 
     def _on_request(self, request_id: int, message: Message, cost: int) -> None:
         if request_id in self._requests:
@@ -488,35 +479,10 @@ class Endpoint(AnsweringLink):
     async def serve_forever(
         self, handler: Callable[[Request], Awaitable[object]], *, concurrency: int = 64
     ) -> None:
-        slots = asyncio.Semaphore(concurrency)
+        await serve_in_tasks(self, handler, concurrency=concurrency, stop=self._stop_serving)
 
-        async def run(request: Request) -> None:
-            async with slots:
-                try:
-                    await handler(request)
-                except TransportError:
-                    logger.debug("%r: the link ended during %r", self, request.message.type)
-                except Exception as error:
-                    logger.exception("%r: handler failed on %r", self, request.message.type)
-                    request.fail(
-                        "internal", f"handling {request.message.type!r} failed: {type(error).__name__}"
-                    )
-
-        async with asyncio.TaskGroup() as tg:
-            tasks: set[asyncio.Task[None]] = set()
-
-            def start(request: Request) -> None:
-                task = tg.create_task(run(request), name=f"{self.identity.node}/{request.message.type}")
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-
-            self.serve(start)
-            try:
-                await self.wait_closed()
-            finally:
-                self._handler = None
-            for task in tasks:
-                task.cancel()
+    def _stop_serving(self) -> None:
+        self._handler = None
 
     def _send_error(self, request_id: int, code: str, text: str) -> None:
         message = Message(type=code[:64], meta={"text": text[:MAX_ERROR_TEXT]})
@@ -543,7 +509,7 @@ class Endpoint(AnsweringLink):
         try:
             for request_id, call in self._calls.expire(now=now):
                 self._detach(request_id)
-                _fail(call.waiter, CallTimeout(call.message_type, call.timeout_s, str(self.peer)))
+                fail_waiter(call.waiter, CallTimeout(call.message_type, call.timeout_s, str(self.peer)))
             deadlines = (self._tick(now), self._intake.tick(now), self._calls.next_deadline())
         except Exception as error:  # a link without its timer detects no silent peer
             self._defect("its timer", error)
@@ -586,7 +552,7 @@ class Endpoint(AnsweringLink):
             self._timer = None
         for request_id, call in self._calls.drain():
             self._detach(request_id)
-            _fail(call.waiter, error.again())
+            fail_waiter(call.waiter, error.again())
         self._requests.clear()
         self._unhandled.clear()
         self._intake.close()
@@ -608,21 +574,8 @@ class Endpoint(AnsweringLink):
         self._observer = observer
 
     def statistics(self) -> LinkStatistics:
-        names = sorted(self._out.keys() | self._in.keys())
-        none = [0, 0, 0]
-        by_type = {}
-        for name in names:
-            out, into = self._out.get(name, none), self._in.get(name, none)
-            by_type[name] = TypeTraffic(
-                messages_out=out[0],
-                payload_bytes_out=out[1],
-                frame_bytes_out=out[2],
-                messages_in=into[0],
-                payload_bytes_in=into[1],
-                frame_bytes_in=into[2],
-            )
         return LinkStatistics(
-            by_type=by_type,
+            by_type=traffic_by_type(self._out, self._in),
             bytes_moved=self._bytes_moved(),
             unsent_bytes=self._unsent_bytes(),
             outstanding_calls=len(self._calls),
@@ -637,45 +590,3 @@ class Endpoint(AnsweringLink):
         return (
             f"<{type(self).__name__} {self.identity} - {self.peer} {state}, {len(self._calls)} calls{waits}>"
         )
-
-
-class _Callback:
-    """Replacement of a future: passes its result to a function at once, without another iteration."""
-
-    __slots__ = ("_done", "_loop", "_on_answer")
-
-    def __init__(self, on_answer: OnAnswer, loop: asyncio.AbstractEventLoop) -> None:
-        self._on_answer = on_answer
-        self._loop = loop
-        self._done = False
-
-    def done(self) -> bool:
-        return self._done
-
-    def set_result(self, answer: Message) -> None:
-        self._call(answer)
-
-    def set_exception(self, error: TransportError) -> None:
-        self._call(error)
-
-    def exception(self) -> None:
-        """Do nothing; a future marks its error as retrieved."""
-
-    def _call(self, answer: Message | TransportError) -> None:
-        self._done = True
-        try:
-            self._on_answer(answer)
-        except Exception as error:
-            self._loop.call_exception_handler(
-                {"message": "the callback of an answer raised", "exception": error}
-            )
-
-
-Waiter: TypeAlias = "asyncio.Future[Message] | _Callback"
-
-
-def _fail(waiter: Waiter, error: TransportError) -> None:
-    """Fail a waiter, and mark its error as retrieved, because its owner may have dropped it."""
-    if not waiter.done():
-        waiter.set_exception(error)
-        waiter.exception()

@@ -15,8 +15,6 @@ from transport.admission import Admission, source_of
 from transport.errors import HandshakeRejected
 from transport.greeter import Greeter
 
-__all__ = ["Entrance"]
-
 logger = logging.getLogger(__name__)
 
 ROUND_S = 0.005

@@ -16,21 +16,6 @@ TransportError
 
 from typing import Self
 
-__all__ = [
-    "BindRefused",
-    "CallTimeout",
-    "DialFailed",
-    "HandshakeRejected",
-    "LinkBroken",
-    "LinkClosed",
-    "LocalProtocolError",
-    "ProtocolError",
-    "RemoteError",
-    "RemoteProtocolError",
-    "TransportError",
-    "WouldBlock",
-]
-
 
 class TransportError(Exception):
     """Base of every error of this package."""

@@ -1,4 +1,4 @@
-"""Pure: encodes messages into frames and decodes frames into messages.
+"""Pure: the frames of messages, and their encoder; `decoder` decodes them.
 
 A frame is a prelude of 32 bytes, a meta of at most 16 KiB, and a payload of at most 1 MiB:
 
@@ -17,25 +17,11 @@ bytes, each padded to start at a multiple of 64.
 A message whose payload exceeds 1 MiB is a frame with the flag MORE and the first part of the payload,
 then CHUNK frames with the rest, all but the last flagged MORE. A sender has at most one such message in
 progress; whole frames of other messages may come between its chunks.
-
-The decoder returns the memory for the next bytes. For a header it returns a scratch of 8 KiB, so that a
-small frame arrives in one read; payload bytes that came with the header are moved once. Further bytes go
-straight to their destination: memory registered for this reply, or one pooled buffer for the whole message.
-Between the chunks of a message the decoder requests only the 32 bytes of the next prelude, so no byte of a
-chunk is moved.
-
-Memory: the decoder checks a claimed size against the limit before it reserves memory. It allocates up to
-1 MiB and maps more, and a mapped page exists only once bytes are written to it. So a peer can make this side
-hold the bytes that it sent, plus 1 MiB, plus at most 1.2 MB during the decoding of a meta of 16 KiB. A link
-assembles one large message at a time, so address space is bounded as well.
-
-The decoder raises only `ProtocolError`; after one, discard the decoder.
 """
 
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable
 from struct import Struct
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import msgpack
@@ -45,29 +31,7 @@ from google_crc32c import extend
 from transport.config import LinkConfig
 from transport.errors import LocalProtocolError, RemoteProtocolError
 from transport.messages import Message
-from transport.tensors import Layout, Tensor, lay_out, raw_bytes, read_layout
-
-__all__ = [
-    "CHECKED",
-    "CHECKSUM_BYTES",
-    "CHUNK",
-    "CLOSE",
-    "ERROR",
-    "MESSAGE",
-    "MORE",
-    "PING",
-    "PONG",
-    "PRELUDE_BYTES",
-    "REPLY",
-    "REQUEST",
-    "Frame",
-    "FrameDecoder",
-    "FrameEncoder",
-    "Memory",
-    "Registered",
-    "checksum",
-    "kind_name",
-]
+from transport.tensors import Tensor
 
 MAGIC: Final = b"TLNK"
 VERSION: Final = 1
@@ -77,12 +41,9 @@ CHECKSUM_BYTES: Final = 4
 """Length of a payload's CRC-32C on the wire, in bytes."""
 
 MAX_DEPTH: Final = 8
-_CHECKED_BYTES: Final = 28
 _UINT8 = np.dtype(np.uint8)
 _ENCODE = Struct("<4sBBHQIQ").pack
-_DECODE = Struct("<QQIQI").unpack_from
-"""Decoder of a prelude: magic, version, kind and flags as one number, request id, both lengths, checksum."""
-_DECODE_START = Struct("<4sBBH").unpack
+
 
 MESSAGE: Final = 1
 REQUEST: Final = 2
@@ -93,25 +54,12 @@ CHUNK: Final = 6
 PING: Final = 7
 PONG: Final = 8
 
-_NAMES = ("none", "message", "request", "reply", "error", "close", "chunk", "ping", "pong")
-_LAST_WITH_PAYLOAD: Final = REPLY
-_LAST_WITH_META: Final = CLOSE
-
+KIND_NAMES = ("none", "message", "request", "reply", "error", "close", "chunk", "ping", "pong")
 MORE: Final = 1
 """Flag: the payload goes on in CHUNK frames."""
 
 CHECKED: Final = 2
 """Flag: the last 4 bytes of the meta are the CRC-32C of the frame's payload."""
-
-_FLAGS: Final = MORE | CHECKED
-
-# The first 8 bytes of a prelude as one number: one look-up replaces four comparisons for each frame.
-_STARTS: Final = {
-    int.from_bytes(Struct("<4sBBH").pack(MAGIC, VERSION, kind, flags), "little"): (kind, flags)
-    for kind in (MESSAGE, REQUEST, REPLY)
-    for flags in range(_FLAGS + 1)
-}
-"""Kind and flags of the messages that may have a payload, by the first 8 bytes of their prelude."""
 
 
 def checksum(parts: Iterable[bytes | memoryview | Tensor], begun: int = 0) -> int:
@@ -127,7 +75,7 @@ def checksum(parts: Iterable[bytes | memoryview | Tensor], begun: int = 0) -> in
 
 def kind_name(kind: int) -> str:
     """Return the name of a frame kind for logs and errors."""
-    return _NAMES[kind] if 0 < kind < len(_NAMES) else f"kind {kind}"
+    return KIND_NAMES[kind] if 0 < kind < len(KIND_NAMES) else f"kind {kind}"
 
 
 class Frame(NamedTuple):
@@ -141,36 +89,6 @@ class Frame(NamedTuple):
     message: Message | None
     payload_bytes: int
     frame_bytes: int
-
-
-_make_frame = partial(tuple.__new__, Frame)
-"""Constructor of a Frame from a tuple, in half the time: a named tuple's ``__new__`` is interpreted."""
-
-
-class Memory(Protocol):
-    """Source of memory for received payloads: the part of a buffer pool that a decoder uses."""
-
-    def lend(
-        self, size_bytes: int, dtype: np.dtype[Any], shape: tuple[int, ...]
-    ) -> tuple[Tensor, memoryview]:
-        """Lend an array in 64-byte aligned memory, and a view of at least its bytes to fill it."""
-
-
-class Registered:
-    """Arrays of the caller that receive the tensors of one reply.
-
-    Raises:
-        LocalProtocolError: `lay_out` refuses an array, or an array is read-only.
-    """
-
-    __slots__ = ("layout", "tensors")
-
-    def __init__(self, tensors: Sequence[Tensor], limit_bytes: int) -> None:
-        self.tensors = tuple(tensors)
-        self.layout = lay_out(self.tensors, limit_bytes)
-        for tensor in self.tensors:
-            if not tensor.flags.writeable:
-                raise LocalProtocolError("into", "an array registered for a reply is read-only")
 
 
 _CONTAINERS = frozenset((dict, list, tuple))
@@ -250,7 +168,7 @@ def _refuse_extension(code: int, data: bytes) -> None:
     raise ValueError(f"extension type {code}")
 
 
-def _unpack(packed: bytes | bytearray) -> tuple[str, dict[str, Any], bytes]:
+def unpack_meta(packed: bytes | bytearray) -> tuple[str, dict[str, Any], bytes]:
     """Unpack a meta into type, meta and the undecoded descriptions of the tensors."""
     # msgpack itself limits strings, arrays and maps to the length of its input, which is at most 16 KiB.
     # A timestamp (extension -1) never reaches the hook, so the length of extensions is limited as well.
@@ -275,432 +193,3 @@ def _unpack(packed: bytes | bytearray) -> tuple[str, dict[str, Any], bytes]:
                 raise RemoteProtocolError("meta-depth", f"meta nests over {MAX_DEPTH} deep")
             break
     return name, meta, described
-
-
-class _Scatter:
-    """Destinations of the coming payload bytes, in order."""
-
-    __slots__ = ("_pieces", "piece")
-
-    def __init__(self, pieces: list[memoryview]) -> None:
-        self._pieces = pieces[::-1]  # reversed, so that taking the next one is a pop from the end
-        self.piece = self._pieces.pop()
-
-    def room(self, limit: int) -> memoryview:
-        return self.piece if len(self.piece) <= limit else self.piece[:limit]
-
-    def advance(self, count: int) -> None:
-        if count < len(self.piece):
-            self.piece = self.piece[count:]
-        elif self._pieces:  # behind the last byte no piece is needed
-            self.piece = self._pieces.pop()
-
-    def fill(self, source: memoryview) -> None:
-        while source:
-            room = self.room(len(source))
-            room[:] = source[: len(room)]
-            source = source[len(room) :]
-            self.advance(len(room))
-
-
-class _Discard(_Scatter):
-    """Destination of bytes without a receiver; each write overwrites the one before."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        super().__init__([memoryview(bytearray(64 << 10))])
-
-    def advance(self, count: int) -> None:
-        pass
-
-
-class _Arrival:
-    """A message whose payload is still arriving.
-
-    Attributes:
-        scatter: Destinations of its coming bytes.
-        lacking: Payload bytes in its coming CHUNK frames; those of the current frame do not count.
-        total: Payload bytes of the whole message, padding included.
-    """
-
-    __slots__ = (
-        "frame_bytes", "kind", "lacking", "meta", "name", "payload_bytes", "request_id", "scatter", "tensors",
-        "total",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        kind: int,
-        request_id: int,
-        name: str,
-        meta: dict[str, Any],
-        tensors: tuple[Tensor, ...],
-        scatter: _Scatter,
-        payload_bytes: int,
-        frame_bytes: int,
-    ) -> None:
-        self.kind = kind
-        self.request_id = request_id
-        self.name = name
-        self.meta = meta
-        self.tensors = tensors
-        self.scatter = scatter
-        self.payload_bytes = payload_bytes
-        self.frame_bytes = frame_bytes
-        self.lacking = 0
-        self.total = 0
-
-    def discard(self) -> None:
-        # The rest of the payload still has to be read, to find the next frame behind it.
-        self.scatter = _Discard()
-        self.tensors = ()
-
-    def frame(self) -> Frame:
-        message = Message(type=self.name, meta=self.meta, tensors=self.tensors)
-        return _make_frame((self.kind, self.request_id, message, self.payload_bytes, self.frame_bytes))
-
-
-def _pieces(layout: Layout, tensors: tuple[Tensor, ...]) -> list[memoryview]:
-    """List the memory of registered arrays, with scratch memory for the padding between them."""
-    pieces: list[memoryview] = []
-    end = 0
-    for spec, tensor in zip(layout.specs, tensors, strict=True):
-        if spec.offset > end:
-            pieces.append(memoryview(bytearray(spec.offset - end)))
-        # `raw_bytes` takes no empty array, and an empty piece would be an empty buffer for the loop.
-        if spec.nbytes:
-            pieces.append(raw_bytes(tensor))
-        end = spec.offset + spec.nbytes
-    return pieces
-
-
-class FrameDecoder:
-    """Decodes one direction of a conversation, in place.
-
-    Write received bytes to `get_buffer`, then pass their number to `updated`.
-
-    Attributes:
-        registered: Destinations of replies, by request id; the owner adds and removes them.
-        bytes_moved: Bytes copied after they were received.
-    """
-
-    def __init__(self, config: LinkConfig, memory: Memory) -> None:
-        self.registered: dict[int, Registered] = {}
-        self.bytes_moved = 0
-        self._max_meta_bytes = config.max_meta_bytes
-        self._max_message_bytes = config.max_message_bytes
-        self._scratch_bytes = config.scratch_bytes
-        self._memory = memory
-        # Room behind the largest unfinished head for one more read of the full scratch size.
-        self._scratch = bytearray(
-            PRELUDE_BYTES + config.max_meta_bytes + CHECKSUM_BYTES + config.scratch_bytes
-        )
-        self._view = memoryview(self._scratch)
-        # Made once: `get_buffer` runs before every read, and a slice costs an object.
-        self._offer = self._view[: config.scratch_bytes]
-        self._prelude = self._view[:PRELUDE_BYTES]
-        self._end = 0
-        self._current: _Arrival | None = None
-        self._large: _Arrival | None = None
-        self._need = 0
-        self._expected: int | None = None  # checksum of the arriving payload, if it has one
-        self._computed = 0  # checksum of its arrived part
-        self._discards = False
-
-    def get_buffer(self, sizehint: int = -1) -> memoryview:
-        """Return the memory for the next received bytes, never empty. The loop's hint is ignored."""
-        if self._need:
-            assert self._current is not None
-            return self._current.scatter.room(self._need)
-        end = self._end
-        if end == 0:
-            # Between chunks a longer read would bring payload bytes into the scratch and cost a copy.
-            return self._offer if self._large is None else self._prelude
-        return self._view[end : end + self._scratch_bytes]
-
-    def updated(self, count: int) -> list[Frame]:
-        """Decode ``count`` bytes written to `get_buffer`; return the frames that they complete.
-
-        Raises:
-            RemoteProtocolError: The bytes break a rule; frames completed by the same bytes are lost.
-        """
-        if not self._need:
-            self._end += count
-            return self._parse()
-        arrival = self._current
-        assert arrival is not None
-        if self._expected is not None:
-            # Before `advance`: the bytes are in the cache now, and the piece still begins with them.
-            self._computed = checksum((arrival.scatter.piece[:count],), self._computed)
-        arrival.scatter.advance(count)
-        self._need -= count
-        if self._need:
-            return []
-        self._current = None
-        if self._expected is not None:
-            self._compare()
-        return self._finished(arrival)
-
-    @property
-    def lacking_bytes(self) -> int:
-        """Bytes of messages in progress that have not arrived; 0 if none is in progress."""
-        large = self._large
-        return self._need + (large.lacking if large is not None else 0)
-
-    @property
-    def arriving_bytes(self) -> int:
-        """Arrived bytes of requests and messages in progress; requested replies do not count."""
-        # This side asked for each reply; the peer decides alone to send everything else.
-        found = 0
-        large, current = self._large, self._current
-        if large is not None and large.kind != REPLY:
-            found = large.total - large.lacking - (self._need if current is large else 0)
-        if current is not None and current is not large and current.kind != REPLY:
-            found += current.total - self._need
-        return found
-
-    def drop(self) -> None:
-        """Release messages in progress, because the connection has ended."""
-        self._current = self._large = None
-        self._need = 0
-
-    def discard(self) -> None:
-        """Store no further bytes, because the conversation is over; decode only to find the peer's CLOSE."""
-        self._discards = True
-        for arrival in (self._current, self._large):
-            if arrival is not None:
-                arrival.discard()
-
-    def forget(self, request_id: int) -> None:
-        """Stop writing to the memory registered for a reply, even if the reply is half received."""
-        self.registered.pop(request_id, None)
-        for arrival in (self._current, self._large):
-            if arrival is not None and arrival.kind == REPLY and arrival.request_id == request_id:
-                arrival.discard()
-
-    def _finished(self, arrival: _Arrival) -> list[Frame]:
-        # The rest follows in CHUNK frames, with frames of other messages between them.
-        if arrival.lacking:
-            return []
-        if arrival is self._large:
-            self._large = None
-        return [arrival.frame()]
-
-    def _parse(self) -> list[Frame]:
-        frames: list[Frame] = []
-        scratch = self._scratch
-        view = self._view
-        start = 0
-        end = self._end
-        while end - start >= PRELUDE_BYTES:
-            first, request_id, meta_length, payload_length, crc = _DECODE(scratch, start)
-            body = start + PRELUDE_BYTES
-            # One test passes the common case; `_check_prelude` names the fault or passes the unusual case.
-            known = _STARTS.get(first)
-            if known is None or meta_length > self._max_meta_bytes or payload_length > MAX_CHUNK_BYTES:
-                known = self._check_prelude(first, meta_length, payload_length)
-            kind, flags = known
-            if end - body < meta_length:
-                break  # the rest of the meta comes with the next read
-            position = body + meta_length
-            packed = scratch[body:position]
-            # The CRC first: no byte of a damaged head reaches msgpack.
-            if crc32(packed, crc32(scratch[start : start + _CHECKED_BYTES])) != crc:
-                raise RemoteProtocolError("checksum", f"prelude and meta of a {kind_name(kind)} are damaged")
-            head_bytes = position - start
-            start = position
-            if flags >= CHECKED:
-                packed = self._open_checked(packed, payload_length)
-            if kind <= _LAST_WITH_META:
-                unpacked = _unpack(packed)
-                # Messages without tensors are the most frequent: they skip the layout and the arrival.
-                if not payload_length and not flags and not unpacked[2]:
-                    message = Message(type=unpacked[0], meta=unpacked[1])
-                    frames.append(_make_frame((kind, request_id, message, 0, head_bytes)))
-                    continue
-                frame, arrival = self._message(
-                    kind, flags, request_id, unpacked, head_bytes, payload_length, start, end
-                )
-            elif kind == CHUNK:
-                frame, arrival = None, self._chunk(flags, payload_length, head_bytes)
-            else:
-                frame, arrival = _make_frame((kind, request_id, None, 0, head_bytes)), None
-            # A read of a header may bring part of the payload, all of it, or further frames behind it.
-            moved = min(end - start, payload_length)
-            if self._expected is not None:
-                self._computed = checksum((view[start : start + moved],))
-                if moved == payload_length:
-                    self._compare()
-            if frame is not None:
-                start += payload_length
-                frames.append(frame)
-                continue
-            assert arrival is not None
-            arrival.scatter.fill(view[start : start + moved])
-            self.bytes_moved += moved
-            start += moved
-            # The next bytes are payload: `get_buffer` returns their destination, not the scratch.
-            if moved < payload_length:
-                self._current = arrival
-                self._need = payload_length - moved
-                break
-            frames += self._finished(arrival)
-        if start < end and start:
-            # Move an incomplete head to the front, so that the scratch cannot overflow.
-            # bytes() first, because the two ranges may overlap.
-            view[: end - start] = bytes(view[start:end])
-            self.bytes_moved += end - start
-        self._end = end - start
-        return frames
-
-    def _check_prelude(self, first: int, meta_length: int, payload_length: int) -> tuple[int, int]:
-        """Return the kind and flags of a valid prelude."""
-        magic, version, kind, flags = _DECODE_START(first.to_bytes(8, "little"))
-        if magic != MAGIC:
-            raise RemoteProtocolError("magic", f"a frame begins with {magic!r}, not {MAGIC!r}")
-        if version != VERSION:
-            raise RemoteProtocolError("version", f"a frame of version {version}, not {VERSION}")
-        if not 0 < kind < len(_NAMES):
-            raise RemoteProtocolError("kind", f"unknown frame kind {kind}")
-        carries = kind <= _LAST_WITH_PAYLOAD or kind == CHUNK
-        if flags > (_FLAGS if carries else MORE):
-            raise RemoteProtocolError("flags", f"a {kind_name(kind)} has unknown flags {flags:#x}")
-        # The limit of a meta is that of its content: a checksum at its end comes on top.
-        most = self._max_meta_bytes if kind <= _LAST_WITH_META else 0
-        if meta_length > most + (CHECKSUM_BYTES if flags & CHECKED else 0):
-            raise RemoteProtocolError("meta-length", f"{kind_name(kind)} claims {meta_length}, over {most}")
-        if payload_length > (MAX_CHUNK_BYTES if carries else 0):
-            raise RemoteProtocolError(
-                "payload-length",
-                f"a frame of kind {kind_name(kind)} claims {payload_length} payload bytes; "
-                f"{MAX_CHUNK_BYTES if carries else 0} are allowed",
-            )
-        return kind, flags
-
-    def _open_checked(self, packed: bytearray, payload_length: int) -> bytearray:
-        """Store the checksum at the end of a meta for the coming payload; return the meta without it."""
-        # Without a payload no byte would ever be compared with the checksum.
-        if len(packed) < CHECKSUM_BYTES or not payload_length:
-            raise RemoteProtocolError("flags", "a frame is flagged CHECKED and has no checksum or no payload")
-        self._expected = int.from_bytes(packed[-CHECKSUM_BYTES:], "little")
-        return packed[:-CHECKSUM_BYTES]
-
-    def _compare(self) -> None:
-        """Compare the checksum of a complete payload."""
-        expected, self._expected = self._expected, None
-        if self._computed != expected:
-            raise RemoteProtocolError(
-                "payload-checksum",
-                f"a payload is damaged: CRC-32C {self._computed:08x}, its frame has {expected:08x}",
-            )
-
-    def _chunk(self, flags: int, payload_length: int, head_bytes: int) -> _Arrival:
-        arrival = self._large
-        if arrival is None:
-            raise RemoteProtocolError("chunk", "a chunk without a message in progress")
-        rest = arrival.lacking - payload_length
-        # Length and MORE must agree, and an empty chunk would be a frame without progress.
-        if payload_length == 0 or rest < 0 or (rest > 0) != (flags & MORE):
-            raise RemoteProtocolError(
-                "chunk",
-                f"a chunk of {payload_length} bytes, flags {flags}, while {arrival.lacking} are lacking",
-            )
-        arrival.lacking = rest
-        arrival.frame_bytes += head_bytes
-        return arrival
-
-    def _message(
-        self,
-        kind: int,
-        flags: int,
-        request_id: int,
-        unpacked: tuple[str, dict[str, Any], bytes],
-        head_bytes: int,
-        payload_length: int,
-        start: int,
-        end: int,
-    ) -> tuple[Frame | None, _Arrival | None]:
-        """Begin a message; the arrived part of its payload is in the scratch from ``start`` to ``end``.
-
-        Returns its frame if the whole payload has arrived, else its arrival to fill.
-        """
-        name, meta, described = unpacked
-        more = flags & MORE
-        layout = read_layout(described, self._max_message_bytes)
-        _, specs, total, tensor_bytes, _ = layout
-        if more or payload_length != total:
-            self._check_total(name, more, payload_length, total)
-        # Only for replies: a request of the peer may have the same id, because each side counts its own.
-        registered = self.registered.get(request_id) if kind == REPLY and self.registered else None
-        if registered is not None and registered.layout != layout:
-            registered = None  # the reply takes other memory; `Endpoint._on_reply` reports the mismatch
-        # Empty arrays have no payload, so they need neither pooled memory nor an arrival.
-        if not total:
-            made = registered.tensors if registered is not None else ()
-            empty = made or tuple([np.empty(spec.shape, spec.dtype) for spec in specs])
-            message = Message(type=name, meta=meta, tensors=empty)
-            return _make_frame((kind, request_id, message, 0, head_bytes)), None
-
-        frame_bytes = head_bytes + total - tensor_bytes
-        tensors: tuple[Tensor, ...]
-        scatter: _Scatter
-        if self._discards:
-            # An ended link has released its account: it must reserve nothing for a peer that sends on.
-            tensors, scatter = (), _Discard()
-        elif registered is None:
-            # One tensor is lent as an array of its own dtype. Several are views of one buffer, which the pool
-            # takes back after the last of them.
-            if len(specs) == 1:
-                tensor, memory = self._memory.lend(total, specs[0].dtype, specs[0].shape)
-                tensors = (tensor,)
-            else:
-                whole, memory = self._memory.lend(total, _UINT8, (total,))
-                tensors = tuple(
-                    [np.ndarray(shape, dtype, whole, offset) for dtype, shape, offset, _ in specs]
-                )
-            # A small payload came whole with its head: copy it, and skip the arrival.
-            if not more and start + total <= end:
-                memory[:total] = self._view[start : start + total]
-                self.bytes_moved += total
-                message = Message(type=name, meta=meta, tensors=tensors)
-                return _make_frame((kind, request_id, message, tensor_bytes, frame_bytes)), None
-            scatter = _Scatter([memory[:total]])
-        else:
-            tensors = registered.tensors
-            # A small reply for one array came whole with its head: copy it, and skip the arrival.
-            if not flags and len(tensors) == 1 and start + total <= end:
-                raw_bytes(tensors[0])[:] = self._view[start : start + total]
-                self.bytes_moved += total
-                message = Message(type=name, meta=meta, tensors=tensors)
-                return _make_frame((kind, request_id, message, tensor_bytes, frame_bytes)), None
-            scatter = _Scatter(_pieces(layout, tensors))
-        arrival = _Arrival(kind, request_id, name, meta, tensors, scatter, tensor_bytes, frame_bytes)
-        arrival.total = total
-        if more:
-            self._begin_large(arrival, total - payload_length, flags)
-        return None, arrival
-
-    def _begin_large(self, arrival: _Arrival, lacking: int, flags: int) -> None:
-        """Expect the rest of a large message in chunks."""
-        arrival.lacking = lacking
-        self._large = arrival
-        # Between chunks, request only the head of a chunk, so that its payload needs no copy.
-        self._prelude = self._view[: PRELUDE_BYTES + (CHECKSUM_BYTES if flags & CHECKED else 0)]
-
-    def _check_total(self, name: str, more: int, payload_length: int, total: int) -> None:
-        """Check the first frame of a message whose payload is longer than the frame's."""
-        if not more:
-            raise RemoteProtocolError(
-                "payload-length",
-                f"the tensors of {name!r} take {total} bytes, its frame has {payload_length}",
-            )
-        # One at a time: else a peer could reserve address space for any number of messages.
-        if self._large is not None:
-            raise RemoteProtocolError(
-                "chunk", f"{name!r} begins before the large message in progress has ended"
-            )
-        if not 0 < payload_length < total:
-            raise RemoteProtocolError(
-                "payload-length", f"the first of several frames of {name!r} has {payload_length} of {total}"
-            )

@@ -6,20 +6,12 @@ from typing import Protocol, cast
 
 from transport.budget import Budget
 from transport.config import LinkConfig
-from transport.errors import (
-    HandshakeRejected,
-    LinkBroken,
-    LinkClosed,
-    RemoteProtocolError,
-    TransportError,
-)
-from transport.frames import Memory
+from transport.decoder import Memory
+from transport.errors import HandshakeRejected, LinkBroken, LinkClosed, RemoteProtocolError, TransportError
 from transport.handshake import RECORD_BYTES, ClientHandshake, Handshake, reject_record
 from transport.messages import Identity, RoleTable
 from transport.sockets import format_tcp_address, tune
 from transport.tcp import TcpLink
-
-__all__ = ["Greeter"]
 
 
 class HandshakeProgress(Protocol):

@@ -27,8 +27,6 @@ from transport.errors import HandshakeRejected, RemoteProtocolError
 from transport.keys import Secret, pair_key
 from transport.messages import Identity, RoleTable
 
-__all__ = ["RECORD_BYTES", "ClientHandshake", "Handshake", "ServerHandshake", "reject_record"]
-
 RECORD_BYTES: Final = 256
 PROTOCOL_VERSION: Final = 3
 NONCE_BYTES: Final = 32

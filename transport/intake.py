@@ -17,8 +17,6 @@ from transport.config import LinkConfig
 from transport.errors import LinkBroken, TransportError
 from transport.messages import Identity, Message
 
-__all__ = ["META_COST", "UNCHECKED_BYTES", "Asked", "Intake", "frame_cost"]
-
 META_COST: Final = 72
 """Memory, in bytes, that decoding a byte of meta can take: 64 for an empty dict in a list, 8 for its slot."""
 

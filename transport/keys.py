@@ -18,18 +18,6 @@ from typing import Final
 from transport.errors import HandshakeRejected
 from transport.messages import RoleTable
 
-__all__ = [
-    "KEY_BYTES",
-    "LEAST_TOKEN_BYTES",
-    "RoleKeys",
-    "Secret",
-    "check_role",
-    "check_secret",
-    "derive",
-    "hkdf",
-    "pair_key",
-]
-
 KEY_BYTES: Final = 32
 """Length of the key of a pair of roles, in bytes."""
 

@@ -10,7 +10,7 @@ pieces, and other messages pass it unless they were sent with ``ordered=True``. 
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -20,13 +20,11 @@ from transport.messages import Identity, Message
 from transport.release import Release
 from transport.tensors import Tensor
 
-__all__ = ["Link", "LinkStatistics", "Observer", "Request", "TypeTraffic"]
-
 Observer = Callable[[bool, str, int, int], None]
 """Callback for each counted message: whether this side sent it, its type, its payload and frame bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TypeTraffic:
     """Traffic of one message type, each way. ``frame_bytes`` excludes tensor bytes."""
 
@@ -36,6 +34,15 @@ class TypeTraffic:
     messages_in: int = 0
     payload_bytes_in: int = 0
     frame_bytes_in: int = 0
+
+
+def traffic_by_type(out: Mapping[str, list[int]], into: Mapping[str, list[int]]) -> dict[str, TypeTraffic]:
+    """Return the traffic of each message type, from its messages, payload and frame bytes each way."""
+    none = [0, 0, 0]
+    return {
+        name: TypeTraffic(*out.get(name, none), *into.get(name, none))
+        for name in sorted(out.keys() | into.keys())
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,6 @@ from transport.messages import Identity, Message, RoleTable
 from transport.release import Release, watched
 from transport.tensors import lay_out
 
-__all__ = ["LocalLink", "link_ends"]
-
 
 class OtherEnd(Protocol):
     """Interface of the other end of a link."""

@@ -8,8 +8,6 @@ import msgspec
 
 from transport.tensors import Tensor
 
-__all__ = ["ANY_ROLE", "Identity", "Message", "RoleTable"]
-
 ANY_ROLE = "*"
 """Name that stands for every role in a row."""
 

@@ -39,8 +39,6 @@ from transport.messages import Identity, RoleTable
 from transport.sockets import deepen_backlog, format_tcp_address, is_loopback, parse_tcp_address
 from transport.tcp import TcpLink
 
-__all__ = ["Listener", "LocalNetwork", "Network", "OnLink", "RetrySchedule", "TcpNetwork"]
-
 logger = logging.getLogger(__name__)
 
 OnLink = Callable[[Link], Awaitable[object]]

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Dice", "Path", "PathConditions"]
-
 
 class Dice(Protocol):
     """Source of random numbers for jitter and faults, such as a seeded ``random.Random``."""

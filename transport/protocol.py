@@ -15,24 +15,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from transport.config import LinkConfig
+from transport.decoder import FrameDecoder, Memory
 from transport.errors import LinkBroken
-from transport.frames import (
-    CHECKED,
-    CHECKSUM_BYTES,
-    CHUNK,
-    MORE,
-    PING,
-    PRELUDE_BYTES,
-    FrameDecoder,
-    FrameEncoder,
-    Memory,
-    checksum,
-)
+from transport.frames import CHECKED, CHECKSUM_BYTES, CHUNK, MORE, PING, PRELUDE_BYTES, FrameEncoder, checksum
 from transport.messages import Message
 from transport.release import watched
 from transport.tensors import ALIGNMENT, Tensor, TensorSpec, lay_out, raw_bytes
-
-__all__ = ["Buffer", "Conversation", "GiveUp", "Outgoing", "SendPing"]
 
 Buffer = bytes | memoryview
 

@@ -17,8 +17,6 @@ import numpy as np
 
 from transport.tensors import BFLOAT16, Tensor
 
-__all__ = ["watched"]
-
 Release = Callable[[], object]
 
 logger = logging.getLogger(__name__)

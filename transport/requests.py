@@ -1,8 +1,9 @@
-"""A request of the peer, until it is answered."""
+"""The requests of the peer: each until it is answered, and a handler that runs in tasks."""
 
+import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from transport.budget import Account
 from transport.errors import LocalProtocolError, RemoteProtocolError, TransportError
@@ -11,8 +12,6 @@ from transport.intake import Intake
 from transport.link import Link, Request
 from transport.messages import Message
 from transport.release import Release
-
-__all__ = ["AnsweringLink", "InboundRequest"]
 
 logger = logging.getLogger(__name__)
 
@@ -137,3 +136,40 @@ class InboundRequest(Request):
 
     def __repr__(self) -> str:
         return f"<Request {self._id} {self.message.type} from {self._link.peer}>"
+
+
+async def serve_in_tasks(
+    link: Link,
+    handler: Callable[[Request], Awaitable[object]],
+    *,
+    concurrency: int,
+    stop: Callable[[], None],
+) -> None:
+    """Handle requests in tasks until the link is over; `stop` then takes the handler away."""
+    slots = asyncio.Semaphore(concurrency)
+
+    async def run(request: Request) -> None:
+        async with slots:
+            try:
+                await handler(request)
+            except TransportError:
+                logger.debug("%r: the link ended during %r", link, request.message.type)
+            except Exception as error:
+                logger.exception("%r: handler failed on %r", link, request.message.type)
+                request.fail("internal", f"handling {request.message.type!r} failed: {type(error).__name__}")
+
+    async with asyncio.TaskGroup() as tg:
+        tasks: set[asyncio.Task[None]] = set()
+
+        def start(request: Request) -> None:
+            task = tg.create_task(run(request), name=f"{link.identity.node}/{request.message.type}")
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        link.serve(start)
+        try:
+            await link.wait_closed()
+        finally:
+            stop()
+        for task in tasks:
+            task.cancel()

@@ -31,8 +31,6 @@ from transport.protocol import Buffer
 from transport.tcp import TcpLink
 from transport.timekeeper import Timekeeper
 
-__all__ = ["SlowNetwork"]
-
 Between = tuple[str, str] | Callable[[str, str], bool]
 """Two node ids, or a function of two node ids that returns whether the path between them is slow."""
 
@@ -143,14 +141,18 @@ class _Line(Generic[T]):
     """
 
     def __init__(
-        self, path: Path, timekeeper: Timekeeper, hand_over: Callable[[T], None], *, together: bool
+        self,
+        path: Path,
+        timekeeper: Timekeeper,
+        conditions: PathConditions,
+        hand_over: Callable[[T], None],
     ) -> None:
         self.held_bytes = 0
         self.is_cut = False
         self._path = path
         self._timekeeper = timekeeper
         self._hand_over = hand_over
-        self._together = together
+        self._together = conditions.bytes_per_s is None
         self._loop = asyncio.get_running_loop()
         self._turn: list[tuple[T, int]] = []
         self._began = 0.0
@@ -219,12 +221,6 @@ class _Line(Generic[T]):
             await asyncio.shield(self._emptied)
 
 
-def _line(
-    path: Path, timekeeper: Timekeeper, conditions: PathConditions, hand_over: Callable[[T], None]
-) -> _Line[T]:
-    return _Line(path, timekeeper, hand_over, together=conditions.bytes_per_s is None)
-
-
 def _window(conditions: PathConditions, config: LinkConfig) -> int:
     """Return the bytes under way at which senders wait: those that fit the path's bandwidth, and a queue."""
     if conditions.bytes_per_s is None:
@@ -239,7 +235,7 @@ class _SlowTransport(asyncio.Transport, asyncio.BufferedProtocol):
         super().__init__()
         self._link = link
         self._inner = link._transport
-        self._line: _Line[tuple[Buffer, ...] | None] = _line(path, timekeeper, conditions, self._pass_on)
+        self._line: _Line[tuple[Buffer, ...] | None] = _Line(path, timekeeper, conditions, self._pass_on)
         self._window = _window(conditions, link._config)
         self._closing = False
         self._full = False
@@ -339,7 +335,7 @@ class _SlowEnd:
     ) -> None:
         self._link = link
         self._other = link._other
-        self._line: _Line[tuple[Frame | LinkClosed, int]] = _line(path, timekeeper, conditions, self._pass_on)
+        self._line: _Line[tuple[Frame | LinkClosed, int]] = _Line(path, timekeeper, conditions, self._pass_on)
         self._window = _window(conditions, link._config)
         link._other = self
 

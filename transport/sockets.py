@@ -7,8 +7,6 @@ import socket
 
 from transport.config import PROBES, LinkConfig
 
-__all__ = ["checks_payloads", "deepen_backlog", "is_loopback", "parse_tcp_address", "tune"]
-
 
 def parse_tcp_address(address: str) -> tuple[str, int]:
     """Split ``tcp://host:port``; an IPv6 host is in brackets.

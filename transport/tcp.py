@@ -17,21 +17,15 @@ from collections.abc import Callable, Iterable
 
 from transport.budget import Budget
 from transport.config import LinkConfig
+from transport.decoder import Memory
 from transport.endpoint import Endpoint
-from transport.errors import (
-    LinkBroken,
-    LinkClosed,
-    RemoteProtocolError,
-    TransportError,
-)
-from transport.frames import CLOSE, ERROR, PING, PONG, REPLY, REQUEST, Frame, FrameEncoder, Memory
+from transport.errors import LinkBroken, LinkClosed, RemoteProtocolError, TransportError
+from transport.frames import CLOSE, ERROR, PING, PONG, REPLY, REQUEST, Frame, FrameEncoder
 from transport.intake import frame_cost
 from transport.messages import Identity, Message, RoleTable
 from transport.protocol import Buffer, Conversation, GiveUp
 from transport.release import Release
 from transport.sockets import checks_payloads
-
-__all__ = ["TcpLink"]
 
 TURN_BYTES = 64 << 10
 """Bytes of small frames from which the link writes them at once, even within an iteration of the loop."""

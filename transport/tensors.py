@@ -29,18 +29,6 @@ except ImportError:  # the extra `fast` is not installed
 else:
     BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
-__all__ = [
-    "ALIGNMENT",
-    "BFLOAT16",
-    "MAX_DIMS",
-    "Layout",
-    "Tensor",
-    "TensorSpec",
-    "lay_out",
-    "raw_bytes",
-    "read_layout",
-]
-
 ALIGNMENT = 64
 MAX_DIMS = 8
 Tensor = NDArray[Any]

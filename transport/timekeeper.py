@@ -15,8 +15,6 @@ from threading import Condition, Thread
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Timekeeper"]
-
 
 class Timekeeper:
     """Calls functions on the loop at given times; functions of one time in the order of their calls.

@@ -73,25 +73,19 @@ PORT_CHOICES = 3
 class ProcessCluster:
     """Controllers, data servers, parameter servers and workers, each in a process of its own.
 
+    Other arguments are those of `local.LocalCluster`.
+
     Args:
-        config: The run, with the number of each role.
         dataset: The images, served by data servers in this process; None: those of `config.data`.
         data: Addresses of standalone data servers, ``tcp://host:port``, which are asked to join; empty: those
             of `config.data`. If it names a data set instead, data servers are started.
         token: Token of the standalone data servers, which then is the token of the whole cluster.
-        spec: The model; None: that of `config.model`.
         layers: Further kinds of layers that it may use, by import path: ``{"mine": "package.module:Mine"}``.
             Python has to find the module in `environment`.
-        model_text: Content of the TOML file that `config.model` names.
-        transforms: Transforms of training images with `config.augment`, as for `Recipe.of`; None: defaults
-            for the images.
         environment: Environment of the children; None: that of this process.
         on_line: Called with each event, and with each line of a child's stderr; by default they are logged.
         entropy: Random bytes for the cluster's token and the driver's incarnation.
         timeline: Records the work of the driver; after a training it has the profiles of the children too.
-        checkpoint: Folder for checkpoints; None: that of `resume`, or no checkpoints.
-        resume: Folder of checkpoints whose run the first training continues.
-        init: Saved model that each training begins with: tensors with the name and shape of one of the run's.
 
     `async with` starts the children and waits for their addresses; the end of the block ends them in good
     order, and kills the remaining ones after `drain_s`.
@@ -254,8 +248,7 @@ class ProcessCluster:
         """The folder with the state of the controllers, for their restarts; removed with the cluster.
 
         This also removes the folders of clusters whose process was killed: their locks are free. A folder
-            gets
-        its name after its lock, so the folder of a cluster that starts is never taken for one of these.
+        gets its name after its lock, so the folder of a cluster that starts is never taken for one of these.
         """
         place = Path(self._environment.get("TMPDIR") or "/tmp")
         folder = place / f"{FOLDER_PREFIX}{self._setup.entropy(8).hex()}"

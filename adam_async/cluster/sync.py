@@ -92,14 +92,7 @@ class LocalCluster:
     """All roles of a run, on a thread of their own.
 
     Args:
-        config: The run, with the number of each role.
-        dataset: The images; None: those of `config.data`, without a download.
-        spec: The model; None: that of `config.model`.
-        layers: Kinds of layers that it may use; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
-        loop_factory: Makes the thread's event loop.
-        checkpoint: Folder for checkpoints; None: that of `resume`, or no checkpoints.
-        resume: Folder of checkpoints whose run the first training continues.
-        init: Saved model that each training begins with: tensors with the name and shape of one of the run's.
+        loop_factory: Makes the thread's event loop. All others are those of `local.LocalCluster`.
 
     One thread at a time may call its methods.
     """

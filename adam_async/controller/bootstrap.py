@@ -22,7 +22,6 @@ class Bootstrap:
     """The way of one controller without a state into a group.
 
     Args:
-        me: Identity of the controller.
         name: Name of the controller, one of `names`.
         names: Names of all controllers of the group.
 

@@ -69,11 +69,8 @@ class Membership:
     """A node's membership in the cluster.
 
     Args:
-        network: Network of the controllers.
         controller: Address of one controller, or of several with commas between them.
-        identity: The member.
         record: The member's record in the map; `run` keeps it set.
-        waits: Deadlines.
         traffic: Counts of the links to the controllers.
         seen: Called with each received version of the map, in order; an error in it ends `run`.
 

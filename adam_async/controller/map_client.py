@@ -155,7 +155,6 @@ class MapClient:
         Args:
             key: Such as ``nodes/worker-0``.
             expected: Expected version; 0 if the record must not exist.
-            value: The new record.
             after: Version after which the outcome has updates of the map; -1: the whole map.
             group: Group of the versions. Another group applies nothing. Empty: any group.
             timeout_s: Deadline in seconds, by default `call_s`.
@@ -253,7 +252,6 @@ class MapClient:
 
         Args:
             after: The last known version; -1: begin with the whole map.
-            group: Group of that version.
         """
         leader = self._leader
         while True:

@@ -141,7 +141,6 @@ class History:
     """The last changes of a map, without a gap.
 
     Args:
-        version: Version of the first map.
         limit: Maximum number of changes.
     """
 

@@ -26,11 +26,7 @@ _ENCODE = msgspec.json.Encoder().encode
 
 
 class MapSize:
-    """Bytes of the JSON text of a map's records.
-
-    Args:
-        cluster: The map to begin with.
-    """
+    """Bytes of the JSON text of a map's records."""
 
     def __init__(self, cluster: ClusterMap | None = None) -> None:
         self._of: dict[str, int] = {}
@@ -96,7 +92,6 @@ class MapSize:
 
         Args:
             key: Key of the record. The run, its epoch and its ledger record always have room.
-            size: Bytes of the record's JSON text.
         """
         held = self._of.get(key, 0)
         most = MOST_MAP_BYTES + (GROWTH_BYTES if held else 0)

@@ -190,9 +190,7 @@ class PeerControllers:
         """Return the next change of the membership; None if all known identities are voters.
 
         Args:
-            core: Core of this controller, which leads.
             silent_s: Silence after which a new identity may replace an old one, in seconds.
-            now: The core's time.
         """
         members = core.members
         for name, me in sorted(self._known.items()):

@@ -61,14 +61,7 @@ from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_VALUE_BYTES
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.runtime import fault_points
 from adam_async.runtime.clock import Timer
-from transport import (
-    Identity,
-    Link,
-    Message,
-    ProtocolError,
-    Request,
-    TransportError,
-)
+from transport import Identity, Link, Message, ProtocolError, Request, TransportError
 
 logger = logging.getLogger(__name__)
 

@@ -44,11 +44,9 @@ class StatusLog:
     """Logs the changes of one controller's group.
 
     Args:
-        name: Name of the controller.
         names: Names of all known controllers, this one among them.
         linked: Returns the names of the controllers with an open link.
         kept: Whether the controller started with durable records of a group.
-        now: The core's time.
         is_cut_off: Whether a warning about unreachable majorities was logged already.
     """
 

@@ -38,7 +38,7 @@ from adam_async.run.cluster_map import ClusterMap, LedgerRecord
 from adam_async.run.config import Waits
 from adam_async.runtime.channel import Channel, Endpoint
 from adam_async.runtime.clock import Timer
-from transport import Link, RemoteProtocolError, Request, RetrySchedule, TransportError
+from transport import Identity, Link, RemoteProtocolError, Request, RetrySchedule, TransportError
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,6 @@ def assign_workers(slots: Mapping[str, Slot], partitions: int) -> dict[str, Slot
 
     Args:
         slots: The live workers with their present slots; no two share one.
-        partitions: Workers of a replica.
 
     Returns:
         All workers with their slots; a worker of a complete replica keeps its own.

@@ -34,12 +34,7 @@ are in brackets:
 it.
 """
 
-from adam_async.messages.body import (
-    ROLES,
-    Body,
-    pack,
-    unpack,
-)
+from adam_async.messages.body import ROLES, Body, pack, unpack
 from adam_async.messages.controllers import (
     NOT_LEADER,
     SESSION_OVER,
@@ -55,12 +50,7 @@ from adam_async.messages.controllers import (
     SessionOpened,
     WatchMap,
 )
-from adam_async.messages.data_service import (
-    ReadTest,
-    Serve,
-    Serving,
-    TestImages,
-)
+from adam_async.messages.data_service import ReadTest, Serve, Serving, TestImages
 from adam_async.messages.leases import (
     CopyLedger,
     Enter,
@@ -111,18 +101,8 @@ from adam_async.messages.shard_states import (
     read_state_tables,
     state_tables,
 )
-from adam_async.messages.staging import (
-    FilePart,
-    ManifestPart,
-    ReadFile,
-    ReadManifest,
-)
-from adam_async.messages.table import (
-    BY_NAME,
-    TABLE,
-    role_table,
-    unpack_any,
-)
+from adam_async.messages.staging import FilePart, ManifestPart, ReadFile, ReadManifest
+from adam_async.messages.table import BY_NAME, TABLE, role_table, unpack_any
 from adam_async.messages.tensors import (
     check_tensor,
     packed_tensor,
@@ -132,86 +112,3 @@ from adam_async.messages.tensors import (
     read_text_tensor,
     text_tensor,
 )
-
-__all__ = [
-    "APPLIED",
-    "BY_NAME",
-    "DUPLICATE",
-    "GAP",
-    "NOT_LEADER",
-    "NOT_PRIMARY",
-    "PROFILED",
-    "REFUSED",
-    "ROLES",
-    "SESSION_OVER",
-    "TABLE",
-    "UNKNOWN",
-    "Agree",
-    "Block",
-    "Blocks",
-    "Body",
-    "CompareAndSet",
-    "CopyLedger",
-    "Enter",
-    "Entered",
-    "FilePart",
-    "Finished",
-    "GetMap",
-    "GetProfile",
-    "GetRecord",
-    "GetStatistics",
-    "Greet",
-    "Groups",
-    "Introduce",
-    "Introduced",
-    "Lease",
-    "LeaseGroups",
-    "LedgerCopied",
-    "LoadShards",
-    "Loaded",
-    "ManifestPart",
-    "MapChanges",
-    "MapState",
-    "OpenSession",
-    "Part",
-    "Problem",
-    "Profile",
-    "Pull",
-    "Push",
-    "Pushed",
-    "ReadFile",
-    "ReadManifest",
-    "ReadShards",
-    "ReadTest",
-    "Record",
-    "RecordPart",
-    "Recorded",
-    "ReportGroups",
-    "Reported",
-    "Serve",
-    "Serving",
-    "SessionOpened",
-    "ShardState",
-    "ShardStates",
-    "Statistics",
-    "StepRecord",
-    "TestImages",
-    "Tick",
-    "Ticked",
-    "Values",
-    "WatchMap",
-    "check_tensor",
-    "pack",
-    "packed_tensor",
-    "part_refusal",
-    "read_number",
-    "read_packed",
-    "read_packed_tensor",
-    "read_state_tables",
-    "read_text_tensor",
-    "role_table",
-    "state_tables",
-    "text_tensor",
-    "unpack",
-    "unpack_any",
-]

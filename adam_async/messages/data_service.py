@@ -1,11 +1,7 @@
 """Pure: driver and data server: the test set, and a data host that joins a cluster."""
 
 from adam_async.messages.body import Body, Rows
-from adam_async.messages.bounds import (
-    Addresses,
-    Images,
-    NodeId,
-)
+from adam_async.messages.bounds import Addresses, Images, NodeId
 
 
 class ReadTest(Body, frozen=True, kw_only=True):

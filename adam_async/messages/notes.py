@@ -1,12 +1,7 @@
 """Pure: driver and any role: statistics, profiles and records of the role."""
 
 from adam_async.messages.body import ROLES, Body, Rows
-from adam_async.messages.bounds import (
-    Count,
-    NodeId,
-    RoleName,
-    RunId,
-)
+from adam_async.messages.bounds import Count, NodeId, RoleName, RunId
 
 PROFILED = ("ps", "data", "worker")
 """Roles that a group passes; they can record a profile."""
@@ -24,7 +19,6 @@ def part_refusal(body: GetRecord, num_bytes: int, *, most_bytes: int) -> tuple[s
     """Return code and text of the refusal of a part of a record; None if the role can send it.
 
     Args:
-        body: The request.
         num_bytes: Size of the whole record, in bytes.
         most_bytes: Maximum size of a message, in bytes.
     """

@@ -1,12 +1,7 @@
 """Pure: data server and data server: files of one source that several servers stage."""
 
 from adam_async.messages.body import Body, Rows
-from adam_async.messages.bounds import (
-    Count,
-    Name,
-    Place,
-    Seconds,
-)
+from adam_async.messages.bounds import Count, Name, Place, Seconds
 
 
 class ReadManifest(Body, frozen=True, kw_only=True):

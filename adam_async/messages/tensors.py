@@ -38,7 +38,6 @@ def read_text_tensor(message: Message, expected: Any, most_bytes: int) -> Any:
 
     Args:
         message: Message with one tensor of bytes.
-        expected: Type of the value.
         most_bytes: Maximum length of the text, in bytes; one of `bounds`.
 
     Raises:
@@ -66,7 +65,6 @@ def read_packed_tensor(message: Message, expected: Any, most_bytes: int) -> Any:
 
     Args:
         message: Message with one tensor of bytes.
-        expected: Type of the value.
         most_bytes: Maximum number of bytes; one of `bounds`.
 
     Raises:

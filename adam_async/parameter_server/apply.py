@@ -201,9 +201,7 @@ class Applier:
     """Applies pushes under one rule. Owns the scratch memory, so one per writer.
 
     Args:
-        rule: The update rule of the run.
         shards: The shards of the server; they size the scratch memory.
-        dtype: Type of values and gradients.
         join: Whether batches of factor pushes may be joined into one product under plain SGD.
         batches: Kernels of the rule; NumPy's by default.
     """

@@ -281,10 +281,7 @@ class ParameterClient:
     """Pushes and pulls of one worker, or the pulls of a driver, over all servers of a run.
 
     Args:
-        endpoint: The client's node.
-        session: Identity of the exactly-once session.
         addresses: Addresses of all servers of the run, by server id.
-        waits: Deadlines.
 
     Run `run` as a task of the owner's group.
     """

@@ -8,13 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.messages import Push, check_tensor
-from adam_async.parameter_server.apply import (
-    DeltaPart,
-    FactorPart,
-    PushGradients,
-    product_bound,
-    squares,
-)
+from adam_async.parameter_server.apply import DeltaPart, FactorPart, PushGradients, product_bound, squares
 from adam_async.run.shard_table import ShardSpec
 from transport import RemoteProtocolError
 

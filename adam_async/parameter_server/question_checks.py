@@ -75,7 +75,6 @@ class QuestionChecks:
     """The checks of one server on one run.
 
     Args:
-        state: State of the run.
         most_images: Maximum number of images of one step.
         resumed_epoch: Epoch in progress at the checkpoint that the run resumes; 0 for a new run.
         resumed_clock: Steps that the fastest replica had finished at that checkpoint.
@@ -103,7 +102,6 @@ class QuestionChecks:
         The server's state refuses a question for another run or generation, with its own code.
 
         Args:
-            body: The question.
             most_bytes: Size of the largest message of its link.
         """
         if body.run != self._state.run:

@@ -45,11 +45,7 @@ class ReplicaGeneration:
 
 
 class OrderLog:
-    """The log of one server.
-
-    Args:
-        shards: Numbers of its shards.
-    """
+    """The log of one server."""
 
     def __init__(self, shards: Sequence[int]) -> None:
         self._replica_generations: dict[ReplicaGeneration, int] = {}

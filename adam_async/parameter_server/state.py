@@ -22,16 +22,6 @@ worker: pushes and ticks of an epoch that the server does not know yet wait for 
 session wait behind them, because with the epoch the server learns all replicas that take part. Clocks of a
 replica that ticks before the map names it are kept until the map does.
 
-The server refuses pushes and ticks of a *replica generation* that has ended: other replicas have its groups.
-Its worker repeats them, at growing intervals, until the map tells it to begin another generation; without an
-acknowledgement no group of it is reported. Earlier pushes stay applied, and are answered again.
-
-A run may have any number of replica generations, and the server remembers them in bounded memory
-(`replica_generations.py`). It drops the push numbers of a generation when `REMEMBERED` later generations of
-its replica have ended. From then on it refuses every push of that generation, even an applied one, so it
-applies none twice. The server remembers the newest `OVER_KEPT` ended generations. A client repeats an open
-push for `patience_s` only and then fails, so no push comes from an older generation.
-
 The staleness of a push on a shard is the number of pushes applied since the oldest version that its groups
 read, less the client's own ones that a local step had already put into the copy they read.
 
@@ -83,7 +73,7 @@ from adam_async.parameter_server.events import (
 )
 from adam_async.parameter_server.push_queue import PushQueue
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, OrderLog
-from adam_async.parameter_server.replica_generations import EndedGenerations, keep_newest
+from adam_async.parameter_server.replica_clocks import ReplicaClocks
 from adam_async.parameter_server.shard import Session, Shard
 from adam_async.parameter_server.statistics import ServerStatistics, count_shards
 from adam_async.parameter_server.waiting_requests import MOST_WAITING, EpochGate, WaitingRequests
@@ -100,15 +90,11 @@ BATCH_VALUES = 1 << 22
 """Maximum of the values that a push asks for times the pushes of a batch: one round of the loop copies their
 answers."""
 
-EARLY_KEPT = 256
-"""Maximum number of replica generations whose clocks are kept until the map names them."""
-
 
 class ServerState:
     """The shards of one server in one run, and the pushes and pulls in progress on them.
 
     Args:
-        run: Id of the run.
         generation: Version of the bucket assignment that made this server a primary.
         shards: The shards whose primary this server is.
         clocked: Whether workers wait for one another (ssp, bsp), so that answers to pushes carry a clock.
@@ -140,11 +126,7 @@ class ServerState:
         self.waiting = WaitingRequests()
         self.epoch_gate = EpochGate()
         self._epoch = 0
-        self._first_clock = 0
-        self._live: Mapping[Replica, int] = {}
-        self._known: Mapping[Replica, int] = {}
-        self._over = EndedGenerations()
-        self._early: dict[tuple[Replica, int], dict[ShardId, int]] = {}
+        self._replicas = ReplicaClocks(clocked=clocked)
         self.batches = 0
         self.batched_pushes = 0
         if group_images:
@@ -238,7 +220,7 @@ class ServerState:
         ours = self.shards if push.generation == self.generation else {}
         shards = tuple([ours.get(ShardId(number)) for number in push.shards])
         # Numbers that were ordered before the end are answered again: their pushes took effect.
-        if self._is_over(push) and _has_new_number(push, shards, session):
+        if self._replicas.is_over(push) and _has_new_number(push, shards, session):
             return [_refuse_over(event.request, push)]
         # Later pushes of a waiting session wait too, or their numbers would look like a gap.
         if push.epoch > self._epoch or session in self.epoch_gate:
@@ -286,14 +268,14 @@ class ServerState:
                 queued.problems.append(Problem(place, REFUSED))
                 self._note(shard, queued, SUMMED | NOT_APPLIED)
         effects: list[Effect] = [self._acknowledgement(queued)]
-        self._advance(shards, replica, push.incarnation, push.clock)
+        self._replicas.advance(shards, replica, push.incarnation, push.clock)
         self._reach(shards)
         return effects + self._answer_waiting()
 
     def _reach(self, shards: Iterable[Shard]) -> None:
         """Queue the sums that are complete; shards of the same pushes are summed together."""
         # Until the map names live replicas, a sum cannot know which ones it waits for.
-        if not self._live:
+        if not self._replicas.live:
             return
         due: dict[tuple[int, ...], tuple[int, list[Contribution], list[tuple[Shard, list[int]]]]] = {}
         for shard in shards:
@@ -363,7 +345,7 @@ class ServerState:
         # Clocks advance after the values: a pull for a clock must find its pushes applied.
         for queued in pushes:
             push = queued.push
-            self._advance(shards, Replica(push.replica), push.incarnation, push.clock)
+            self._replicas.advance(shards, Replica(push.replica), push.incarnation, push.clock)
         if self.log is not None:
             for shard, finite in zip(shards, event.finite, strict=True):
                 for number, (queued, ok) in enumerate(zip(pushes, finite, strict=True)):
@@ -403,7 +385,7 @@ class ServerState:
         ours = [shard for shard in shards if shard is not None]
         if len(ours) < len(shards) or not ours:
             return [Refuse(event.request, "not-primary", f"not the primary of all of {record.shards[:8]}")]
-        if self._over.is_forgotten(Replica(record.replica), record.incarnation):
+        if self._replicas.ended.is_forgotten(Replica(record.replica), record.incarnation):
             # Without its numbers a repeated record cannot be told from a new one.
             return [_refuse_over(event.request, record)]
         seen = [shard.last_number.get(session, 0) for shard in ours]
@@ -425,33 +407,16 @@ class ServerState:
             shard.refused += len(record.steps) - applied.total()
             for staleness, steps in applied.items():
                 shard.count_staleness(record.replica, staleness, steps)
-        self._advance(ours, Replica(record.replica), record.incarnation, clock)
+        self._replicas.advance(ours, Replica(record.replica), record.incarnation, clock)
         return [AcknowledgeRecord(event.request)]
 
     # --- clocks ------------------------------------------------------------------------------
-
-    def _advance(self, shards: Sequence[Shard], replica: Replica, incarnation: int, clock: int) -> None:
-        if self._counts(replica, incarnation):
-            for shard in shards:
-                clocks = shard.clocks
-                if clocks.get(replica, 0) < clock:
-                    clocks[replica] = clock
-        # The map may name the replica later. Without its clock it would then seem to be behind.
-        elif self._clocked and (replica, incarnation) not in self._over:
-            early = keep_newest(self._early, (replica, incarnation), EARLY_KEPT)
-            for shard in shards:
-                early[shard.spec.id] = max(early.get(shard.spec.id, 0), clock)
-
-    def _counts(self, replica: Replica, incarnation: int) -> bool:
-        """Whether the clock of a generation counts: it is live, or was the last live one while none is."""
-        live = self._live or self._known
-        return live.get(replica) == incarnation or not live
 
     def _tick(self, event: TickArrived) -> list[Effect]:
         tick = event.tick
         if tick.run != self.run or tick.generation != self.generation:
             return [self._wrong_run(event.request, tick)]
-        if self._is_over(tick):
+        if self._replicas.is_over(tick):
             return [_refuse_over(event.request, tick)]
         if tick.numbers and len(tick.numbers) != len(tick.shards):
             return [Refuse(event.request, "malformed", "shards and numbers of a Tick differ in length")]
@@ -473,43 +438,14 @@ class ServerState:
     def _ticked(self, request: Request, tick: Tick) -> list[Effect]:
         found = [self.shards.get(ShardId(number)) for number in tick.shards]
         shards = [shard for shard in found if shard is not None]
-        self._advance(shards, Replica(tick.replica), tick.incarnation, tick.clock)
+        self._replicas.advance(shards, Replica(tick.replica), tick.incarnation, tick.clock)
         self._reach(shards)
         return [AcknowledgeTick(request), *self._answer_waiting()]
 
     def _replicas_changed(self, event: ReplicasChanged) -> list[Effect]:
-        ended = [
-            (r, replica_generation)
-            for r, replica_generation in self._live.items()
-            if event.live.get(r) != replica_generation
-        ]
-        self._live = live = dict(event.live)
-        self._over.begin(live)
-        self._forget(
-            {self._over.end(replica, replica_generation) for replica, replica_generation in ended}
-            - {*live.values()}
-        )
-        if not live:
-            return []  # the tables stay: the next replica to join starts at the clocks of the last ones
-        # A new generation starts at the slowest clock of the others; the clock of its predecessor is void.
-        reborn = {
-            replica
-            for replica, replica_generation in live.items()
-            if self._known.get(replica, replica_generation) != replica_generation
-        }
-        self._known = live
-        early = {
-            replica: self._early.pop((replica, replica_generation), {})
-            for replica, replica_generation in live.items()
-        }
-        # Clocks of other generations of these replicas are void.
-        self._early = {key: clocks for key, clocks in self._early.items() if key[0] not in live}
-        for number, shard in self.shards.items():
-            shard.name_replicas(live)
-            # If no replica stays, the newcomers start at the slowest clock that the last ones had.
-            staying = {r: c for r, c in shard.clocks.items() if r in live and r not in reborn}
-            slowest = min((staying or shard.clocks).values(), default=self._first_clock)
-            shard.clocks = {r: max(staying.get(r, slowest), early[r].get(number, 0)) for r in live}
+        self._forget(self._replicas.change(event.live, self.shards.values()))
+        if not event.live:
+            return []
         self._reach(self.shards.values())
         return self._answer_waiting()
 
@@ -520,11 +456,6 @@ class ServerState:
         self.epoch_gate.add(session, event)
         return []
 
-    def _is_over(self, message: Push | Tick) -> bool:
-        """Whether the generation of a message has ended; one that the map has not named is about to begin."""
-        replica, replica_generation = Replica(message.replica), message.incarnation
-        return self._live.get(replica) != replica_generation and (replica, replica_generation) in self._over
-
     def _forget(self, replica_generations: Set[int | None]) -> None:
         """Drop the push numbers of generations. From then on the server refuses their pushes."""
         for shard in self.shards.values() if replica_generations - {None} else ():
@@ -534,14 +465,12 @@ class ServerState:
     @property
     def generations_forgotten(self) -> int:
         """Number of generations with dropped push numbers."""
-        return self._over.forgotten
+        return self._replicas.ended.forgotten
 
     def _epoch_began(self, event: EpochBegan) -> list[Effect]:
         """Raise all clocks to the first one of the epoch: the groups before it are all acknowledged."""
-        self._epoch, self._first_clock = event.number, event.first_clock
-        for shard in self.shards.values():
-            for replica, clock in shard.clocks.items():
-                shard.clocks[replica] = max(clock, event.first_clock)
+        self._epoch = event.number
+        self._replicas.epoch_began(event.first_clock, self.shards.values())
         self._reach(self.shards.values())
         effects = [effect for waiting in self.epoch_gate.take() for effect in self.handle(waiting)]
         return effects + self._answer_waiting()
@@ -600,9 +529,7 @@ class ServerState:
         for session in sessions:
             for shard in self.shards.values():
                 shard.last_number.pop(session, None)
-            # The session's incarnation is its replica generation.
-            for key in [key for key in self._early if key[1] == session[1]]:
-                del self._early[key]
+            self._replicas.forget_early(session[1])  # the session's incarnation is its replica generation
 
     # --- inspection --------------------------------------------------------------------------
 

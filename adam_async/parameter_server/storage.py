@@ -93,9 +93,7 @@ class ShardStorage:
     """Values and rule state of every tensor of a run; shards are views into them.
 
     Args:
-        parameters: The tensors.
         rule: The update rule, which defines its state.
-        dtype: Type of values and state.
         in_place: Whether whole tensors are stepped at once. The rule's per-shard counts then are per tensor.
             A replay steps shards.
     """

@@ -65,7 +65,6 @@ class Channel:
         address: Address of the peer; it may be set anew, for the next dial.
         peer_role: Role that the peer must have; None accepts each.
         patience_s: Seconds without progress after which the peer is lost.
-        pauses: Pauses after links without progress.
         clock: Time in seconds; the running loop's without it.
 
     Attributes:

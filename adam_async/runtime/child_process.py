@@ -159,7 +159,6 @@ def child_environment(environment: Mapping[str, str], packages: str = PACKAGES) 
     """Return the environment with which a child that runs `COMMAND` finds the packages of this process.
 
     Args:
-        environment: Other variables of the child.
         packages: Folder of the packages. Python finds installed packages by itself, and packages of a source
             checkout at the end of ``PYTHONPATH``.
     """

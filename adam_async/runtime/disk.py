@@ -109,6 +109,14 @@ class Disk:
             written_bytes=self._written_bytes,
         )
 
+    def _count_read(self, read_bytes: int) -> None:
+        self._reads += 1
+        self._read_bytes += read_bytes
+
+    def _count_write(self, written_bytes: int) -> None:
+        self._writes += 1
+        self._written_bytes += written_bytes
+
     def __repr__(self) -> str:
         return f"<Disk {self._name} {self._reads} reads {self._writes} writes>"
 
@@ -120,8 +128,7 @@ class Disk:
         """Return the whole file."""
         async with self._open(path, "rb") as file:
             data: bytes = await file.read()
-        self._reads += 1
-        self._read_bytes += len(data)
+        self._count_read(len(data))
         return data
 
     async def read_secret(self, path: Path) -> bytes:
@@ -133,8 +140,7 @@ class Disk:
             OSError: The file is larger than `SECRET_BYTES`, or the system cannot read it.
         """
         data = await self.run(_read_secret, path)
-        self._reads += 1
-        self._read_bytes += len(data)
+        self._count_read(len(data))
         return data
 
     async def keep_private(self, path: Path) -> str:
@@ -153,8 +159,7 @@ class Disk:
         async with self._open(path, "rb") as file:
             await file.seek(start)
             data: bytes = await file.read(stop - start)
-        self._reads += 1
-        self._read_bytes += len(data)
+        self._count_read(len(data))
         return data
 
     async def read_pieces(self, path: Path, piece_bytes: int) -> AsyncGenerator[bytes, None]:
@@ -235,8 +240,7 @@ class Disk:
         """
         async with self._writing:
             written = await self._write(path, parts)
-        self._writes += 1
-        self._written_bytes += written
+        self._count_write(written)
         return written
 
     async def write_from(self, path: Path, offset: int, data: Part) -> None:
@@ -246,8 +250,7 @@ class Disk:
             OSError: The file has another size: another program writes it too.
         """
         await self.run(_write_from, path, offset, data, self._opener)
-        self._writes += 1
-        self._written_bytes += memoryview(data).nbytes
+        self._count_write(memoryview(data).nbytes)
 
     async def append_durably(self, path: Path, offset: int, data: Part) -> None:
         """Append `data` to a file of `offset` bytes; durable on return. For logs.
@@ -260,8 +263,7 @@ class Disk:
             OSError: The file has another size or is missing, or the system cannot write it.
         """
         await self.run(_append_durably, path, offset, data, self._opener)
-        self._writes += 1
-        self._written_bytes += memoryview(data).nbytes
+        self._count_write(memoryview(data).nbytes)
 
     async def truncate_durably(self, path: Path, size: int) -> None:
         """Cut a file down to `size` bytes; durable on return.
@@ -294,8 +296,7 @@ class Disk:
                 # Queued, not awaited: a cancelled task must not wait again, and the thread keeps order.
                 self._executor.submit(_remove_if_there, aside)
                 raise
-        self._writes += 1
-        self._written_bytes += written
+        self._count_write(written)
 
     async def write_private(self, path: Path, data: bytes) -> None:
         """Write a new file that only its owner can read (mode 0600).
@@ -315,6 +316,12 @@ class Disk:
             await file.flush()
             await self.run(_force_data, file.fileno())
         return written
+
+
+def check_size(path: Path, held: int, expected: int) -> None:
+    """Check the size of a file before an append. Raises OSError."""
+    if held != expected:
+        raise OSError(f"{path} holds {held} bytes instead of {expected}; does another program write it?")
 
 
 def _nothing() -> None:
@@ -395,17 +402,13 @@ def _write_from(path: Path, offset: int, data: Part, opener: Opener | None) -> N
     with open(path, "ab", opener=opener) as file:
         if offset == 0:
             file.truncate(0)
-        held = file.seek(0, os.SEEK_END)
-        if held != offset:
-            raise OSError(f"{path} holds {held} bytes instead of {offset}; does another program write it?")
+        check_size(path, file.seek(0, os.SEEK_END), offset)
         file.write(data)
 
 
 def _append_durably(path: Path, offset: int, data: Part, opener: Opener | None) -> None:
     with open(path, "r+b" if offset else "wb", opener=opener) as file:
-        held = file.seek(0, os.SEEK_END)
-        if held != offset:
-            raise OSError(f"{path} holds {held} bytes instead of {offset}; does another program write it?")
+        check_size(path, file.seek(0, os.SEEK_END), offset)
         file.write(data)
         file.flush()
         _force_data(file.fileno())

@@ -129,7 +129,6 @@ def pinned_cpus(*, threads: int, first: int) -> tuple[int, ...] | None:
     """Choose a CPU for each of some threads, out of those that this process may use.
 
     Args:
-        threads: Number of threads.
         first: Number of threads with earlier CPUs, such as those of other workers of this machine: the
             choice goes round the CPUs, and begins behind theirs.
 

@@ -35,12 +35,7 @@ class CommonStatistics(msgspec.Struct, kw_only=True):
 
 
 class Traffic:
-    """Totals over all links of one node.
-
-    Args:
-        node: Owner of the links.
-        timeline: Notes each of their messages.
-    """
+    """Totals over all links of one node."""
 
     def __init__(self, node: str, *, timeline: Timeline | None = None) -> None:
         self._node = node

@@ -76,11 +76,7 @@ class End(asyncio.Transport):
     """One end.
 
     Args:
-        network: The network of the connection.
-        host: The machine of this end.
         wire: The direction from here to the other end.
-        address: Name and port of this end.
-        number: Number of the connection.
         context: Context for the calls of the protocol.
     """
 

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
 
-from adam_async.runtime.disk import Disk, DiskStatistics, Part
+from adam_async.runtime.disk import Disk, Part, check_size
 from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.disk_model import DiskModel, Inode
 from adam_async.simulation.host import HOST
@@ -56,9 +56,6 @@ class _Job:
     Attributes:
         call: Call at its end. Of a durable change: call at its beginning, which returns the files and folders
             to sync at its end.
-        took_s: Duration in seconds.
-        forces: Whether it is a durable change.
-        done: Its result.
         error: Error of its beginning, raised at its end.
     """
 
@@ -78,10 +75,7 @@ class SimulatedDisk(Disk):
     """The disk port of one incarnation of a machine.
 
     Args:
-        loop: Loop of the run.
         disk_model: Content of the disk, which outlives crashes.
-        conditions: Behaviour of the disk.
-        dice: Random stream of durations and failures.
     """
 
     def __init__(
@@ -105,14 +99,6 @@ class SimulatedDisk(Disk):
             with suppress(OSError):  # a TimeoutError is one
                 async with asyncio.timeout(CLOSE_S):
                     await self._ask(_nothing)
-
-    def statistics(self) -> DiskStatistics:
-        return DiskStatistics(
-            reads=self._reads,
-            read_bytes=self._read_bytes,
-            writes=self._writes,
-            written_bytes=self._written_bytes,
-        )
 
     def __repr__(self) -> str:
         return f"<SimulatedDisk of {self._host.name}, {len(self._queue)} steps wait>"
@@ -192,8 +178,7 @@ class SimulatedDisk(Disk):
     async def _read(self, path: Path, start: int, stop: int | None) -> bytes:
         data = await self._ask(lambda: bytes(self._disk_model.file(path).data[start:stop]))
         await self._ask(_nothing, moved_bytes=len(data))
-        self._reads += 1
-        self._read_bytes += len(data)
+        self._count_read(len(data))
         return data
 
     async def read_pieces(self, path: Path, piece_bytes: int) -> AsyncGenerator[bytes, None]:
@@ -253,8 +238,7 @@ class SimulatedDisk(Disk):
 
     async def write_down(self, path: Path, parts: Iterable[Part]) -> int:
         written = await self._write(path, parts)
-        self._writes += 1
-        self._written_bytes += written
+        self._count_write(written)
         return written
 
     async def write_from(self, path: Path, offset: int, data: Part) -> None:
@@ -267,33 +251,23 @@ class SimulatedDisk(Disk):
                 inode = self._disk_model.create(path)
             if offset == 0:
                 self._disk_model.truncate(inode, 0)
-            if len(inode.data) != offset:
-                held = len(inode.data)
-                raise OSError(
-                    f"{path} holds {held} bytes instead of {offset}; does another program write it?"
-                )
+            check_size(path, len(inode.data), offset)
             self._disk_model.append(inode, content)
 
         await self._ask(write, moved_bytes=len(content))
-        self._writes += 1
-        self._written_bytes += len(content)
+        self._count_write(len(content))
 
     async def append_durably(self, path: Path, offset: int, data: Part) -> None:
         content = bytes(data)
 
         def write() -> list[Inode]:
             inode = self._disk_model.file(path) if offset else self._disk_model.create(path)
-            if len(inode.data) != offset:
-                held = len(inode.data)
-                raise OSError(
-                    f"{path} holds {held} bytes instead of {offset}; does another program write it?"
-                )
+            check_size(path, len(inode.data), offset)
             self._disk_model.append(inode, content)
             return [inode] if offset else [inode, self._disk_model.folder(path.parent)[0]]
 
         await self._force(write, moved_bytes=len(content))
-        self._writes += 1
-        self._written_bytes += len(content)
+        self._count_write(len(content))
 
     async def read_secret(self, path: Path) -> bytes:
         """Return the bytes of a file. A simulated machine has one user: files have no modes."""
@@ -339,8 +313,7 @@ class SimulatedDisk(Disk):
             # Queue the removal without awaiting it: a cancelled task must not wait again.
             self._ask(lambda: self._remove_if_there(aside)).add_done_callback(_retrieve)
             raise
-        self._writes += 1
-        self._written_bytes += written
+        self._count_write(written)
 
     async def _write(self, path: Path, parts: Iterable[Part]) -> int:
         """Write a file and sync it."""

@@ -10,7 +10,6 @@ rename within a folder is durable as a whole or not at all.
 """
 
 import errno
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -100,29 +99,11 @@ def _sectors(write: Write) -> list[Write]:
     return pieces
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Atlas:
-    """Permitted damage of several disks that leaves one good copy of everything.
-
-    Copies of the same content have the same key on all disks. For each key and sector the seed chooses one
-    disk that stays undamaged.
-    """
-
-    seed: str
-    disk_models: int
-
-    def may_damage(self, disk_model: int, key: str, sector: int) -> bool:
-        """Whether a sector of a disk may be damaged."""
-        digest = hashlib.blake2b(f"{self.seed}/{key}/{sector}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") % self.disk_models != disk_model
-
-
 class DiskModel:
     """A disk with its file system. Paths are absolute; the root folder exists.
 
     Args:
         dice: Random stream of the effects of crashes.
-        capacity_bytes: Capacity of all files together.
         lost: Share of pending operations that a crash loses.
         torn: Share of pending writes of which a crash keeps some sectors.
         garbage: Share of torn sectors with neither old nor new bytes.
@@ -274,7 +255,7 @@ class DiskModel:
             _change_bytes(kept, piece)
 
     def rot(self, may_damage: Callable[[Path, int], bool]) -> int:
-        """Flip one bit of each sector that may be damaged (see `Atlas`); return their number."""
+        """Flip one bit of each sector that may be damaged; return their number."""
         damaged = 0
         for path, inode in self._files():
             for start in range(0, len(inode.kept), SECTOR_BYTES):

@@ -56,8 +56,6 @@ async def strike_all(
     """Do all faults of a plan at their times. Returns when the last one is undone.
 
     Args:
-        world: World of the machines.
-        faults: Faults of the plan.
         ledger: Record of each fault that struck or missed.
         own: Kinds of the scenario's own, beside `KINDS`.
 
@@ -144,17 +142,6 @@ async def slow(world: World, fault: Fault) -> None:
     check_noticed(ran)
 
 
-async def clock(world: World, fault: Fault) -> None:
-    """Set the rate of a machine's clock to `amount`."""
-    node = _node(world, fault)
-    host = node.host
-    node.set_clock(rate=fault.amount)
-    await asyncio.sleep(fault.lasts_s)
-    ran = is_running(node) and node.host is host
-    node.set_clock(rate=1.0)
-    check_noticed(ran)
-
-
 async def cut(world: World, fault: Fault) -> None:
     """Cut the wires between two machines; with `amount` 1 healing resets their connections."""
     source, target = _targets(fault, 2)
@@ -206,15 +193,7 @@ async def reset(world: World, fault: Fault) -> None:
     check_noticed(await _until(world, lambda: world.network.reset(source, target)))
 
 
-async def damage(world: World, fault: Fault) -> None:
-    """Flip a bit of the next large piece between two machines."""
-    source, target = _targets(fault, 2)
-    await damage_between(world, [(source, target), (target, source)])
-
-
-async def damage_between(
-    world: World, pairs: list[tuple[str, str]], *, patience_s: float = PATIENCE_S
-) -> None:
+async def damage_between(world: World, pairs: list[tuple[str, str]], *, patience_s: float) -> None:
     """Flip a bit of the next large piece in any of these directions, possibly of one in each.
 
     Raises:
@@ -234,10 +213,8 @@ KINDS: dict[str, Strike] = {
     "kill": kill,
     "freeze": freeze,
     "slow": slow,
-    "clock": clock,
     "cut": cut,
     "cut-one-way": cut_one_way,
     "isolate": isolate,
     "reset": reset,
-    "damage": damage,
 }

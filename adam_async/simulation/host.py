@@ -26,7 +26,6 @@ class Host:
         step_s: Duration of each step of its code, in seconds of the simulation.
 
     Attributes:
-        context: Context of its code.
         up: Whether it has power and its program was not killed.
         waiting: Steps delayed while it is frozen or busy.
     """

@@ -11,7 +11,7 @@ one moment between its begin and its end, so that all answers are those of such 
     history.end(handle, Done(version=9))
     history.unknown(handle)                        # may take effect at any later time, or never
     history.refused(handle)                        # certainly had no effect
-    check(history.operations(), clock=clock)       # raises NotLinearizable
+    check(history.operations())                    # raises NotLinearizable
 
 A change by the service itself is recorded as a compare-and-set with an unknown outcome. A value is the part
 that clients set, without additions of the service.
@@ -23,14 +23,12 @@ each only if no unplaced operation has to precede it; go back from a dead end; a
 operations twice with the same state (Lowe). Versions leave little to search:
 
 - A key holds a version once, so every operation that saw the version belongs there. An operation that fits
-and
-  changes nothing is placed at once: it blocks no other one.
+  and changes nothing is placed at once: it blocks no other one.
 - So the search leaves a version only if no other operation can be placed, and by the operation that is known
-to
-  have replaced it, if there is one. An operation that saw the version and is not placed by then never can be.
+  to have replaced it, if there is one. An operation that saw the version and is not placed by then never can
+  be.
 - Otherwise an operation with an unknown outcome replaced it. Among the possible ones, the one that began
-first
-  is the best choice; the others can never take effect. The new version is the next one in any answer. A
+  first is the best choice; the others can never take effect. The new version is the next one in any answer. A
   choice exists only if other unknown operations expect versions in between.
 
 An operation that ends at the moment at which another begins does not precede it. `History` never records one
@@ -48,13 +46,14 @@ import msgspec
 EXCERPT = 3
 """Most unknown operations that an error names."""
 
+MOST_STEPS = 1_000_000
+"""Most steps of a search; a longer one is undecided."""
+
 
 class NotLinearizable(Exception):
     """No order of the operations explains all answers.
 
     Args:
-        key: Key of the operations.
-        why: The contradiction.
         operations: The contradicting operations, and those before them.
     """
 
@@ -76,11 +75,11 @@ class WatchBroken(Exception):
 # --- operations of clients -----------------------------------------------------------------------
 
 
-class Get(msgspec.Struct, frozen=True, tag="get", forbid_unknown_fields=True):
+class Get(msgspec.Struct, frozen=True):
     """Read a key."""
 
 
-class CompareAndSet(msgspec.Struct, frozen=True, tag="compare-and-set", forbid_unknown_fields=True):
+class CompareAndSet(msgspec.Struct, frozen=True):
     """Set a key if it has this version."""
 
     expected: int
@@ -89,7 +88,7 @@ class CompareAndSet(msgspec.Struct, frozen=True, tag="compare-and-set", forbid_u
     """The value, or a digest of it."""
 
 
-class Read(msgspec.Struct, frozen=True, tag="read", forbid_unknown_fields=True):
+class Read(msgspec.Struct, frozen=True):
     """Answer to a `Get`."""
 
     version: int
@@ -98,20 +97,20 @@ class Read(msgspec.Struct, frozen=True, tag="read", forbid_unknown_fields=True):
     """Value; None if absent."""
 
 
-class Done(msgspec.Struct, frozen=True, tag="done", forbid_unknown_fields=True):
+class Done(msgspec.Struct, frozen=True):
     """A `CompareAndSet` took effect, and gave the key this version."""
 
     version: int
 
 
-class Conflict(msgspec.Struct, frozen=True, tag="conflict", forbid_unknown_fields=True):
+class Conflict(msgspec.Struct, frozen=True):
     """A `CompareAndSet` found another version than it expected."""
 
     version: int | None = None
     """The found version; None if the answer does not contain it."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=True):
+class Refused(msgspec.Struct, frozen=True):
     """The operation certainly had no effect."""
 
 
@@ -121,7 +120,7 @@ Answer = Read | Done | Conflict | Refused
 _FITTING: dict[type, tuple[type, ...]] = {Get: (Read, Refused), CompareAndSet: (Done, Conflict, Refused)}
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """An operation of a client on a key. Times are seconds of one clock for all clients."""
 
     client: str
@@ -171,13 +170,10 @@ class History:
 
     Args:
         clock: Time in seconds; the same clock in all processes whose histories are checked together.
-        write: Receives a line for each begin and each end, for a file that `from_json` reads. It must write
-            the line before the question is sent, or else a kill of the process loses the line.
     """
 
-    def __init__(self, *, clock: Callable[[], float], write: Callable[[bytes], object] | None = None) -> None:
+    def __init__(self, *, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._write = write
         self._last = -math.inf
         self._operations: list[Operation] = []
 
@@ -186,7 +182,6 @@ class History:
         handle = len(self._operations)
         begun = self._moment()
         self._operations.append(Operation(client=client, number=handle, key=key, begun=begun, asked=asked))
-        self._note(handle)
         return handle
 
     def end(self, handle: int, answer: Answer) -> None:
@@ -195,7 +190,6 @@ class History:
         if operation.ended is not None:
             raise ValueError(f"this operation has ended already: {operation}")
         self._operations[handle] = msgspec.structs.replace(operation, ended=self._moment(), answer=answer)
-        self._note(handle)
 
     def unknown(self, handle: int) -> None:
         """Record that the outcome of an operation stays unknown, as it is until `end`."""
@@ -214,63 +208,23 @@ class History:
         self._last = max(self._clock(), math.nextafter(self._last, math.inf))
         return self._last
 
-    def _note(self, handle: int) -> None:
-        if self._write is not None:
-            self._write(to_json([self._operations[handle]]))
-
-
-_LINES = msgspec.json.Decoder(Operation)
-
-
-def to_json(operations: Iterable[Operation]) -> bytes:
-    """Return operations as JSON, one per line."""
-    return b"".join(msgspec.json.encode(operation) + b"\n" for operation in operations)
-
-
-def from_json(data: bytes, *, origin: str) -> tuple[Operation, ...]:
-    """Read the operations of one process.
-
-    The last line of each operation is valid. An incomplete last line is ignored: the process was killed while
-    writing it, so its question was not sent, or its outcome is unknown.
-
-    Args:
-        data: Output of `to_json` and `History`.
-        origin: Name of the data in errors, such as its path.
-
-    Raises:
-        ValueError: A line is no operation.
-    """
-    found: dict[tuple[str, int], Operation] = {}
-    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
-        try:
-            operation = _LINES.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{origin}: line {number} is no operation: {error}") from None
-        found[operation.client, operation.number] = operation
-    return tuple(found.values())
-
 
 # --- the search ----------------------------------------------------------------------------------
 
 
-def check(operations: Iterable[Operation], *, clock: Callable[[], float], limit_s: float = 5.0) -> int:
-    """Check that a history is linearizable, key by key.
-
-    Args:
-        operations: Operations of all clients.
-        clock: Time in seconds, for the limit.
-        limit_s: Time limit of the search, in seconds.
+def check(operations: Iterable[Operation], *, most_steps: int = MOST_STEPS) -> int:
+    """Check that a history is linearizable, key by key, in so many steps of the search.
 
     Returns:
         Number of steps of the search; about two for each operation.
 
     Raises:
         NotLinearizable: The history is not linearizable. The error names the key and the operations.
-        Undecided: The search took too long.
+        Undecided: The search took more steps.
     """
     known = [operation for operation in operations if not isinstance(operation.answer, Refused)]
     _refuse_shared_versions(known)
-    budget = _Budget(clock, limit_s)
+    budget = _Budget(most_steps)
     keys: defaultdict[str, list[Operation]] = defaultdict(list)
     for operation in known:
         keys[operation.key].append(operation)
@@ -292,20 +246,17 @@ def _refuse_shared_versions(operations: Iterable[Operation]) -> None:
 
 
 class _Budget:
-    """Counts the steps of a search, and ends it at its time limit."""
+    """Counts the steps of a search."""
 
-    def __init__(self, clock: Callable[[], float], limit_s: float) -> None:
+    def __init__(self, most_steps: int) -> None:
         self.steps = 0
-        self._clock = clock
-        self._limit_s = limit_s
-        self._deadline = clock() + limit_s
+        self._most_steps = most_steps
 
     def step(self) -> None:
+        """Count a step. Raises Undecided beyond the limit."""
         self.steps += 1
-        if self._clock() > self._deadline:
-            raise Undecided(
-                f"not decided after {self._limit_s:g} s and {self.steps} steps; check a shorter history"
-            )
+        if self.steps > self._most_steps:
+            raise Undecided(f"not decided after {self._most_steps} steps; check a shorter history")
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,11 +291,6 @@ class _Position:
 
 class _Register:
     """The operations on one key, indexed for the search.
-
-    Args:
-        key: Name of the key.
-        operations: Operations on it, in any order.
-        budget: Budget of the search.
 
     Attributes:
         answered: Operations with an answer, in order of their begins. Indices refer to this list.
@@ -533,7 +479,7 @@ class _Register:
 # --- watches -------------------------------------------------------------------------------------
 
 
-class Sight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Sight(msgspec.Struct, frozen=True, kw_only=True):
     """A version that a watcher received."""
 
     watcher: str

@@ -93,14 +93,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     """The loop. Make one for each run, and `close` it.
 
     Args:
-        seed: Source of every random decision.
         shuffled: Draw the next step from all ready ones, instead of taking the oldest.
         limit_s: Time limit of a run, in seconds of the simulation.
         keep_trace: Keep every line of the replay hash in `trace`, to compare two runs.
 
     Attributes:
         now: Time of the simulation in seconds; the clocks of hosts may differ.
-        steps: Number of steps made.
         outside: Host of the code outside of all simulated machines, such as the test.
         network: Network behind `create_connection` and `create_server`.
     """

@@ -99,7 +99,6 @@ class SimulatedNetwork:
 
     Args:
         loop: The loop; its `network` becomes this one.
-        conditions: Conditions of every wire without others.
     """
 
     def __init__(self, loop: SimulatedLoop, conditions: Conditions | None = None) -> None:
@@ -171,12 +170,6 @@ class SimulatedNetwork:
             waiting, wire.waiting = wire.waiting, []
             for go_on in waiting:
                 go_on()
-
-    def isolate(self, name: str) -> None:
-        """Cut a host off from all others."""
-        for other in self._hosts:
-            if other != name:
-                self.cut(name, other)
 
     def heal_all(self, *, reset: bool = False) -> None:
         """Undo all cuts."""

@@ -37,12 +37,8 @@ class Node:
     """A machine.
 
     Attributes:
-        name: Name and address.
-        incarnation: Number of starts so far.
         uptimes: Start and end of each incarnation, in seconds; the end is None while it runs.
-        host: Host of the present incarnation's code.
         disk_model: Content of its disk, which outlives crashes.
-        disk_conditions: Behaviour of its disk.
     """
 
     def __init__(self, world: "World", name: str) -> None:
@@ -84,11 +80,9 @@ class Node:
         """Start the next incarnation.
 
         Args:
-            program: Program to run.
             time: Time of its clock now, in seconds.
             rate: Seconds of its clock per second of the simulation.
             step_s: Duration of each step of its code in seconds, for a slow machine.
-            may_fail: Whether the program may raise.
 
         Raises:
             RuntimeError: The machine runs already.
@@ -214,9 +208,7 @@ def simulate(
 
     Args:
         scenario: Coroutine function of the world; its errors are raised here.
-        seed: Source of every random decision.
         shuffled: Run ready steps in any order; see `SimulatedLoop`.
-        conditions: Conditions of the network.
         limit_s: Time limit in seconds of the simulation.
         keep_trace: Keep the lines of the replay hash.
         unkind: Switch on the fault points of product code; see `fault_points`.

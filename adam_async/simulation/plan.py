@@ -83,7 +83,6 @@ def draw_options(dice: Dice, settings: dict[str, Setting]) -> Options:
 
     Args:
         dice: A random stream for this call alone.
-        settings: Options of the scenario.
     """
     rough = dice.chance(0.5)
     network = Conditions(
@@ -108,7 +107,6 @@ def read_case(data: bytes, *, origin: str) -> Case:
 
     Args:
         data: JSON of a `Case`.
-        origin: Name of the data in errors.
 
     Raises:
         ConfigError: The data is no saved run.

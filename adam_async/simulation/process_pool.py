@@ -20,11 +20,7 @@ LINE_BYTES = 256 << 20
 
 
 class ProcessPool:
-    """Child processes.
-
-    Args:
-        jobs: Number of processes.
-    """
+    """Child processes."""
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
@@ -54,10 +50,6 @@ class ProcessPool:
 
     async def do(self, work: Work, report: Callable[[Answer], None] = ignore_progress) -> list[Answer]:
         """Let the next idle child do the work. After the death of a child, close the pool.
-
-        Args:
-            work: The work.
-            report: Receives progress reports of long work.
 
         Raises:
             RoleDied: The child ended before its answer.

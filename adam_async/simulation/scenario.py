@@ -31,7 +31,6 @@ class Violation(Exception):
 
     Args:
         invariant: Its name: ``I6``, or a name of the scenario's own.
-        text: The observation.
     """
 
     def __init__(self, invariant: str, text: str) -> None:
@@ -76,10 +75,6 @@ class Ledger:
     Attributes:
         faults: Number of faults that struck, by kind.
         misses: Number of faults without a noticeable effect, by kind.
-        operations: Number of completed client operations.
-        leader_changes: Number of changes of leader.
-        counts: Further counts of the scenario.
-        spans: Events of the trace.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -113,8 +108,6 @@ class Scenario:
     """One scenario.
 
     Attributes:
-        name: Name on the command line.
-        about: One line for its list.
         kinds: Kinds of faults that must all strike for a seed to count.
         least_operations: Number of client operations that must complete for a seed to count.
         least_leader_changes: Number of changes of leader that a seed needs to count.

@@ -49,7 +49,6 @@ def shrink(plan: Plan, fails: Fails, *, most_tries: int = MOST_TRIES) -> Shrunk:
     """Shrink a plan.
 
     Args:
-        plan: A failing plan.
         fails: Whether a plan still fails, in the same way.
         most_tries: Largest number of calls of `fails`.
     """

@@ -43,9 +43,10 @@ from adam_async.parameter_server.waiting_requests import EpochGate
 from adam_async.run.ids import ShardId
 from transport import keys
 from transport.budget import Account
+from transport.decoder import FrameDecoder
 from transport.endpoint import Endpoint
+from transport.decoder import FrameDecoder
 from transport.entrance import Entrance
-from transport.frames import FrameDecoder
 
 Change = Callable[[Any, str, Any], None]
 """Function that sets an attribute: `setattr`, or one that also sets it back later."""

@@ -32,8 +32,8 @@ from adam_async.worker.puller import Puller
 from adam_async.worker.push_plan import plan_pushes
 from adam_async.worker.weights import WorkerWeights
 from dataflow import ComputePool
+from tests.transport.testing import Faults, FaultyNetwork
 from transport import BufferPool, Identity, Link, LocalNetwork, Network, TcpNetwork
-from transport.testing import Faults, FaultyNetwork
 
 SHARDED = {"servers": 3, "shard_bytes": 16 << 10}
 """Sharding that is real for models as small as those of the tests."""

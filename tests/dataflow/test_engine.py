@@ -29,7 +29,7 @@ from dataflow import (
     WaitTimedOut,
     WrongOutputs,
 )
-from dataflow.testing import FiringRecorder, ManualPool
+from tests.dataflow.testing import FiringRecorder, ManualPool
 
 A, B, C = Tag(1, 0), Tag(1, 1), Tag(1, 2)
 

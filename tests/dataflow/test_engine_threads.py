@@ -17,7 +17,7 @@ from dataflow import (
     Tag,
     TagAbandoned,
 )
-from dataflow.testing import FiringRecorder
+from tests.dataflow.testing import FiringRecorder
 
 A, B = Tag(1, 0), Tag(1, 1)
 

@@ -26,8 +26,8 @@ from dataflow import (
     TooManyEarlyTokens,
     UnknownPort,
 )
-from dataflow.testing import run_calls
 from dataflow.tokens import BatchCall, Call
+from tests.dataflow.testing import run_calls
 
 A, B, C = Tag(1, 0), Tag(1, 1), Tag(1, 2)
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from dataflow import Engine, Finished, Firing, Graph, Job, Node, Output, Scheduler, Tag, TraceRecord
-from dataflow.testing import FiringRecorder, ManualPool, run_calls
+from tests.dataflow.testing import FiringRecorder, ManualPool, run_calls
 
 A, B = Tag(1, 0), Tag(1, 1)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.transport.conformance import CHECKS, Check
+from tests.transport.testing import FaultyNetwork, check_link, link_pair, open_rules
 from transport import LocalNetwork, Network, TcpNetwork
-from transport.conformance import CHECKS, Check
-from transport.testing import FaultyNetwork, check_link, link_pair, open_rules
 
 
 def entropy(count: int) -> bytes:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.transport.test_conformance import local, tcp
+from tests.transport.testing import FAR, NEAR, link_pair
 from transport import Link, LinkBroken, Message, Network, RetrySchedule, TransportError
 from transport.endpoint import Endpoint
 from transport.greeter import Greeter
 from transport.tcp import TcpLink
-from transport.testing import FAR, NEAR, link_pair
 
 
 def fail(*_args: object) -> Any:

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.flood import FLOODS, OTHER, OWN
 from benchmarks.flood import flood as run_flood
+from tests.transport.testing import FAR, NEAR, open_rules
 from transport import LinkConfig, TcpNetwork
-from transport.testing import FAR, NEAR, open_rules
 
 ROOT = Path(__file__).resolve().parents[2]
 

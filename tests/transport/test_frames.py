@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from transport.buffers import BufferPool
 from transport.config import LinkConfig
+from transport.decoder import FrameDecoder, Registered
 from transport.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from transport.frames import (
     CHECKED,
@@ -24,9 +25,7 @@ from transport.frames import (
     REPLY,
     REQUEST,
     Frame,
-    FrameDecoder,
     FrameEncoder,
-    Registered,
     checksum,
 )
 from transport.messages import Message

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.transport.test_tcp import authenticate, raw_peer
+from tests.transport.testing import FAR, link_pair, open_rules
 from transport import (
     Budget,
     BufferPool,
@@ -31,7 +32,6 @@ from transport import (
 from transport.frames import CHUNK, PING, FrameEncoder
 from transport.intake import META_COST, frame_cost
 from transport.tcp import TcpLink
-from transport.testing import FAR, link_pair, open_rules
 
 MB = 1 << 20
 ASK, NOTE, ANSWER = Message(type="ask"), Message(type="note"), Message(type="answer")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from tests.transport.testing import FAR, NEAR, link_pair, open_rules
 from transport import (
     DialFailed,
     HandshakeRejected,
@@ -20,7 +21,6 @@ from transport import (
     RoleTable,
     TcpNetwork,
 )
-from transport.testing import FAR, NEAR, link_pair, open_rules
 
 ONCE = RetrySchedule(attempts=1)
 

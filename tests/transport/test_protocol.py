@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from transport.buffers import BufferPool
 from transport.config import LinkConfig
-from transport.frames import MESSAGE, PING, PONG, FrameDecoder, FrameEncoder
+from transport.decoder import FrameDecoder
+from transport.frames import MESSAGE, PING, PONG, FrameEncoder
 from transport.messages import Message
 from transport.protocol import Conversation, GiveUp, Outgoing, SendPing
 

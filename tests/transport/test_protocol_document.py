@@ -7,7 +7,8 @@ import numpy as np
 
 from transport.buffers import BufferPool
 from transport.config import LinkConfig
-from transport.frames import REQUEST, FrameDecoder
+from transport.decoder import FrameDecoder
+from transport.frames import REQUEST
 from transport.messages import Message
 from transport.protocol import Conversation
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.transport.conformance import CHECKS, Check
+from tests.transport.testing import FaultyNetwork, check_link, link_pair, open_rules
 from transport import Link, LinkBroken, LinkClosed, LocalNetwork, Message, Network, TcpNetwork
-from transport.conformance import CHECKS, Check
 from transport.slow import SlowNetwork
-from transport.testing import FaultyNetwork, check_link, link_pair, open_rules
 
 PATIENCE_S = 30.0
 

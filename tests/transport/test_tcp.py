@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 import numpy as np
 import pytest
 
+from tests.transport.testing import FAR, NEAR, link_pair, open_rules
 from transport import (
     BindRefused,
     CallTimeout,
@@ -33,7 +34,6 @@ from transport.handshake import ClientHandshake
 from transport.keys import Secret, derive
 from transport.sockets import checks_payloads, is_loopback, parse_tcp_address
 from transport.tcp import TcpLink
-from transport.testing import FAR, NEAR, link_pair, open_rules
 
 TOKEN = b"a token of tests"
 ONCE = RetrySchedule(attempts=1)

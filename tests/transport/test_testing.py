@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from tests.transport.testing import Faults, FaultyNetwork, link_pair, open_rules
 from transport import CallTimeout, LinkBroken, LinkClosed, LocalNetwork, Message, Network, Request, TcpNetwork
-from transport.testing import Faults, FaultyNetwork, link_pair, open_rules
 
 
 def tcp() -> Network:

@@ -1,44 +1,4 @@
-"""Pure: one node of a consensus group with a replicated log: Multi-Paxos with a stable leader, as in Raft.
-
-Theory of operation
--------------------
-Events go in, effects come out. Time and random numbers are arguments. The core never waits: pending work is a
-field, and every event examines it again.
-
-*Terms.* Each term has at most one leader: a node votes once in a term, and a leader has the votes of a
-majority. Index and term name an entry, and the leader of a term never puts two entries at one index. A
-follower takes entries only after an entry that both logs have. So two logs with one entry in common are equal
-up to it.
-
-*Durable first.* Changes in memory that are not on disk yet are records, which the effect `Persist` carries
-out. A message waits until all records made before it are on disk. This holds for messages to the node itself
-too: a candidate's own vote and a leader's own entries count when they come back from the disk. So a crash
-forgets only state that no other node has seen. A leader sends entries before they are on its own disk; its
-term, which makes them its own, was durable before its election. A group of one, and group commit, follow from
-this rule.
-
-*Why a leader has all committed entries.* An entry of the leader's own term is committed once a majority has
-it. A later leader has votes of a majority, so one of its voters had the entry when it voted, and a vote goes
-only to a log that ends as late as the voter's. By induction over the terms between, the later leader has the
-entry. A leader never commits an entry of an earlier term by counting, because a log without it may end later.
-The first committed entry of the leader's own term commits the earlier ones too, and each leader begins its
-term with an empty entry for that.
-
-*Why reads see all writes.* A read notes the commit index, or the index of the leader's first entry if that is
-higher: all entries that earlier leaders committed lie before it. The read then joins the next round of
-messages. If a majority answers the round in this term, no later leader existed when the round began, so the
-noted index covers all writes committed by then. The answer waits until that index is applied.
-
-*Why membership may change by one node.* A membership is in force as soon as it is in a log. Majorities of two
-memberships one step apart overlap, so their elections and commits exclude each other. A step begins only
-after the step before, and an entry of the leader's own term, are committed. Otherwise leaders of two terms
-could each have a step unknown to the other, and these memberships are two steps apart.
-
-*Calm.* Before a node raises its term, it asks the voters whether they would vote for it (*pre-vote*). A node
-that hears a leader does not answer. So a partitioned node raises no term and deposes no leader when it
-returns. A leader without messages of a majority for an election time-out resigns (*check-quorum*): a leader
-that sends and receives nothing would keep the others from an election. Safety needs none of this, and no
-clock."""
+"""Pure: one node of a consensus group with a replicated log; `consensus` has the theory of operation."""
 
 from collections.abc import Callable
 from typing import Any
@@ -63,7 +23,7 @@ from adam_async.controller.consensus.events import (
     Transfer,
     Unknown,
 )
-from adam_async.controller.consensus.leading import Handover, Leading, Progress, WaitingRead
+from adam_async.controller.consensus.leading import Handover, Leading, WaitingRead
 from adam_async.controller.consensus.log import IncomingSnapshot, Log
 from adam_async.controller.consensus.membership import Members, MembershipError
 from adam_async.controller.consensus.messages import (
@@ -91,7 +51,6 @@ class Core:
     Args:
         saved: The durable state: the result of `records.recover` or `records.bootstrapped`, or for a joining
             node `Saved` with a new identity alone. The latter two are on disk already.
-        settings: Times and sizes.
         draw: Returns a new random number from 0 to 1 at each call; it spreads the election time-outs.
         now: The time, in seconds of the caller's clock.
         contents: Checks that the state machine can read commands and states of other nodes.
@@ -451,27 +410,15 @@ class Core:
         # Sent past the outbox: these entries need not be durable here first (see *Durable first*).
         self._effects.extend(map(Send, self._led.feed(node, self.log, self.commit, force=force)))
 
-    def _note_answer(self, answer: Appended | Taken) -> Progress | None:
-        known = self._led.progress.get(answer.sender)
-        if known is not None:
-            known.heard = self._now
-            known.round = max(known.round, answer.round)
-        return known
-
     def _count_entries(self, answer: Appended) -> None:
-        known = self._note_answer(answer)
+        known = self._led.note_answer(answer, now=self._now)
         if known is None:
             return
         if answer.ok:
             known.matched(answer.match)
             self._advance_commit()
-        # While the common prefix is searched, only the answer to the last probe moves it: others are late.
-        elif known.snapshot is None and (known.sure or answer.prev_index == known.next - 1):
-            # A refusal at or before `match` is late: those entries were acknowledged since.
-            if answer.prev_index > known.match:
-                known.sure = False
-                known.next = max(known.match, min(answer.prev_index - 1, answer.match)) + 1
-                self._feed(answer.sender, force=True)
+        elif known.refused(answer):
+            self._feed(answer.sender, force=True)
         # The commit above may have removed this leader from the group.
         if self._leading is not None:
             self._serve_reads()
@@ -480,7 +427,7 @@ class Core:
                 self._hand_over()
 
     def _continue_snapshot(self, taken: Taken) -> None:
-        known = self._note_answer(taken)
+        known = self._led.note_answer(taken, now=self._now)
         if known is not None and known.snapshot is not None and known.snapshot.index == taken.index:
             # An answer with the same offset is a copy: a chunk for each copy would multiply them.
             if known.offset != taken.offset:
@@ -549,8 +496,8 @@ class Core:
         elif self._is_changing:
             self._refuse(change, "another change of the membership is not committed yet; try again")
         # A voter that lacks many entries would hold up commits, if its vote were needed for a majority.
-        elif step.kind == "promote" and self._lag(step.node) > self._settings.catch_up:
-            self._refuse(change, f"{step.node} lacks {self._lag(step.node)} entries; try again")
+        elif step.kind == "promote" and (lag := leading.lag(step.node, self.log)) > self._settings.catch_up:
+            self._refuse(change, f"{step.node} lacks {lag} entries; try again")
         elif self._may_add(change):
             try:
                 members = self.members.changed(step)
@@ -563,10 +510,6 @@ class Core:
     def _is_changing(self) -> bool:
         """Whether the last change of the membership is not committed yet."""
         return self.log.members_index > self.commit
-
-    def _lag(self, node: str) -> int:
-        known = self._led.progress.get(node)
-        return self.log.last_index - known.match if known is not None else 0
 
     def _may_add(self, question: Propose | Change) -> bool:
         # An entry behind the handover's last index would keep the successor from ever having all of them.
@@ -592,18 +535,9 @@ class Core:
         leading = self._led
         # A loop: in a group of one a new round is confirmed at once.
         while leading.reads:
-            confirmed = leading.confirmed(self.members)
-            while (
-                leading.reads
-                and leading.reads[0].round <= confirmed
-                and leading.reads[0].index <= self.commit
-            ):
-                self._effects.append(ReadReady(leading.reads.popleft().tag))
-            if not leading.reads or confirmed < leading.round or leading.reads[-1].round <= leading.round:
+            self._effects.extend(map(ReadReady, leading.take_ready_reads(self.members, self.commit)))
+            if not leading.begin_round(self.members):
                 return
-            leading.round += 1
-            if self.me in leading.progress:
-                leading.progress[self.me].round = leading.round
             self._broadcast()
 
     def _transfer(self, transfer: Transfer) -> None:
@@ -642,17 +576,7 @@ class Core:
         assert (self._leading is not None) == (self.role is Role.LEADER) == (self.leader == self.me), self
         assert self.role is not Role.CANDIDATE or self.vote == self.me, self
         if self._leading is not None:
-            leading = self._leading
-            assert leading.first <= log.last_index, self
-            assert log.term_at(leading.first) in (self.term, None), self
-            assert leading.progress.keys() == {*members.voters, *members.learners}, self
-            assert max([known.match for known in leading.progress.values()]) <= log.last_index, self
-            assert not leading.waiting or self.commit < min(leading.waiting), self
-            assert not leading.waiting or max(leading.waiting) <= log.last_index, self
-            if self.commit < log.last_index:
-                uncommitted = log.run(self.commit + 1, log.last_index)
-                changes = [entry for entry in uncommitted if entry.members is not None]
-                assert len(changes) <= 1 or self.commit < leading.first, self
+            self._leading.check_invariants(log, members, self.term, self.commit)
 
 
 _Handler = Callable[[Core, Any], None]

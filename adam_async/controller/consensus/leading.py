@@ -7,7 +7,7 @@ from zlib import crc32
 
 from adam_async.controller.consensus.log import Log
 from adam_async.controller.consensus.membership import Members
-from adam_async.controller.consensus.messages import Append, Chunk, Snapshot
+from adam_async.controller.consensus.messages import Append, Appended, Chunk, Snapshot, Taken
 from adam_async.controller.consensus.settings import Settings
 
 
@@ -34,6 +34,18 @@ class Progress:
     def begin_snapshot(self, snapshot: Snapshot) -> None:
         """Send a snapshot before any entries."""
         self.snapshot, self.crc, self.offset, self.sure = snapshot, crc32(snapshot.state), 0, False
+
+    def refused(self, answer: Appended) -> bool:
+        """Search the common prefix further after a refusal; return whether the refusal is no late one."""
+        # During the search only the answer to the last probe counts: others are late.
+        if self.snapshot is not None or not (self.sure or answer.prev_index == self.next - 1):
+            return False
+        # A refusal at or before `match` is late: those entries were acknowledged since.
+        if answer.prev_index <= self.match:
+            return False
+        self.sure = False
+        self.next = max(self.match, min(answer.prev_index - 1, answer.match)) + 1
+        return True
 
     def matched(self, index: int) -> None:
         """Note that the node has all entries up to `index`."""
@@ -68,9 +80,6 @@ class Leading:
     other leader existed when it began.
 
     Args:
-        me: Identity of the leader.
-        term: Term of the leader.
-        settings: Sizes of messages.
         first: Index of the first entry of this term.
     """
 
@@ -150,3 +159,44 @@ class Leading:
             data=snapshot.state[known.offset : known.offset + self._settings.chunk_bytes],
             round=self.round,
         )
+
+    def note_answer(self, answer: Appended | Taken, *, now: float) -> Progress | None:
+        """Note a sign of life; return the progress of its sender, or None for another node."""
+        known = self.progress.get(answer.sender)
+        if known is not None:
+            known.heard = now
+            known.round = max(known.round, answer.round)
+        return known
+
+    def take_ready_reads(self, members: Members, commit: int) -> list[Hashable]:
+        """Remove the reads with a confirmed round and a committed index; return their tags."""
+        confirmed, ready = self.confirmed(members), list[Hashable]()
+        while self.reads and self.reads[0].round <= confirmed and self.reads[0].index <= commit:
+            ready.append(self.reads.popleft().tag)
+        return ready
+
+    def begin_round(self, members: Members) -> bool:
+        """Begin a round for the reads that wait for it, unless one is under way; return whether it began."""
+        if not self.reads or self.confirmed(members) < self.round or self.reads[-1].round <= self.round:
+            return False
+        self.round += 1
+        if self._me in self.progress:
+            self.progress[self._me].round = self.round
+        return True
+
+    def lag(self, node: str, log: Log) -> int:
+        """Return the number of entries that a member lacks; 0 for another node."""
+        known = self.progress.get(node)
+        return log.last_index - known.match if known is not None else 0
+
+    def check_invariants(self, log: Log, members: Members, term: int, commit: int) -> None:
+        """Assert the invariants between two events."""
+        assert self.first <= log.last_index
+        assert log.term_at(self.first) in (term, None)
+        assert self.progress.keys() == {*members.voters, *members.learners}
+        assert max([known.match for known in self.progress.values()]) <= log.last_index
+        assert not self.waiting or commit < min(self.waiting)
+        assert not self.waiting or max(self.waiting) <= log.last_index
+        if commit < log.last_index:
+            changes = [entry for entry in log.run(commit + 1, log.last_index) if entry.members is not None]
+            assert len(changes) <= 1 or commit < self.first

@@ -19,7 +19,6 @@ class Log:
 
     Args:
         snapshot: Replaces all entries up to its index.
-        entries: Entries after the snapshot.
 
     Attributes:
         last_index: Index of the last entry.

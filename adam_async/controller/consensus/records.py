@@ -131,7 +131,6 @@ def recover(data: bytes, *, origin: str) -> tuple[Saved | None, int]:
     """Read a file back.
 
     Args:
-        data: The whole file.
         origin: Name of the file in errors, such as its path.
 
     Returns:

@@ -11,11 +11,7 @@ from adam_async.simulation.scenario import Violation
 
 
 class Maps:
-    """Checks the maps of all controllers, each version once.
-
-    Attributes:
-        lost: Number of losses of a node.
-    """
+    """Checks the maps of all controllers, each version once."""
 
     def __init__(self) -> None:
         self.lost = 0

@@ -30,11 +30,7 @@ class _Disk:
 
 
 class Terms:
-    """Checks every event of every core.
-
-    Attributes:
-        leaders: Leader of each term.
-    """
+    """Checks every event of every core."""
 
     def __init__(self) -> None:
         self.leaders: dict[int, str] = {}
@@ -44,9 +40,7 @@ class Terms:
         """Check a core after an event.
 
         Args:
-            core: The core after the event.
             event: The event; None at the core's start.
-            effects: Effects of the event.
 
         Raises:
             Violation: The core breaks I7 or I4.

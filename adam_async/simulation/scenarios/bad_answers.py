@@ -54,7 +54,6 @@ def must_be_refused(bad: BadMessage, *, member: bool) -> bool:
     """Whether a receiver may not keep a question for later: no answer that it waits for can come.
 
     Args:
-        bad: The question.
         member: Whether the cluster map names its sender.
     """
     if bad.message.type == "CopyLedger":

@@ -141,7 +141,6 @@ def spoil(kind: inspect.Type, value: Any, meant: Meant) -> Iterator[Spoilt]:
 
     Args:
         kind: Its type, as `msgspec.inspect` describes it.
-        value: A valid value of it.
         meant: As for `bad_messages`.
     """
     match kind:

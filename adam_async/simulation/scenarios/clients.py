@@ -109,9 +109,9 @@ class _Run(ControllerRun):
         pause_s = float(settings["pause_s"])
         self.users = [
             MapClientUser(
-                f"user-{number}",
-                self.group,
-                ledger,
+                name=f"user-{number}",
+                group=self.group,
+                ledger=ledger,
                 controllers=self._addresses(("one", "with wrong ones", "all")[number]),
                 waits=waits,
                 patience_s=float(settings["asks_s"]),
@@ -122,9 +122,9 @@ class _Run(ControllerRun):
         ]
         self.members = [
             Member(
-                name,
-                self.group,
-                ledger,
+                name=name,
+                group=self.group,
+                ledger=ledger,
                 controllers=self._addresses(how),
                 waits=waits,
                 pause_s=2 * pause_s,
@@ -142,7 +142,7 @@ class _Run(ControllerRun):
         return addresses[:1] if how == "one" else addresses
 
     async def run(self) -> None:
-        self.start(self.clients)
+        self.start({client.name: client.run for client in self.clients})
         strikes = strikes_of(self.world, self.group, asyncio.Event(), patience_s=PATIENCE_S)
         own = {**strikes, "stall": strikes["freeze"]}
         await strike_all(self.world, self.plan.faults, self.ledger, own=own)
@@ -181,11 +181,6 @@ class _Run(ControllerRun):
         return next(filter(None, problems), "")
 
 
-async def run(world: World, plan: Plan, ledger: Ledger) -> None:
-    """Carry out a plan."""
-    await _Run(world, plan, ledger).run()
-
-
 CLIENTS = Scenario(
     name="clients",
     about="the clients of three controllers find each leader and get consistent answers",
@@ -203,5 +198,5 @@ CLIENTS = Scenario(
         *MARKS,
     ),
     plan=draw_plan,
-    run=run,
+    run=lambda world, plan, ledger: _Run(world, plan, ledger).run(),
 )

@@ -87,8 +87,6 @@ def strikes_of(
     """Return the faults of a group and its clients by kind, for `faults.strike_all`.
 
     Args:
-        world: World of the machines.
-        group: The controllers.
         over: Event that is set at the end of the time of faults, after which none is undone.
         patience_s: Longest extension of a fault without an effect, in seconds.
     """

@@ -74,14 +74,10 @@ class ControllerGroup:
     """The controllers of a run, over all their incarnations.
 
     Args:
-        world: World of the machines.
         settings: Settings from `draw_settings`.
-        ledger: Record of leaders and counts.
 
     Attributes:
-        addresses: Address of each controller.
         cores: Core of each controller, of its last incarnation with one.
-        running: Last incarnation of each controller.
         writes: Number of `Persist` effects of each controller.
         proven: Length of each controller's file before its last durable record: damage there must be noticed.
         damaged: Controllers with a damaged file that was not written anew.

@@ -1,9 +1,8 @@
 """Base of the runs of controllers and their clients."""
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Mapping
 
-from adam_async.simulation.nodes import Node, World
+from adam_async.simulation.nodes import Program, World
 from adam_async.simulation.plan import Plan
 from adam_async.simulation.scenario import Ledger
 from adam_async.simulation.scenarios.controller_group import ControllerGroup
@@ -27,22 +26,11 @@ UNDER_WAY = "leadership was lost with a question under way"
 """Mark of the scenarios whose leaders run long enough to reach it."""
 
 
-class Client(Protocol):
-    """A program of one machine, over all its incarnations."""
-
-    name: str
-
-    async def run(self, node: Node) -> None:
-        """Run one incarnation."""
-
-
 class ControllerRun:
     """One run with a group of controllers.
 
     Args:
-        world: World of the machines.
         plan: Plan with the settings of a `ControllerGroup` and of the scenario.
-        ledger: Record of the run.
 
     Attributes:
         dice: Random stream for choices of the scenario.
@@ -56,8 +44,8 @@ class ControllerRun:
         self.group = ControllerGroup(world, self.settings, ledger)
         self.dice = world.dice.fork("story")
 
-    def start(self, clients: Iterable[Client]) -> None:
-        """Start all machines."""
+    def start(self, programs: Mapping[str, Program]) -> None:
+        """Start all controllers, and the programs of clients by machine."""
         self.group.start()
-        for client in clients:
-            self.world.node(client.name).start(client.run)
+        for name, program in programs.items():
+            self.world.node(name).start(program)

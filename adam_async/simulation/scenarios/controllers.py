@@ -82,9 +82,9 @@ class _Run(ControllerRun):
         settings = self.settings
         self.users = {
             name: User(
-                name,
-                self.group,
-                ledger,
+                name=name,
+                group=self.group,
+                ledger=ledger,
                 role=("ps", "data", "worker", "worker")[number],
                 watches=number < int(settings["watchers"]),
                 submits=bool(settings["runs"]),
@@ -96,7 +96,7 @@ class _Run(ControllerRun):
         }
 
     async def run(self) -> None:
-        self.start(self.users.values())
+        self.start({name: user.run for name, user in self.users.items()})
         await self.strike()
         await self.run_core()
         await self.settle()
@@ -194,11 +194,6 @@ class _Run(ControllerRun):
                 user.check_kept(controller.map)
 
 
-async def run(world: World, plan: Plan, ledger: Ledger) -> None:
-    """Carry out a plan."""
-    await _Run(world, plan, ledger).run()
-
-
 CONTROLLERS = Scenario(
     name="controllers",
     about="three controllers and their clients, and all that may happen to them",
@@ -208,5 +203,5 @@ CONTROLLERS = Scenario(
     limit_s=200.0,
     marks=("sessions over", "runs", "lost nodes", UNDER_WAY, *MARKS),
     plan=draw_plan,
-    run=run,
+    run=lambda world, plan, ledger: _Run(world, plan, ledger).run(),
 )

@@ -26,8 +26,6 @@ class Targets:
     """The machines of a run.
 
     Args:
-        world: World of the machines.
-        group: The controllers among them.
         over: Event that is set at the end of the time of faults.
         patience_s: Longest extension of a fault without an effect, in seconds.
 

@@ -42,12 +42,7 @@ from adam_async.simulation.faults import Strike, check_noticed, is_running
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenario import Ledger, Violation
-from adam_async.simulation.scenarios.bad_answers import (
-    is_never_right,
-    is_poison,
-    must_be_refused,
-    numbered,
-)
+from adam_async.simulation.scenarios.bad_answers import is_never_right, is_poison, must_be_refused, numbered
 from adam_async.simulation.scenarios.bad_fields import BadMessage, bad_messages
 from adam_async.simulation.scenarios.hostile import request_frame
 from adam_async.simulation.scenarios.hostile_facts import facts_of, next_clock, next_push
@@ -130,11 +125,6 @@ AT_ONCE = 24
 
 class HostilePeers:
     """All hostile peers of a run.
-
-    Args:
-        world: World of the machines.
-        cluster: The cluster that trains meanwhile.
-        ledger: Counts the outcomes of bad messages.
 
     Attributes:
         strikes: Faults by kind, for `faults.strike_all`.

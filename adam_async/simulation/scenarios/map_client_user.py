@@ -7,6 +7,7 @@ as the supervisor of a role would.
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from adam_async.controller.map_client import MapClient, MapUpdate, version_of
@@ -30,73 +31,52 @@ ANOTHER = "another group"
 """Name of another group; a question with its versions has no effect here."""
 
 
+@dataclass(eq=False, kw_only=True)
 class MapClientUser:
-    """Reads and sets keys by `MapClient`, one question at a time, over all incarnations of its machine.
+    """Reads and sets keys by `MapClient`, one question at a time, over all incarnations of its machine."""
 
-    Args:
-        name: Name of its machine.
-        group: Controllers to ask.
-        ledger: Count of its operations.
-        controllers: Addresses that it knows.
-        waits: Time limits of its client.
-        patience_s: Time limit of a question, in seconds.
-        pause_s: Mean pause between two questions, in seconds.
-        watches: Whether it watches the map over the same client, too.
-
-    Attributes:
-        working: Whether it sends questions.
-        answered: Number of answers.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        group: ControllerGroup,
-        ledger: Ledger,
-        *,
-        controllers: Sequence[str],
-        waits: Waits,
-        patience_s: float,
-        pause_s: float,
-        watches: bool,
-    ) -> None:
-        self.name = name
-        self.working = True
-        self.answered = 0
-        self._group = group
-        self._ledger = ledger
-        self._controllers = ",".join(controllers)
-        self._waits = waits
-        self._patience_s = patience_s
-        self._pause_s = pause_s
-        self._watches = watches
-        self._has_question = False
+    name: str
+    group: ControllerGroup
+    ledger: Ledger
+    controllers: Sequence[str]
+    """Addresses that it knows."""
+    waits: Waits
+    patience_s: float
+    """Time limit of a question, in seconds."""
+    pause_s: float
+    """Mean pause between two questions, in seconds."""
+    watches: bool
+    """Whether it watches the map over the same client, too."""
+    working: bool = True
+    """Whether it sends questions."""
+    answered: int = 0
+    _has_question: bool = False
 
     async def run(self, node: Node) -> None:
         """Send questions and watch the map, as the program of one incarnation."""
-        state = _State(self.name, node, self._group)
+        state = _State(self.name, node, self.group)
         while True:
             client = MapClient(
                 network=network_of(node),
-                controllers=self._controllers,
+                controllers=",".join(self.controllers),
                 identity=Identity(role="worker", node=self.name, incarnation=node.incarnation),
-                waits=self._waits,
+                waits=self.waits,
                 traffic=Traffic(self.name),
             )
             try:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._ask(client, state), name=f"{self.name}/asks")
-                    if self._watches:
+                    if self.watches:
                         group.create_task(state.watch(client), name=f"{self.name}/watches")
             except* (RoleDied, LinkClosed):
-                self._ledger.counts["clients made anew"] += 1
+                self.ledger.counts["clients made anew"] += 1
             finally:
                 client.close()
 
     async def _ask(self, client: MapClient, state: "_State") -> None:
-        dice, progress = state.dice, self._group.progress
+        dice, progress = state.dice, self.group.progress
         while True:
-            await asyncio.sleep(dice.around(self._pause_s))
+            await asyncio.sleep(dice.around(self.pause_s))
             if not self.working:
                 continue
             if dice.chance(0.02):
@@ -110,25 +90,25 @@ class MapClientUser:
             try:
                 await asks
             except DeadlineExceeded:
-                self._ledger.counts["given up"] += 1
+                self.ledger.counts["given up"] += 1
                 continue
             progress.end(self.name, answered=True)
             self._has_question = False
             self.answered += 1
-            self._ledger.operations += 1
+            self.ledger.operations += 1
 
     async def _get(self, client: MapClient, state: "_State") -> None:
-        handles = self._group.histories.begin_reads(self.name, KEYS)
-        state.map = state.show(await client.get(timeout_s=self._patience_s), state.map, "asks")
-        self._group.histories.end_reads(handles, state.map)
+        handles = self.group.histories.begin_reads(self.name, KEYS)
+        state.map = state.show(await client.get(timeout_s=self.patience_s), state.map, "asks")
+        self.group.histories.end_reads(handles, state.map)
 
     async def _set(self, client: MapClient, state: "_State", key: str) -> None:
-        operations, dice = self._group.histories.operations, state.dice
+        operations, dice = self.group.histories.operations, state.dice
         expected = version_of(state.map, key)
         if dice.chance(0.1):
             expected = dice.below(expected + 1)
-        self._ledger.counts["values"] += 1
-        number = self._ledger.counts["values"]
+        self.ledger.counts["values"] += 1
+        number = self.ledger.counts["values"]
         value: dict[str, Any] = {
             "role": "worker",
             "address": "",
@@ -146,7 +126,7 @@ class MapClientUser:
                 value,
                 after=state.map.version if knows else -1,
                 group=group,
-                timeout_s=self._patience_s,
+                timeout_s=self.patience_s,
             )
         except RemoteError as error:
             if error.code != INVALID:
@@ -159,7 +139,7 @@ class MapClientUser:
         if group == ANOTHER and outcome.done is False:
             operations.refused(handle)
         elif outcome.done is None:
-            self._ledger.counts["unknown outcomes"] += 1
+            self.ledger.counts["unknown outcomes"] += 1
             operations.unknown(handle)
         elif outcome.done:
             operations.end(handle, lin.Done(version=outcome.at))

@@ -6,6 +6,7 @@ lose its record while they do not hear of it.
 """
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -74,76 +75,55 @@ class SessionOver(Exception):
     """The session is over; the outcome of its last question stays unknown."""
 
 
+@dataclass(eq=False, kw_only=True)
 class User:
-    """One client, over all its incarnations.
+    """One client, over all its incarnations."""
 
-    Args:
-        name: Name of its machine.
-        group: Controllers to ask.
-        ledger: Count of its operations.
-        role: Role of its record.
-        watches: Whether it watches the map, too.
-        submits: Whether it submits runs, for which the others become ready.
-        pause_s: Mean pause between two questions, in seconds.
-        patience_s: Time limit of a question, in seconds.
-
-    Attributes:
-        working: Whether it sends questions.
-        patience_s: Time limit, which may change at any time.
-        acknowledged: Number of its last acknowledged write to its own record.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        group: ControllerGroup,
-        ledger: Ledger,
-        *,
-        role: str = "worker",
-        watches: bool,
-        submits: bool = False,
-        pause_s: float,
-        patience_s: float,
-    ) -> None:
-        self.name = name
-        self.role = role
-        self.working = True
-        self.patience_s = patience_s
-        self.acknowledged = 0
-        self._group = group
-        self._ledger = ledger
-        self._watches = watches
-        self._submits = submits
-        self._pause_s = pause_s
-        self._written = 0
+    name: str
+    group: ControllerGroup
+    ledger: Ledger
+    role: str = "worker"
+    """Role of its record."""
+    watches: bool
+    submits: bool = False
+    """Whether it submits runs, for which the others become ready."""
+    pause_s: float
+    """Mean pause between two questions, in seconds."""
+    patience_s: float
+    """Time limit of a question, in seconds; it may change at any time."""
+    working: bool = True
+    """Whether it sends questions."""
+    acknowledged: int = 0
+    """Number of its last acknowledged write to its own record."""
+    _written: int = 0
 
     async def run(self, node: Node) -> None:
         """Send questions and watch the map, as the program of one incarnation."""
-        state = _State(self, node, self._group, self._ledger)
+        state = _State(self, node, self.group, self.ledger)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._ask(state), name=f"{self.name}/asks")
-            if self._watches:
+            if self.watches:
                 group.create_task(state.watch(), name=f"{self.name}/watches")
 
     async def _ask(self, state: "_State") -> None:
         dice = state.dice
         while True:
-            await asyncio.sleep(dice.around(self._pause_s) * (SHORT if dice.chance(0.5) else 2.0 - SHORT))
+            await asyncio.sleep(dice.around(self.pause_s) * (SHORT if dice.chance(0.5) else 2.0 - SHORT))
             if not self.working:
                 continue
-            self._group.progress.begin(self.name)
+            self.group.progress.begin(self.name)
             record, run = state.map.nodes.get(self.name), state.map.run
             joined = record is not None and record.live and record.incarnation == state.node.incarnation
             if not joined or record is None or record.ready != self._ready(state, record) or dice.chance(0.1):
                 answered = await self._join(state)
-            elif self._submits and (run is None or run.phase in ("failed", "finished")):
+            elif self.submits and (run is None or run.phase in ("failed", "finished")):
                 answered = await self._submit(state)
             elif dice.chance(0.45):
                 answered = await self._get(state)
             else:
                 answered = await self._set(state, dice.choose(KEYS))
-            self._group.progress.end(self.name, answered=answered)
-            self._ledger.operations += answered
+            self.group.progress.end(self.name, answered=answered)
+            self.ledger.operations += answered
 
     async def _join(self, state: "_State") -> bool:
         self._written += 1
@@ -176,23 +156,23 @@ class User:
         old = state.map.run
         value = {**RUN, "id": f"run-{state.map.version}", "driver": self.name}
         answer = await state.set("run", old.changed if old is not None else 0, value)
-        self._ledger.counts["runs"] += answer is not None and answer.done
+        self.ledger.counts["runs"] += answer is not None and answer.done
         return answer is not None
 
     async def _get(self, state: "_State") -> bool:
-        handles = self._group.histories.begin_reads(self.name, KEYS)
+        handles = self.group.histories.begin_reads(self.name, KEYS)
         if not await state.get():
             return False
-        self._group.histories.end_reads(handles, state.map)
+        self.group.histories.end_reads(handles, state.map)
         return True
 
     async def _set(self, state: "_State", key: str) -> bool:
-        operations, record = self._group.histories.operations, state.map.nodes.get(key.removeprefix("nodes/"))
+        operations, record = self.group.histories.operations, state.map.nodes.get(key.removeprefix("nodes/"))
         expected = record.changed if record is not None else 0
         if state.dice.chance(0.1):
             expected = state.dice.below(expected + 1)
-        self._ledger.counts["values"] += 1
-        number = self._ledger.counts["values"]
+        self.ledger.counts["values"] += 1
+        number = self.ledger.counts["values"]
         value = {"role": "worker", "address": "", "incarnation": 1, "live": False, "info": {"n": number}}
         asked = lin.CompareAndSet(expected=expected, value=str(number))
         handle = operations.begin(self.name, key, asked)

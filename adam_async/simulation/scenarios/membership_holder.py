@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -37,46 +38,26 @@ NEWS_S = 1.0
 """Time limit of a wait for a newer map, in seconds."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Member:
-    """Joins by `Membership` and writes numbers to its record, over all incarnations of its machine.
+    """Joins by `Membership` and writes numbers to its record, over all incarnations of its machine."""
 
-    Args:
-        name: Name of its machine.
-        group: Controllers of the cluster.
-        ledger: Count of its operations.
-        controllers: Addresses that it knows.
-        waits: Time limits of its membership.
-        pause_s: Mean pause between two operations, in seconds.
-        other: Node whose death it sometimes reports.
-
-    Attributes:
-        working: Whether it does more than keep its membership.
-        membership: The newest membership.
-        acknowledged: Highest acknowledged number.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        group: ControllerGroup,
-        ledger: Ledger,
-        *,
-        controllers: Sequence[str],
-        waits: Waits,
-        pause_s: float,
-        other: str,
-    ) -> None:
-        self.name = name
-        self.working = True
-        self.membership: Membership | None = None
-        self.acknowledged = 0
-        self._group = group
-        self._ledger = ledger
-        self._controllers = ",".join(controllers)
-        self._waits = waits
-        self._pause_s = pause_s
-        self._other = other
-        self._written = 0
+    name: str
+    group: ControllerGroup
+    ledger: Ledger
+    controllers: Sequence[str]
+    """Addresses that it knows."""
+    waits: Waits
+    pause_s: float
+    """Mean pause between two operations, in seconds."""
+    other: str
+    """Node whose death it sometimes reports."""
+    working: bool = True
+    """Whether it does more than keep its membership."""
+    membership: Membership | None = None
+    acknowledged: int = 0
+    """Highest acknowledged number."""
+    _written: int = 0
 
     async def run(self, node: Node) -> None:
         """Be a member, as the program of one incarnation."""
@@ -95,13 +76,13 @@ class Member:
                 except* _Hangs:
                     group.create_task(self._linger(node, incarnation), name=f"{self.name}/lingers")
                 except* (RunFailed, RoleDied, DeadlineExceeded, LinkClosed, _Left):
-                    self._ledger.counts["memberships given up"] += 1
+                    self.ledger.counts["memberships given up"] += 1
                 await asyncio.sleep(AGAIN_S)
 
     def _new_membership(self, node: Node, incarnation: int) -> Membership:
         return Membership(
             network=network_of(node),
-            controller=self._controllers,
+            controller=",".join(self.controllers),
             identity=Identity(role="worker", node=self.name, incarnation=incarnation),
             record=NodeRecord(
                 role="worker",
@@ -109,28 +90,28 @@ class Member:
                 incarnation=incarnation,
                 info={"number": self._written},
             ),
-            waits=self._waits,
+            waits=self.waits,
             traffic=Traffic(self.name),
         )
 
     async def _watch(self, membership: Membership, incarnation: int) -> None:
         """Record the maps of a membership: none may go back, or differ from another's of its version."""
         async for newest in membership.changes():
-            histories = self._group.histories
+            histories = self.group.histories
             if newest.version:
                 histories.shown(f"{self.name}/{incarnation}/membership", histories.group, newest, whole=True)
 
     async def _work(self, membership: Membership, incarnation: int) -> None:
-        dice = self._group.world.dice.fork(f"{self.name}/{incarnation}")
-        await membership.wait_for(lambda _: membership.joined, "its membership", self._waits.patience_s)
+        dice = self.group.world.dice.fork(f"{self.name}/{incarnation}")
+        await membership.wait_for(lambda _: membership.joined, "its membership", self.waits.patience_s)
         while True:
-            await asyncio.sleep(dice.around(self._pause_s))
+            await asyncio.sleep(dice.around(self.pause_s))
             if not self.working:
                 continue
             chance = dice.random()
             try:
                 if chance < 0.06:
-                    await membership.report_death(self._other)
+                    await membership.report_death(self.other)
                 elif chance < 0.12:
                     await self._run(membership, dice)
                 elif chance < 0.15:
@@ -145,15 +126,15 @@ class Member:
                     await self._write(membership)
             except DeadlineExceeded:
                 continue  # the outcome is unknown
-            self._ledger.operations += 1
+            self.ledger.operations += 1
 
     async def _linger(self, node: Node, incarnation: int) -> None:
         """Keep a link as a hanging process would: until its end the next incarnation cannot join."""
         client = MapClient(
             network=network_of(node),
-            controllers=self._controllers,
+            controllers=",".join(self.controllers),
             identity=Identity(role="worker", node=self.name, incarnation=incarnation),
-            waits=self._waits,
+            waits=self.waits,
             traffic=Traffic(self.name),
         )
         try:

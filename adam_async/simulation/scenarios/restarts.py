@@ -59,9 +59,9 @@ class _Run(ControllerRun):
         settings = self.settings
         self.users = [
             User(
-                f"user-{number}",
-                self.group,
-                ledger,
+                name=f"user-{number}",
+                group=self.group,
+                ledger=ledger,
                 watches=number == 0,
                 pause_s=float(settings["pause_s"]),
                 patience_s=float("inf"),
@@ -70,7 +70,7 @@ class _Run(ControllerRun):
         ]
 
     async def run(self) -> None:
-        self.start(self.users)
+        self.start({user.name: user.run for user in self.users})
         await strike_all(self.world, self.plan.faults, self.ledger, own={"restart-all": self.restart_all})
         while self.ledger.operations < LEAST_OPERATIONS:
             await asyncio.sleep(STEP_S)
@@ -109,11 +109,6 @@ class _Run(ControllerRun):
             user.check_kept(newest)
 
 
-async def run(world: World, plan: Plan, ledger: Ledger) -> None:
-    """Carry out a plan."""
-    await _Run(world, plan, ledger).run()
-
-
 RESTARTS = Scenario(
     name="restarts",
     about="all controllers crash at once, repeatedly",
@@ -123,5 +118,5 @@ RESTARTS = Scenario(
     limit_s=600.0,
     marks=MARKS,
     plan=draw_plan,
-    run=run,
+    run=lambda world, plan, ledger: _Run(world, plan, ledger).run(),
 )

@@ -102,18 +102,7 @@ def draw_run(dice: Dice, number: int) -> RunRecord:
 
 
 class ShortRuns:
-    """One run after the other, in a world of members.
-
-    Args:
-        world: World of the machines.
-        ledger: Record of the runs.
-        network: Makes the network of a machine.
-
-    Attributes:
-        ledger_leaders: Newest incarnation of each data server.
-        ended: Run and number of finished epochs.
-        going_on: Whether epochs and runs still begin.
-    """
+    """One run after the other, in a world of members."""
 
     def __init__(self, world: World, ledger: Ledger, network: Callable[[Node], TcpNetwork]) -> None:
         self._world = world

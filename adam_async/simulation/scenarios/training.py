@@ -16,7 +16,6 @@ from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
-from adam_async.simulation.scenarios.bad_clients import BadClients
 from adam_async.simulation.scenarios.training_cluster import (
     CONTROLLERS,
     IMAGES,
@@ -25,7 +24,6 @@ from adam_async.simulation.scenarios.training_cluster import (
     WORKERS,
     TrainingCluster,
     images,
-    network_of,
 )
 from adam_async.simulation.scenarios.training_faults import (
     CONTROLLER_KINDS,
@@ -99,8 +97,6 @@ def _draw_fault(dice: Dice, kind: str) -> Fault:
             targets = () if dice.chance(0.5) else (dice.choose(list(CONTROLLERS)),)
         case "kill-lender":
             targets = ()
-        case "visit":
-            targets, lasts_s = (dice.choose(SERVERS),), 0.0
     at_s = dice.between(BEGUN_S, STRIKE_S)
     return Fault(at_s=round(at_s, 3), kind=kind, targets=targets, lasts_s=round(lasts_s, 3), amount=amount)
 
@@ -163,16 +159,10 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     images()
     setup = setup_of(plan.options.settings, TRAINING)
     cluster = TrainingCluster(world, setup, ledger)
-    bad_clients = BadClients(
-        cluster=lambda: cluster.map,
-        servers=cluster.servers,
-        network_of=network_of,
-        config=setup.config,
-    )
     async with asyncio.TaskGroup() as group:
         watch = group.create_task(cluster.watch(), name="watch")
         strikes = TrainingFaults(world, cluster, ledger).strikes
-        await strike_all(world, plan.faults, ledger, own={**strikes, "visit": bad_clients.strike})
+        await strike_all(world, plan.faults, ledger, own=strikes)
         result = await run_result(cluster)
         await asyncio.sleep(SETTLE_S)
         watch.cancel()
@@ -190,7 +180,6 @@ TRAIN = Scenario(
         *LINK_KINDS,
         "kill-lender",
         *CONTROLLER_KINDS,
-        "visit",
     ),
     least_operations=LEAST_OPERATIONS,
     limit_s=400.0,

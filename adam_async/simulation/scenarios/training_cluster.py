@@ -108,14 +108,7 @@ def images() -> Dataset:
 class TrainingCluster:
     """The machines of a run, over all their incarnations.
 
-    Args:
-        world: World of the machines.
-        setup: Options of the run.
-        ledger: Record of events.
-
     Attributes:
-        setup: Options of the run.
-        controllers: Running controllers, by name.
         servers: Newest incarnation of each parameter server, by name.
         workers: Newest incarnation of each worker, by name.
         networks: Network of the newest incarnation of each machine, by name.

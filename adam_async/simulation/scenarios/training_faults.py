@@ -33,7 +33,7 @@ from adam_async.simulation.scenarios.training_cluster import (
 )
 
 LINK_KINDS = ("cut", "cut-one-way", "reset", "damage")
-"""Kinds of faults of a link. If a worker is the only target, the link is one that it uses at that time."""
+"""Kinds of faults of a link that a worker uses at that time."""
 
 CONTROLLER_KINDS = ("controller-kill", "controller-crash", "controller-freeze")
 """Kinds of faults of a controller; half of them strike the leader."""
@@ -50,11 +50,6 @@ STEP_S = 0.05
 
 class TrainingFaults:
     """Carries out faults of a training cluster.
-
-    Args:
-        world: World of the machines.
-        cluster: The training cluster.
-        ledger: Count of struck leaders.
 
     Attributes:
         strikes: Faults by kind, for `faults.strike_all`.
@@ -91,10 +86,7 @@ class TrainingFaults:
             await KINDS[kind](world, msgspec.structs.replace(fault, kind=kind, targets=(name,)))
 
     async def _link(self, world: World, fault: Fault) -> None:
-        """Cut, reset or damage a link; for a single worker, one of its present links."""
-        if len(fault.targets) > 1:
-            await KINDS[fault.kind](world, fault)
-            return
+        """Cut, reset or damage one of the present links of a worker."""
         (worker,), cluster = fault.targets, self._cluster
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):

@@ -158,10 +158,6 @@ class Setup:
 def setup_of(settings: Draw, plain: Config) -> Setup:
     """Return the setup for the settings of a plan.
 
-    Args:
-        settings: Settings of the plan.
-        plain: Default options.
-
     Raises:
         ConfigError: The options conflict; drawn ones never do.
     """
@@ -183,7 +179,6 @@ def draw_setup(dice: Dice, plain: Config) -> dict[str, Setting]:
 
     Args:
         dice: A random stream for this call alone.
-        plain: Default options.
     """
     if dice.chance(PLAIN):
         return {}

@@ -10,8 +10,8 @@ from adam_async.worker.run_session import ComputeSettings
 from adam_async.worker.service import ModelWorker
 from tests.adam_async.cluster.test_local import QUICK, FixedDice, config_of
 from tests.adam_async.runs import NETWORKS, address_of, cluster_of, entropy_of, tiny_dataset, until
+from tests.transport.testing import Faults, FaultyNetwork
 from transport import Identity
-from transport.testing import Faults, FaultyNetwork
 
 pytestmark = pytest.mark.thorough
 

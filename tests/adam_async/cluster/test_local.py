@@ -24,7 +24,7 @@ from adam_async.worker.copy_mode import CopyMode
 from adam_async.worker.in_place_mode import InPlaceMode
 from dataflow import NodeFailed
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset, turns, until
-from transport.testing import Faults, FaultyNetwork
+from tests.transport.testing import Faults, FaultyNetwork
 
 QUICK = Waits(
     dial_s=30.0, call_s=30.0, patience_s=30.0, prepare_s=30.0, grace_s=0.05, replica_s=0.3, drain_s=30.0

@@ -4,9 +4,9 @@ import pytest
 
 from adam_async.cluster.networks import SchemeNetworks
 from tests.adam_async.runs import local_network, tcp_network
+from tests.transport.conformance import check_link
+from tests.transport.testing import link_pair, open_rules
 from transport import DialFailed
-from transport.conformance import check_link
-from transport.testing import link_pair, open_rules
 
 
 @pytest.fixture

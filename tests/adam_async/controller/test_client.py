@@ -19,8 +19,8 @@ from adam_async.run.config import Waits
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.controller.test_state import run_record
 from tests.adam_async.runs import NETWORKS, Rough, address_of, entropy_of, turns, until
+from tests.transport.testing import Faults
 from transport import Identity
-from transport.testing import Faults
 
 WAITS = Waits(dial_s=20.0, call_s=20.0, patience_s=20.0, grace_s=0.05)
 HASTY = msgspec.structs.replace(WAITS, dial_s=0.1, call_s=0.1)

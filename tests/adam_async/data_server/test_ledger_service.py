@@ -40,8 +40,8 @@ from adam_async.runtime.traffic import Traffic
 from tests.adam_async.cluster.test_elastic import IMAGES, elastic
 from tests.adam_async.cluster.test_local import QUICK as CLUSTER_WAITS
 from tests.adam_async.runs import NETWORKS, PATIENT, Rough, address_of, entropy_of, tiny_dataset, turns, until
+from tests.transport.testing import Faults
 from transport import Identity, RemoteError
-from transport.testing import Faults
 
 pytestmark = pytest.mark.thorough
 

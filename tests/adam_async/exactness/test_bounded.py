@@ -39,7 +39,7 @@ from tests.adam_async.runs import (
     until,
     with_frozen,
 )
-from transport.testing import Faults
+from tests.transport.testing import Faults
 
 WAITS = msgspec.structs.replace(PATIENT, clock_s=20.0)
 

@@ -6,7 +6,7 @@ import pytest
 from adam_async.run.config import Config
 from tests.adam_async.exactness.serial import assert_equal_bits
 from tests.adam_async.runs import IMPATIENT, NETWORKS, Rough, cluster_of
-from transport.testing import Faults
+from tests.transport.testing import Faults
 
 HASTY = msgspec.structs.replace(IMPATIENT, call_s=0.5, answer_s=20.0)
 """Answers of the data server that are lost are soon asked for again."""

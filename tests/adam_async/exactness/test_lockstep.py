@@ -22,7 +22,7 @@ from tests.adam_async.runs import (
     tiny_dataset,
     with_frozen,
 )
-from transport.testing import Faults
+from tests.transport.testing import Faults
 
 pytestmark = pytest.mark.thorough
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.adam_async.runs import IMPATIENT, NETWORKS, PATIENT, SHARDED, Rough, servers_of, until
-from transport.testing import Faults
+from tests.transport.testing import Faults
 
 PUSHES = 30
 

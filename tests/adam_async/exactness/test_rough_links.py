@@ -6,7 +6,7 @@ import pytest
 from adam_async.errors import ShardUnavailable
 from adam_async.run.config import Config, Waits
 from tests.adam_async.runs import IMPATIENT, NETWORKS, SHARDED, Rough, cluster_of
-from transport.testing import Faults
+from tests.transport.testing import Faults
 
 pytestmark = pytest.mark.thorough
 

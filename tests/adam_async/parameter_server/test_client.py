@@ -23,8 +23,8 @@ from tests.adam_async.runs import (
     turns,
     until,
 )
+from tests.transport.testing import Faults
 from transport import LinkConfig, TcpNetwork
-from transport.testing import Faults
 
 SHORT = msgspec.structs.replace(PATIENT, patience_s=0.05, answer_s=0.01)
 """For tests in which nobody ever answers."""

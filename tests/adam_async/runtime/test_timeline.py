@@ -28,8 +28,8 @@ from adam_async.runtime.disk import Disk
 from adam_async.runtime.timeline import LIMIT_EVENTS, Timeline, answer_profile
 from adam_async.runtime.trace_events import Carried, Part
 from tests.adam_async.runs import NETWORKS, SHARDED, address_of, cluster_of, entropy_of, tiny_dataset
+from tests.transport.testing import link_pair
 from transport import BufferPool, Identity, RemoteError
-from transport.testing import link_pair
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "profile.md"
 ROUNDING_US = 0.002

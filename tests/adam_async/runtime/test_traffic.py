@@ -6,8 +6,8 @@ import pytest
 from adam_async.messages import GetStatistics, Pull, Statistics, Values, pack, text_tensor
 from adam_async.runtime.traffic import PEERS_KEPT, Traffic
 from tests.adam_async.runs import NETWORKS, address_of
+from tests.transport.testing import link_pair
 from transport import Identity
-from transport.testing import link_pair
 
 NEAR = Identity(role="driver", node="driver-0", incarnation=1)
 FAR = Identity(role="ps", node="ps-0", incarnation=2)

@@ -24,8 +24,6 @@ from adam_async.simulation.linearizability import (
     WatchBroken,
     check,
     check_watch,
-    from_json,
-    to_json,
 )
 
 NUMBERS = itertools.count()
@@ -55,9 +53,9 @@ def unknown(begun, expected, value, **names):
     return op(begun, None, CompareAndSet(expected, value), **names)
 
 
-def checked(*operations, limit_s=5.0):
+def checked(*operations):
     """Steps that it took to accept a history."""
-    return check(operations, clock=lambda: 0.0, limit_s=limit_s)
+    return check(operations)
 
 
 def refused(*operations):
@@ -232,11 +230,9 @@ def test_a_refused_operation_has_no_effect():
     refused(nothing, get(2, 3, 5))
 
 
-def test_a_search_without_time_left_decides_nothing():
-    seconds = itertools.count()
-
-    with pytest.raises(Undecided, match=r"not decided after 2 s and 3 steps"):
-        check([put(n, n, n, n + 1) for n in range(9)], clock=lambda: float(next(seconds)), limit_s=2.0)
+def test_a_search_without_steps_left_decides_nothing():
+    with pytest.raises(Undecided, match=r"not decided after 2 steps"):
+        check([put(n, n, n, n + 1) for n in range(9)], most_steps=2)
 
 
 @pytest.mark.parametrize(
@@ -260,10 +256,10 @@ def test_operations_that_cannot_be_are_no_operations(ended, asked, answer, claim
 # --- noting histories ----------------------------------------------------------------------------
 
 
-def noted(write=None):
+def noted():
     """A history of each kind of end, on a clock that stands still for a while."""
     times = iter([0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.5])
-    history = History(clock=lambda: next(times), write=write)
+    history = History(clock=lambda: next(times))
     a = history.begin("a", "k", CompareAndSet(0, "x"))
     history.end(a, Done(5))
     b = history.begin("b", "k", Get())
@@ -290,37 +286,6 @@ def test_a_history_keeps_the_order_in_which_things_were_noted():
         history.end(0, Done(6))
     with pytest.raises(ValueError, match="is known"):
         history.unknown(0)
-
-
-def test_a_history_that_was_written_down_comes_back():
-    lines = []
-    operations = noted(lines.append).operations()
-
-    assert len(lines) == 7
-    assert from_json(b"".join(lines), origin="file") == operations
-    assert from_json(to_json(operations), origin="file") == operations
-
-
-def test_a_process_that_was_killed_while_it_wrote_leaves_unknown_operations():
-    lines = []
-    noted(lines.append)
-    data = b"".join(lines)
-    for size in range(len(data)):
-        found = from_json(data[:size], origin="file")
-        begun = sum(data[:size].count(line) for line in (lines[0], lines[2], lines[4], lines[5]))
-        assert len(found) == begun
-        checked(*found)
-
-
-def test_lines_that_are_no_operations_are_named():
-    data = to_json(noted().operations())
-
-    with pytest.raises(ValueError, match=r"run\.log: line 2 is no operation: .*"):
-        from_json(data.replace(b'"read"', b'"reed"'), origin="run.log")
-    with pytest.raises(ValueError, match=r"run\.log: line 5 is no operation"):
-        from_json(data + b"\xff\n", origin="run.log")
-    with pytest.raises(ValueError, match="line 1 is no operation: an operation has an end and an answer"):
-        from_json(data.replace(b'"answer":{"type":"done","version":5}', b'"answer":null'), origin="run.log")
 
 
 # --- histories of a real register ----------------------------------------------------------------

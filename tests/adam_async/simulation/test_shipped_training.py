@@ -327,7 +327,8 @@ async def train_and_lose_a_worker(world, how):
     await looked_for(training.in_the_middle)
     victim = training.workers[world.dice.below(2)]
     if how == "cut":
-        world.network.isolate(victim.name)
+        for other in [name for name in world.nodes if name != victim.name]:
+            world.network.cut(victim.name, other)
     else:
         getattr(victim, how)()
     result = await asyncio.wait_for(asyncio.shield(training.driver.task), 120.0)

@@ -12,7 +12,7 @@ from adam_async.worker.in_place_mode import InPlaceMode
 from adam_async.worker.in_place_step import TrainedInPlace
 from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, Rough, cluster_of, servers_of
 from tests.adam_async.worker.setups import mode_setup
-from transport.testing import Faults
+from tests.transport.testing import Faults
 
 
 def config_of(**options):

@@ -16,7 +16,7 @@ from adam_async.worker.service import ModelWorker
 from tests.adam_async.cluster.test_elastic import in_the_middle, joiner, trained
 from tests.adam_async.cluster.test_local import QUICK, FixedDice, config_of
 from tests.adam_async.runs import NETWORKS, cluster_of, tiny_dataset, turns, until, with_frozen
-from transport.testing import Faults, FaultyNetwork
+from tests.transport.testing import Faults, FaultyNetwork
 
 pytestmark = pytest.mark.thorough
 

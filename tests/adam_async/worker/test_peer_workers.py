@@ -20,8 +20,8 @@ from adam_async.runtime.traffic import Traffic
 from adam_async.worker.peer_workers import BLOCKS, CONFIRM_BLOCKS, Neighbours
 from adam_async.worker.reliable_stream import Parcel
 from tests.adam_async.runs import NETWORKS, Rough, address_of, turns, until
+from tests.transport.testing import Faults
 from transport import Identity, LinkBroken, LinkClosed, RemoteProtocolError
-from transport.testing import Faults
 
 WAITS = Waits(dial_s=30.0, call_s=30.0, patience_s=30.0)
 GREET = Greet(run="run", replica=0, replica_generation=7, partition=0, received=0, begun=0)

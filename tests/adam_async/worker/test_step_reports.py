@@ -7,7 +7,7 @@ from adam_async.worker import push_plan
 from adam_async.worker.in_place_step import TrainedInPlace
 from adam_async.worker.step_reports import STEPS, Recorder
 from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, Rough, servers_of, turns, until
-from transport.testing import Faults
+from tests.transport.testing import Faults
 
 ALIASED = {"weights": "aliased", "waits": PATIENT}
 

@@ -7,7 +7,7 @@ from adam_async.driver.replay.run import Replay
 from tests.adam_async.checkpoint.test_resume import stopped_from
 from tests.adam_async.cluster.test_local import config_of
 from tests.adam_async.runs import Uneven, cluster_of, local_network, tiny_dataset
-from transport.testing import Faults
+from tests.transport.testing import Faults
 
 IMAGES = 240
 

@@ -27,7 +27,7 @@ from tests.adam_async.runs import (
     until,
     with_frozen,
 )
-from transport.testing import Faults
+from tests.transport.testing import Faults
 
 pytestmark = pytest.mark.thorough
 

@@ -13,8 +13,7 @@ def with_faults(case: Case, *faults: Fault) -> Case:
 
 
 def plain_training(seed: int) -> Case:
-    """The run of a seed without the options that it draws, and without visitors."""
+    """The run of a seed without the options that it draws."""
     case = draw_case(TRAIN, seed)
     options = msgspec.structs.replace(case.plan.options, settings={})
-    plain = msgspec.structs.replace(case, plan=msgspec.structs.replace(case.plan, options=options))
-    return with_faults(plain, *(fault for fault in case.plan.faults if fault.kind != "visit"))
+    return msgspec.structs.replace(case, plan=msgspec.structs.replace(case.plan, options=options))

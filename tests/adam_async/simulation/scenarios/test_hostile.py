@@ -4,7 +4,7 @@ import pytest
 
 from adam_async.simulation.scenarios.hostile import BREACHES, DEAF, FIRST, HANDSHAKES
 from transport import BufferPool, HandshakeRejected, Identity, LinkConfig, RemoteProtocolError, RoleTable
-from transport.frames import FrameDecoder
+from transport.decoder import FrameDecoder
 from transport.handshake import RECORD_BYTES, ServerHandshake
 
 OF_LINKS = {"breach-type", "breach-twice"}

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, fields
 
-from transport.conformance import check_link
+from tests.transport.conformance import check_link
 from transport.errors import CallTimeout, TransportError
 from transport.link import Link, LinkStatistics, Observer, OnAnswer, Request
 from transport.messages import ANY_ROLE, Identity, Message, RoleTable

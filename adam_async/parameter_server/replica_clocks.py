@@ -1,0 +1,105 @@
+"""Pure: the clocks of the replicas on a server's shards, and the replica generations that they belong to.
+
+The server refuses pushes and ticks of a *replica generation* that has ended: other replicas have its groups.
+Its worker repeats them, at growing intervals, until the map tells it to begin another generation; without an
+acknowledgement no group of it is reported. Earlier pushes stay applied, and are answered again.
+
+A run may have any number of replica generations, and the server remembers them in bounded memory
+(`replica_generations.py`). It drops the push numbers of a generation when `REMEMBERED` later generations of
+its replica have ended. From then on it refuses every push of that generation, even an applied one, so it
+applies none twice. The server remembers the newest `OVER_KEPT` ended generations. A client repeats an open
+push for `patience_s` only and then fails, so no push comes from an older generation.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from adam_async.messages import Push, Tick
+from adam_async.parameter_server.replica_generations import EndedGenerations, keep_newest
+from adam_async.parameter_server.shard import Shard
+from adam_async.run.ids import Replica, ShardId
+
+EARLY_KEPT = 256
+"""Maximum number of replica generations whose clocks are kept until the map names them."""
+
+
+class ReplicaClocks:
+    """The live replica generations of a run, and which of their clocks count.
+
+    Args:
+        clocked: Whether workers wait for one another (ssp, bsp).
+
+    Attributes:
+        live: Live generation of each replica; empty before the map names any.
+        ended: Generations that have ended.
+    """
+
+    def __init__(self, *, clocked: bool) -> None:
+        self.live: Mapping[Replica, int] = {}
+        self.ended = EndedGenerations()
+        self._clocked = clocked
+        self._known: Mapping[Replica, int] = {}
+        """Last live generations; `live` may be empty."""
+        self._first_clock = 0
+        self._early: dict[tuple[Replica, int], dict[ShardId, int]] = {}
+
+    def advance(self, shards: Sequence[Shard], replica: Replica, incarnation: int, clock: int) -> None:
+        """Raise the clocks of a replica on these shards, if that of its generation counts."""
+        if self._counts(replica, incarnation):
+            for shard in shards:
+                clocks = shard.clocks
+                if clocks.get(replica, 0) < clock:
+                    clocks[replica] = clock
+        # The map may name the replica later. Without its clock it would then seem to be behind.
+        elif self._clocked and (replica, incarnation) not in self.ended:
+            early = keep_newest(self._early, (replica, incarnation), EARLY_KEPT)
+            for shard in shards:
+                early[shard.spec.id] = max(early.get(shard.spec.id, 0), clock)
+
+    def _counts(self, replica: Replica, incarnation: int) -> bool:
+        """Whether the clock of a generation counts: it is live, or was the last live one while none is."""
+        live = self.live or self._known
+        return live.get(replica) == incarnation or not live
+
+    def change(self, live: Mapping[Replica, int], shards: Iterable[Shard]) -> set[int | None]:
+        """Take the live replica generations that the map names, and set the clocks of the shards to them.
+
+        Returns the generations whose push numbers the caller must drop.
+        """
+        ended = [pair for pair in self.live.items() if live.get(pair[0]) != pair[1]]
+        self.live = live = dict(live)
+        self.ended.begin(live)
+        forgotten = {self.ended.end(*pair) for pair in ended} - {*live.values()}
+        if not live:
+            # The tables stay: the next replica to join starts at the clocks of the last ones.
+            return forgotten
+        # A new generation starts at the slowest clock of the others; the clock of its predecessor is void.
+        reborn = {replica for replica, number in live.items() if self._known.get(replica, number) != number}
+        self._known = live
+        early = {pair[0]: self._early.pop(pair, {}) for pair in live.items()}
+        # Clocks of other generations of these replicas are void.
+        self._early = {key: clocks for key, clocks in self._early.items() if key[0] not in live}
+        for shard in shards:
+            shard.name_replicas(live)
+            # If no replica stays, the newcomers start at the slowest clock that the last ones had.
+            staying = {r: c for r, c in shard.clocks.items() if r in live and r not in reborn}
+            slowest = min((staying or shard.clocks).values(), default=self._first_clock)
+            number = shard.spec.id
+            shard.clocks = {r: max(staying.get(r, slowest), early[r].get(number, 0)) for r in live}
+        return forgotten
+
+    def epoch_began(self, first_clock: int, shards: Iterable[Shard]) -> None:
+        """Raise all clocks to the first one of an epoch: the groups before it are all acknowledged."""
+        self._first_clock = first_clock
+        for shard in shards:
+            for replica, clock in shard.clocks.items():
+                shard.clocks[replica] = max(clock, first_clock)
+
+    def is_over(self, message: Push | Tick) -> bool:
+        """Whether the generation of a message has ended; one that the map has not named is about to begin."""
+        replica, replica_generation = Replica(message.replica), message.incarnation
+        return self.live.get(replica) != replica_generation and (replica, replica_generation) in self.ended
+
+    def forget_early(self, replica_generation: int) -> None:
+        """Forget the clocks of a generation that the map has not named."""
+        for key in [key for key in self._early if key[1] == replica_generation]:
+            del self._early[key]

@@ -1,0 +1,50 @@
+"""The waiters for the answer to a request: futures, and callbacks in their place."""
+
+import asyncio
+from typing import TypeAlias
+
+from transport.errors import TransportError
+from transport.link import OnAnswer
+from transport.messages import Message
+
+
+class AnswerCallback:
+    """Replacement of a future: passes its result to a function at once, without another iteration."""
+
+    __slots__ = ("_done", "_loop", "_on_answer")
+
+    def __init__(self, on_answer: OnAnswer, loop: asyncio.AbstractEventLoop) -> None:
+        self._on_answer = on_answer
+        self._loop = loop
+        self._done = False
+
+    def done(self) -> bool:
+        return self._done
+
+    def set_result(self, answer: Message) -> None:
+        self._call(answer)
+
+    def set_exception(self, error: TransportError) -> None:
+        self._call(error)
+
+    def exception(self) -> None:
+        """Do nothing; a future marks its error as retrieved."""
+
+    def _call(self, answer: Message | TransportError) -> None:
+        self._done = True
+        try:
+            self._on_answer(answer)
+        except Exception as error:
+            self._loop.call_exception_handler(
+                {"message": "the callback of an answer raised", "exception": error}
+            )
+
+
+Waiter: TypeAlias = "asyncio.Future[Message] | AnswerCallback"
+
+
+def fail_waiter(waiter: Waiter, error: TransportError) -> None:
+    """Fail a waiter, and mark its error as retrieved, because its owner may have dropped it."""
+    if not waiter.done():
+        waiter.set_exception(error)
+        waiter.exception()
