@@ -76,8 +76,11 @@ def unpack(data: bytes, origin: str, room_bytes: int = limits.MAX_FILE_BYTES) ->
         raise DataError(f"{origin} ends too early: it was cut short, fetch it again") from None
     except (OSError, zlib.error) as error:
         raise DataError(f"{origin} is not a gzipped tar file, or damaged ({error})") from None
-    if len(content) > most:
-        raise DataError(f"{origin} unpacks to more than {most} bytes; cut it into smaller ones")
+    if len(content) > limits.MAX_FILE_BYTES:
+        raise DataError(
+            f"{origin} unpacks to more than {limits.MAX_FILE_BYTES} bytes; cut it into smaller ones"
+        )
+    limits.check_total(len(content), origin, room_bytes)
     return content
 
 
