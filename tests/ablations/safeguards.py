@@ -42,6 +42,22 @@ CRASH_POINTS = (
 
 CALM = "the cost is a change of leader, not a wrong answer, and similar safeguards cover for it"
 
+
+def _core(
+    name: str, file: str, old: str, new: str, *, guard: str, breaks: str = "", seldom: str = ""
+) -> Ablation:
+    """Make the row of a safeguard of consensus whose removal replaces source text."""
+    return Ablation(
+        name=name,
+        file=CONSENSUS + file,
+        old=old,
+        new=new,
+        guard=f"{CORE_TESTS}test_core.py::{guard}",
+        breaks=breaks,
+        seldom=seldom,
+    )
+
+
 ABLATIONS = (
     Ablation(
         name="a vote is durable",
@@ -111,6 +127,90 @@ ABLATIONS = (
         patch=patches.count_half_as_majority,
         guard=CORE_TESTS + "test_membership.py::test_majorities_of_groups_one_step_apart_share_a_node",
         breaks="I7",
+    ),
+    _core(
+        "a leader counts its own entries after their sync",
+        "core.py",
+        "self._outbox.hold(Appended(sender=self.me, to=self.me,",
+        "self._receive(Appended(sender=self.me, to=self.me,",
+        guard="test_a_leader_sends_before_its_own_disk_is_ready_and_counts_the_others",
+    ),
+    _core(
+        "an entry of an earlier term is committed with one of the leader's term",
+        "core.py",
+        "decided > before and self.log.term_at(decided) == self.term",
+        "decided > before",
+        guard="test_an_entry_of_an_earlier_term_is_committed_with_one_of_the_leaders_own",
+    ),
+    _core(
+        "a snapshot has its membership",
+        "core.py",
+        "Snapshot(taken.index, term, self.log.members_at(taken.index), taken.state)",
+        "Snapshot(taken.index, term, self.log.snapshot.members, taken.state)",
+        guard="test_a_snapshot_has_the_membership_at_its_index",
+    ),
+    _core(
+        "a snapshot removes entries that do not follow it",
+        "log.py",
+        "agrees = self.term_at(snapshot.index) == snapshot.term",
+        "agrees = True",
+        guard="test_a_snapshot_removes_entries_that_do_not_follow_it",
+    ),
+    _core(
+        "pieces of a snapshot are joined in order",
+        "log.py",
+        "return chunk.offset == (len(self._state) if _which(chunk) == self._which else 0)",
+        "return True",
+        guard="test_a_piece_that_comes_twice_or_out_of_order_does_no_harm",
+    ),
+    _core(
+        "a later term comes before a longer log",
+        "core.py",
+        "granted = (ask.last_term, ask.last_index) >= (self.log.last_term, self.log.last_index)",
+        "granted = ask.last_index >= self.log.last_index",
+        guard="test_a_vote_is_for_a_log_that_ends_as_late_as_ones_own",
+    ),
+    _core(
+        "a read waits for a round that begins after it",
+        "core.py",
+        "WaitingRead(read.tag, max(self.commit, leading.first), leading.round + 1)",
+        "WaitingRead(read.tag, max(self.commit, leading.first), max(1, leading.round))",
+        guard="test_a_read_is_answered_after_a_majority_has_answered_its_round",
+    ),
+    _core(
+        "a read waits for an entry of the leader's term",
+        "core.py",
+        "WaitingRead(read.tag, max(self.commit, leading.first), leading.round + 1)",
+        "WaitingRead(read.tag, self.commit, leading.round + 1)",
+        guard="test_a_new_leader_answers_no_read_before_its_first_entry_is_committed",
+    ),
+    _core(
+        "a step waits for an entry of the leader's term",
+        "core.py",
+        "if self.commit < leading.first:\n            self._refuse",
+        "if False:\n            self._refuse",
+        guard="test_a_step_waits_for_an_entry_of_the_leaders_term",
+    ),
+    _core(
+        "a step waits for the step before it",
+        "core.py",
+        "elif self.log.members_index > self.commit:",
+        "elif False:",
+        guard="test_one_step_is_committed_before_the_next_begins",
+    ),
+    _core(
+        "learners do not count",
+        "membership.py",
+        "reached = sorted((values.get(voter, 0) for voter in self.voters), reverse=True)",
+        "reached = sorted((values.get(voter, 0) for voter in self.all), reverse=True)",
+        guard="test_a_learner_is_not_counted_and_does_not_stand",
+    ),
+    _core(
+        "a removed entry takes its membership with it",
+        "log.py",
+        "            self._changes.pop()\n",
+        "            break\n",
+        guard="test_a_membership_that_is_cut_off_is_no_longer_in_force",
     ),
     Ablation(
         name="an empty disk has another identity",

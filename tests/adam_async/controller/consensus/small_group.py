@@ -1,6 +1,22 @@
 """A few cores whose messages are delivered by hand, for tests that read like a conversation."""
 
-from tests.adam_async.controller.consensus.fuzzed_group import PRODUCT
+from adam_async.controller.consensus import (
+    Change,
+    Core,
+    Persist,
+    Persisted,
+    Propose,
+    Received,
+    Role,
+    Saved,
+    Send,
+    Settings,
+    Step,
+    Tick,
+    Writer,
+    bootstrapped,
+    recover,
+)
 
 LONG_S = 10.0
 """Longer than any time-out here."""
@@ -9,9 +25,8 @@ LONG_S = 10.0
 class SmallGroup:
     """Founders by their names; each word lies in `wire` until it is delivered."""
 
-    def __init__(self, names="abc", *, joiners="", code=PRODUCT, **settings):
-        self.code = code
-        self.settings = code.settings.Settings(**settings)
+    def __init__(self, names="abc", *, joiners="", **settings):
+        self.settings = Settings(**settings)
         self.now = 0.0
         self.wire = []
         self.seen = {}
@@ -22,20 +37,20 @@ class SmallGroup:
         self.unsynced = {}
         self.cores = {}
         for name in names:
-            self.start(name, code.records.bootstrapped(name, names))
+            self.start(name, bootstrapped(name, names))
         for name in joiners:
-            self.start(name, code.records.Saved(me=name))
+            self.start(name, Saved(me=name))
 
     def start(self, name, saved):
         self.seen[name] = []
         self.unsynced[name] = []
         self.disks[name] = list(saved.records())
-        self.cores[name] = self.code.core.Core(saved, self.settings, draw=lambda: 0.5, now=self.now)
+        self.cores[name] = Core(saved, self.settings, draw=lambda: 0.5, now=self.now)
 
     def restart(self, name):
         """End a life and begin the next, with what was on disk."""
-        data = self.code.records.Writer().frame(tuple(self.disks[name]))
-        saved, _ = self.code.records.recover(data, origin=name)
+        data = Writer().frame(tuple(self.disks[name]))
+        saved, _ = recover(data, origin=name)
         self.start(name, saved)
 
     def __getitem__(self, name):
@@ -45,10 +60,9 @@ class SmallGroup:
         """Hand over one event. Returns the effects that are neither words nor records."""
         core, kept = self.cores[name], []
         for effect in core.handle(event, now=self.now):
-            kind = type(effect).__name__
-            if kind == "Send":
+            if type(effect) is Send:
                 self.wire.append(effect.message)
-            elif kind != "Persist":
+            elif type(effect) is not Persist:
                 kept.append(effect)
             else:
                 self.unsynced[name].append(effect)
@@ -63,15 +77,15 @@ class SmallGroup:
         written, self.unsynced[name] = self.unsynced[name], []
         for persist in written:
             self.disks[name] += persist.records
-        return self.give(name, self.code.events.Persisted(written[-1].number))
+        return self.give(name, Persisted(written[-1].number))
 
     def tick(self, name, after_s=LONG_S):
         self.now += after_s
-        return self.give(name, self.code.events.Tick())
+        return self.give(name, Tick())
 
     def hand(self, message):
         """Deliver one word."""
-        return self.give(message.to, self.code.events.Received(message))
+        return self.give(message.to, Received(message))
 
     def take(self, kind=None, to=None):
         """Take words from the wire: those of a kind, and to somebody, if that is said."""
@@ -94,13 +108,13 @@ class SmallGroup:
         self.now += LONG_S
         self.tick(name)
         self.deliver(among)
-        assert self.cores[name].role.value == "leader", self.cores
+        assert self.cores[name].role is Role.LEADER, self.cores
 
     def propose(self, name, command=b"x", tag="write"):
-        return self.give(name, self.code.events.Propose(tag, command))
+        return self.give(name, Propose(tag, command))
 
     def change(self, name, kind, node, tag="change"):
-        return self.give(name, self.code.events.Change(tag, self.code.membership.Step(kind, node)))
+        return self.give(name, Change(tag, Step(kind, node)))
 
     def beat(self, name, among=None):
         """Let a leader speak, and all be answered."""
