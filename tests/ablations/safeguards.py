@@ -34,6 +34,9 @@ class Ablation:
 
 CONSENSUS, CONTROLLER = "adam_async/controller/consensus/", "adam_async/controller/"
 CORE_TESTS, CONTROLLER_TESTS = "tests/adam_async/controller/consensus/", "tests/adam_async/controller/"
+CORE, SERVICE = CORE_TESTS + "test_core.py::", CONTROLLER_TESTS + "test_service.py::"
+NODE, STATE = CONTROLLER_TESTS + "test_consensus_node.py::", CONTROLLER_TESTS + "test_state.py::"
+LOG_FILE = CONTROLLER_TESTS + "test_log_file.py::"
 
 CRASH_POINTS = (
     CONTROLLER_TESTS + "test_crash_points.py::"
@@ -52,7 +55,7 @@ def _core(
         file=CONSENSUS + file,
         old=old,
         new=new,
-        guard=f"{CORE_TESTS}test_core.py::{guard}",
+        guard=CORE + guard,
         breaks=breaks,
         seldom=seldom,
     )
@@ -62,13 +65,13 @@ ABLATIONS = (
     Ablation(
         name="a vote is durable",
         patch=patches.forget_ballots,
-        guard=CORE_TESTS + "test_core.py::test_a_vote_is_given_once_in_a_term_also_over_a_restart",
+        guard=CORE + "test_a_vote_is_given_once_in_a_term_also_over_a_restart",
         breaks="I7",
     ),
     Ablation(
         name="a vote is given once in a term",
         patch=patches.vote_again,
-        guard=CORE_TESTS + "test_core.py::test_a_vote_is_given_once_in_a_term_also_over_a_restart",
+        guard=CORE + "test_a_vote_is_given_once_in_a_term_also_over_a_restart",
         breaks="I7",
     ),
     Ablation(
@@ -80,46 +83,45 @@ ABLATIONS = (
     Ablation(
         name="messages of old terms are refused (fence)",
         patch=patches.handle_old_terms,
-        guard=CORE_TESTS + "test_core.py::test_a_leader_of_an_older_term_learns_of_the_newer_one_and_follows",
+        guard=CORE + "test_a_leader_of_an_older_term_learns_of_the_newer_one_and_follows",
         breaks="I4, or two leaders in a term",
     ),
-    Ablation(
-        name="a snapshot has its term",
-        file=CONSENSUS + "core.py",
-        old="Snapshot(taken.index, term, self.log.members_at(taken.index), taken.state)",
-        new="Snapshot(taken.index, 0, self.log.members_at(taken.index), taken.state)",
-        guard=CORE_TESTS + "test_core.py::"
-        "test_one_whose_entries_are_gone_is_sent_the_snapshot_in_pieces_and_then_the_rest",
+    _core(
+        "a snapshot has its term",
+        "core.py",
+        "Snapshot(taken.index, term, self.log.members_at(taken.index), taken.state)",
+        "Snapshot(taken.index, 0, self.log.members_at(taken.index), taken.state)",
+        guard="test_one_whose_entries_are_gone_is_sent_the_snapshot_in_pieces_and_then_the_rest",
         breaks="I7",
     ),
     Ablation(
         name="a vote needs an up-to-date log",
         patch=patches.vote_for_any_log,
-        guard=CORE_TESTS + "test_core.py::test_a_vote_is_for_a_log_that_ends_as_late_as_ones_own",
+        guard=CORE + "test_a_vote_is_for_a_log_that_ends_as_late_as_ones_own",
         breaks="I7",
     ),
-    Ablation(
-        name="entries follow a common entry",
-        file=CONSENSUS + "core.py",
-        old="if previous > self.commit and self.log.term_at(previous) != append.prev_term:",
-        new="if self.log.term_at(previous) is None and previous > self.commit:",
-        guard=CORE_TESTS + "test_core.py::test_entries_are_taken_only_after_an_entry_that_both_have",
+    _core(
+        "entries follow a common entry",
+        "core.py",
+        "if previous > self.commit and self.log.term_at(previous) != append.prev_term:",
+        "if self.log.term_at(previous) is None and previous > self.commit:",
+        guard="test_entries_are_taken_only_after_an_entry_that_both_have",
         breaks="I7",
     ),
-    Ablation(
-        name="conflicting entries are replaced",
-        file=CONSENSUS + "core.py",
-        old="if entry.index > self.commit and self.log.term_at(entry.index) != entry.term:",
-        new="if entry.index > self.log.last_index:",
-        guard=CORE_TESTS + "test_core.py::test_entries_in_conflict_with_the_leaders_are_replaced",
+    _core(
+        "conflicting entries are replaced",
+        "core.py",
+        "if entry.index > self.commit and self.log.term_at(entry.index) != entry.term:",
+        "if entry.index > self.log.last_index:",
+        guard="test_entries_in_conflict_with_the_leaders_are_replaced",
         breaks="I7",
     ),
-    Ablation(
-        name="a follower commits only entries equal to the leader's",
-        file=CONSENSUS + "core.py",
-        old="self._commit_to(min(append.commit, match))",
-        new="self._commit_to(min(append.commit, self.log.last_index))",
-        guard=CORE_TESTS + "test_core.py::test_a_follower_commits_only_what_it_knows_to_be_the_same",
+    _core(
+        "a follower commits only entries equal to the leader's",
+        "core.py",
+        "self._commit_to(min(append.commit, match))",
+        "self._commit_to(min(append.commit, self.log.last_index))",
+        guard="test_a_follower_commits_only_what_it_knows_to_be_the_same",
         seldom="an isolated node must have common entries that it does not know to be common, and one more",
     ),
     Ablation(
@@ -215,51 +217,45 @@ ABLATIONS = (
     Ablation(
         name="an empty disk has another identity",
         patch=patches.keep_identity_without_disk,
-        guard=CONTROLLER_TESTS
-        + "test_consensus_node.py::test_a_controller_that_lost_its_disk_is_added_again_and_counts",
+        guard=NODE + "test_a_controller_that_lost_its_disk_is_added_again_and_counts",
         breaks="I7",
     ),
     Ablation(
         name="an identity with a lost disk leaves the group",
         patch=patches.keep_lost_identities,
-        guard=CONTROLLER_TESTS
-        + "test_consensus_node.py::test_a_controller_that_lost_its_disk_is_added_again_and_counts",
+        guard=NODE + "test_a_controller_that_lost_its_disk_is_added_again_and_counts",
         breaks="I15",
     ),
     Ablation(
         name="messages for an earlier identity are dropped",
         patch=patches.take_messages_for_earlier_identities,
-        guard=CORE_TESTS + "test_core.py::test_a_message_for_an_earlier_identity_is_ignored",
+        guard=CORE + "test_a_message_for_an_earlier_identity_is_ignored",
         seldom="a message must be in flight during the loss of a disk, and its link ends with the loss",
     ),
     Ablation(
         name="only a confirmed leader answers a read",
         patch=patches.answer_reads_at_once,
-        guard=CONTROLLER_TESTS + "test_service.py::"
-        "test_a_read_of_a_leader_that_was_deposed_and_does_not_know_it_is_not_answered_with_what_"
-        "is_old",
+        guard=SERVICE
+        + "test_a_read_of_a_leader_that_was_deposed_and_does_not_know_it_is_not_answered_with_what_is_old",
         breaks="I6",
     ),
     Ablation(
         name="a read waits for a round to a majority",
         patch=patches.read_without_round,
-        guard=CONTROLLER_TESTS + "test_service.py::"
-        "test_a_read_of_a_leader_that_was_deposed_and_does_not_know_it_is_not_answered_with_what_"
-        "is_old",
+        guard=SERVICE
+        + "test_a_read_of_a_leader_that_was_deposed_and_does_not_know_it_is_not_answered_with_what_is_old",
         seldom="a deposed leader must get a request in the moment before it resigns",
     ),
     Ablation(
         name="a new leader answers watches after it has applied earlier answers",
         patch=patches.answer_watches_early,
-        guard=CONTROLLER_TESTS + "test_service.py::"
-        "test_a_new_leader_shows_nobody_a_map_that_is_older_than_what_was_answered_before_it",
+        guard=SERVICE + "test_a_new_leader_shows_nobody_a_map_that_is_older_than_what_was_answered_before_it",
         seldom="no checker compares the order of answers to different watchers",
     ),
     Ablation(
         name="a lagging controller keeps a watcher waiting",
         patch=patches.answer_watches_with_older_maps,
-        guard=CONTROLLER_TESTS + "test_service.py::"
-        "test_a_deposed_leader_that_does_not_know_it_takes_nobody_back_to_an_older_map",
+        guard=SERVICE + "test_a_deposed_leader_that_does_not_know_it_takes_nobody_back_to_an_older_map",
         seldom="a deposed leader must get a request in the moment before it resigns",
     ),
     Ablation(
@@ -272,8 +268,7 @@ ABLATIONS = (
     Ablation(
         name="sessions are part of a snapshot",
         patch=patches.snapshot_without_sessions,
-        guard=CONTROLLER_TESTS
-        + "test_consensus_node.py::test_a_session_goes_on_in_those_who_begin_with_a_snapshot",
+        guard=NODE + "test_a_session_goes_on_in_those_who_begin_with_a_snapshot",
         breaks="I7",
     ),
     Ablation(
@@ -281,7 +276,7 @@ ABLATIONS = (
         file=CONTROLLER + "state.py",
         old="        if version != command.expected:\n",
         new="        if version < command.expected:\n",
-        guard=CONTROLLER_TESTS + "test_state.py::test_a_compare_and_set_that_comes_too_late_changes_nothing",
+        guard=STATE + "test_a_compare_and_set_that_comes_too_late_changes_nothing",
         breaks="I6",
     ),
     Ablation(
@@ -289,27 +284,25 @@ ABLATIONS = (
         file=CONTROLLER + "state.py",
         old="if new.incarnation in before:",
         new="if False:",
-        guard=CONTROLLER_TESTS + "test_state.py::"
-        "test_an_incarnation_that_another_one_followed_never_joins_again",
+        guard=STATE + "test_an_incarnation_that_another_one_followed_never_joins_again",
         seldom="a client has one incarnation at a time; requests of an earlier one expect an older version",
     ),
     Ablation(
         name="the death of an earlier incarnation has no effect",
         patch=patches.lose_later_incarnations,
-        guard=CONTROLLER_TESTS + "test_state.py::test_the_death_of_an_earlier_incarnation_changes_nothing",
+        guard=STATE + "test_the_death_of_an_earlier_incarnation_changes_nothing",
         seldom="a member lost by mistake joins again, and no checker asks for the reason of the loss",
     ),
     Ablation(
         name="a loss takes effect after agreement",
         patch=patches.lose_without_agreement,
-        guard=CONTROLLER_TESTS + "test_service.py::test_a_loss_takes_effect_only_once_it_is_committed",
+        guard=SERVICE + "test_a_loss_takes_effect_only_once_it_is_committed",
         breaks="I6",
     ),
     Ablation(
         name="a new leader suspects all members without a link",
         patch=patches.suspect_nobody_after_election,
-        guard=CONTROLLER_TESTS + "test_service.py::"
-        "test_members_that_come_to_the_next_leader_in_time_are_not_lost_and_the_others_are",
+        guard=SERVICE + "test_members_that_come_to_the_next_leader_in_time_are_not_lost_and_the_others_are",
         seldom="all clients return, so no missing one has to be lost",
     ),
     Ablation(
@@ -317,8 +310,7 @@ ABLATIONS = (
         file=CONTROLLER + "log_file.py",
         old="            await self._disk.truncate_durably(self._path, end)\n",
         new="            pass\n",
-        guard=CONTROLLER_TESTS + "test_log_file.py::"
-        "test_a_torn_end_is_cut_off_and_the_file_goes_on_before_it",
+        guard=LOG_FILE + "test_a_torn_end_is_cut_off_and_the_file_goes_on_before_it",
         breaks="ConfigError",
     ),
     Ablation(
@@ -335,33 +327,32 @@ ABLATIONS = (
         file=CONTROLLER + "log_file.py",
         old="        await self._disk.write_atomic(self._path, [writer.frame(records)])\n",
         new="        await self._disk.append_durably(self._path, 0, writer.frame(records))\n",
-        guard=CONTROLLER_TESTS + "test_log_file.py::"
-        "test_whenever_the_power_goes_the_old_file_is_there_or_the_new_one_and_no_part_of_either",
+        guard=LOG_FILE
+        + "test_whenever_the_power_goes_the_old_file_is_there_or_the_new_one_and_no_part_of_either",
         seldom="a crash must hit the moment of a snapshot",
     ),
     Ablation(
         name="a controller ends after a failed write",
         patch=patches.ignore_failed_disk,
-        guard=CONTROLLER_TESTS + "test_consensus_node.py::"
-        "test_a_controller_whose_disk_fails_ends_and_the_others_go_on",
+        guard=NODE + "test_a_controller_whose_disk_fails_ends_and_the_others_go_on",
         breaks="I11, or I7 of a controller that goes on without its promises",
     ),
     Ablation(
         name="only an electable candidate raises the term (pre-vote)",
         patch=patches.elect_without_pre_vote,
-        guard=CORE_TESTS + "test_core.py::test_a_minority_elects_nobody_and_raises_no_term",
+        guard=CORE + "test_a_minority_elects_nobody_and_raises_no_term",
         seldom=CALM,
     ),
     Ablation(
         name="a leader without a majority resigns (check-quorum)",
         patch=patches.lead_without_majority,
-        guard=CORE_TESTS + "test_core.py::test_a_leader_that_hears_no_majority_gives_up",
+        guard=CORE + "test_a_leader_that_hears_no_majority_gives_up",
         seldom=CALM,
     ),
     Ablation(
         name="a node with a leader ignores candidates",
         patch=patches.answer_candidates,
-        guard=CORE_TESTS + "test_core.py::test_a_node_that_hears_a_leader_does_not_answer_a_candidate",
+        guard=CORE + "test_a_node_that_hears_a_leader_does_not_answer_a_candidate",
         seldom=CALM,
     ),
 )

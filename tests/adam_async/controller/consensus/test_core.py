@@ -35,6 +35,12 @@ def kinds(effects):
     return [type(effect) for effect in effects]
 
 
+def elected(**options):
+    group = SmallGroup("abc", **options)
+    group.elect("a")
+    return group
+
+
 # --- elections ---------------------------------------------------------------------------------
 
 
@@ -104,8 +110,7 @@ def test_a_vote_is_given_once_in_a_term_also_over_a_restart():
 )
 @pytest.mark.parametrize("pre", [True, False])
 def test_a_vote_is_for_a_log_that_ends_as_late_as_ones_own(last_index, last_term, granted, pre):
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     group.now += 10
     group.hand(AskVote(sender="c", to="b", term=5, last_index=last_index, last_term=last_term, pre=pre))
     (vote,) = group.take("Vote", to="c")
@@ -113,8 +118,7 @@ def test_a_vote_is_for_a_log_that_ends_as_late_as_ones_own(last_index, last_term
 
 
 def test_a_node_that_hears_a_leader_does_not_answer_a_candidate():
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     group.beat("a")
     for name in "ab":
         group.hand(AskVote(sender="c", to=name, term=9, last_index=9, last_term=9, pre=False))
@@ -123,8 +127,7 @@ def test_a_node_that_hears_a_leader_does_not_answer_a_candidate():
 
 
 def test_a_leader_that_hears_no_majority_gives_up():
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     group.propose("a", tag="mine")
     group.wire.clear()
     effects = group.tick("a")
@@ -133,8 +136,7 @@ def test_a_leader_that_hears_no_majority_gives_up():
 
 
 def test_a_leader_of_an_older_term_learns_of_the_newer_one_and_follows():
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     old = Append(sender="a", to="b", term=2, prev_index=2, prev_term=2, entries=(), commit=2, round=0)
     group.elect("b", "bc")
     group.hand(old)
@@ -157,8 +159,7 @@ def test_a_message_for_an_earlier_identity_is_ignored():
 
 
 def test_entries_are_on_disk_before_they_are_acknowledged():
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     group.slow.add("b")
     group.propose("a")
     group.hand(*group.take("Append", to="b"))
@@ -169,8 +170,7 @@ def test_entries_are_on_disk_before_they_are_acknowledged():
 
 
 def test_a_leader_sends_before_its_own_disk_is_ready_and_counts_the_others():
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     group.slow.add("a")
     group.propose("a")
     group.deliver("ab")
@@ -181,8 +181,7 @@ def test_a_leader_sends_before_its_own_disk_is_ready_and_counts_the_others():
 
 
 def test_entries_in_conflict_with_the_leaders_are_replaced():
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     for command in (b"1", b"2", b"3"):
         group.propose("a", command)
     group.wire.clear()
@@ -195,8 +194,7 @@ def test_entries_in_conflict_with_the_leaders_are_replaced():
 
 
 def test_a_lost_message_is_noticed_by_the_next_heartbeat():
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     group.propose("a", b"lost")
     group.wire.clear()
     group.beat("a")
@@ -204,8 +202,7 @@ def test_a_lost_message_is_noticed_by_the_next_heartbeat():
 
 
 def test_no_more_than_a_window_is_sent_ahead_of_answers():
-    group = SmallGroup("abc", window=4, message_bytes=1)
-    group.elect("a")
+    group = elected(window=4, message_bytes=1)
     for _ in range(20):
         group.propose("a")
     sent = [entry.index for message in group.take("Append", to="b") for entry in message.entries]
@@ -213,8 +210,7 @@ def test_no_more_than_a_window_is_sent_ahead_of_answers():
 
 
 def test_a_follower_commits_only_what_it_knows_to_be_the_same():
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     for _ in range(3):
         group.propose("a")
     group.wire.clear()
@@ -225,8 +221,7 @@ def test_a_follower_commits_only_what_it_knows_to_be_the_same():
 
 
 def test_entries_are_taken_only_after_an_entry_that_both_have():
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     group.propose("a")
     group.wire.clear()
     after = Append(
@@ -240,8 +235,7 @@ def test_entries_are_taken_only_after_an_entry_that_both_have():
 
 def test_an_entry_of_an_earlier_term_is_committed_with_one_of_the_leaders_own():
     """As in figure 8 of the Raft paper: until then, one with a later entry may still be elected."""
-    group = SmallGroup("abc", message_bytes=1)
-    group.elect("a")
+    group = elected(message_bytes=1)
     group.propose("a", b"old")
     group.wire.clear()
     group.restart("a")
@@ -256,8 +250,7 @@ def test_an_entry_of_an_earlier_term_is_committed_with_one_of_the_leaders_own():
 
 
 def test_a_late_word_of_the_leader_undoes_nothing():
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     group.propose("a", b"1")
     late = group.take("Append", to="b")
     group.propose("a", b"2")
@@ -274,15 +267,13 @@ def test_a_late_word_of_the_leader_undoes_nothing():
 
 
 def test_a_follower_names_the_leader():
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     assert group.propose("b") == [Refused("write", "this node does not lead", "a")]
     assert group.give("c", Read("read"))[0].leader == "a"
 
 
 def test_a_command_that_is_too_large_and_one_too_many_are_refused():
-    group = SmallGroup("abc", command_bytes=4, backlog=2)
-    group.elect("a")
+    group = elected(command_bytes=4, backlog=2)
     (effect,) = group.propose("a", b"12345")
     assert "5 bytes is above the limit of 4" in effect.reason
     assert group.propose("a", b"1234") == group.propose("a") == []
@@ -291,8 +282,7 @@ def test_a_command_that_is_too_large_and_one_too_many_are_refused():
 
 
 def test_one_read_too_many_is_refused():
-    group = SmallGroup("abc", backlog=2)
-    group.elect("a")
+    group = elected(backlog=2)
     assert group.give("a", Read(1)) == group.give("a", Read(2)) == []
     (effect,) = group.give("a", Read(3))
     assert "2 reads wait" in effect.reason
@@ -301,8 +291,7 @@ def test_one_read_too_many_is_refused():
 
 
 def test_a_read_is_answered_after_a_majority_has_answered_its_round():
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     assert group.give("a", Read("r")) == []
     (first, *_) = group.take("Append", to="b")
     assert first.round == 1
@@ -314,8 +303,7 @@ def test_a_read_is_answered_after_a_majority_has_answered_its_round():
 
 
 def test_a_new_leader_answers_no_read_before_its_first_entry_is_committed():
-    group = SmallGroup("abc", message_bytes=1)
-    group.elect("a")
+    group = elected(message_bytes=1)
     group.propose("a", b"written")
     group.deliver("ab")
     group.now += 10
@@ -331,8 +319,7 @@ def test_a_new_leader_answers_no_read_before_its_first_entry_is_committed():
 
 
 def test_a_leader_that_resigns_answers_all_waiting_requests():
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     group.propose("a", tag="w")
     group.give("a", Read("r"))
     group.wire.clear()
@@ -344,8 +331,7 @@ def test_a_leader_that_resigns_answers_all_waiting_requests():
 
 
 def test_one_whose_entries_are_gone_is_sent_the_snapshot_in_pieces_and_then_the_rest():
-    group = SmallGroup("abc", chunk_bytes=3)
-    group.elect("a")
+    group = elected(chunk_bytes=3)
     for _ in range(5):
         group.propose("a")
         group.deliver("ab")
@@ -399,8 +385,7 @@ def test_a_snapshot_has_the_membership_at_its_index():
 
 
 def test_a_snapshot_removes_entries_that_do_not_follow_it():
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     for _ in range(4):
         group.propose("a")
     assert group["a"].log.last_index == 6
@@ -418,8 +403,7 @@ def test_a_snapshot_of_what_is_not_applied_is_a_mistake_of_the_caller():
 
 
 def joined(joiners="d", **settings):
-    group = SmallGroup("abc", joiners=joiners, **settings)
-    group.elect("a")
+    group = elected(joiners=joiners, **settings)
     for name in joiners:
         group.change("a", "add", name)
         for _ in range(3):
@@ -447,8 +431,7 @@ def test_a_learner_is_not_counted_and_does_not_stand():
 
 
 def test_a_learner_that_lacks_too_much_is_not_made_a_voter():
-    group = SmallGroup("abc", joiners="d", catch_up=2)
-    group.elect("a")
+    group = elected(joiners="d", catch_up=2)
     group.change("a", "add", "d")
     for _ in range(4):
         group.propose("a")
@@ -458,8 +441,7 @@ def test_a_learner_that_lacks_too_much_is_not_made_a_voter():
 
 
 def test_one_step_is_committed_before_the_next_begins():
-    group = SmallGroup("abc", joiners="de")
-    group.elect("a")
+    group = elected(joiners="de")
     assert group.change("a", "add", "d") == []
     (effect,) = group.change("a", "add", "e")
     assert "another change" in effect.reason
@@ -480,15 +462,13 @@ def test_a_step_waits_for_an_entry_of_the_leaders_term():
 
 
 def test_a_step_that_does_not_fit_is_refused_with_the_reason():
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     (effect,) = group.change("a", "remove", "z")
     assert "z is not in the group a, b, c" in effect.reason
 
 
 def test_a_leader_that_removes_itself_leads_until_that_is_committed():
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     group.change("a", "remove", "a")
     assert group["a"].role is Role.LEADER
     group.deliver("ab")
@@ -500,8 +480,7 @@ def test_a_leader_that_removes_itself_leads_until_that_is_committed():
 
 
 def test_a_membership_that_is_cut_off_is_no_longer_in_force():
-    group = SmallGroup("abc", joiners="d")
-    group.elect("a")
+    group = elected(joiners="d")
     group.change("a", "add", "d")
     group.wire.clear()
     assert group["a"].members.learners == ("d",)
@@ -538,8 +517,7 @@ def test_the_last_voter_stays():
 
 
 def test_leadership_goes_to_the_one_who_is_named():
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     group.propose("a")
     group.deliver("ab")
     group.give("a", Transfer("stop", "c"))
@@ -554,8 +532,7 @@ def test_leadership_goes_to_the_one_who_is_named():
 
 
 def test_a_hand_over_that_does_not_succeed_is_given_up():
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     group.give("a", Transfer("stop", "c"))
     group.wire.clear()
     for _ in range(6):
@@ -585,8 +562,7 @@ def test_a_core_names_its_deadline_and_its_state():
 
 
 def test_another_core_goes_on_from_the_saved_state():
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     group.propose("a")
     saved = group["a"].saved
     assert saved == Saved(me="a", term=2, vote="a", snapshot=saved.snapshot, entries=saved.entries)
@@ -596,16 +572,14 @@ def test_another_core_goes_on_from_the_saved_state():
 
 
 def test_two_leaders_of_one_term_are_an_error_and_not_a_case():
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     rival = Append(sender="b", to="a", term=2, prev_index=1, prev_term=1, entries=(), commit=1, round=0)
     with pytest.raises(Violation, match="b leads in term 2 as well as a"):
         group["a"].handle(Received(rival), now=group.now)
 
 
 def test_answers_that_come_too_late_change_nothing():
-    group = SmallGroup("abc")
-    group.elect("a")
+    group = elected()
     before = repr(group["b"])
     group.hand(Vote(sender="c", to="b", term=2, pre=False, granted=True))
     group.hand(Appended(sender="c", to="b", term=2, ok=True, match=9, round=9))
