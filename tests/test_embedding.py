@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from functools import cache
 from importlib import util
 from importlib.metadata import version
 from types import ModuleType
@@ -22,7 +21,6 @@ import adam_async.cluster.sync
 from adam_async import (
     Config,
     DataError,
-    Dataset,
     EpochResult,
     LocalCluster,
     ProcessCluster,
@@ -30,24 +28,10 @@ from adam_async import (
     make_dataset,
     synthetic,
 )
+from tests.adam_async.cluster.test_sync import bars
 from tests.adam_async.runs import until
 
 SMALL = Config(epochs=2, threads=1, replicas=2, servers=2)
-
-
-@cache
-def bars() -> Dataset:
-    """64 images of one bright row out of four, and 16 to test with."""
-    labels = np.arange(80) % 4
-    images = np.zeros((80, 4, 4), np.uint8)
-    images[np.arange(80), labels] = 255
-    return make_dataset(
-        name="bars",
-        source="made here",
-        train=(images[:64], labels[:64]),
-        test=(images[64:], labels[64:]),
-        origins=("images", "labels", "test images", "test labels"),
-    )
 
 
 def signal_handlers() -> dict[str, Any]:

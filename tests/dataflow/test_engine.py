@@ -360,13 +360,16 @@ async def test_other_waits_are_refused_when_the_engine_stops() -> None:
                 pool.step()
 
 
-async def test_a_failure_is_raised_even_if_the_body_never_waits_again() -> None:
+@pytest.mark.parametrize("uses_the_engine", [False, True])
+async def test_a_failure_is_raised_alone_even_if_the_body_never_waits_again(uses_the_engine: bool) -> None:
     pool = ManualPool()
     with pytest.raises(NodeFailed):
         async with Engine(FAILING, pool=pool, in_flight=1) as engine:
             await engine.admit(A)
             engine.deliver("x", A, 7)
             pool.step()
+            if uses_the_engine:
+                engine.deliver("x", B, 7)
 
 
 async def test_an_error_of_the_body_passes_as_it_is() -> None:
@@ -392,16 +395,6 @@ async def test_two_errors_are_raised_together() -> None:
             raise LookupError("mine")
 
     assert {type(error) for error in caught.value.exceptions} == {LookupError, NodeFailed}
-
-
-async def test_a_body_that_uses_the_stopped_engine_raises_the_failure_alone() -> None:
-    pool = ManualPool()
-    with pytest.raises(NodeFailed):
-        async with Engine(FAILING, pool=pool, in_flight=1) as engine:
-            await engine.admit(A)
-            engine.deliver("x", A, 7)
-            pool.step()
-            engine.deliver("x", B, 7)
 
 
 async def test_a_failing_node_may_drop_its_tag() -> None:

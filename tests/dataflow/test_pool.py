@@ -38,31 +38,26 @@ async def test_run_raises_the_error_of_the_function() -> None:
         assert await pool.run(abs, -1) == 1
 
 
-async def test_each_thread_hands_out_its_own_context() -> None:
+@pytest.mark.parametrize(
+    ("contexts", "made", "given"),
+    [
+        (["first", "second"], 0, ["first", "second"]),
+        (lambda: f"made by {thread_name()}", 2, ["made by p/0", "made by p/1"]),
+    ],
+    ids=["handed over", "made by its thread at its start"],
+)
+async def test_each_thread_hands_out_its_own_context(contexts: Any, made: int, given: list[str]) -> None:
     barrier = threading.Barrier(2)
 
     def both(context: str) -> tuple[str, str]:
         barrier.wait(timeout=10)
         return thread_name(), context
 
-    async with ComputePool(threads=2, name="p", contexts=["first", "second"]) as pool:
+    async with ComputePool(threads=2, name="p", contexts=contexts) as pool:
+        assert pool.statistics().finished == made
         results = await asyncio.gather(*(pool.run(both, with_context=True) for _ in range(2)))
 
-    assert sorted(results) == [("p/0", "first"), ("p/1", "second")]
-
-
-async def test_each_thread_makes_its_own_context_when_it_starts() -> None:
-    barrier = threading.Barrier(2)
-
-    def both(context: str) -> tuple[str, str]:
-        barrier.wait(timeout=10)
-        return thread_name(), context
-
-    async with ComputePool(threads=2, name="p", contexts=lambda: f"made by {thread_name()}") as pool:
-        assert pool.statistics().finished == 2
-        results = await asyncio.gather(*(pool.run(both, with_context=True) for _ in range(2)))
-
-    assert sorted(results) == [("p/0", "made by p/0"), ("p/1", "made by p/1")]
+    assert sorted(results) == list(zip(["p/0", "p/1"], given, strict=True))
 
 
 async def test_a_context_that_cannot_be_made_ends_the_threads_and_is_raised() -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,3 +144,20 @@ def run(*arguments: str, environment: dict[str, str] | None = None) -> tuple[int
     """Run a command to its end; returns exit code and output."""
     with Command(*arguments, environment=environment) as command:
         return command.finish(), command.output
+
+
+def address_of(role: Command) -> str:
+    line = role.wait_for(" listens on ")
+    return line.partition(" listens on ")[2].partition(";")[0]
+
+
+def started_by_hand(stack: ExitStack) -> tuple[str, Callable[..., Command]]:
+    """Start a controller; return its address, and a function that starts a role which joins it."""
+    meet = address_of(stack.enter_context(Command("controller", "--bind", "tcp://127.0.0.1:0")))
+
+    def start(*words: str) -> Command:
+        role = stack.enter_context(Command(*words, meet))
+        address_of(role)
+        return role
+
+    return meet, start

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.commands import Command
-from tests.processes.test_roles_by_hand import address_of
+from tests.processes.commands import Command, address_of
 
 pytestmark = pytest.mark.processes
 

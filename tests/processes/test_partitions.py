@@ -18,9 +18,8 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.option_sources import make_config
 from adam_async.run.result import RunResult
 from tests.adam_async.runs import until
-from tests.processes.commands import Command
+from tests.processes.commands import Command, started_by_hand
 from tests.processes.cut_runs import IMAGES, WORKERS, CutRun, cut_run, training
-from tests.processes.test_roles_by_hand import address_of
 from transport import Identity, LinkBroken, LinkClosed
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -58,14 +57,7 @@ def test_a_partitioned_model_trains_and_the_report_has_its_traffic(plan: str, tm
 def test_a_spare_worker_that_joined_by_hand_takes_the_place_of_a_dead_one(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     with ExitStack() as stack:
-        controller = stack.enter_context(Command("controller", "--bind", "tcp://127.0.0.1:0"))
-        meet = address_of(controller)
-
-        def start(*words: str) -> Command:
-            role = stack.enter_context(Command(*words, meet))
-            address_of(role)
-            return role
-
+        meet, start = started_by_hand(stack)
         start("ps", "--controller")
         start("data", "--data", "digits", "--controller")
         start("worker", "--id", "stays", "--threads", "1", "--join")

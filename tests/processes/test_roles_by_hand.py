@@ -9,16 +9,11 @@ from pathlib import Path
 import pytest
 
 from adam_async.run.token_file import derived_text
-from tests.processes.commands import Command, run
+from tests.processes.commands import Command, address_of, run, started_by_hand
 
 pytestmark = pytest.mark.processes
 
 TOKEN = "a token that nobody guesses"
-
-
-def address_of(role: Command) -> str:
-    line = role.wait_for(" listens on ")
-    return line.partition(" listens on ")[2].partition(";")[0]
 
 
 def test_roles_started_by_hand_serve_run_after_run(tmp_path: Path) -> None:
@@ -181,14 +176,7 @@ def test_a_worker_joins_a_training_and_another_leaves_it(
 ) -> None:
     report = tmp_path / "report.json"
     with ExitStack() as stack:
-        controller = stack.enter_context(Command("controller", "--bind", "tcp://127.0.0.1:0"))
-        meet = address_of(controller)
-
-        def start(*words: str) -> Command:
-            role = stack.enter_context(Command(*words, meet))
-            address_of(role)
-            return role
-
+        meet, start = started_by_hand(stack)
         start("ps", "--controller")
         start("data", "--data", "digits", "--controller")
         start("worker", "--id", "stayer", "--threads", "1", "--join")

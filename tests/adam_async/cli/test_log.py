@@ -3,7 +3,6 @@
 import json
 import logging
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,15 +13,7 @@ HOSTILE = "ps-0\x1b]0;owned\x07\nadam-async: forged"
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
-@pytest.fixture(autouse=True)
-def no_handlers() -> Iterator[None]:
-    """Restore the state that `log_to_stderr` sets."""
-    root = logging.getLogger()
-    handlers, level, quiet = root.handlers[:], root.level, logging.getLogger("asyncio").level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.getLogger("asyncio").setLevel(quiet)
+pytestmark = pytest.mark.usefixtures("no_handlers")
 
 
 def test_a_line_of_a_role_has_time_level_and_node(capsys: pytest.CaptureFixture[str]) -> None:

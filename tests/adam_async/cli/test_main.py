@@ -171,18 +171,6 @@ def test_reports_are_named_one_after_the_other() -> None:
         (["worker"], "--join"),
         (["ps"], "--controller"),
         (["train", "--copies", "3"], "Unknown option"),
-    ],
-)
-def test_words_that_mean_nothing_are_named(words: list[str], claim: str) -> None:
-    with pytest.raises(CycloptsError) as raised:
-        parsed(*words)
-
-    assert claim in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("words", "claim"),
-    [
         (["train", "--epochs", "2.4"], "must be a whole number, not '2.4'"),
         (["train", "--checkpoint-misses=1.5"], "must be a whole number, not '1.5'"),
         (["worker", "--join", "tcp://127.0.0.1:1", "--threads=1.5"], "must be a whole number, not '1.5'"),
@@ -191,7 +179,7 @@ def test_words_that_mean_nothing_are_named(words: list[str], claim: str) -> None
         (["train", "--out="], "the path is empty: name a file or folder"),
     ],
 )
-def test_a_fraction_is_no_count_and_nothing_is_no_path(words: list[str], claim: str) -> None:
+def test_words_fractions_and_empty_paths_that_mean_nothing_are_named(words: list[str], claim: str) -> None:
     with pytest.raises(CycloptsError) as raised:
         parsed(*words)
 

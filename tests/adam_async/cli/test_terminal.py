@@ -2,7 +2,6 @@
 
 import io
 import logging
-from collections.abc import Iterator
 
 import pytest
 from rich.table import Table
@@ -14,17 +13,6 @@ from adam_async.run.progress import Progress
 
 HOSTILE = "ps-0\x1b]0;owned\x07\x9b31m\u202e[red]:bug:\nadam-async: forged"
 SHOWN = "ps-0\\x1b]0;owned\\x07\\x9b31m\\u202e[red]:bug:\\nadam-async: forged"
-
-
-@pytest.fixture
-def no_handlers() -> Iterator[None]:
-    """Restore the state that `log_to_stderr` sets."""
-    root = logging.getLogger()
-    handlers, level, quiet = root.handlers[:], root.level, logging.getLogger("asyncio").level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.getLogger("asyncio").setLevel(quiet)
 
 
 def test_lines_news_and_errors_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:

@@ -448,20 +448,22 @@ def test_a_controller_missing_from_the_addresses_is_an_error():
         group.set_addresses({"controller-1": "tcp://a:1"})
 
 
+def first_controller(disk, folder):
+    return Controller(
+        network=local_network(),
+        address="local://",
+        identity=Identity(role="controller", node="controller-1", incarnation=1),
+        waits=Waits(),
+        file=LogFile(disk, folder),
+    )
+
+
 async def test_a_folder_of_another_controller_is_refused_with_its_name_and_ours(tmp_path):
     async with Disk() as disk:
         file = LogFile(disk, tmp_path)
         async with file.opened():
             await file.append([(Born(identity("controller-2", 7)),)])
-        controller = Controller(
-            RoleSettings(
-                network=local_network(),
-                address="local://",
-                identity=Identity(role="controller", node="controller-1", incarnation=1),
-                waits=Waits(),
-            ),
-            ConsensusSetup(file=LogFile(disk, tmp_path)),
-        )
+        controller = first_controller(disk, tmp_path)
         with pytest.raises(ExceptionGroup) as caught:
             async with controller:
                 await asyncio.Event().wait()
@@ -494,15 +496,7 @@ async def test_one_of_three_without_the_others_addresses_names_them(tmp_path, ca
 async def test_a_folder_that_is_in_use_ends_the_second_with_what_to_do(tmp_path):
     async with Disk() as disk:
         async with LogFile(disk, tmp_path).opened():
-            controller = Controller(
-                RoleSettings(
-                    network=local_network(),
-                    address="local://",
-                    identity=Identity(role="controller", node="controller-1", incarnation=1),
-                    waits=Waits(),
-                ),
-                ConsensusSetup(file=LogFile(disk, tmp_path)),
-            )
+            controller = first_controller(disk, tmp_path)
             with pytest.raises(ExceptionGroup) as caught:
                 async with controller:
                     await asyncio.Event().wait()

@@ -33,6 +33,10 @@ def eager(apart, monkeypatch):
     monkeypatch.setattr(push_plan, "EARLY_BYTES", 1)
 
 
+def config_of(**options):
+    return Config(**{"epochs": 2, "images_per_group": 4, "replicas": 2, "threads": 2, **SHARDED, **options})
+
+
 async def train(config, network=None):
     """The weights, and how many messages left ahead."""
     async with cluster_of(config, network, spec=DEEP, dataset=tiny_dataset(train=59)) as cluster:
@@ -91,9 +95,7 @@ def test_a_buffer_filled_message_by_message_equals_one_filled_at_once(protocol):
 async def test_lockstep_has_the_same_bits_whether_messages_leave_ahead_or_not(
     mode, network, apart, monkeypatch
 ):
-    config = Config(
-        epochs=2, images_per_group=4, replicas=2, threads=2, dtype="float64", seed=5, **mode, **SHARDED
-    )
+    config = config_of(dtype="float64", seed=5, **mode)
     patient, none = await train(config, NETWORKS[network]())
     assert none == 0
     monkeypatch.setattr(push_plan, "EARLY_BYTES", 1)
@@ -104,18 +106,8 @@ async def test_lockstep_has_the_same_bits_whether_messages_leave_ahead_or_not(
 
 @pytest.mark.parametrize("rule", RULES)
 async def test_lockstep_with_messages_ahead_equals_serial_sgd(rule, eager):
-    config = Config(
-        epochs=2,
-        images_per_group=4,
-        schedule="constant",
-        replicas=3,
-        threads=2,
-        dtype="float64",
-        seed=5,
-        consistency="bsp",
-        **RULES[rule],
-        **SHARDED,
-    )
+    options = {"schedule": "constant", "replicas": 3, "dtype": "float64", "seed": 5, "consistency": "bsp"}
+    config = config_of(**options, **RULES[rule])
     weights, ahead = await train(config)
     assert ahead > 0
     expected, _ = lockstep_sgd(config, tiny_dataset(train=59), DEEP)
@@ -127,17 +119,8 @@ async def test_lockstep_with_messages_ahead_equals_serial_sgd(rule, eager):
 async def test_one_worker_with_one_group_in_flight_makes_the_same_steps_with_messages_ahead(
     kernels, network, monkeypatch
 ):
-    config = Config(
-        epochs=2,
-        images_per_group=4,
-        threads=1,
-        in_flight=1,
-        weights="copy",
-        kernels=kernels,
-        seed=5,
-        **RULES["momentum"],
-        **SHARDED,
-    )
+    options = {"replicas": 1, "threads": 1, "in_flight": 1, "weights": "copy", "seed": 5}
+    config = config_of(kernels=kernels, **options, **RULES["momentum"])
     patient, _ = await train(config, NETWORKS[network]())
     monkeypatch.setattr(push_plan, "EARLY_BYTES", 1)
     hasty, ahead = await train(config, NETWORKS[network]())
@@ -148,17 +131,7 @@ async def test_one_worker_with_one_group_in_flight_makes_the_same_steps_with_mes
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("mode", ["asp", "ssp:2"])
 async def test_every_group_is_trained_once_where_messages_leave_ahead(mode, network, eager):
-    config = Config(
-        epochs=3,
-        images_per_group=4,
-        replicas=2,
-        threads=2,
-        in_flight=4,
-        weights="copy",
-        consistency=mode,
-        rate=0.01,
-        **SHARDED,
-    )
+    config = config_of(epochs=3, in_flight=4, weights="copy", consistency=mode, rate=0.01)
     async with cluster_of(config, NETWORKS[network](), spec=DEEP, dataset=tiny_dataset(train=59)) as cluster:
         result = await cluster.train()
         for server in cluster.servers:
@@ -171,18 +144,7 @@ async def test_every_group_is_trained_once_where_messages_leave_ahead(mode, netw
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("mode", ["asp", "ssp:2"])
 async def test_a_recorded_run_with_messages_ahead_is_repeated_to_the_last_bit(mode, network, protocol, eager):
-    config = Config(
-        epochs=2,
-        images_per_group=4,
-        replicas=2,
-        threads=1,
-        weights="copy",
-        consistency=mode,
-        protocol=protocol,
-        rate=0.01,
-        record=True,
-        **SHARDED,
-    )
+    config = config_of(threads=1, weights="copy", consistency=mode, protocol=protocol, rate=0.01, record=True)
     dataset = tiny_dataset(train=59)
     async with cluster_of(config, NETWORKS[network](), spec=DEEP, dataset=dataset) as cluster:
         result = await cluster.train()

@@ -45,20 +45,32 @@ def designs():
     return made
 
 
+def lockstep(**options):
+    """Groups of four images in float64; `options` come first."""
+    return Config(**{"epochs": 2, "images_per_group": 4, "dtype": "float64", **LOCKSTEP, **options})
+
+
 async def train(config, network=None, **options):
     async with cluster_of(config, network, **options) as cluster:
         return await cluster.train()
+
+
+async def assert_serial(config, dataset=None, *, network=None, close=1e-9, **by_hand):
+    """A run has the weights of serial SGD; return its result, those weights and the number of steps."""
+    options = {name: by_hand[name] for name in ("spec", "layers") if name in by_hand}
+    result = await train(config, network, dataset=dataset, **options)
+    expected, steps = lockstep_sgd(config, dataset or tiny_dataset(), **by_hand)
+    assert_close(result.weights, expected, close)
+    return result, expected, steps
 
 
 @pytest.mark.parametrize("design", designs())
 async def test_lockstep_equals_serial_sgd_of_the_whole_batch_in_float64(design):
     # 15 groups, the last of them short, which only 1 and 3 replicas divide among them.
     dataset = tiny_dataset(train=59)
-    config = Config(epochs=2, images_per_group=4, dtype="float64", **design, **LOCKSTEP)
-    result = await train(config, dataset=dataset)
-    expected, steps = lockstep_sgd(config, dataset)
+    config = lockstep(**design)
+    result, _, steps = await assert_serial(config, dataset)
     assert steps == 2 * -(-15 // (config.replicas * config.push_every))
-    assert_close(result.weights, expected, 1e-9)
     assert [epoch.images for epoch in result.epochs] == [59, 59]
 
 
@@ -66,74 +78,44 @@ async def test_lockstep_equals_serial_sgd_of_the_whole_batch_in_float64(design):
 @pytest.mark.parametrize("rule", RULES)
 async def test_ten_steps_in_float32_stay_within_a_hundred_thousandth(rule, network):
     config = Config(epochs=1, images_per_group=2, replicas=3, threads=2, **RULES[rule], **LOCKSTEP, **SHARDED)
-    result = await train(config, NETWORKS[network]())
-    expected, steps = lockstep_sgd(config, tiny_dataset())
+    _, _, steps = await assert_serial(config, network=NETWORKS[network](), close=1e-5)
     assert steps == 10
-    assert_close(result.weights, expected, 1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 async def test_two_hundred_steps_in_float32_stay_within_a_ten_thousandth(rule):
     config = Config(epochs=20, images_per_group=2, replicas=3, threads=1, **RULES[rule], **LOCKSTEP)
-    result = await train(config)
-    expected, steps = lockstep_sgd(config, tiny_dataset())
+    _, _, steps = await assert_serial(config, close=1e-4)
     assert steps == 200
-    assert_close(result.weights, expected, 1e-4)
 
 
 @pytest.mark.parametrize("push_every", [1, 3])
 @pytest.mark.parametrize("rule", RULES)
 async def test_sums_that_lag_are_the_serial_recurrence_of_delayed_gradients(rule, push_every):
-    dataset = tiny_dataset(train=59)
-    options = {"replicas": 3, "threads": 2, "lag": 1, "push_every": push_every}
-    config = Config(
-        epochs=2, images_per_group=4, dtype="float64", **options, **RULES[rule], **LOCKSTEP, **SHARDED
-    )
-    result = await train(config, dataset=dataset)
-    expected, _ = lockstep_sgd(config, dataset)
-    assert_close(result.weights, expected, 1e-9)
+    config = lockstep(replicas=3, threads=2, lag=1, push_every=push_every, **RULES[rule], **SHARDED)
+    await assert_serial(config, tiny_dataset(train=59))
 
 
 @pytest.mark.parametrize("lag", [0, 1])
 async def test_links_that_fail_change_nothing_of_the_sums(lag):
-    config = Config(
-        epochs=1,
-        images_per_group=4,
-        dtype="float64",
-        replicas=2,
-        threads=1,
-        lag=lag,
-        waits=IMPATIENT,
-        **RULES["momentum"],
-        **LOCKSTEP,
-        **SHARDED,
-    )
+    options = {"replicas": 2, "threads": 1, "lag": lag, "waits": IMPATIENT}
+    config = lockstep(epochs=1, **options, **RULES["momentum"], **SHARDED)
     faults = Faults(cut=0.03, drop_reply=0.03, delay=0.2, delay_s=0.002)
-    result = await train(config, Rough(NETWORKS["local"](), faults))
-    expected, _ = lockstep_sgd(config, tiny_dataset())
+    result, _, _ = await assert_serial(config, network=Rough(NETWORKS["local"](), faults))
     assert sum(result.statistics[f"worker-{n}"]["parameters"]["reconnects"] for n in (0, 1)) > 0
-    assert_close(result.weights, expected, 1e-9)
 
 
 async def test_more_replicas_than_groups_leave_the_others_nothing_to_add():
-    config = Config(
-        epochs=3, images_per_group=30, dtype="float64", replicas=4, threads=1, **RULES["adam"], **LOCKSTEP
-    )
-    result = await train(config)
-    expected, steps = lockstep_sgd(config, tiny_dataset())
+    config = lockstep(epochs=3, images_per_group=30, replicas=4, threads=1, **RULES["adam"])
+    _, _, steps = await assert_serial(config)
     assert steps == 3
-    assert_close(result.weights, expected, 1e-9)
 
 
 async def test_frozen_layers_stay_unchanged_and_delay_no_replica():
     spec = with_frozen(digits(), "conv2d")
-    config = Config(
-        epochs=2, images_per_group=4, dtype="float64", replicas=2, threads=1, **RULES["momentum"], **LOCKSTEP
-    )
-    result = await train(config, spec=spec)
-    expected, _ = lockstep_sgd(config, tiny_dataset(), spec)
-    assert_close(result.weights, expected, 1e-9)
+    config = lockstep(replicas=2, threads=1, **RULES["momentum"])
+    result, _, _ = await assert_serial(config, spec=spec)
     start = result.model.initial_weights(Dice(config.seed))
     assert result.model.frozen
     for name in result.model.frozen:
@@ -145,21 +127,9 @@ async def test_a_gradient_that_is_not_finite_counts_no_images_in_its_sum(push_ev
     dataset = tiny_dataset()
     bad = 17
     dataset.train_images[bad].reshape(-1)[0] = TRAP
-    config = Config(
-        epochs=2,
-        images_per_group=4,
-        dtype="float64",
-        replicas=3,
-        threads=1,
-        keep_going=True,
-        push_every=push_every,
-        **RULES["momentum"],
-        **LOCKSTEP,
-        **SHARDED,
-    )
-    result = await train(config, dataset=dataset, spec=TRAPPED, layers=TRAP_LAYERS)
-    expected, _ = lockstep_sgd(config, dataset, TRAPPED, layers=TRAP_LAYERS, refused=(bad,))
-    assert_close(result.weights, expected, 1e-9)
+    options = {"replicas": 3, "threads": 1, "keep_going": True, "push_every": push_every}
+    config = lockstep(**options, **RULES["momentum"], **SHARDED)
+    result, _, _ = await assert_serial(config, dataset, spec=TRAPPED, layers=TRAP_LAYERS, refused=(bad,))
     assert [epoch.images for epoch in result.epochs] == [60, 60]
     servers = [told for node, told in result.statistics.items() if node.startswith("ps-")]
     assert sum(told["refused"] for told in servers) == 2 * sum(len(told["versions"]) for told in servers)
@@ -168,15 +138,10 @@ async def test_a_gradient_that_is_not_finite_counts_no_images_in_its_sum(push_ev
 @pytest.mark.parametrize("push_every", [1, 3])
 @pytest.mark.parametrize("mode", [{"lag": 0}, {"lag": 1}], ids=str)
 async def test_a_warm_start_in_lockstep_is_serial_sgd_on_the_images_of_one_replica(mode, push_every):
-    dataset = tiny_dataset(train=59)
     options = {"replicas": 3, "threads": 1, "push_every": push_every, "warm_start": 19, **mode}
-    config = Config(
-        epochs=3, images_per_group=4, dtype="float64", **options, **RULES["adagrad"], **LOCKSTEP, **SHARDED
-    )
-    result = await train(config, dataset=dataset)
     # 15 groups in an epoch: the warm start takes all of the first one, and reaches into the second.
-    expected, _ = lockstep_sgd(config, dataset)
-    assert_close(result.weights, expected, 1e-9)
+    config = lockstep(epochs=3, **options, **RULES["adagrad"], **SHARDED)
+    await assert_serial(config, tiny_dataset(train=59))
 
 
 def clipped(gradients, weights, rate, *, clip=0.5):
@@ -203,22 +168,10 @@ LIMITS = {"clip": (clipped, {"clip": 0.5}), "layer-rate": (held_to_layers, {"lay
 async def test_limits_of_a_step_are_those_of_its_whole_gradient(limit, push_every, protocol):
     by_hand, options = LIMITS[limit]
     dataset = tiny_dataset(train=59)
-    config = Config(
-        epochs=2,
-        images_per_group=4,
-        dtype="float64",
-        threads=1,
-        push_every=push_every,
-        protocol=protocol,
-        **options,
-        **RULES["momentum"],
-        **LOCKSTEP,
-        **SHARDED,
-    )
-    result = await train(config, dataset=dataset)
-    expected, _ = lockstep_sgd(config, dataset, limit=by_hand)
+    options = {"threads": 1, "push_every": push_every, "protocol": protocol, **options}
+    config = lockstep(**options, **RULES["momentum"], **SHARDED)
+    _, expected, _ = await assert_serial(config, dataset, limit=by_hand)
     free, _ = lockstep_sgd(config, dataset)
-    assert_close(result.weights, expected, 1e-9)
     assert np.linalg.norm(free["fc1.weight"] - expected["fc1.weight"]) > 1e-3, "nothing was limited"
 
 

@@ -52,53 +52,39 @@ def serial_sgd(config, dataset, spec=None):
     return weights, t
 
 
+def serial(**options):
+    """Groups of eight images in float64; `options` come first."""
+    return Config(**{"images_per_group": 8, "dtype": "float64", **SERIAL, **options})
+
+
 async def train(config, network="local", dataset=None, spec=None):
     async with cluster_of(config, NETWORKS[network](), dataset=dataset, spec=spec) as cluster:
         return await cluster.train()
 
 
-@pytest.mark.parametrize(
-    "sharding", [pytest.param({}, marks=pytest.mark.thorough), SHARDED], ids=["whole", "sharded"]
-)
-@pytest.mark.parametrize("protocol", ["delta", "factors"])
-@pytest.mark.parametrize("rule", RULES)
-async def test_training_equals_serial_sgd_in_float64(rule, protocol, sharding):
-    config = Config(
-        epochs=2, images_per_group=8, dtype="float64", protocol=protocol, **RULES[rule], **SERIAL, **sharding
-    )
-    result = await train(config)
-    expected, steps = serial_sgd(config, tiny_dataset())
-    assert steps == 16  # the last group of each epoch is short
-    assert_close(result.weights, expected, 1e-9)
+async def steps_of_equal_runs(config, network="local", *, spec=None, close=1e-9):
+    """A run has the weights of serial SGD; return the number of its steps."""
+    result = await train(config, network, spec=spec)
+    expected, steps = serial_sgd(config, tiny_dataset(), spec)
+    assert_close(result.weights, expected, close)
+    return steps
 
 
 @pytest.mark.parametrize(
     "sharding", [pytest.param({}, marks=pytest.mark.thorough), SHARDED], ids=["whole", "sharded"]
 )
+@pytest.mark.parametrize(
+    "options", [{"protocol": "delta"}, {"protocol": "factors"}, {"weights": "aliased"}], ids=str
+)
 @pytest.mark.parametrize("rule", RULES)
-async def test_training_in_place_equals_serial_sgd_in_float64(rule, sharding):
-    config = Config(
-        epochs=2, images_per_group=8, dtype="float64", weights="aliased", **RULES[rule], **SERIAL, **sharding
-    )
-    result = await train(config)
-    expected, _ = serial_sgd(config, tiny_dataset())
-    assert_close(result.weights, expected, 1e-9)
+async def test_training_equals_serial_sgd_in_float64(rule, options, sharding):
+    # The last group of each epoch is short.
+    assert await steps_of_equal_runs(serial(epochs=2, **options, **RULES[rule], **sharding)) == 16
 
 
 @pytest.mark.parametrize("protocol", ["delta", "factors", "auto"])
 async def test_training_over_sockets_equals_serial_sgd_in_float64(protocol):
-    config = Config(
-        epochs=1,
-        images_per_group=8,
-        dtype="float64",
-        protocol=protocol,
-        **RULES["momentum"],
-        **SERIAL,
-        **SHARDED,
-    )
-    result = await train(config, "tcp")
-    expected, _ = serial_sgd(config, tiny_dataset())
-    assert_close(result.weights, expected, 1e-9)
+    await steps_of_equal_runs(serial(epochs=1, protocol=protocol, **RULES["momentum"], **SHARDED), "tcp")
 
 
 @pytest.mark.thorough
@@ -106,10 +92,7 @@ async def test_training_over_sockets_equals_serial_sgd_in_float64(protocol):
 @pytest.mark.parametrize("rule", RULES)
 async def test_ten_steps_in_float32_stay_within_a_hundred_thousandth(rule, network):
     config = Config(epochs=1, images_per_group=6, **RULES[rule], **SERIAL, **SHARDED, **COPY)
-    result = await train(config, network)
-    expected, steps = serial_sgd(config, tiny_dataset())
-    assert steps == 10
-    assert_close(result.weights, expected, 1e-5)
+    assert await steps_of_equal_runs(config, network, close=1e-5) == 10
 
 
 @pytest.mark.slow
@@ -117,10 +100,7 @@ async def test_ten_steps_in_float32_stay_within_a_hundred_thousandth(rule, netwo
 @pytest.mark.parametrize("rule", RULES)
 async def test_two_hundred_steps_in_float32_stay_within_a_ten_thousandth(rule, weights):
     config = Config(epochs=20, images_per_group=6, weights=weights, **RULES[rule], **SERIAL, **SHARDED)
-    result = await train(config)
-    expected, steps = serial_sgd(config, tiny_dataset())
-    assert steps == 200
-    assert_close(result.weights, expected, 1e-4)
+    assert await steps_of_equal_runs(config, close=1e-4) == 200
 
 
 @pytest.mark.parametrize("weights", ["copy", "aliased"])
@@ -129,33 +109,16 @@ async def test_dropout_drops_what_seed_epoch_and_number_of_the_group_say(weights
     dropout = LayerSpec.of("drop", "dropout", rate=0.4)
     layers = (*before, dropout, LayerSpec.of("fc2", "dense", **dict(score.options)), loss)
     spec = ModelSpec(name="dropping", input_shape=(1, 8, 8), layers=layers)
-    config = Config(
-        epochs=2, images_per_group=8, dtype="float64", weights=weights, **RULES["momentum"], **SERIAL
-    )
-    result = await train(config, spec=spec)
-    expected, _ = serial_sgd(config, tiny_dataset(), spec)
-    assert_close(result.weights, expected, 1e-9)
+    await steps_of_equal_runs(serial(epochs=2, weights=weights, **RULES["momentum"]), spec=spec)
 
 
 async def test_one_image_per_group_is_the_flow_of_the_paper_and_equals_serial_sgd():
-    config = Config(
-        epochs=1, images_per_group=1, dtype="float64", **RULES["sgd"], **SERIAL, **SHARDED, **COPY
-    )
-    result = await train(config)
-    expected, steps = serial_sgd(config, tiny_dataset())
-    assert steps == 60
-    assert_close(result.weights, expected, 1e-9)
+    config = serial(epochs=1, images_per_group=1, **RULES["sgd"], **SHARDED, **COPY)
+    assert await steps_of_equal_runs(config) == 60
 
 
 async def test_a_step_of_several_groups_applies_the_sum_of_their_gradients_once():
-    config = Config(
-        epochs=1,
-        images_per_group=6,
-        dtype="float64",
-        **RULES["sgd"],
-        **{**SERIAL, "push_every": 10},
-        **SHARDED,
-    )
+    config = serial(epochs=1, images_per_group=6, push_every=10, **RULES["sgd"], **SHARDED)
     result = await train(config)
     model, dataset = Model(digits(), dtype="float64"), tiny_dataset()
     weights = model.initial_weights(Dice(config.seed))

@@ -59,16 +59,13 @@ async def test_nothing_is_broken_here() -> None:
     assert {*wanted, "memory nodes", "working set"} <= states(findings).keys()
 
 
-def test_old_versions_are_broken() -> None:
-    found = states(check_software(msgspec.structs.replace(MACHINE, python="3.10.12", numpy="2.3.4")))
+@pytest.mark.parametrize(
+    ("python", "numpy", "state"), [("3.10.12", "2.3.4", "broken"), ("3.11.0", "2.10.0", "ok")]
+)
+def test_old_versions_are_broken_compared_as_numbers(python: str, numpy: str, state: str) -> None:
+    found = states(check_software(msgspec.structs.replace(MACHINE, python=python, numpy=numpy)))
 
-    assert (found["python"], found["numpy"]) == ("broken", "broken")
-
-
-def test_versions_are_compared_as_numbers() -> None:
-    found = states(check_software(msgspec.structs.replace(MACHINE, python="3.11.0", numpy="2.10.0")))
-
-    assert (found["python"], found["numpy"]) == ("ok", "ok")
+    assert (found["python"], found["numpy"]) == (state, state)
 
 
 @pytest.mark.parametrize(

@@ -86,20 +86,21 @@ def test_a_child_finds_packages_of_a_checkout_behind_those_of_its_environment() 
     assert child_environment({}, installed) == {}
 
 
-def test_a_role_line_has_the_address_for_people_and_parents() -> None:
-    line = address_line("ps-0", "tcp://[::1]:70", "adam-async data --controller tcp://[::1]:71")
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (
+            "adam-async data --controller tcp://[::1]:71",
+            "ps-0 listens on tcp://[::1]:70; join it with: adam-async data --controller tcp://[::1]:71",
+        ),
+        ("", "ps-0 listens on tcp://[::1]:70"),
+    ],
+)
+def test_a_role_line_has_the_address_and_a_next_command_if_there_is_one(command: str, text: str) -> None:
+    line = address_line("ps-0", "tcp://[::1]:70", command)
 
-    assert line == (
-        "ps-0 listens on tcp://[::1]:70; join it with: adam-async data --controller tcp://[::1]:71"
-    )
+    assert line == text
     assert address_in(line) == "tcp://[::1]:70"
-
-
-def test_the_line_of_a_role_without_a_next_command_has_its_address_alone() -> None:
-    line = address_line("controller-1", "tcp://127.0.0.1:70", "")
-
-    assert line == "controller-1 listens on tcp://127.0.0.1:70"
-    assert address_in(line) == "tcp://127.0.0.1:70"
 
 
 def test_other_lines_hold_no_address() -> None:

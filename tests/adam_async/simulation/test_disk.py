@@ -115,11 +115,11 @@ def test_closing_a_disk_that_is_stuck_is_given_up():
     assert on_a_disk(use) == pytest.approx(10.0)
 
 
-async def write_versions(disk, write):
-    """Write version after version of a file, for ever."""
-    await disk.make_folder(HOME)
+async def write_versions(disk, told, write):
+    """Write version after version of a file, for ever; `told` receives the last certain one."""
     for version in range(1, 100):
         await write(disk, bytes([version]) * 2000)
+        told[0] = version
 
 
 async def atomically(disk, content):
@@ -132,38 +132,35 @@ async def without_a_sync(disk, content):
     await disk.rename(HOME / "aside", FILE)
 
 
-def crashed(seed, write):
-    """Crash a machine while it writes versions; return the content after it, and the last certain version."""
-    sure = [0]
+def crashed(seed, program, write, *, within_s):
+    """Crash a machine that writes; return the content after it, and what `program` knew to be certain."""
+    told = [0]
 
     async def scenario(world):
         node = world.node("a")
 
-        async def told(disk, content):
-            await write(disk, content)
-            sure[0] = content[0]
-
-        async def program(node):
+        async def run(node):
             async with node.open_disk() as disk:
                 if node.incarnation == 1:
-                    await write_versions(disk, told)
+                    await disk.make_folder(HOME)
+                    await program(disk, told, write)
                 with contextlib.suppress(FileNotFoundError):
                     return await disk.read_bytes(FILE)
                 return b""
 
-        node.start(program)
-        await asyncio.sleep(world.dice.between(0.0, 0.1))
+        node.start(run)
+        await asyncio.sleep(world.dice.between(0.0, within_s))
         node.crash()
         node.restart()
         return await node.task
 
-    return simulate(scenario, seed=seed).result, sure[0]
+    return simulate(scenario, seed=seed).result, told[0]
 
 
 def test_a_crash_at_any_moment_leaves_an_atomic_write_undone_or_whole_and_none_that_was_done():
     versions = set()
     for seed in range(150):
-        found, sure = crashed(seed, atomically)
+        found, sure = crashed(seed, write_versions, atomically, within_s=0.1)
         versions.add(sure)
         assert not found or (len(found) == 2000 and len(set(found)) == 1)
         assert (found[0] if found else 0) in (sure, sure + 1)
@@ -171,7 +168,7 @@ def test_a_crash_at_any_moment_leaves_an_atomic_write_undone_or_whole_and_none_t
 
 
 def test_a_write_that_forgets_to_sync_is_caught():
-    found = [crashed(seed, without_a_sync)[0] for seed in range(30)]
+    found = [crashed(seed, write_versions, without_a_sync, within_s=0.1)[0] for seed in range(30)]
 
     assert any(data and (len(data) != 2000 or len(set(data)) != 1) for data in found)
 
@@ -193,38 +190,13 @@ async def and_hoping(disk, offset, line):
     await disk.write_from(FILE, offset, line)
 
 
-def lines_after_a_crash(seed, append):
-    """Crash a machine that appends; return the content after it, and the certain length."""
-    told = [0]
-
-    async def scenario(world):
-        node = world.node("a")
-
-        async def program(node):
-            async with node.open_disk() as disk:
-                if node.incarnation == 1:
-                    await disk.make_folder(HOME)
-                    await append_lines(disk, told, append)
-                with contextlib.suppress(FileNotFoundError):
-                    return await disk.read_bytes(FILE)
-                return b""
-
-        node.start(program)
-        await asyncio.sleep(world.dice.between(0.0, 0.05))
-        node.crash()
-        node.restart()
-        return await node.task
-
-    return simulate(scenario, seed=seed).result, told[0]
-
-
 def intact(data):
     """How many bytes of the lines are as they were written, from the beginning on."""
     return next((at for at, byte in enumerate(data) if byte != 1 + at // 700), len(data))
 
 
 def test_a_crash_keeps_all_that_was_appended_durably_and_may_tear_the_line_in_hand():
-    results = [lines_after_a_crash(seed, durably) for seed in range(150)]
+    results = [crashed(seed, append_lines, durably, within_s=0.05) for seed in range(150)]
 
     assert len({sure for _, sure in results}) > 8
     assert all(sure <= intact(data) and len(data) <= sure + 700 for data, sure in results)
@@ -262,7 +234,7 @@ def test_made_folders_survive_a_crash_with_their_content():
 
 
 def test_a_line_that_is_not_synced_is_lost_for_some():
-    results = [lines_after_a_crash(seed, and_hoping) for seed in range(30)]
+    results = [crashed(seed, append_lines, and_hoping, within_s=0.05) for seed in range(30)]
 
     assert any(intact(data) < sure for data, sure in results)
 

@@ -11,45 +11,8 @@ from adam_async.model import BUILTIN_LAYERS, LayerSpec, ModelError, Slots
 from adam_async.model.fast.layers import FAST_LAYERS
 from adam_async.model.gradcheck import check_layer
 from adam_async.model.keyed_random import Dice
+from tests.adam_async.model.layer_cases import CASES
 
-IMAGE = (3, 7, 6)
-
-CASES = [
-    ("conv2d", {"filters": 4, "kernel": 3}, (IMAGE,)),
-    ("conv2d", {"filters": 4, "kernel": 3, "stride": 2}, (IMAGE,)),
-    ("conv2d", {"filters": 2, "kernel": 3, "stride": 2, "padding": 1}, (IMAGE,)),
-    ("conv2d", {"filters": 2, "kernel": 2, "stride": 3, "padding": 2}, (IMAGE,)),
-    ("conv2d", {"filters": 13, "kernel": 1}, (IMAGE,)),
-    ("max_pool", {"kernel": 2}, ((3, 6, 8),)),
-    ("max_pool", {"kernel": 2}, (IMAGE,)),
-    ("max_pool", {"kernel": 3, "stride": 2}, (IMAGE,)),
-    ("max_pool", {"kernel": 2, "stride": 3}, (IMAGE,)),
-    ("max_pool", {"kernel": 1}, (IMAGE,)),
-    ("dense", {"outputs": 5}, ((7,),)),
-    ("dense", {"outputs": 13}, ((300,),)),
-    ("relu", {}, (IMAGE,)),
-    ("relu", {}, ((9,),)),
-    ("flatten", {}, (IMAGE,)),
-    ("add", {}, (IMAGE, IMAGE, IMAGE)),
-    ("average_pool", {"kernel": 2}, ((3, 6, 8),)),
-    ("average_pool", {"kernel": 2}, (IMAGE,)),
-    ("average_pool", {"kernel": 3, "stride": 2}, (IMAGE,)),
-    ("average_pool", {"kernel": 2, "stride": 3}, (IMAGE,)),
-    ("concatenate", {}, (IMAGE, (1, 7, 6), IMAGE)),
-    ("concatenate", {}, ((9,), (2,))),
-    ("sigmoid", {}, (IMAGE,)),
-    ("tanh", {}, (IMAGE,)),
-    ("dropout", {"rate": 0.4}, (IMAGE,)),
-    ("local_response_norm", {"alpha": 0.5}, ((7, 3, 2),)),
-    ("local_response_norm", {"size": 2, "alpha": 0.5, "beta": 1.5, "k": 2.0}, (IMAGE,)),
-    ("local_response_norm", {"size": 9, "alpha": 0.5, "beta": 0.3}, (IMAGE,)),
-    ("locally_connected", {"filters": 4, "kernel": 3}, (IMAGE,)),
-    ("locally_connected", {"filters": 13, "kernel": 2, "stride": 2, "padding": 1}, (IMAGE,)),
-    ("mean_squared_error", {}, ((5,),)),
-    ("mean_squared_error", {}, (IMAGE,)),
-    ("softmax_cross_entropy", {}, ((5,),)),
-    ("softmax_cross_entropy", {"class_weights": (0.5, 2, 0, 1.0, 3)}, ((5,),)),
-]
 KINDS = {kind: FAST_LAYERS[layer] for kind, layer in BUILTIN_LAYERS.items() if layer in FAST_LAYERS}
 
 

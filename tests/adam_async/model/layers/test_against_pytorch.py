@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from adam_async.model import BUILTIN_LAYERS, LayerSpec, SpecError
 from adam_async.model.gradcheck import lone_slots
 from adam_async.model.layer import Loss
+from tests.adam_async.model.layer_cases import kinds_of
 
 ROOT = Path(__file__).resolve().parents[4]
 GOLDEN = sorted((ROOT / "tests" / "golden").glob("*.npz"))
@@ -20,16 +21,6 @@ CLOSE = {np.float64: {"rtol": 1e-10, "atol": 1e-12}, np.float32: {"rtol": 2e-5, 
 
 def batch_last(value, dtype):
     return np.ascontiguousarray(np.moveaxis(value, 0, -1), dtype)
-
-
-def kinds_of(kernels):
-    """Layers of a set of kernels; a layer without a compiled version is NumPy's in both sets."""
-    if kernels == "numpy":
-        return BUILTIN_LAYERS
-    pytest.importorskip("numba", reason="compiled kernels need numba")
-    from adam_async.model.fast.engine import fast_kinds
-
-    return fast_kinds(BUILTIN_LAYERS)
 
 
 def computed(kind, options, arrays, dtype, kinds=BUILTIN_LAYERS):

@@ -11,6 +11,7 @@ from adam_async.model import BUILTIN_LAYERS, Layer, LayerSpec, ModelError, Param
 from adam_async.model.gradcheck import lone_slots
 from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import extent
+from tests.adam_async.model.layer_cases import kinds_of
 
 IMAGES = st.tuples(st.integers(1, 4), st.integers(2, 11), st.integers(1, 6))
 ROWS = st.tuples(st.integers(2, 30))
@@ -43,15 +44,6 @@ WHOLE = {
 }
 EXACT = {*CUTTABLE} - {"conv2d", "locally_connected", "dense"}
 """Kinds of layers with the same bits when cut; products of matrices may add up in another order."""
-
-
-def kinds_of(kernels):
-    if kernels == "numpy":
-        return BUILTIN_LAYERS
-    pytest.importorskip("numba", reason="compiled kernels need numba")
-    from adam_async.model.fast.engine import fast_kinds
-
-    return fast_kinds(BUILTIN_LAYERS)
 
 
 def layer_of(kind, *shapes, kernels="numpy", **options):

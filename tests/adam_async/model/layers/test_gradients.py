@@ -6,47 +6,7 @@ import pytest
 from adam_async.model import BUILTIN_LAYERS, GradientMismatchError, LayerSpec, Loss
 from adam_async.model.gradcheck import check_layer
 from adam_async.model.keyed_random import Dice
-
-IMAGE = (3, 7, 6)
-
-CASES = [
-    ("conv2d", {"filters": 4, "kernel": 3}, (IMAGE,)),
-    ("conv2d", {"filters": 4, "kernel": 3, "stride": 2}, (IMAGE,)),
-    ("conv2d", {"filters": 2, "kernel": 3, "stride": 2, "padding": 1}, (IMAGE,)),
-    ("conv2d", {"filters": 2, "kernel": 2, "stride": 3, "padding": 2}, (IMAGE,)),
-    ("conv2d", {"filters": 5, "kernel": 1}, (IMAGE,)),
-    ("max_pool", {"kernel": 2}, ((3, 6, 8),)),
-    ("max_pool", {"kernel": 2}, (IMAGE,)),
-    ("max_pool", {"kernel": 3, "stride": 2}, (IMAGE,)),
-    ("max_pool", {"kernel": 2, "stride": 3}, (IMAGE,)),
-    ("max_pool", {"kernel": 1}, (IMAGE,)),
-    ("locally_connected", {"filters": 4, "kernel": 3}, (IMAGE,)),
-    ("locally_connected", {"filters": 2, "kernel": 3, "stride": 2, "padding": 1}, (IMAGE,)),
-    ("locally_connected", {"filters": 2, "kernel": 2, "stride": 3, "padding": 2}, (IMAGE,)),
-    ("locally_connected", {"filters": 1, "kernel": 1}, (IMAGE,)),
-    ("average_pool", {"kernel": 2}, ((3, 6, 8),)),
-    ("average_pool", {"kernel": 3, "stride": 2}, (IMAGE,)),
-    ("average_pool", {"kernel": 2, "stride": 3}, (IMAGE,)),
-    ("average_pool", {"kernel": 1}, (IMAGE,)),
-    ("dropout", {"rate": 0.3}, (IMAGE,)),
-    ("dropout", {"rate": 0.0}, ((9,),)),
-    ("local_response_norm", {"size": 3, "alpha": 0.5}, ((5, 4, 3),)),
-    ("local_response_norm", {"size": 4, "alpha": 2, "beta": 0.5, "k": 2.0}, ((6, 2, 3),)),
-    ("local_response_norm", {"size": 9, "alpha": 1.0}, (IMAGE,)),
-    ("dense", {"outputs": 5}, ((7,),)),
-    ("relu", {}, (IMAGE,)),
-    ("relu", {}, ((9,),)),
-    ("sigmoid", {}, (IMAGE,)),
-    ("tanh", {}, ((9,),)),
-    ("flatten", {}, (IMAGE,)),
-    ("add", {}, (IMAGE, IMAGE, IMAGE)),
-    ("concatenate", {}, (IMAGE, (1, 7, 6), IMAGE)),
-    ("concatenate", {}, ((4,), (3,))),
-    ("softmax_cross_entropy", {}, ((5,),)),
-    ("softmax_cross_entropy", {"class_weights": (0.5, 2, 0, 1.0, 3)}, ((5,),)),
-    ("mean_squared_error", {}, ((5,),)),
-    ("mean_squared_error", {}, (IMAGE,)),
-]
+from tests.adam_async.model.layer_cases import CASES, IMAGE
 
 
 @pytest.mark.parametrize("images", [1, 3])
