@@ -449,13 +449,13 @@ def test_a_controller_missing_from_the_addresses_is_an_error():
 
 
 def first_controller(disk, folder):
-    return Controller(
+    settings = RoleSettings(
         network=local_network(),
         address="local://",
         identity=Identity(role="controller", node="controller-1", incarnation=1),
         waits=Waits(),
-        file=LogFile(disk, folder),
     )
+    return Controller(settings, ConsensusSetup(file=LogFile(disk, folder)), rules=TrainingRules())
 
 
 async def test_a_folder_of_another_controller_is_refused_with_its_name_and_ours(tmp_path):
