@@ -22,7 +22,7 @@ from adam_async.checkpoint.tensors import RunTensors
 from adam_async.errors import DeadlineExceeded, RunFailed
 from adam_async.messages import ShardState
 from adam_async.model.network import Network as Model
-from adam_async.model.rules import make_rule
+from adam_async.model.rules import rule_of
 from adam_async.run.cluster_map import ClusterMap, ResumeRecord, RunRecord
 from adam_async.run.config import Config
 from adam_async.run.partition import table_of
@@ -260,7 +260,7 @@ class Checkpointer:
 def make_tensors(model: Model, config: Config, plan: dict[str, Any] | None) -> RunTensors:
     """Allocate all tensors of a run with their rule state."""
     table = table_of(model, shard_bytes=config.shard_bytes, plan=plan)
-    rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
+    rule = rule_of(config)
     return RunTensors(model, table, rule)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from adam_async.data_server.dataset import Dataset
 from adam_async.model.network import Network
-from adam_async.model.rules import make_rule
+from adam_async.model.rules import rule_of
 from adam_async.model.spec import ModelSpec
 from adam_async.report import baseline
 from adam_async.report.sgemm import measure_sgemm
@@ -49,7 +49,7 @@ class BaselineAround:
         config = self._config
         rate = await baseline.measure(
             self.network,
-            make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay),
+            rule_of(config),
             rate=default_rate(config, squared_norm=self._dataset.squared_norm),
             images=self._dataset.train_images,
             labels=self._dataset.train_labels,

@@ -158,14 +158,16 @@ class TrainOptions:
     """Slow down a worker (worker-1:0.2 of its cores) or a link (worker-0~ps-0:5ms+1ms); repeatable."""
     processes: bool | None = None
     """Run each role as a child process over loopback TCP, instead of all in this one."""
-    rule: Literal["sgd", "adagrad", "adam"] | None = None
+    rule: Literal["sgd", "adagrad", "adam", "adamw"] | None = None
     """Update rule."""
     rate: float | None = None
     """Learning rate; 0 is the rule's default."""
     momentum: float | None = None
     """Momentum of rule sgd."""
+    nesterov: bool | None = None
+    """Use Nesterov's momentum, whose steps look ahead by one step of the momentum."""
     weight_decay: float | None = None
-    """Weight decay."""
+    """Weight decay: of the gradient, or with rule adamw of the values."""
     push_every: int | None = None
     """Groups whose gradients are summed into one push."""
     pull_every: int | None = None

@@ -64,7 +64,7 @@ def guessing(
     """
     if not least <= loss < inf or steps < FEW_STEPS or accuracy >= CHANCES / classes:
         return ""
-    other = "" if rule == "adam" else ", --rule adam"
+    other = "" if rule in ("adam", "adamw") else ", --rule adam"
     return (
         f"the model has not learnt: its training loss {loss:.4g} is no better than guessing; try another "
         f"rate (--rate {rate / 10:.3g}, it was {rate:.3g}){other} or more epochs"

@@ -10,7 +10,7 @@ from adam_async.data_server.validation_split import check_validation
 from adam_async.driver.calibration import calibrate
 from adam_async.driver.settings import RunInputs
 from adam_async.model.network import Network as Model
-from adam_async.model.rules import make_rule
+from adam_async.model.rules import rule_of
 from adam_async.model.spec import ModelSpec
 from adam_async.run.cluster_map import RunRecord
 from adam_async.run.config import Config
@@ -51,12 +51,19 @@ def store_of(record: RunRecord, config: Config, arrays: Sequence[ArrayRecord]) -
         config: Its options, all decided.
         arrays: The arrays of its model.
     """
-    rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
+    rule = rule_of(config)
     resumed = record.resumed
     return StoreRecord(
         id=record.id,
         creator=record.driver,
-        rules=(RuleRecord(rule=config.rule, momentum=config.momentum, weight_decay=config.weight_decay),),
+        rules=(
+            RuleRecord(
+                rule=config.rule,
+                momentum=config.momentum,
+                nesterov=config.nesterov,
+                weight_decay=config.weight_decay,
+            ),
+        ),
         arrays=len(arrays),
         nbytes=sum([array.nbytes for array in arrays]),
         state_arrays=len(rule.state_names),

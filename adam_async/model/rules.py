@@ -76,14 +76,18 @@ class Sgd:
     """Gradient descent with momentum m and weight decay w.
 
     g = gradient + w * p;  buffer = m * buffer + g;  p = p - rate * buffer. The buffer starts at zero.
+    With `nesterov` the step looks ahead (Nesterov's momentum): p = p - rate * (g + m * buffer).
     """
 
     name: ClassVar[str] = "sgd"
     momentum: float = 0.0
+    nesterov: bool = False
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         _check_fraction("momentum", self.momentum)
+        if self.nesterov and not self.momentum:
+            raise ModelError("nesterov needs a momentum above 0; set momentum, or leave nesterov out")
         _check_decay(self.weight_decay)
 
     @property
@@ -106,13 +110,17 @@ class Sgd:
         if not self.momentum and not self.weight_decay:
             plain_step(values, gradient, rate=rate, scratch=scratch)
             return
-        for p, g, kept, s, _ in _blocks(values, gradient, state, self.state_names, scratch):
+        for p, g, kept, s, t in _blocks(values, gradient, state, self.state_names, scratch):
             step = _decayed(g, p, self.weight_decay, s)
             if self.momentum:
                 (buffer,) = kept
                 np.multiply(buffer, self.momentum, out=buffer)
                 np.add(buffer, step, out=buffer)
-                step = buffer
+                if self.nesterov:
+                    np.multiply(buffer, self.momentum, out=t)
+                    step = np.add(t, step, out=t)
+                else:
+                    step = buffer
             np.multiply(step, rate, out=s)
             np.subtract(p, s, out=p)
 
@@ -214,16 +222,23 @@ class Adam:
             "steps": np.zeros(1, np.int64),
         }
 
+    @property
+    def decay(self) -> tuple[float, float]:
+        """The weight decay that joins the gradient, and that of the values, in multiples of the rate."""
+        return self.weight_decay, 0.0
+
     def apply(self, values: Array, state: RuleState, gradient: Array, *, rate: float, scratch: Array) -> None:
         """See `Rule.apply`."""
         rate = float(rate)  # a NumPy scalar would drag float32 through float64
+        joined, lost = self.decay
+        lost *= rate
         state["steps"] += 1
         steps = int(state["steps"][0])
         scaled_rate = rate / (1.0 - self.beta1**steps)
         root = math.sqrt(1.0 - self.beta2**steps)
         largest = rate and scaled_rate * root * self.largest_mean
         for p, g, (mean, square), s, t in _blocks(values, gradient, state, self.state_names, scratch):
-            step = _decayed(g, p, self.weight_decay, s)
+            step = _decayed(g, p, joined, s)
             np.multiply(step, step, out=t)
             np.multiply(t, 1.0 - self.beta2, out=t)
             np.multiply(square, self.beta2, out=square)
@@ -237,29 +252,84 @@ class Adam:
             np.multiply(mean, scaled_rate, out=s)
             np.divide(s, t, out=s)
             np.clip(s, -largest, largest, out=s)
+            if lost:
+                np.multiply(p, lost, out=t)
+                np.subtract(p, t, out=p)
             np.subtract(p, s, out=p)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay: the decay of a value does not depend on its gradients.
+
+    p = p - rate * w * p, then the step of `Adam` without weight decay.
+    """
+
+    name: ClassVar[str] = "adamw"
+
+    @property
+    def decay(self) -> tuple[float, float]:
+        """See `Adam.decay`."""
+        return 0.0, self.weight_decay
+
+
 RULES: Mapping[str, type[Sgd] | type[Adagrad] | type[Adam]] = MappingProxyType(
-    {"sgd": Sgd, "adagrad": Adagrad, "adam": Adam}
+    {"sgd": Sgd, "adagrad": Adagrad, "adam": Adam, "adamw": AdamW}
 )
 """Rules by their names in configurations."""
 
 
-def make_rule(name: str, *, momentum: float = 0.0, weight_decay: float = 0.0) -> Rule:
+class RuleOptions(Protocol):
+    """The options of a rule, as a run or the record of a store has them."""
+
+    @property
+    def rule(self) -> str:
+        """Name of the rule."""
+        ...
+
+    @property
+    def momentum(self) -> float:
+        """Momentum of rule `sgd`."""
+        ...
+
+    @property
+    def nesterov(self) -> bool:
+        """Whether the momentum is Nesterov's."""
+        ...
+
+    @property
+    def weight_decay(self) -> float:
+        """Weight decay."""
+        ...
+
+
+def rule_of(options: RuleOptions) -> Rule:
+    """Make the rule of a run or of a record; for errors see `make_rule`."""
+    return make_rule(
+        options.rule,
+        momentum=options.momentum,
+        nesterov=options.nesterov,
+        weight_decay=options.weight_decay,
+    )
+
+
+def make_rule(name: str, *, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> Rule:
     """Make a rule from the values of a configuration.
 
     Raises:
-        ModelError: The name is unknown, a number is out of range, or the rule takes no momentum.
+        ModelError: The name is unknown, a number is out of range, the rule takes no momentum, or `nesterov`
+            has none.
     """
     match name:
         case "sgd":
-            return Sgd(momentum=momentum, weight_decay=weight_decay)
-        case "adagrad" | "adam":
+            return Sgd(momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
+        case "adagrad" | "adam" | "adamw":
             if momentum:
                 raise ModelError(
                     f"rule {name!r} takes no momentum, but momentum is {momentum}; set it to 0 or use sgd"
                 )
+            if nesterov:
+                raise ModelError(f"rule {name!r} takes no nesterov; leave it out or use sgd")
             return RULES[name](weight_decay=weight_decay)
     raise ModelError(f"unknown rule {name!r}; known rules: {', '.join(RULES)}")
 

@@ -38,7 +38,7 @@ from adam_async.messages import (
     part_refusal,
 )
 from adam_async.model.kernels import available_kernels, make_batches
-from adam_async.model.rules import Rule, make_rule
+from adam_async.model.rules import Rule, rule_of
 from adam_async.parameter_server.apply import Applier, PushGradients, Work
 from adam_async.parameter_server.decode_push import read_gradients
 from adam_async.parameter_server.events import (
@@ -78,7 +78,7 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.ids import Replica, ShardId
 from adam_async.run.shard_table import ShardSpec, ShardTable, shard_table
-from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord
+from adam_async.run.store_record import ArrayRecord, StoreRecord
 from adam_async.runtime.timeline import Timeline
 from dataflow import MakePool, WaitTimedOut
 from transport import BufferPool, Link, Message, Request
@@ -495,11 +495,6 @@ class ServedStore:
 
 MOST_STEPS = 1 << 40
 """Number of steps of a store without a program that the bounds of clocks allow for: it has no end."""
-
-
-def rule_of(record: RuleRecord) -> Rule:
-    """Make the rule of a record; for errors see `make_rule`."""
-    return make_rule(record.rule, momentum=record.momentum, weight_decay=record.weight_decay)
 
 
 def _shards_of(

@@ -117,14 +117,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Controllers: 1, or a group of 3 or 5, which survives the loss of one or two."""
     processes: bool = False
     """Whether each role is a child process over loopback TCP, instead of all in one event loop."""
-    rule: Literal["sgd", "adagrad", "adam"] = "sgd"
+    rule: Literal["sgd", "adagrad", "adam", "adamw"] = "sgd"
     """Update rule, applied by the servers."""
     rate: float = 0.0
     """Learning rate; 0 is the rule's default (see `default_rate`)."""
     momentum: float = 0.0
     """Momentum of rule `sgd`; the servers keep it."""
+    nesterov: bool = False
+    """Whether the momentum is Nesterov's, whose steps look ahead by one step of the momentum."""
     weight_decay: float = 0.0
-    """Weight decay, applied once per rule application."""
+    """Weight decay, applied once per update: to the gradient, or with rule `adamw` to the values."""
     push_every: int = 1
     """Groups whose gradients are summed into one push (n_push of Downpour)."""
     pull_every: int = 1
@@ -208,6 +210,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError(f"momentum must be in [0, 1), not {self.momentum}")
         if self.momentum and self.rule != "sgd":
             raise ConfigError(f"momentum belongs to rule sgd; rule {self.rule} keeps its own averages")
+        if self.nesterov and not self.momentum:
+            raise ConfigError("nesterov has no effect without momentum: set momentum, such as 0.9")
         cache_limits(self.cache, self.spill, available_bytes=0)
         read_image_size(self.size)
         read_budget("memory_budget", self.memory_budget)

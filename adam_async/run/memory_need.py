@@ -7,7 +7,7 @@ parameters: 4 times the size of the parameters in place with plain SGD, 6.8 time
 
 from adam_async.errors import ConfigError
 from adam_async.model.network import Network
-from adam_async.model.rules import make_rule
+from adam_async.model.rules import rule_of
 from adam_async.run.config import Config
 
 COMMON = 4
@@ -26,7 +26,7 @@ def parameter_bytes(model: Network, config: Config) -> int:
     Args:
         config: The run; its `weights` are decided.
     """
-    rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
+    rule = rule_of(config)
     sizes = COMMON + OF_STATE * len(rule.state_names)
     if config.weights != "aliased":
         sizes += OF_REPLICA * config.replicas

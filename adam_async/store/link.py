@@ -19,7 +19,7 @@ from adam_async.controller.client import Membership
 from adam_async.errors import DeadlineExceeded, RunFailed, StoreError
 from adam_async.messages import REFUSED, Part, Pushed, ShardState
 from adam_async.messages import Values as ValuesMessage
-from adam_async.model.rules import make_rule
+from adam_async.model.rules import rule_of
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity, StepPush
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, replica_generation
 from adam_async.run.config import Waits
@@ -206,7 +206,7 @@ class StoreLink:
             there = ", ".join(map(repr, sorted(membership.map.stores)[:8])) or "none"
             why = f"failed: {failed.reason}" if failed is not None else "is not there"
             raise StoreError(f"store {wish.name!r} {why}; stores of this cluster: {there}")
-        state = [len(make_rule(rule.rule, momentum=rule.momentum).state_names) for rule in wish.rules]
+        state = [len(rule_of(rule).state_names) for rule in wish.rules]
         record = StoreRecord(
             id=f"{self._identity.node}-{wish.name}",
             creator=self._identity.node,

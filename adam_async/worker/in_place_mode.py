@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from adam_async.messages import Values
 from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network as Model
-from adam_async.model.rules import make_rule
+from adam_async.model.rules import rule_of
 from adam_async.parameter_server.storage import ShardStorage
 from adam_async.run.learning_rate import Schedule
 from adam_async.worker.in_place_step import InPlaceTrainer, ThreadMemory, TrainedInPlace
@@ -73,7 +73,7 @@ class InPlaceMode:
         )
         self._job_groups = groups_of_a_job(config.images_per_group)
         self._jobs = JOBS_PER_THREAD * threads
-        rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
+        rule = rule_of(config)
         self._trainer = InPlaceTrainer(
             network=model,
             rule=rule,

@@ -32,7 +32,7 @@ from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network
-from adam_async.model.rules import make_rule
+from adam_async.model.rules import rule_of
 from adam_async.model.spec import ModelSpec
 from adam_async.run.partition import table_of
 from adam_async.run.user_code import check_named
@@ -92,7 +92,7 @@ class Replay:
             ModelSpec.from_dict(header.spec), dtype=config.dtype, kernels=header.kernels, layers=layers
         )
         table = self._table = table_of(self.network, shard_bytes=config.shard_bytes)
-        rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
+        rule = rule_of(config)
         plan = plan_pushes(
             self.network,
             table,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from adam_async.model.errors import ModelError
 from adam_async.model.fast.memory import CACHE, kept_name
-from adam_async.model.fast.rules import ADAGRAD, ADAM, MOMENTUM, SGD, apply_rule, rule_signature
+from adam_async.model.fast.rules import ADAGRAD, ADAM, MOMENTUM, NESTEROV, SGD, apply_rule, rule_signature
 from adam_async.model.rule_batches import NumpyBatches, Target
 from adam_async.model.rules import Adagrad, Adam, Rule, Sgd
 
@@ -56,13 +56,15 @@ class CompiledBatches:
         constants: tuple[float, ...]
         match rule:
             case Sgd():
-                self._kind, constants = MOMENTUM if rule.momentum else SGD, (rule.weight_decay, rule.momentum)
+                with_momentum = NESTEROV if rule.nesterov else MOMENTUM
+                self._kind = with_momentum if rule.momentum else SGD
+                constants = (rule.weight_decay, rule.momentum)
             case Adagrad():
                 self._kind, constants = ADAGRAD, (rule.weight_decay, rule.epsilon)
             case Adam():
                 # Subtracted in float64, as in `Adam.apply`; in float32 they would have other bits.
                 betas = (rule.beta1, 1.0 - rule.beta1, rule.beta2, 1.0 - rule.beta2)
-                self._kind, constants = ADAM, (rule.weight_decay, *betas, rule.epsilon)
+                self._kind, constants = ADAM, (rule.decay[0], *betas, rule.epsilon)
             case _:
                 raise ModelError(f"no kernel applies {rule!r}")
         name = kept_name(apply_rule.__name__, dtype)
@@ -87,8 +89,8 @@ class CompiledBatches:
         elif self._kind == ADAM:  # each target counts its own steps
             self._apply_adam(targets, gradients, rates)
         else:
-            both = [number for rate in rates for number in (rate, 1.0)]
-            self._run(self._table(targets), gradients, both)
+            numbers = [number for rate in rates for number in (rate, 1.0, 0.0)]
+            self._run(self._table(targets), gradients, numbers)
 
     def _apply_adam(
         self, targets: Sequence[Target], gradients: Sequence[NDArray[Any]], rates: Sequence[float]
@@ -98,25 +100,24 @@ class CompiledBatches:
         for target in targets:
             end = at + len(target.values)
             steps = int(target.rule_state["steps"][0])
-            both: list[float] = []
-            # In float64, as in `Adam.apply`; the kernel rounds both to the type of the arrays.
-            for number, rate in enumerate(rates, start=steps + 1):
-                both += (float(rate) / (1.0 - rule.beta1**number), sqrt(1.0 - rule.beta2**number))
-            self._run(self._table((target,)), [gradient[at:end] for gradient in gradients], both)
+            numbers: list[float] = []
+            # In float64, as in `Adam.apply`; the kernel rounds them to the type of the arrays.
+            for number, rate in enumerate(map(float, rates), start=steps + 1):
+                root = sqrt(1.0 - rule.beta2**number)
+                numbers += (rate / (1.0 - rule.beta1**number), root, rule.decay[1] * rate)
+            self._run(self._table((target,)), [gradient[at:end] for gradient in gradients], numbers)
             target.rule_state["steps"] += len(gradients)
             at = end
 
     def _run(
-        self, table: NDArray[np.int64], gradients: Sequence[NDArray[Any]], both_rates: Sequence[float]
+        self, table: NDArray[np.int64], gradients: Sequence[NDArray[Any]], numbers: Sequence[float]
     ) -> None:
         # The last row has the start of its gradient and the length: a gradient ends there.
         size = int(table[-1, 0] + table[-1, 4])
         # `sources` keeps copies alive during the call: the kernel gets only addresses.
         sources = [self._readable(gradient, size) for gradient in gradients]
         addresses = np.array([source.__array_interface__["data"][0] for source in sources], np.int64)
-        apply_rule(
-            self._kind, self._like, table, addresses, self._constants, np.array(both_rates, np.float64)
-        )
+        apply_rule(self._kind, self._like, table, addresses, self._constants, np.array(numbers, np.float64))
 
     def _readable(self, gradient: NDArray[Any], size: int) -> NDArray[Any]:
         if gradient.shape != (size,) or gradient.dtype != self._dtype:

@@ -215,7 +215,7 @@ class Descent:
         self._engine = engine
         self._layers = engine.topology.layers
         self._rule = rule
-        self._hyper = np.array((0.0, rule.momentum, rule.weight_decay), engine.dtype)
+        self._hyper = np.array((0.0, rule.momentum, rule.weight_decay, rule.nesterov), engine.dtype)
         # In backward order, as outcomes name refused tensors.
         self._names = [p.name for layer in reversed(self._layers) for p in layer.parameters]
         self._refused = np.zeros(len(self._names), np.int64)

@@ -149,7 +149,7 @@ def run(tape, like, hyper):
     Args:
         tape: int64 (rows, `FIELDS`); a row begins with the address of its kernel, or with 0 for the mean.
         like: Any number of the arrays' type.
-        hyper: Rate, momentum and weight decay, of that type.
+        hyper: Rate, momentum, weight decay and 1 with Nesterov's momentum, of that type.
     """
     mean = 0.0
     for row in range(tape.shape[0]):

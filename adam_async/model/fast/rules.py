@@ -1,8 +1,9 @@
 """Pure: the update rules as compiled kernels, for several gradients of several shards in one call.
 
 Gradients come from memory, values and state mostly from the cache, so reading gradients takes the time. SGD
-reads four gradients at a time, each in one run that the processor prefetches, and reads and writes each value
-once for the four. The arithmetic of the other rules takes longer than their memory traffic.
+and momentum read four gradients at a time, each in one run that the processor prefetches, and read and write
+each value once for the four; Nesterov's momentum, a rare choice, reads one at a time. The arithmetic of the
+other rules takes longer than their memory traffic.
 
 Each value gets the operations of `adam_async.model.rules` in their order, gradient after gradient, each
 rounded separately: the results have the bits of NumPy's loops.
@@ -15,8 +16,11 @@ from numba import types
 
 from adam_async.model.fast.memory import exact, floats, size_of
 
-SGD, MOMENTUM, ADAGRAD, ADAM = range(4)
+SGD, MOMENTUM, NESTEROV, ADAGRAD, ADAM = range(5)
 """Numbers of the rules in the kernel."""
+
+PER_PUSH = 3
+"""Numbers per push in the rates of the kernel."""
 
 TILE = 1 << 16
 """Number of values that get all gradients before the next values: they stay in the second cache."""
@@ -42,8 +46,8 @@ def _sgd_four(like, n, values, first, second, third, fourth, rates, decay):
     p, a, b = floats(values, n, like), floats(first, n, like), floats(second, n, like)
     c, d = floats(third, n, like), floats(fourth, n, like)
     number = p.dtype.type
-    rate_a, rate_b = number(rates[0]), number(rates[2])
-    rate_c, rate_d = number(rates[4]), number(rates[6])
+    rate_a, rate_b = number(rates[0]), number(rates[PER_PUSH])
+    rate_c, rate_d = number(rates[2 * PER_PUSH]), number(rates[3 * PER_PUSH])
     shrink = number(decay)
     # The value stays in a register for all four; each step rounds as four separate calls do.
     if decay != 0:
@@ -88,8 +92,8 @@ def _momentum_four(like, n, values, buffer, first, second, third, fourth, rates,
     a, b, c = floats(first, n, like), floats(second, n, like), floats(third, n, like)
     d = floats(fourth, n, like)
     number = p.dtype.type
-    rate_a, rate_b = number(rates[0]), number(rates[2])
-    rate_c, rate_d = number(rates[4]), number(rates[6])
+    rate_a, rate_b = number(rates[0]), number(rates[PER_PUSH])
+    rate_c, rate_d = number(rates[2 * PER_PUSH]), number(rates[3 * PER_PUSH])
     shrink, momentum = number(constants[0]), number(constants[1])
     # Value and momentum stay in registers for all four.
     if constants[0] != 0:
@@ -119,6 +123,18 @@ def _momentum_four(like, n, values, buffer, first, second, third, fourth, rates,
 
 
 @exact
+def _nesterov(like, n, values, buffer, gradient, rates, constants):
+    p, kept, g = floats(values, n, like), floats(buffer, n, like), floats(gradient, n, like)
+    number = p.dtype.type
+    rate, shrink, momentum = number(rates[0]), number(constants[0]), number(constants[1])
+    decays = constants[0] != 0
+    for i in range(n):
+        step = p[i] * shrink + g[i] if decays else g[i]
+        kept[i] = kept[i] * momentum + step
+        p[i] -= (kept[i] * momentum + step) * rate
+
+
+@exact
 def _adagrad(like, n, values, squares, gradient, rates, constants):
     p, kept, g = floats(values, n, like), floats(squares, n, like), floats(gradient, n, like)
     number = p.dtype.type
@@ -136,17 +152,18 @@ def _adam(like, n, values, means, squares, gradient, rates, constants):
     p, g = floats(values, n, like), floats(gradient, n, like)
     mean, square = floats(means, n, like), floats(squares, n, like)
     number = p.dtype.type
-    rate, root = number(rates[0]), number(rates[1])
+    rate, root, lost = number(rates[0]), number(rates[1]), number(rates[2])
     shrink, beta1, rest1 = number(constants[0]), number(constants[1]), number(constants[2])
     beta2, rest2, epsilon = number(constants[3]), number(constants[4]), number(constants[5])
-    decays = constants[0] != 0
+    decays, loses = constants[0] != 0, rates[2] != 0
     for i in range(n):
         step = p[i] * shrink + g[i] if decays else g[i]
         # From the left: the square of the step first, then its part, as NumPy rounds.
         square[i] = square[i] * beta2 + step * step * rest2
         mean[i] = mean[i] * beta1 + step * rest1
         # No clip as in `Adam.apply`: a server applies on one thread, and there the clip changes no bit.
-        p[i] -= mean[i] * rate / (np.sqrt(square[i]) / root + epsilon)
+        value = p[i] - p[i] * lost if loses else p[i]
+        p[i] = value - mean[i] * rate / (np.sqrt(square[i]) / root + epsilon)
 
 
 @exact
@@ -154,14 +171,15 @@ def apply_rule(kind, like, shards, gradients, constants, rates):
     """Apply one gradient of each push to each shard, push after push.
 
     Args:
-        kind: `SGD`, `MOMENTUM`, `ADAGRAD` or `ADAM`.
+        kind: `SGD`, `MOMENTUM`, `NESTEROV`, `ADAGRAD` or `ADAM`, which is `AdamW`'s as well.
         like: Any number of the arrays' type.
         shards: int64 (shards, 5): number of values; addresses of the values and of up to two arrays of state;
             start of the shard's gradient in each push, in values.
         gradients: int64 (pushes): addresses.
         constants: float64 (6): weight decay; then the momentum, or epsilon, or Adam's beta1, 1 - beta1,
             beta2, 1 - beta2 and epsilon.
-        rates: float64 (2 * pushes): the rate of each push, and Adam's root.
+        rates: float64 (PER_PUSH * pushes): the rate of each push, Adam's root, and the part of itself that a
+            value loses first, or 0.
     """
     size, pushes = size_of(like), len(gradients)
     for shard in range(shards.shape[0]):
@@ -173,8 +191,7 @@ def apply_rule(kind, like, shards, gradients, constants, rates):
             p, s, t, offset = values + behind, first + behind, second + behind, (at + start) * size
             push = 0
             while push < pushes:
-                # Two numbers per push, because Adam has a rate and a root.
-                g, mine = gradients[push] + offset, rates[2 * push :]
+                g, mine = gradients[push] + offset, rates[PER_PUSH * push :]
                 # The last one to three pushes go one by one, with the same operations and bits.
                 if kind <= MOMENTUM and push + 4 <= pushes:
                     h, k = gradients[push + 1] + offset, gradients[push + 2] + offset
@@ -189,6 +206,8 @@ def apply_rule(kind, like, shards, gradients, constants, rates):
                     _sgd(like, n, p, g, mine, constants[0])
                 elif kind == MOMENTUM:
                     _momentum(like, n, p, s, g, mine, constants)
+                elif kind == NESTEROV:
+                    _nesterov(like, n, p, s, g, mine, constants)
                 elif kind == ADAGRAD:
                     _adagrad(like, n, p, s, g, mine, constants)
                 else:

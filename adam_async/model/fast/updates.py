@@ -1,9 +1,9 @@
 """Pure: kernels of gradient descent in place; they read and write each weight once.
 
-`hyper` is (rate, momentum, weight decay). A gradient is checked before its tensor changes: a small one value
-by value. The gradient of a dense layer is not formed as a whole: no value is larger than the number of images
-times the largest error times the largest input. Only if this bound is near the end of the number range, or
-not a number, the gradient is formed and checked.
+`hyper` is (rate, momentum, weight decay, 1 with Nesterov's momentum). A gradient is checked before its tensor
+changes: a small one value by value. The gradient of a dense layer is not formed as a whole: no value exceeds
+the number of images times the largest error times the largest input. Only if this bound is near the end
+of the number range, or not a number, the gradient is formed and checked.
 """
 
 from typing import Any
@@ -48,6 +48,12 @@ def _descend(values, gradient, buffer, n, like, hyper):
     p, g, rate, decay = floats(values, n, like), floats(gradient, n, like), hyper[0], hyper[2]
     if buffer:
         kept, momentum = floats(buffer, n, like), hyper[1]
+        if hyper[3] != 0:
+            for i in range(n):
+                step = g[i] + decay * p[i]
+                kept[i] = momentum * kept[i] + step
+                p[i] -= rate * (step + momentum * kept[i])
+            return
         for i in range(n):
             step = momentum * kept[i] + (g[i] + decay * p[i])
             kept[i] = step

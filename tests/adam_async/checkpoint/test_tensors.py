@@ -19,6 +19,8 @@ RULES = {
     "momentum": make_rule("sgd", momentum=0.9),
     "adagrad": make_rule("adagrad"),
     "adam": make_rule("adam"),
+    "adamw": make_rule("adamw", weight_decay=0.1),
+    "nesterov": make_rule("sgd", momentum=0.9, nesterov=True),
 }
 
 

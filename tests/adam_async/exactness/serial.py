@@ -14,18 +14,23 @@ RULES = {
     "sgd": {"rule": "sgd", "rate": 0.1},
     "momentum": {"rule": "sgd", "rate": 0.05, "momentum": 0.9},
     "decay": {"rule": "sgd", "rate": 0.05, "momentum": 0.5, "weight_decay": 0.01},
+    "nesterov": {"rule": "sgd", "rate": 0.05, "momentum": 0.5, "nesterov": True, "weight_decay": 0.01},
     "adagrad": {"rule": "adagrad", "rate": 0.01},
     "adam": {"rule": "adam", "rate": 0.002, "weight_decay": 0.001},
+    "adamw": {"rule": "adamw", "rate": 0.002, "weight_decay": 0.1},
 }
 
 
 def rule_step(config, p, g, memory, t, *, rate=None):
     """One application of the rule to one whole tensor."""
     rate = config.rate if rate is None else rate
-    g = g + config.weight_decay * p
+    if config.rule == "adamw":
+        p = p - rate * config.weight_decay * p
+    else:
+        g = g + config.weight_decay * p
     if config.rule == "sgd":
         memory["m"] = config.momentum * memory.get("m", 0.0) + g
-        return p - rate * memory["m"]
+        return p - rate * (g + config.momentum * memory["m"] if config.nesterov else memory["m"])
     if config.rule == "adagrad":
         memory["s"] = memory.get("s", 0.0) + g * g
         return p - rate * g / (np.sqrt(memory["s"]) + 1e-10)

@@ -9,6 +9,7 @@ import pytest
 from adam_async.model import (
     Adagrad,
     Adam,
+    AdamW,
     InPlaceStep,
     Network,
     Sgd,
@@ -30,8 +31,10 @@ RULES = [
     Sgd(weight_decay=0.01),
     Sgd(momentum=0.9),
     Sgd(momentum=0.9, weight_decay=0.01),
+    Sgd(momentum=0.9, nesterov=True, weight_decay=0.01),
     Adagrad(),
     Adam(weight_decay=0.01),
+    AdamW(weight_decay=0.01),
 ]
 
 

@@ -10,17 +10,20 @@ from adam_async.model.errors import ModelError
 from adam_async.model.kernels import make_batches
 from adam_async.model.keyed_random import Dice
 from adam_async.model.rule_batches import NumpyBatches
-from adam_async.model.rules import Adagrad, Adam, Sgd, new_scratch
+from adam_async.model.rules import Adagrad, Adam, AdamW, Sgd, new_scratch
 
 RULES = [
     Sgd(),
     Sgd(momentum=0.9),
     Sgd(weight_decay=0.1),
     Sgd(momentum=0.9, weight_decay=0.1),
+    Sgd(momentum=0.9, nesterov=True),
+    Sgd(momentum=0.9, nesterov=True, weight_decay=0.1),
     Adagrad(),
     Adagrad(weight_decay=0.1),
     Adam(),
     Adam(weight_decay=0.1),
+    AdamW(weight_decay=0.1),
 ]
 KERNELS = ["numpy", "numba"] if find_spec("numba") is not None else ["numpy"]
 SIZES = [(1,), (40, 7, 100), (70_001, 3)]

@@ -5,9 +5,11 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from adam_async.model import Adagrad, Adam, ModelError, Sgd, make_rule, new_scratch, plain_step
+from adam_async.model import Adagrad, Adam, AdamW, ModelError, Sgd, make_rule, new_scratch, plain_step
 from adam_async.model.keyed_random import Dice
-from adam_async.model.rules import BLOCK
+from adam_async.model.rules import BLOCK, rule_of
+from adam_async.run.config import Config
+from adam_async.run.store_record import RuleRecord
 
 
 def normal(name, size):
@@ -17,7 +19,7 @@ def normal(name, size):
 def sgd(rule, p, g, memory, rate, step):
     g = g + rule.weight_decay * p
     memory["momentum"] = rule.momentum * memory.get("momentum", 0.0) + g
-    return p - rate * memory["momentum"]
+    return p - rate * (g + rule.momentum * memory["momentum"] if rule.nesterov else memory["momentum"])
 
 
 def adagrad(rule, p, g, memory, rate, step):
@@ -35,15 +37,23 @@ def adam(rule, p, g, memory, rate, step):
     return p - rate * mean / (np.sqrt(square) + rule.epsilon)
 
 
+def adamw(rule, p, g, memory, rate, step):
+    return adam(Adam(), p, g, memory, rate, step) - rate * rule.weight_decay * p
+
+
 CASES = [
     (Sgd(), sgd),
     (Sgd(momentum=0.9), sgd),
     (Sgd(weight_decay=0.01), sgd),
     (Sgd(momentum=0.9, weight_decay=0.01), sgd),
+    (Sgd(momentum=0.9, nesterov=True), sgd),
+    (Sgd(momentum=0.9, nesterov=True, weight_decay=0.01), sgd),
     (Adagrad(), adagrad),
     (Adagrad(weight_decay=0.01), adagrad),
     (Adam(), adam),
     (Adam(weight_decay=0.01), adam),
+    (AdamW(), adamw),
+    (AdamW(weight_decay=0.01), adamw),
 ]
 
 
@@ -134,10 +144,15 @@ def test_a_rule_equals_that_of_pytorch(rule, formula):
     torch = pytest.importorskip("torch")
     values = normal("p", 50)
     tensor = torch.tensor(values.copy(), requires_grad=True)
-    makers = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
+    makers = {
+        "sgd": torch.optim.SGD,
+        "adagrad": torch.optim.Adagrad,
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+    }
     options = {"lr": 0.1, "weight_decay": rule.weight_decay}
     if rule.name == "sgd":
-        options["momentum"] = rule.momentum
+        options |= {"momentum": rule.momentum, "nesterov": rule.nesterov}
     optimizer = makers[rule.name]([tensor], **options)
     state = rule.new_state(values.shape, np.float64)
     for step in range(4):
@@ -151,16 +166,27 @@ def test_a_rule_equals_that_of_pytorch(rule, formula):
 def test_rules_are_made_by_name():
     assert make_rule("sgd", momentum=0.9, weight_decay=0.1) == Sgd(momentum=0.9, weight_decay=0.1)
     assert make_rule("adagrad", weight_decay=0.1) == Adagrad(weight_decay=0.1)
-    assert make_rule("adam") == Adam()
-    with pytest.raises(ModelError, match="unknown rule 'lion'; known rules: sgd, adagrad, adam"):
+    assert make_rule("adam") == Adam() != make_rule("adamw") == AdamW()
+    assert make_rule("sgd", momentum=0.9, nesterov=True) == Sgd(momentum=0.9, nesterov=True)
+    with pytest.raises(ModelError, match="unknown rule 'lion'; known rules: sgd, adagrad, adam, adamw"):
         make_rule("lion")
     with pytest.raises(ModelError, match=r"'adam' takes no momentum, but momentum is 0.9"):
         make_rule("adam", momentum=0.9)
+    with pytest.raises(ModelError, match="'adamw' takes no nesterov"):
+        make_rule("adamw", nesterov=True)
+
+
+def test_the_options_of_a_run_and_the_record_of_a_store_make_the_same_rule():
+    options = {"rule": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}
+    expected = Sgd(momentum=0.9, nesterov=True, weight_decay=0.1)
+    assert rule_of(Config(**options)) == rule_of(RuleRecord(**options)) == expected
 
 
 def test_constants_out_of_range_are_refused():
     with pytest.raises(ModelError, match=r"momentum must be at least 0 and below 1, not 1\.5"):
         Sgd(momentum=1.5)
+    with pytest.raises(ModelError, match="nesterov needs a momentum above 0"):
+        Sgd(nesterov=True)
     with pytest.raises(ModelError, match="weight_decay must not be negative, not -1"):
         Adagrad(weight_decay=-1.0)
     with pytest.raises(ModelError, match="beta2"):

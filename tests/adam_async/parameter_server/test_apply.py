@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from adam_async.model import rule_batches
 from adam_async.model.keyed_random import Dice
-from adam_async.model.rules import Adagrad, Adam, Sgd, new_scratch
+from adam_async.model.rules import Adagrad, Adam, AdamW, Sgd, new_scratch
 from adam_async.parameter_server import apply as module
 from adam_async.parameter_server.apply import (
     Applier,
@@ -34,6 +34,8 @@ RULES = [
     Sgd(momentum=0.5, weight_decay=0.1),
     Adagrad(),
     Adam(),
+    AdamW(weight_decay=0.1),
+    Sgd(momentum=0.9, nesterov=True),
 ]
 MAX32 = float(np.finfo(np.float32).max)
 

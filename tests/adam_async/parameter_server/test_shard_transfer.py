@@ -6,7 +6,7 @@ import pytest
 from adam_async.messages import LoadShards, pack
 from adam_async.messages.shard_states import TABLES
 from adam_async.model.keyed_random import Dice
-from adam_async.model.rules import Adagrad, Adam, Sgd
+from adam_async.model.rules import Adagrad, Adam, AdamW, Sgd
 from adam_async.parameter_server.bsp_barrier import PendingContributions
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_transfer import load_states, read_states
@@ -16,7 +16,7 @@ from transport import LinkConfig, RemoteProtocolError
 from transport.frames import FrameEncoder
 from transport.tensors import lay_out
 
-RULES = [Sgd(), Sgd(momentum=0.9), Adagrad(), Adam()]
+RULES = [Sgd(), Sgd(momentum=0.9), Sgd(momentum=0.9, nesterov=True), Adagrad(), Adam(), AdamW()]
 
 
 def shards_of(rule, *, seed=1, numbers=(3, 5), size=4):

@@ -24,7 +24,7 @@ from adam_async.driver.replay.run import digest
 from adam_async.messages import Lease, Pull, Push
 from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network
-from adam_async.model.rules import make_rule
+from adam_async.model.rules import rule_of
 from adam_async.model.spec import ModelSpec
 from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.decode_push import read_gradients
@@ -224,7 +224,7 @@ class SimulatedRun:
         )
         self.names = [f"ps-{number}" for number in range(config.servers)]
         self.buckets = assign_buckets(self.table, self.names)
-        self.rule = make_rule(config.rule, momentum=config.momentum, weight_decay=config.weight_decay)
+        self.rule = rule_of(config)
         self.storage = ShardStorage(self.network.parameters, self.rule, self.network.dtype)
         self.servers = {name: SimulatedServer(self, name) for name in self.names}
         self.workers = [SimulatedWorker(self, replica) for replica in range(config.replicas)]

@@ -77,6 +77,8 @@ RULES = {
     "decay": {"weight_decay": 0.01},
     "adagrad": {"rule": "adagrad", "rate": 0.01},
     "adam": {"rule": "adam", "rate": 0.002},
+    "adamw": {"rule": "adamw", "rate": 0.002, "weight_decay": 0.1},
+    "nesterov": {"momentum": 0.9, "nesterov": True, "rate": 0.02},
     "scaled": {"scale_by_staleness": True},
     "limited": {"clip": 0.5, "layer_rate": 0.1},
     "scheduled": {"schedule": "cosine", "warm_up": 0.5},

@@ -161,10 +161,14 @@ def test_a_users_layer_runs_its_own_steps():
         np.testing.assert_allclose(found[1][name], gradient, rtol=1e-10)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(
+    "rule",
+    [Sgd(weight_decay=0.01), *[Sgd(momentum=0.9, nesterov=n, weight_decay=0.01) for n in (False, True)]],
+    ids=repr,
+)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_both_sets_of_kernels_train_alike_in_place(spec, momentum):
-    trained, rule = [], Sgd(momentum=momentum, weight_decay=0.01)
+def test_both_sets_of_kernels_train_alike_in_place(spec, rule):
+    trained = []
     for kernels in ("numpy", "numba"):
         network = Network(spec, np.float64, kernels=kernels)
         weights, state = network.initial_weights(Dice(1)), new_rule_state(network, rule)
