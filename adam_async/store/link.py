@@ -6,6 +6,7 @@ names it, so that a step may have any number of pushes.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -117,7 +118,9 @@ class StoreLink:
         self._rates: tuple[float, ...] = ()
         self._pushed: set[ShardId] = set()
         """Shards pushed in the step in progress, in bsp."""
-        self._sending = asyncio.Lock()
+        self._turns: deque[_Turn] = deque()
+        """Calls that wait for the servers to answer earlier pushes, in order."""
+        self._has_turns = asyncio.Event()
         self._open: set[asyncio.Future[PushOutcome]] = set()
         self._error: BaseException | None = None
         self._failed = asyncio.Event()
@@ -193,6 +196,7 @@ class StoreLink:
             waits=self._waits,
         )
         self._spawn("servers", self._client.run())
+        self._spawn("turns", self._take_turns())
         self._spawn("follow", self._follow(session))
         if self.slack is not None and not wish.reader:
             await self.pull(None, None)  # a late client begins at the clock of the others
@@ -348,10 +352,14 @@ class StoreLink:
         assign: bool = False,
     ) -> PushOutcome:
         """See `ParameterStore.push`."""
-        done = await self.begin_push(gradients, read=read, rate=rate, weight=weight, assign=assign)
+        done = self.begin_push(gradients, read=read, rate=rate, weight=weight, assign=assign)
+        return await self.outcome(done)
+
+    async def outcome(self, done: "asyncio.Future[PushOutcome]") -> PushOutcome:
+        """Wait for the outcome of a push; cancelling the wait leaves the push alone."""
         return await self._unless_failed(asyncio.shield(done))
 
-    async def begin_push(
+    def begin_push(
         self,
         gradients: Mapping[str, Gradient],
         *,
@@ -360,17 +368,38 @@ class StoreLink:
         weight: int = 1,
         assign: bool = False,
     ) -> "asyncio.Future[PushOutcome]":
-        """Send a push as soon as the servers may be sent one; returns the future of its outcome."""
+        """Send a push now or, if servers owe answers, in its turn; returns the future of its outcome."""
         self._check()
         if self._wish.reader:
             raise StoreError("this client is a reader: open the store without reader=True to push")
         messages = self._messages_of(gradients, rate, weight, assign)
         versions = self._versions(read)
-        async with self._sending:
-            await self._unless_failed(self._client.admit())
-            if self.slack == 0 and not assign:
-                self._note_pushed(messages)
-            return self._send(messages, versions, weight, assign)
+        done: asyncio.Future[PushOutcome] = asyncio.get_running_loop().create_future()
+        self._open.add(done)
+        done.add_done_callback(self._open.discard)
+        send = partial(self._send, messages, versions, weight, assign, done)
+        self._in_turn(_Turn(send=send, outcome=done, is_push=True))
+        return done
+
+    def _in_turn(self, turn: "_Turn") -> None:
+        """Make a call behind those before it; a push waits until all servers may be sent one.
+
+        No caller waits for the turn of a push, so that a cancelled one keeps its place.
+        """
+        if self._turns or (turn.is_push and not self._client.may_push):
+            self._turns.append(turn)
+            self._has_turns.set()
+        else:
+            turn.take()
+
+    async def _take_turns(self) -> None:
+        while True:
+            while self._turns:
+                if self._turns[0].is_push:
+                    await self._client.admit()
+                self._turns.popleft().take()
+            self._has_turns.clear()
+            await self._has_turns.wait()
 
     def _messages_of(
         self, gradients: Mapping[str, Gradient], rate: float | None, weight: int, assign: bool
@@ -459,9 +488,15 @@ class StoreLink:
         self._pushed |= shards
 
     def _send(
-        self, messages: "Sequence[_Outgoing]", versions: NDArray[np.int64], weight: int, assign: bool
-    ) -> "asyncio.Future[PushOutcome]":
-        done: asyncio.Future[PushOutcome] = asyncio.get_running_loop().create_future()
+        self,
+        messages: "Sequence[_Outgoing]",
+        versions: NDArray[np.int64],
+        weight: int,
+        assign: bool,
+        done: "asyncio.Future[PushOutcome]",
+    ) -> None:
+        if self.slack == 0 and not assign:
+            self._note_pushed(messages)
         collector = _Collector(self, done, len(messages))
         clock = 0
         if self.slack is not None and not assign:
@@ -485,11 +520,8 @@ class StoreLink:
                 on_free=collector.freed,
                 on_outcome=partial(collector.answered, shards),
             )
-        self._open.add(done)
-        done.add_done_callback(self._open.discard)
         if not messages:
             collector.finish()
-        return done
 
     def note_versions(self, shards: Sequence[ShardId], versions: Sequence[int]) -> None:
         """Take note of versions in an answer."""
@@ -505,13 +537,19 @@ class StoreLink:
             return
         if self._wish.reader:
             raise StoreError("this client is a reader: it has no place in the clocks")
-        async with self._sending:
-            self.clock += 1
-            for message in self.layout.everything:
-                shards = [shard for shard in message.shards if shard not in self._pushed]
-                if shards:
-                    self._client.tick(message.server, shards, self.clock, epoch=1)
-            self._pushed.clear()
+        sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._in_turn(_Turn(send=partial(self._send_ticks, sent), outcome=sent))
+        if not sent.done():
+            await self._unless_failed(asyncio.shield(sent))
+
+    def _send_ticks(self, sent: "asyncio.Future[None]") -> None:
+        self.clock += 1
+        for message in self.layout.everything:
+            shards = [shard for shard in message.shards if shard not in self._pushed]
+            if shards:
+                self._client.tick(message.server, shards, self.clock, epoch=1)
+        self._pushed.clear()
+        sent.set_result(None)
 
     async def settled(self) -> None:
         """See `ParameterStore.settled`."""
@@ -530,22 +568,11 @@ class StoreLink:
         wanted = tuple(layout.arrays) if names is None else tuple(dict.fromkeys(names))
         names_in(layout.arrays, wanted)
         targets = _targets(layout.arrays, wanted, out)
-        bound = 0
-        if self.slack is not None and not self._wish.reader:
-            bound = max(self.clock - self.slack, 0)
         pull = _PullInProgress(self, wanted, targets)
-        async with self._sending:  # behind the pushes that were called before
-            for message in layout.messages(wanted):
-                self._client.pull(
-                    message.server,
-                    message.shards,
-                    partial(pull.answered, message),
-                    clock=bound,
-                    into=pull.into(message),
-                    on_behind=pull.behind,
-                )
-        if not pull.missing:
-            pull.done.set_result(None)
+        sent: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        # Behind the pushes that were called before.
+        self._in_turn(_Turn(send=partial(self._send_pull, pull, sent), outcome=sent))
+        bound = sent.result() if sent.done() else await self._unless_failed(sent)
         try:
             async with asyncio.timeout(self._waits.clock_s if bound else None):
                 await self._unless_failed(pull.done)
@@ -555,6 +582,26 @@ class StoreLink:
         if self.slack is not None and not self._wish.reader and not self._started:
             self.clock, self._started = pull.clock, True
         return pull.values()
+
+    def _send_pull(self, pull: "_PullInProgress", sent: "asyncio.Future[int]") -> None:
+        """Ask for the values of a pull, unless its caller has given up; `sent` gets the clock it waits for."""
+        if sent.done():
+            return
+        bound = 0
+        if self.slack is not None and not self._wish.reader:
+            bound = max(self.clock - self.slack, 0)
+        for message in self.layout.messages(pull.names):
+            self._client.pull(
+                message.server,
+                message.shards,
+                partial(pull.answered, message),
+                clock=bound,
+                into=pull.into(message),
+                on_behind=pull.behind,
+            )
+        if not pull.missing:
+            pull.done.set_result(None)
+        sent.set_result(bound)
 
     _started = False
     """Whether the clock of this client has begun where the others are."""
@@ -575,6 +622,21 @@ class StoreLink:
         except TimeoutError:
             pass
         await self._membership.leave()
+
+
+class _Turn(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A push, a tick or a pull that is sent in the order of the calls."""
+
+    send: Callable[[], None]
+    outcome: "asyncio.Future[Any]"
+    """Gets the error of `send`."""
+    is_push: bool = False
+
+    def take(self) -> None:
+        try:
+            self.send()
+        except StoreError as error:
+            self.outcome.set_exception(error)
 
 
 class _Outgoing(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -624,7 +686,7 @@ class _PullInProgress:
 
     def __init__(self, link: StoreLink, names: tuple[str, ...], targets: Mapping[str, NDArray[Any]]) -> None:
         self._link = link
-        self._names = names
+        self.names = names
         self._targets = dict(targets)
         self._given = frozenset(targets)
         self._found: dict[str, NDArray[Any]] = {}
@@ -670,7 +732,7 @@ class _PullInProgress:
 
     def values(self) -> Values:
         arrays: dict[str, NDArray[Any]] = {}
-        for name in self._names:
+        for name in self.names:
             record = self._link.layout.arrays[name]
             flat = self._found.get(name)
             if flat is None:

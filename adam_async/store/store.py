@@ -200,11 +200,11 @@ class ParameterStore:
     ) -> Values:
         """Push gradients, end the step in a store with clocks, and pull the same arrays; see `push` and `pull`."""
         link = self._link
-        done = await link.begin_push(gradients, read=read, rate=rate, weight=weight)
+        done = link.begin_push(gradients, read=read, rate=rate, weight=weight)
         if link.slack is not None:
             await link.tick()
         values = await link.pull(tuple(gradients), None)
-        await done
+        await link.outcome(done)
         return values
 
     async def assign(self, arrays: Mapping[str, NDArray[Any]]) -> PushOutcome:
