@@ -1,0 +1,60 @@
+"""Servers for tests of stores: one controller and parameter servers in this loop, over TCP."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from adam_async.cluster.networks import LOOPBACK, cluster_network
+from adam_async.cluster.roles import Place, controller, parameter_server
+from adam_async.parameter_server.service import ParameterServer
+from adam_async.parameter_server.state import ServerState
+from adam_async.run.config import Waits
+from adam_async.runtime.clock import system_entropy
+from transport import BufferPool
+
+WAITS = Waits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreServers:
+    """Running servers of stores.
+
+    Attributes:
+        address: Address of the controller.
+        servers: The parameter servers.
+    """
+
+    address: str
+    servers: tuple[ParameterServer, ...]
+
+    def states(self) -> list[ServerState]:
+        """The states of all stores on all servers."""
+        return [served.state for server in self.servers for served in server.stores.values()]
+
+
+@asynccontextmanager
+async def store_servers(count: int = 3, *, waits: Waits = WAITS) -> AsyncIterator[StoreServers]:
+    """Run a controller and parameter servers until the end of the block."""
+
+    def place(node, address=""):
+        buffers = BufferPool()
+        network = cluster_network(None, entropy=system_entropy, buffers=buffers)
+        return Place(
+            node=node,
+            bind=LOOPBACK,
+            controller=address,
+            network=network,
+            buffers=buffers,
+            waits=waits,
+            entropy=system_entropy,
+        )
+
+    async with AsyncExitStack() as stack:
+        leader = await stack.enter_async_context(controller(place("controller")))
+        servers = [
+            await stack.enter_async_context(parameter_server(place(f"ps-{number}", leader.address)))
+            for number in range(count)
+        ]
+        for server in servers:
+            await server.joined()
+        yield StoreServers(address=leader.address, servers=tuple(servers))
