@@ -71,6 +71,8 @@ class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     records: tuple[ArrayRecord, ...]
     rules: tuple[RuleRecord, ...]
     slack: int | None
+    is_summed: bool
+    """Whether servers apply the mean of the gradients of a step (bsp); in ``ssp:0`` they apply each push."""
     replicas: int
     servers: int
     shard_bytes: int
@@ -110,6 +112,7 @@ class StoreLink:
         self.closed = False
         self.clock = 0
         self.slack = wish.slack
+        self._is_summed = wish.is_summed
         self.layout: StoreLayout
         self.store: StoreRecord
         self._client: ParameterClient
@@ -175,6 +178,7 @@ class StoreLink:
         if wish.values is not None:
             _compare(wish, store, arrays)
         self.slack = store.slack
+        self._is_summed = store.summed_weight > 0
         table = shard_table(arrays, shard_bytes=store.shard_bytes)
         store = await self._wait_open(store, arrays)
         self.store = store
@@ -222,7 +226,7 @@ class StoreLink:
             shard_bytes=wish.shard_bytes,
             servers=wish.servers,
             slack=wish.slack,
-            summed_weight=1 if wish.slack == 0 else 0,
+            summed_weight=1 if wish.is_summed else 0,
             replicas=wish.replicas,
         )
         store = await self._create_once(record)
@@ -413,7 +417,7 @@ class StoreLink:
         layout = self.layout
         names_in(layout.arrays, tuple(gradients))
         what = "value" if assign else "gradient"
-        scaled = weight != 1 and self.slack == 0
+        scaled = weight != 1 and self._is_summed
         flat: dict[str, NDArray[Any]] = {}
         found: list[_Outgoing] = []
         for name, gradient in gradients.items():
@@ -495,12 +499,12 @@ class StoreLink:
         assign: bool,
         done: "asyncio.Future[PushOutcome]",
     ) -> None:
-        if self.slack == 0 and not assign:
+        if self._is_summed and not assign:
             self._note_pushed(messages)
         collector = _Collector(self, done, len(messages))
         clock = 0
         if self.slack is not None and not assign:
-            clock = self.clock + 1 if self.slack == 0 else self.clock
+            clock = self.clock + 1 if self._is_summed else self.clock
         for message in messages:
             shards = message.shards
             self._client.push(
@@ -792,6 +796,13 @@ def _targets(
     return found
 
 
+def _consistency_of(slack: int | None, *, is_summed: bool) -> str:
+    """Return the text of a consistency, as `ParameterStore.open` takes it."""
+    if is_summed:
+        return "bsp"
+    return "asp" if slack is None else f"ssp:{slack}"
+
+
 def _arrays_of(cluster: ClusterMap, name: str, store: StoreRecord) -> tuple[ArrayRecord, ...]:
     pieces = [cluster.arrays.get(f"stores/{name}/{number}") for number in range(store.pieces)]
     return joined_arrays(store, pieces)
@@ -821,8 +832,10 @@ def _compare(wish: StoreWish, store: StoreRecord, arrays: Sequence[ArrayRecord])
             raise StoreError(f"{shown} has rule {rules[0]} in store {wish.name!r}, and {rules[1]} here")
     if there:
         raise StoreError(f"store {wish.name!r} has the further array {next(iter(there))[:80]!r}")
-    if store.slack != wish.slack:
-        raise StoreError(f"store {wish.name!r} has slack {store.slack} between clients, not {wish.slack}")
+    used = _consistency_of(store.slack, is_summed=store.summed_weight > 0)
+    asked = _consistency_of(wish.slack, is_summed=wish.is_summed)
+    if used != asked:
+        raise StoreError(f"store {wish.name!r} has consistency {used}, not {asked}: open it with {used!r}")
 
 
 def _present(cluster: ClusterMap, key: tuple[str, str]) -> StoreRecord:

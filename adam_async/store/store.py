@@ -115,6 +115,7 @@ class ParameterStore:
             records=records,
             rules=rules,
             slack=slack_of(consistency),
+            is_summed=consistency == "bsp",
             replicas=replicas,
             servers=servers,
             shard_bytes=shard_bytes,

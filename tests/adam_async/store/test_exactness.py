@@ -80,23 +80,24 @@ def numpy_loop(rule):
 
 @asynccontextmanager
 async def places(where):
-    """Yield an address for `ParameterStore.open`."""
+    """Yield an address for `ParameterStore.open`, and a check that each server has shards."""
     if where == "local":
-        yield where
+        yield where, lambda: True
         return
     async with store_servers() as cluster:
-        yield cluster.address
+        yield cluster.address, lambda: [bool(state.shards) for state in cluster.states()] == [True] * 3
 
 
 @pytest.mark.parametrize("factors", [False, True], ids=["dense", "factors"])
 @pytest.mark.parametrize("where", ["local", "tcp"])
 async def test_logistic_regression_on_a_store_equals_the_loop_in_numpy(where, factors):
-    async with places(where) as address:
+    async with places(where) as (address, is_spread):
         for number, rule in enumerate(RULES):
             async with ParameterStore.open(
                 address, first_values(), name=f"store-{number}", rule=rule, shard_bytes=SHARD_BYTES
             ) as store:
                 values = await store.pull()
+                assert is_spread()
                 for _ in range(STEPS):
                     errors = errors_of(values)
                     weights = Factors(IMAGES, errors) if factors else errors.T @ IMAGES
