@@ -62,7 +62,7 @@ MOST_WEIGHT = (1 << 32) - 1
 
 
 class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What the caller of `ParameterStore.open` asks for, checked."""
+    """The checked arguments of `ParameterStore.open`."""
 
     name: str
     create: str
@@ -81,7 +81,7 @@ class StoreLink:
     """One client of a store, from its join to its end.
 
     Args:
-        wish: What the caller asks for.
+        wish: Arguments of the caller.
         access: Access to the servers.
         group: Runs the background tasks.
     """
@@ -120,7 +120,9 @@ class StoreLink:
         self._sending = asyncio.Lock()
         self._open: set[asyncio.Future[PushOutcome]] = set()
         self._error: BaseException | None = None
-        self._failed = asyncio.Event()
+        self._waiting: set[asyncio.Timeout] = set()
+        """Limits of the waits in progress, which end with the failure of this client."""
+        self._deleting = False
 
     # --- failures ------------------------------------------------------------------------------
 
@@ -128,25 +130,27 @@ class StoreLink:
         """End all waits with an error; the first one counts."""
         if self._error is None:
             self._error = error
-            self._failed.set()
+            now = asyncio.get_running_loop().time()
+            for limit in self._waiting:
+                limit.reschedule(now)
 
     def _check(self) -> None:
         if self._error is not None:
             raise self._error.with_traceback(None)
 
     async def _unless_failed(self, wait: Awaitable[_T]) -> _T:
-        """Wait, or raise the failure that comes first."""
-        self._check()
-        waiting = asyncio.ensure_future(wait)
-        failed = asyncio.ensure_future(self._failed.wait())
+        """Wait, or raise the failure that comes meanwhile. Call `_check` before."""
+        limit = asyncio.timeout(None)
+        self._waiting.add(limit)
         try:
-            await asyncio.wait({waiting, failed}, return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
+            async with limit:
+                return await wait
+        except TimeoutError:
+            if limit.expired():
                 self._check()
-            return await waiting
+            raise
         finally:
-            failed.cancel()
-            waiting.cancel()
+            self._waiting.discard(limit)
 
     # --- opening -------------------------------------------------------------------------------
 
@@ -321,6 +325,8 @@ class StoreLink:
         async for cluster in self._membership.changes():
             store = cluster.stores.get(name)
             if store is None or store.id != session.run:
+                if self._deleting:  # `delete` closes this client next
+                    return
                 raise StoreError(f"store {name!r} was deleted")
             if store.phase == "failed":
                 raise StoreError(f"store {name!r} failed: {store.reason}")
@@ -348,10 +354,26 @@ class StoreLink:
         assign: bool = False,
     ) -> PushOutcome:
         """See `ParameterStore.push`."""
-        done = await self.begin_push(gradients, read=read, rate=rate, weight=weight, assign=assign)
+        done = await self._begin_push(gradients, read=read, rate=rate, weight=weight, assign=assign)
         return await self._unless_failed(asyncio.shield(done))
 
-    async def begin_push(
+    async def push_pull(
+        self,
+        gradients: Mapping[str, Gradient],
+        *,
+        read: Values | ReadVersions | None,
+        rate: float | None,
+        weight: int,
+    ) -> Values:
+        """See `ParameterStore.push_pull`."""
+        done = await self._begin_push(gradients, read=read, rate=rate, weight=weight)
+        if self.slack is not None:
+            await self.tick()
+        values = await self.pull(tuple(gradients), None)
+        await self._unless_failed(asyncio.shield(done))
+        return values
+
+    async def _begin_push(
         self,
         gradients: Mapping[str, Gradient],
         *,
@@ -367,7 +389,9 @@ class StoreLink:
         messages = self._messages_of(gradients, rate, weight, assign)
         versions = self._versions(read)
         async with self._sending:
-            await self._unless_failed(self._client.admit())
+            self._check()
+            if not self._client.may_push:
+                await self._unless_failed(self._client.admit())
             if self.slack == 0 and not assign:
                 self._note_pushed(messages)
             return self._send(messages, versions, weight, assign)
@@ -506,6 +530,7 @@ class StoreLink:
         if self._wish.reader:
             raise StoreError("this client is a reader: it has no place in the clocks")
         async with self._sending:
+            self._check()
             self.clock += 1
             for message in self.layout.everything:
                 shards = [shard for shard in message.shards if shard not in self._pushed]
@@ -515,8 +540,8 @@ class StoreLink:
 
     async def settled(self) -> None:
         """See `ParameterStore.settled`."""
-        self._check()
         while self._open:
+            self._check()
             await self._unless_failed(asyncio.wait(set(self._open)))
 
     # --- pulls ---------------------------------------------------------------------------------
@@ -535,6 +560,7 @@ class StoreLink:
             bound = max(self.clock - self.slack, 0)
         pull = _PullInProgress(self, wanted, targets)
         async with self._sending:  # behind the pushes that were called before
+            self._check()
             for message in layout.messages(wanted):
                 self._client.pull(
                     message.server,
@@ -564,6 +590,9 @@ class StoreLink:
     async def delete(self) -> None:
         """See `ParameterStore.delete`."""
         self._check()
+        if self._wish.reader:
+            raise StoreError("this client is a reader: open the store without reader=True to delete it")
+        self._deleting = True
         await self._membership.delete_store(self._wish.name, self.store.id)
 
     async def leave(self) -> None:
@@ -760,7 +789,14 @@ def _compare(wish: StoreWish, store: StoreRecord, arrays: Sequence[ArrayRecord])
     if there:
         raise StoreError(f"store {wish.name!r} has the further array {next(iter(there))[:80]!r}")
     if store.slack != wish.slack:
-        raise StoreError(f"store {wish.name!r} has slack {store.slack} between clients, not {wish.slack}")
+        raise StoreError(
+            f"store {wish.name!r} has consistency {_consistency(store.slack)!r}, and "
+            f"{_consistency(wish.slack)!r} here: open it with that of the store"
+        )
+
+
+def _consistency(slack: int | None) -> str:
+    return "asp" if slack is None else f"ssp:{slack}" if slack else "bsp"
 
 
 def _present(cluster: ClusterMap, key: tuple[str, str]) -> StoreRecord:

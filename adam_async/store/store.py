@@ -199,13 +199,7 @@ class ParameterStore:
         weight: int = 1,
     ) -> Values:
         """Push gradients, end the step in a store with clocks, and pull the same arrays; see `push` and `pull`."""
-        link = self._link
-        done = await link.begin_push(gradients, read=read, rate=rate, weight=weight)
-        if link.slack is not None:
-            await link.tick()
-        values = await link.pull(tuple(gradients), None)
-        await done
-        return values
+        return await self._link.push_pull(gradients, read=read, rate=rate, weight=weight)
 
     async def assign(self, arrays: Mapping[str, NDArray[Any]]) -> PushOutcome:
         """Replace the values of some arrays; exactly once, and ordered among this client's pushes.
