@@ -8,6 +8,7 @@ names it, so that a step may have any number of pushes.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any, TypeVar
 
 import msgspec
@@ -277,7 +278,7 @@ class StoreLink:
             left_s = ends_at - asyncio.get_running_loop().time()
             await membership.wait_for(
                 lambda cluster: _has_changed(cluster, key, version, creator is not None and creator.live),
-                f"store {wish.name!r} to open (it is {now.phase})",
+                f"store {wish.name!r} to open: {_state_of(now, membership.map)}",
                 max(left_s, 0.001),
             )
 
@@ -401,10 +402,11 @@ class StoreLink:
     ) -> "list[_Outgoing]":
         if not isinstance(gradients, Mapping):
             raise StoreError(f"a push takes a mapping of names to arrays, not {type(gradients).__name__}")
-        if rate is not None and not 0 <= rate <= MOST_RATE:
+        if rate is not None and (not isinstance(rate, Real) or not 0 <= rate <= MOST_RATE):
             raise StoreError(f"rate is a number from 0 to {MOST_RATE:g}, not {rate!r}")
         if not isinstance(weight, int) or not 1 <= weight <= MOST_WEIGHT:
             raise StoreError(f"weight is a whole number from 1 to {MOST_WEIGHT}, not {weight!r}")
+        rate = None if rate is None else float(rate)
         layout = self.layout
         names_in(layout.arrays, tuple(gradients))
         what = "value" if assign else "gradient"
@@ -540,8 +542,8 @@ class StoreLink:
 
     async def settled(self) -> None:
         """See `ParameterStore.settled`."""
+        self._check()
         while self._open:
-            self._check()
             await self._unless_failed(asyncio.wait(set(self._open)))
 
     # --- pulls ---------------------------------------------------------------------------------
@@ -593,7 +595,11 @@ class StoreLink:
         if self._wish.reader:
             raise StoreError("this client is a reader: open the store without reader=True to delete it")
         self._deleting = True
-        await self._membership.delete_store(self._wish.name, self.store.id)
+        try:
+            await self._membership.delete_store(self._wish.name, self.store.id)
+        except BaseException:
+            self._deleting = False
+            raise
 
     async def leave(self) -> None:
         """Wait a moment for open pushes, and leave the cluster, so that no client waits for this one."""
@@ -742,6 +748,8 @@ def _targets(
     """Return the flat memory that a pull fills, for the arrays of `out`."""
     if out is None:
         return {}
+    if not isinstance(out, Mapping):
+        raise StoreError(f"out is a mapping of names to arrays, not {type(out).__name__}")
     found = {}
     for name, array in out.items():
         if name not in names:
@@ -753,8 +761,11 @@ def _targets(
         ):
             shown = f"{array.dtype}{array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
             raise StoreError(f"out of {name[:80]!r} is {shown}, the array {record.dtype}{record.shape}")
-        if not array.flags.c_contiguous or not array.flags.writeable:
-            raise StoreError(f"out of {name[:80]!r} must be C-contiguous and writable: give a plain array")
+        flags = array.flags
+        if not flags.c_contiguous or not flags.writeable or not array.dtype.isnative:
+            raise StoreError(
+                f"out of {name[:80]!r} must be C-contiguous, writable and of native byte order: give a plain array"
+            )
         found[name] = array.reshape(-1)
     return found
 
@@ -812,6 +823,17 @@ def _present(cluster: ClusterMap, key: tuple[str, str]) -> StoreRecord:
     if store.phase == "failed":
         raise StoreError(f"store {name!r} failed: {store.reason}")
     return store
+
+
+def _state_of(store: StoreRecord, cluster: ClusterMap) -> str:
+    """Return what a store that is not open waits for."""
+    servers = len(cluster.live("ps"))
+    if store.phase == "placing":
+        return (
+            f"it needs {max(store.servers, 1)} servers, and {servers} are live; start one with adam-async ps"
+        )
+    serving = sum(store.id in cluster.nodes[name].serves for name in set(store.buckets))
+    return f"{serving} of {len(set(store.buckets))} servers have all values that {store.creator} loads"
 
 
 def _has_changed(cluster: ClusterMap, key: tuple[str, str], version: int, creator_was_live: bool) -> bool:
