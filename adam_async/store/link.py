@@ -242,13 +242,13 @@ class StoreLink:
             try:
                 await membership.create_store(name, record, self._wish.records)
                 return membership.map.stores[name]
-            except RunFailed:
+            except RunFailed as refusal:
                 # Two creators may have replaced each other's lists of arrays: one of them comes through.
                 try:
                     cluster = await membership.wait_for(is_there, f"store {name!r}", CREATE_PAUSE_S)
                 except DeadlineExceeded:
                     if not tries_left:
-                        raise
+                        raise refusal from refusal.__cause__
                     continue
                 return cluster.stores[name]
         raise AssertionError("the last try returns or raises")

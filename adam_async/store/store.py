@@ -32,6 +32,7 @@ from safetensors.numpy import save as save_tensors
 
 from adam_async.cluster.networks import cluster_network
 from adam_async.errors import ConfigError, RunFailed, StoreError, first_cause
+from adam_async.run.addresses import check_addresses
 from adam_async.run.config import Waits
 from adam_async.run.shard_table import NUM_BUCKETS, SHARD_BYTES
 from adam_async.run.store_record import store_key
@@ -120,8 +121,10 @@ class ParameterStore:
         if not isinstance(name, str):
             raise ConfigError(f"the name of a store is text, not {name!r:.80}")
         store_key(name)
-        if where != "local" and "://" not in where:
-            raise ConfigError(f"where is 'local' or tcp://HOST:PORT of a controller, not {where!r:.80}")
+        if not isinstance(where, str):
+            raise ConfigError(f"where is 'local' or addresses of controllers, not {where!r:.80}")
+        if where != "local":
+            where = check_addresses(where, "where")
         if copies != 1:
             raise ConfigError(f"copies is {copies!r:.80}: each shard has one copy; leave copies out")
         for option, value, least, most in (
