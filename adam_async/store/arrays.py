@@ -95,7 +95,9 @@ def records_of(
         if not isinstance(name, str):
             raise ConfigError(f"the name of an array is text, not {name!r:.80}")
         if any("\ud800" <= character <= "\udfff" for character in name):
-            raise ConfigError(f"array {name[:80]!r}: its name has a lone surrogate, which UTF-8 cannot encode")
+            raise ConfigError(
+                f"array {name[:80]!r}: its name has a lone surrogate, which UTF-8 cannot encode"
+            )
         mine = rule.get(name) if isinstance(rule, Mapping) else rule
         if mine is None:
             raise ConfigError(f"rule names no rule for array {name[:80]!r}")

@@ -173,7 +173,7 @@ class StoreLink:
             raise StoreError(
                 f"store {wish.name!r} is there: choose another name, delete it, or leave create out"
             )
-        arrays = _arrays_of(membership.map, wish.name, store)
+        arrays = arrays_of(membership.map, wish.name, store)
         if wish.values is not None:
             _compare(wish, store, arrays)
         self.slack = store.slack
@@ -770,7 +770,8 @@ def _targets(
     return found
 
 
-def _arrays_of(cluster: ClusterMap, name: str, store: StoreRecord) -> tuple[ArrayRecord, ...]:
+def arrays_of(cluster: ClusterMap, name: str, store: StoreRecord) -> tuple[ArrayRecord, ...]:
+    """Return the arrays of a store from the map. Raises ConfigError: see `joined_arrays`."""
     pieces = [cluster.arrays.get(f"stores/{name}/{number}") for number in range(store.pieces)]
     return joined_arrays(store, pieces)
 
@@ -801,12 +802,13 @@ def _compare(wish: StoreWish, store: StoreRecord, arrays: Sequence[ArrayRecord])
         raise StoreError(f"store {wish.name!r} has the further array {next(iter(there))[:80]!r}")
     if store.slack != wish.slack:
         raise StoreError(
-            f"store {wish.name!r} has consistency {_consistency(store.slack)!r}, and "
-            f"{_consistency(wish.slack)!r} here: open it with that of the store"
+            f"store {wish.name!r} has consistency {consistency_of(store.slack)!r}, and "
+            f"{consistency_of(wish.slack)!r} here: open it with that of the store"
         )
 
 
-def _consistency(slack: int | None) -> str:
+def consistency_of(slack: int | None) -> str:
+    """Return the consistency of a store as `ParameterStore.open` takes it."""
     return "asp" if slack is None else f"ssp:{slack}" if slack else "bsp"
 
 

@@ -262,7 +262,9 @@ class ParameterStore:
             ShardUnavailable: A server did not answer within `patience_s`.
         """
         if RESERVED in self._link.layout.arrays:
-            raise StoreError(f"array {RESERVED!r} has a name that safetensors reserves: pull and write it apart")
+            raise StoreError(
+                f"array {RESERVED!r} has a name that safetensors reserves: pull and write it apart"
+            )
         values = await self.pull()
         data = save_tensors({name: np.ascontiguousarray(array) for name, array in values.items()})
         async with Disk() as disk:

@@ -348,7 +348,9 @@ def _abandon(thread: StoreThread, opening: face.Opening) -> None:
         try:
             await opening.close()
         finally:
-            reaper = threading.Thread(target=_SHARED.leave, args=(thread,), name="adam-store-end", daemon=True)
+            reaper = threading.Thread(
+                target=_SHARED.leave, args=(thread,), name="adam-store-end", daemon=True
+            )
             reaper.start()
 
     thread.begin(close())

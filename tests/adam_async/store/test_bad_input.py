@@ -148,8 +148,14 @@ def test_a_specification_of_an_array_is_checked() -> None:
 @pytest.mark.parametrize(
     ("arguments", "claim"),
     [
-        ({"arrays": {"w": np.zeros(3)}}, r"array 'w' is float64\(2,\) in store 'default', and float64\(3,\) here"),
-        ({"arrays": {"w": np.zeros(2, np.float32)}}, r"float64\(2,\) in store 'default', and float32\(2,\) here"),
+        (
+            {"arrays": {"w": np.zeros(3)}},
+            r"array 'w' is float64\(2,\) in store 'default', and float64\(3,\) here",
+        ),
+        (
+            {"arrays": {"w": np.zeros(2, np.float32)}},
+            r"float64\(2,\) in store 'default', and float32\(2,\) here",
+        ),
         ({"arrays": {"v": np.zeros(2)}}, "store 'default' has no array 'v'"),
         ({"arrays": {"w": np.zeros(2), "v": np.zeros(2)}}, "has no array 'v'"),
         ({"rule": Adagrad()}, "array 'w' has rule .*sgd.* and .*adagrad.* here"),
@@ -258,8 +264,12 @@ async def _error_of(work: Any) -> StoreError:
 
 async def test_a_store_larger_than_the_memory_of_the_servers_is_refused() -> None:
     async with servers(1) as where, ParameterStore.open(where, {"b": np.zeros(2)}) as small:
-        with pytest.raises(StoreError, match="servers have [0-9]+ bytes free: add servers, or delete a store"):
-            await ParameterStore.open(where, {"huge": ArraySpec((1 << 38,))}, name="huge", shard_bytes=1 << 36)
+        with pytest.raises(
+            StoreError, match="servers have [0-9]+ bytes free: add servers, or delete a store"
+        ):
+            await ParameterStore.open(
+                where, {"huge": ArraySpec((1 << 38,))}, name="huge", shard_bytes=1 << 36
+            )
         assert (await small.push({"b": np.ones(2)})).versions == {"b": 1}
         async with ParameterStore.open(where, {"b": np.ones(2)}, name="huge") as fits:
             np.testing.assert_array_equal((await fits.pull())["b"], np.ones(2))
@@ -286,7 +296,9 @@ async def test_a_token_that_may_not_join_is_refused_and_one_that_may_works() -> 
         for token in (None, "another token of many bytes"):
             with pytest.raises(HandshakeRejected):
                 await ParameterStore.open(where, {"b": np.zeros(2)}, token=token, waits=SHORT)
-        async with ParameterStore.open(where, {"b": np.zeros(2)}, token=derived_text(TOKEN, "client")) as store:
+        async with ParameterStore.open(
+            where, {"b": np.zeros(2)}, token=derived_text(TOKEN, "client")
+        ) as store:
             await store.push({"b": np.ones(2)})
             keys = derived_text(TOKEN, "reader")
             async with ParameterStore.open(where, reader=True, token=keys) as reader:

@@ -134,7 +134,9 @@ async def test_types_and_rules_mix_in_one_store() -> None:
     arrays = {"s": np.ones(3, np.float32), "a": np.ones(3), "m": np.ones((2, 2), np.float32)}
     rules = {"s": Sgd(rate=1.0), "a": Adagrad(rate=1.0), "m": Adam(rate=0.5)}
     async with ParameterStore.open("local", arrays, rule=rules) as store:
-        await store.push({"s": np.ones(3, np.float32), "a": np.full(3, 4.0), "m": np.ones((2, 2), np.float32)})
+        await store.push(
+            {"s": np.ones(3, np.float32), "a": np.full(3, 4.0), "m": np.ones((2, 2), np.float32)}
+        )
         values = await store.pull()
     np.testing.assert_array_equal(values["s"], np.zeros(3))
     np.testing.assert_allclose(values["a"], np.zeros(3), atol=1e-6)  # the first step of Adagrad is the rate
@@ -189,7 +191,10 @@ async def test_several_clients_of_one_loop_lose_no_push() -> None:
             for _ in range(25):
                 await store.push({"w": np.ones(8)})
 
-    async with servers(2) as where, ParameterStore.open(where, {"w": np.zeros(8)}, rule=Sgd(rate=1.0)) as store:
+    async with (
+        servers(2) as where,
+        ParameterStore.open(where, {"w": np.zeros(8)}, rule=Sgd(rate=1.0)) as store,
+    ):
         async with asyncio.TaskGroup() as group:
             for _ in range(4):
                 group.create_task(work(where))
