@@ -1,23 +1,29 @@
-"""Project Adam (OSDI 2014) for asyncio: networks train on ordinary machines, through parameter servers.
+"""Project Adam (OSDI 2014) for asyncio: programs share arrays through parameter servers, and networks train.
 
 The import of this package sets nothing up and loads nothing; the first use of a name below loads its module.
+
+    async with ParameterStore.open("local", {"w": np.zeros(784)}, rule=Sgd(rate=0.05)) as store:
+        values = await store.pull()
+        await store.push({"w": gradient(values["w"])}, read=values)
+
+A store is named arrays with update rules on parameter servers. The training of networks is one user of them:
 
     async with Disk() as disk:
         digits = await load_dataset("digits", disk)
     async with LocalCluster(Config(epochs=3), dataset=digits) as cluster:
         result = await cluster.train(print)
 
-`adam_async.cluster.sync` has the same for programs without a loop.
+`adam_async.sync` has the same for programs without a loop.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from adam_async import sync
     from adam_async.checkpoint.files import load_checkpoint
     from adam_async.checkpoint.manifest import Checkpoint, CheckpointError
     from adam_async.checkpoint.trained_model import Model, Predictions
-    from adam_async.cluster import sync
     from adam_async.cluster.local import LocalCluster
     from adam_async.cluster.processes import ProcessCluster
     from adam_async.data_server.dataset import Dataset, make_dataset
@@ -33,6 +39,7 @@ if TYPE_CHECKING:
         RoleDied,
         RunFailed,
         ShardUnavailable,
+        StoreError,
     )
     from adam_async.model.spec import ModelSpec
     from adam_async.run.config import Config, Waits
@@ -40,11 +47,19 @@ if TYPE_CHECKING:
     from adam_async.run.result import EpochResult, RunResult
     from adam_async.runtime.disk import Disk
     from adam_async.runtime.timeline import Timeline
+    from adam_async.store.arrays import ArraySpec, Factors
+    from adam_async.store.rules import Adagrad, Adam, AdamW, Sgd
+    from adam_async.store.store import ParameterStore
+    from adam_async.store.values import PushOutcome, ReadVersions, Values
 
     __version__: str
 
 __all__ = [
+    "Adagrad",
+    "Adam",
     "AdamError",
+    "AdamW",
+    "ArraySpec",
     "Checkpoint",
     "CheckpointError",
     "Config",
@@ -55,16 +70,23 @@ __all__ = [
     "Disk",
     "Diverged",
     "EpochResult",
+    "Factors",
     "LocalCluster",
     "Model",
     "ModelSpec",
+    "ParameterStore",
     "Predictions",
     "ProcessCluster",
+    "PushOutcome",
+    "ReadVersions",
     "RoleDied",
     "RunFailed",
     "RunResult",
+    "Sgd",
     "ShardUnavailable",
+    "StoreError",
     "Timeline",
+    "Values",
     "Waits",
     "from_object",
     "load_checkpoint",
@@ -76,6 +98,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "store.store": ("ParameterStore",),
+    "store.rules": ("Adagrad", "Adam", "AdamW", "Sgd"),
+    "store.arrays": ("ArraySpec", "Factors"),
+    "store.values": ("PushOutcome", "ReadVersions", "Values"),
     "checkpoint.manifest": ("Checkpoint", "CheckpointError"),
     "checkpoint.files": ("load_checkpoint",),
     "cluster.local": ("LocalCluster",),
@@ -96,6 +122,7 @@ _HOMES = {
         "RoleDied",
         "RunFailed",
         "ShardUnavailable",
+        "StoreError",
     ),
     "model.spec": ("ModelSpec",),
     "runtime.disk": ("Disk",),
@@ -113,7 +140,7 @@ def __getattr__(name: str) -> Any:
 
         return version("adam-async")
     if name == "sync":
-        return import_module("adam_async.cluster.sync")
+        return import_module("adam_async.sync")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'adam_async' has no attribute {name!r}")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
@@ -27,6 +27,7 @@ from adam_async.cli.options import (
     RoleOptions,
     SimulateOptions,
     StageOptions,
+    StoreOptions,
     TrainOptions,
     WorkerOptions,
     set_by_variable,
@@ -332,6 +333,36 @@ def worker(
     return _run_role(lambda _: serve_worker(options, threads, in_flight, os.environ), options)
 
 
+@app.command
+def store(
+    action: Literal["list", "show", "save", "delete"],
+    name: str | None = None,
+    file: Path | None = None,
+    /,
+    *,
+    options: StoreOptions,
+) -> int:
+    """List the parameter stores of a cluster, or show, save or delete one.
+
+    Parameters
+    ----------
+    action
+        list: all stores; show NAME: arrays, versions, clients and staleness; save NAME FILE: all values, in
+        the safetensors format; delete NAME: end the store for all its clients.
+    name
+        Name of the store.
+    file
+        File for the values.
+    """
+    from adam_async.cli.store import run_store
+
+    return _run(
+        lambda terminal: run_store(action, name, file, options, os.environ, terminal),
+        loop=options.loop,
+        verbose=options.verbose,
+    )
+
+
 @token_commands.command(name="new")
 def token_new(*, out: Path | None = None, loop: LoopName = "uvloop") -> int:
     """Write a random token for a cluster.
@@ -361,7 +392,7 @@ def token_derive(
     Parameters
     ----------
     role
-        controller, ps, data, worker or driver (`train`).
+        controller, ps, data, worker, driver (`train`), client or reader (of a parameter store).
     token_file
         File with the cluster's token; by default ADAM_TOKEN.
     out

@@ -370,6 +370,27 @@ class WorkerOptions(MemberOptions):
 
 
 @options
+class StoreOptions:
+    """Options of `store`."""
+
+    controller: str
+    """tcp://HOST:PORT of the controller, or of several with commas between them."""
+    token_file: Path | None = None
+    """File with the cluster's token, or the keys of role reader (of role client for delete); by default
+    ADAM_TOKEN."""
+    wait: Wait = WAIT
+    """Maximum wait for a controller, such as 60s or 5m."""
+    yes: Annotated[bool, _OnlyOn] = False
+    """Confirm that delete removes the store for all its clients."""
+    json: Annotated[bool, _OnlyOn] = False
+    """Print the result as one JSON object."""
+    verbose: Annotated[bool, _OnlyOn] = False
+    """Log the actions of the command."""
+    loop: LoopName = "uvloop"
+    """The event loop."""
+
+
+@options
 class PlanOptions:
     """Options of `plan`."""
 

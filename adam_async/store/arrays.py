@@ -6,6 +6,7 @@ Letters: K rows of a batch, I inputs, R outputs.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ class ArraySpec:
         shape: Lengths of its axes; empty for a scalar.
         dtype: ``float32`` or ``float64``.
         split: Whether servers may share it, cut into shards along its first axis.
+
+    Raises:
+        ConfigError: The shape is no sequence of whole numbers, or the type is another one.
     """
 
     shape: tuple[int, ...]
@@ -31,8 +35,18 @@ class ArraySpec:
     split: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(int(length) for length in self.shape))
-        object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
+        try:
+            shape = tuple(index(length) for length in self.shape)
+        except TypeError:
+            raise ConfigError(f"shape is a tuple of whole numbers, not {self.shape!r}") from None
+        try:
+            dtype = np.dtype(self.dtype).name
+        except TypeError:
+            dtype = str(self.dtype)
+        if dtype not in DTYPES:
+            raise ConfigError(f"dtype is {' or '.join(DTYPES)}, not {self.dtype!r}")
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "dtype", dtype)
 
     @property
     def size(self) -> int:
@@ -68,8 +82,8 @@ def records_of(
     """Return the records of arrays, and those of their rules.
 
     Raises:
-        ConfigError: An array has another type than float32 or float64, a name is no text or too long, or the
-            mapping of rules and the arrays differ in names.
+        ConfigError: An array has another type than float32 or float64, or a value that is not finite; a name
+            is no text, no UTF-8 or too long; or the mapping of rules and the arrays differ in names.
     """
     if not isinstance(arrays, Mapping):
         raise ConfigError(f"arrays is a mapping of names to arrays, not {type(arrays).__name__}")
@@ -79,7 +93,11 @@ def records_of(
         raise ConfigError(f"rule names {', '.join(superfluous[:3])}, and there is no such array")
     for name, array in arrays.items():
         if not isinstance(name, str):
-            raise ConfigError(f"the name of an array is text, not {name!r}")
+            raise ConfigError(f"the name of an array is text, not {name!r:.80}")
+        if any("\ud800" <= character <= "\udfff" for character in name):
+            raise ConfigError(
+                f"array {name[:80]!r}: its name has a lone surrogate, which UTF-8 cannot encode"
+            )
         mine = rule.get(name) if isinstance(rule, Mapping) else rule
         if mine is None:
             raise ConfigError(f"rule names no rule for array {name[:80]!r}")
@@ -98,10 +116,11 @@ def _spec_of(name: str, array: Any) -> ArraySpec:
             f"array {name[:80]!r} is {type(array).__name__}; give a numpy array or an ArraySpec"
         )
     values = np.asarray(array)
-    if values.dtype.name not in DTYPES:
+    if values.dtype.name not in DTYPES or not values.dtype.isnative:
         raise ConfigError(
             f"array {name[:80]!r} has values of type {values.dtype}; convert it to {' or '.join(DTYPES)}"
         )
+    _check_finite(np.ascontiguousarray(values).reshape(-1), f"array {name[:80]!r}")
     return ArraySpec(values.shape, values.dtype.name)
 
 
@@ -116,8 +135,11 @@ def flat_values(record: ArrayRecord, array: Any, what: str) -> NDArray[Any]:
     Raises:
         StoreError: Shape or type differ, or a value is not finite. Types are never converted in silence.
     """
-    values = np.asarray(array)
     name = repr(record.name[:80])
+    try:
+        values = np.asarray(array)
+    except ValueError as error:
+        raise StoreError(f"{what} of {name} is no array: {error}") from None
     if values.dtype.name != record.dtype or not values.dtype.isnative:
         raise StoreError(
             f"{what} of {name} has values of type {values.dtype}, the array {record.dtype}: "
@@ -146,7 +168,7 @@ def flat_factors(record: ArrayRecord, factors: Factors) -> tuple[NDArray[Any], N
         ("errors", factors.errors, rows),
     ):
         values = np.asarray(array)
-        if values.dtype.name != record.dtype:
+        if values.dtype.name != record.dtype or not values.dtype.isnative:
             raise StoreError(f"{what} of {name} have type {values.dtype}, the array {record.dtype}")
         if values.ndim != 2 or values.shape[1] != width or not values.shape[0]:
             raise StoreError(f"{what} of {name} have shape {values.shape}; (K, {width}) is needed, K >= 1")

@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any, TypeVar
 
 import msgspec
@@ -63,7 +64,7 @@ MOST_WEIGHT = (1 << 32) - 1
 
 
 class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What the caller of `ParameterStore.open` asks for, checked."""
+    """The checked arguments of `ParameterStore.open`."""
 
     name: str
     create: str
@@ -84,7 +85,7 @@ class StoreLink:
     """One client of a store, from its join to its end.
 
     Args:
-        wish: What the caller asks for.
+        wish: Arguments of the caller.
         access: Access to the servers.
         group: Runs the background tasks.
     """
@@ -126,7 +127,9 @@ class StoreLink:
         self._has_turns = asyncio.Event()
         self._open: set[asyncio.Future[PushOutcome]] = set()
         self._error: BaseException | None = None
-        self._failed = asyncio.Event()
+        self._waiting: set[asyncio.Timeout] = set()
+        """Limits of the waits in progress, which end with the failure of this client."""
+        self._deleting = False
 
     # --- failures ------------------------------------------------------------------------------
 
@@ -134,25 +137,27 @@ class StoreLink:
         """End all waits with an error; the first one counts."""
         if self._error is None:
             self._error = error
-            self._failed.set()
+            now = asyncio.get_running_loop().time()
+            for limit in self._waiting:
+                limit.reschedule(now)
 
     def _check(self) -> None:
         if self._error is not None:
             raise self._error.with_traceback(None)
 
     async def _unless_failed(self, wait: Awaitable[_T]) -> _T:
-        """Wait, or raise the failure that comes first."""
-        self._check()
-        waiting = asyncio.ensure_future(wait)
-        failed = asyncio.ensure_future(self._failed.wait())
+        """Wait, or raise the failure that comes meanwhile. Call `_check` before."""
+        limit = asyncio.timeout(None)
+        self._waiting.add(limit)
         try:
-            await asyncio.wait({waiting, failed}, return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
+            async with limit:
+                return await wait
+        except TimeoutError:
+            if limit.expired():
                 self._check()
-            return await waiting
+            raise
         finally:
-            failed.cancel()
-            waiting.cancel()
+            self._waiting.discard(limit)
 
     # --- opening -------------------------------------------------------------------------------
 
@@ -174,7 +179,7 @@ class StoreLink:
             raise StoreError(
                 f"store {wish.name!r} is there: choose another name, delete it, or leave create out"
             )
-        arrays = _arrays_of(membership.map, wish.name, store)
+        arrays = arrays_of(membership.map, wish.name, store)
         if wish.values is not None:
             _compare(wish, store, arrays)
         self.slack = store.slack
@@ -245,13 +250,13 @@ class StoreLink:
             try:
                 await membership.create_store(name, record, self._wish.records)
                 return membership.map.stores[name]
-            except RunFailed:
+            except RunFailed as refusal:
                 # Two creators may have replaced each other's lists of arrays: one of them comes through.
                 try:
                     cluster = await membership.wait_for(is_there, f"store {name!r}", CREATE_PAUSE_S)
                 except DeadlineExceeded:
                     if not tries_left:
-                        raise
+                        raise refusal from refusal.__cause__
                     continue
                 return cluster.stores[name]
         raise AssertionError("the last try returns or raises")
@@ -281,7 +286,7 @@ class StoreLink:
             left_s = ends_at - asyncio.get_running_loop().time()
             await membership.wait_for(
                 lambda cluster: _has_changed(cluster, key, version, creator is not None and creator.live),
-                f"store {wish.name!r} to open (it is {now.phase})",
+                f"store {wish.name!r} to open: {_state_of(now, membership.map)}",
                 max(left_s, 0.001),
             )
 
@@ -329,6 +334,8 @@ class StoreLink:
         async for cluster in self._membership.changes():
             store = cluster.stores.get(name)
             if store is None or store.id != session.run:
+                if self._deleting:  # `delete` closes this client next
+                    return
                 raise StoreError(f"store {name!r} was deleted")
             if store.phase == "failed":
                 raise StoreError(f"store {name!r} failed: {store.reason}")
@@ -356,14 +363,26 @@ class StoreLink:
         assign: bool = False,
     ) -> PushOutcome:
         """See `ParameterStore.push`."""
-        done = self.begin_push(gradients, read=read, rate=rate, weight=weight, assign=assign)
-        return await self.outcome(done)
-
-    async def outcome(self, done: "asyncio.Future[PushOutcome]") -> PushOutcome:
-        """Wait for the outcome of a push; cancelling the wait leaves the push alone."""
+        done = self._begin_push(gradients, read=read, rate=rate, weight=weight, assign=assign)
         return await self._unless_failed(asyncio.shield(done))
 
-    def begin_push(
+    async def push_pull(
+        self,
+        gradients: Mapping[str, Gradient],
+        *,
+        read: Values | ReadVersions | None,
+        rate: float | None,
+        weight: int,
+    ) -> Values:
+        """See `ParameterStore.push_pull`."""
+        done = self._begin_push(gradients, read=read, rate=rate, weight=weight)
+        if self.slack is not None:
+            await self.tick()
+        values = await self.pull(tuple(gradients), None)
+        await self._unless_failed(asyncio.shield(done))
+        return values
+
+    def _begin_push(
         self,
         gradients: Mapping[str, Gradient],
         *,
@@ -410,8 +429,7 @@ class StoreLink:
     ) -> "list[_Outgoing]":
         if not isinstance(gradients, Mapping):
             raise StoreError(f"a push takes a mapping of names to arrays, not {type(gradients).__name__}")
-        if rate is not None and not 0 <= rate <= MOST_RATE:
-            raise StoreError(f"rate is a number from 0 to {MOST_RATE:g}, not {rate!r}")
+        rate = _checked_rate(rate)
         if not isinstance(weight, int) or not 1 <= weight <= MOST_WEIGHT:
             raise StoreError(f"weight is a whole number from 1 to {MOST_WEIGHT}, not {weight!r}")
         layout = self.layout
@@ -615,7 +633,14 @@ class StoreLink:
     async def delete(self) -> None:
         """See `ParameterStore.delete`."""
         self._check()
-        await self._membership.delete_store(self._wish.name, self.store.id)
+        if self._wish.reader:
+            raise StoreError("this client is a reader: open the store without reader=True to delete it")
+        self._deleting = True
+        try:
+            await self._membership.delete_store(self._wish.name, self.store.id)
+        except BaseException:
+            self._deleting = False
+            raise
 
     async def leave(self) -> None:
         """Wait a moment for open pushes, and leave the cluster, so that no client waits for this one."""
@@ -779,6 +804,8 @@ def _targets(
     """Return the flat memory that a pull fills, for the arrays of `out`."""
     if out is None:
         return {}
+    if not isinstance(out, Mapping):
+        raise StoreError(f"out is a mapping of names to arrays, not {type(out).__name__}")
     found = {}
     for name, array in out.items():
         if name not in names:
@@ -790,20 +817,30 @@ def _targets(
         ):
             shown = f"{array.dtype}{array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
             raise StoreError(f"out of {name[:80]!r} is {shown}, the array {record.dtype}{record.shape}")
-        if not array.flags.c_contiguous or not array.flags.writeable:
-            raise StoreError(f"out of {name[:80]!r} must be C-contiguous and writable: give a plain array")
+        flags = array.flags
+        if not flags.c_contiguous or not flags.writeable or not array.dtype.isnative:
+            raise StoreError(
+                f"out of {name[:80]!r} must be C-contiguous, writable and of native byte order: give a plain array"
+            )
         found[name] = array.reshape(-1)
     return found
 
 
-def _consistency_of(slack: int | None, *, is_summed: bool) -> str:
+def _checked_rate(rate: object) -> float | None:
+    if rate is None or (isinstance(rate, Real) and 0 <= float(rate) <= MOST_RATE):
+        return None if rate is None else float(rate)
+    raise StoreError(f"rate is a number from 0 to {MOST_RATE:g}, not {rate!r}")
+
+
+def consistency_of(slack: int | None, *, is_summed: bool) -> str:
     """Return the text of a consistency, as `ParameterStore.open` takes it."""
     if is_summed:
         return "bsp"
     return "asp" if slack is None else f"ssp:{slack}"
 
 
-def _arrays_of(cluster: ClusterMap, name: str, store: StoreRecord) -> tuple[ArrayRecord, ...]:
+def arrays_of(cluster: ClusterMap, name: str, store: StoreRecord) -> tuple[ArrayRecord, ...]:
+    """Return the arrays of a store from the map. Raises ConfigError: see `joined_arrays`."""
     pieces = [cluster.arrays.get(f"stores/{name}/{number}") for number in range(store.pieces)]
     return joined_arrays(store, pieces)
 
@@ -832,8 +869,8 @@ def _compare(wish: StoreWish, store: StoreRecord, arrays: Sequence[ArrayRecord])
             raise StoreError(f"{shown} has rule {rules[0]} in store {wish.name!r}, and {rules[1]} here")
     if there:
         raise StoreError(f"store {wish.name!r} has the further array {next(iter(there))[:80]!r}")
-    used = _consistency_of(store.slack, is_summed=store.summed_weight > 0)
-    asked = _consistency_of(wish.slack, is_summed=wish.is_summed)
+    used = consistency_of(store.slack, is_summed=store.summed_weight > 0)
+    asked = consistency_of(wish.slack, is_summed=wish.is_summed)
     if used != asked:
         raise StoreError(f"store {wish.name!r} has consistency {used}, not {asked}: open it with {used!r}")
 
@@ -851,6 +888,17 @@ def _present(cluster: ClusterMap, key: tuple[str, str]) -> StoreRecord:
     if store.phase == "failed":
         raise StoreError(f"store {name!r} failed: {store.reason}")
     return store
+
+
+def _state_of(store: StoreRecord, cluster: ClusterMap) -> str:
+    """Return what a store that is not open waits for."""
+    servers = len(cluster.live("ps"))
+    if store.phase == "placing":
+        return (
+            f"it needs {max(store.servers, 1)} servers, and {servers} are live; start one with adam-async ps"
+        )
+    serving = sum(store.id in cluster.nodes[name].serves for name in set(store.buckets))
+    return f"{serving} of {len(set(store.buckets))} servers have all values that {store.creator} loads"
 
 
 def _has_changed(cluster: ClusterMap, key: tuple[str, str], version: int, creator_was_live: bool) -> bool:

@@ -45,7 +45,11 @@ class _LocalServers:
             self._access = asyncio.get_running_loop().create_future()
             self._unused = asyncio.Event()
             self._task = asyncio.create_task(self._run(self._access), name="local-servers")
-        return await asyncio.shield(self._access)
+        try:
+            return await asyncio.shield(self._access)
+        except BaseException:
+            await self.leave()
+            raise
 
     async def leave(self) -> None:
         self.users -= 1
@@ -73,9 +77,9 @@ class _LocalServers:
                     access.set_result(ServerAccess(network=network, controllers=leader.address))
                     await unused.wait()
         except BaseException as error:
-            if not access.done():
-                access.set_exception(error)
-            raise
+            if access.done():
+                raise
+            access.set_exception(error)
 
 
 _OF_LOOP: WeakKeyDictionary[asyncio.AbstractEventLoop, _LocalServers] = WeakKeyDictionary()

@@ -32,9 +32,11 @@ from safetensors.numpy import save as save_tensors
 
 from adam_async.cluster.networks import cluster_network
 from adam_async.errors import ConfigError, RunFailed, StoreError, first_cause
+from adam_async.run.addresses import check_addresses
 from adam_async.run.config import Waits
-from adam_async.run.shard_table import SHARD_BYTES
+from adam_async.run.shard_table import NUM_BUCKETS, SHARD_BYTES
 from adam_async.run.store_record import store_key
+from adam_async.run.token_file import check_token_is_for
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.store.arrays import ArraySpec, Gradient, InitialArrays, records_of
@@ -48,6 +50,10 @@ Create = Literal["auto", "new", "never"]
 """Whether `open` creates a store: if it is absent, always, or never."""
 
 CREATE_WORDS = ("auto", "new", "never")
+
+
+RESERVED = "__metadata__"
+"""Name that a file in the safetensors format uses itself."""
 
 
 class ParameterStore:
@@ -72,7 +78,8 @@ class ParameterStore:
         create: Create = "auto",
         rule: Rule | Mapping[str, Rule] = Sgd(),  # noqa: B008 - a frozen value
         consistency: str = "asp",
-        replicas: int = 1,
+        replicas: int = 0,
+        copies: int = 1,
         servers: int = 0,
         shard_bytes: int = SHARD_BYTES,
         reader: bool = False,
@@ -92,7 +99,9 @@ class ParameterStore:
             rule: Update rule of all arrays, or of each by name.
             consistency: ``asp`` without clocks; ``ssp:S``, a client is at most S steps ahead of the slowest
                 one; or ``bsp``, the servers apply the mean of the clients' gradients at each step.
-            replicas: With clocks, the number of clients that the first step waits for.
+            replicas: With clocks, the number of clients that the first step waits for; bsp needs it, and
+                with ssp it is 1 by default.
+            copies: Number of servers with each shard; only 1 is possible.
             servers: Number of servers to use; 0 for all that are live when the store is created.
             shard_bytes: Maximum size of a shard, in bytes.
             reader: Whether this client only pulls. A reader never holds others back.
@@ -101,8 +110,35 @@ class ParameterStore:
 
         Raises:
             ConfigError: An argument is invalid; the message has its name and value.
+
+        `async with` and `await` raise:
+            StoreError: The store differs from the arguments, is absent or present against `create`, or failed,
+                such as one that exceeds the memory of its servers.
+            RoleUnreachable: No controller answers at `where` within `start_s`.
+            HandshakeRejected: The token is another one.
+            DeadlineExceeded: A named wait took too long, such as that for enough servers, `prepare_s`.
         """
+        if not isinstance(name, str):
+            raise ConfigError(f"the name of a store is text, not {name!r:.80}")
         store_key(name)
+        if not isinstance(where, str):
+            raise ConfigError(f"where is 'local' or addresses of controllers, not {where!r:.80}")
+        if where != "local":
+            where = check_addresses(where, "where")
+        if copies != 1:
+            raise ConfigError(f"copies is {copies!r:.80}: each shard has one copy; leave copies out")
+        for option, value, least, most in (
+            ("replicas", replicas, 0, 1 << 20),
+            ("servers", servers, 0, NUM_BUCKETS),
+            ("shard_bytes", shard_bytes, 8, 1 << 40),
+        ):
+            if not isinstance(value, int) or not least <= value <= most:
+                raise ConfigError(f"{option} is a whole number from {least} to {most}, not {value!r:.80}")
+        slack = slack_of(consistency)
+        if slack == 0 and arrays is not None and not reader and not replicas:
+            raise ConfigError("consistency='bsp' needs replicas=N, the number of clients of the first step")
+        if token is not None:
+            check_token_is_for(token, "reader" if reader else "client", origin="token")
         if create not in CREATE_WORDS:
             raise ConfigError(f"create is one of {', '.join(CREATE_WORDS)}, not {create!r}")
         if create == "new" and (arrays is None or reader):
@@ -114,9 +150,9 @@ class ParameterStore:
             values=arrays,
             records=records,
             rules=rules,
-            slack=slack_of(consistency),
+            slack=slack,
             is_summed=consistency == "bsp",
-            replicas=replicas,
+            replicas=max(replicas, 1),
             servers=servers,
             shard_bytes=shard_bytes,
             reader=reader,
@@ -200,13 +236,7 @@ class ParameterStore:
         weight: int = 1,
     ) -> Values:
         """Push gradients, end the step in a store with clocks, and pull the same arrays; see `push` and `pull`."""
-        link = self._link
-        done = link.begin_push(gradients, read=read, rate=rate, weight=weight)
-        if link.slack is not None:
-            await link.tick()
-        values = await link.pull(tuple(gradients), None)
-        await link.outcome(done)
-        return values
+        return await self._link.push_pull(gradients, read=read, rate=rate, weight=weight)
 
     async def assign(self, arrays: Mapping[str, NDArray[Any]]) -> PushOutcome:
         """Replace the values of some arrays; exactly once, and ordered among this client's pushes.
@@ -228,8 +258,14 @@ class ParameterStore:
 
         Raises:
             OSError: The file cannot be written.
-            ConfigError: A name is no UTF-8 text.
+            StoreError: The store is closed, or has an array of the name ``__metadata__``, which the format
+                reserves.
+            ShardUnavailable: A server did not answer within `patience_s`.
         """
+        if RESERVED in self._link.layout.arrays:
+            raise StoreError(
+                f"array {RESERVED!r} has a name that safetensors reserves: pull and write it apart"
+            )
         values = await self.pull()
         data = save_tensors({name: np.ascontiguousarray(array) for name, array in values.items()})
         async with Disk() as disk:
@@ -241,8 +277,12 @@ class ParameterStore:
     async def delete(self) -> None:
         """Delete the store for all its clients, and close it here.
 
+        Calls of other clients then raise StoreError.
+
         Raises:
-            RunFailed: The controller refused it, such as to a reader.
+            StoreError: This client is a reader, or is closed.
+            RunFailed: The controller refused it.
+            DeadlineExceeded: No controller led, or answered.
         """
         await self._link.delete()
         await self.close()
@@ -291,6 +331,8 @@ class Opening:
             link = await asyncio.shield(opened)
         except asyncio.CancelledError:
             await self.close()
+            if opened.done() and not opened.cancelled():
+                opened.exception()  # else the loop would log that nothing has read it
             raise
         return ParameterStore(self, link)
 
@@ -306,22 +348,9 @@ class Opening:
         try:
             async with _access_to(self._where, self._token) as access, asyncio.TaskGroup() as group:
                 link = StoreLink(self._wish, access, group)
-                stopping = group.create_task(self._closing.wait(), name=f"store-{self._wish.name}/closing")
-                opening = group.create_task(link.open(), name=f"store-{self._wish.name}/open")
-                await asyncio.wait({stopping, opening}, return_when=asyncio.FIRST_COMPLETED)
-                if opening.done():
-                    opening.result()
-                    opened.set_result(link)
-                    await self._closing.wait()
-                    await link.leave()
-                for task in link.tasks:
-                    task.cancel()
-                opening.cancel()
-                stopping.cancel()
+                await self._serve(link, opened, group)
         except BaseException as error:
-            cause = first_cause(error)
-            if isinstance(cause, RunFailed) and not isinstance(cause, ConfigError):
-                cause = StoreError(str(cause))
+            cause = _shown(first_cause(error))
             if link is not None:
                 link.fail(cause)
             if not opened.done():
@@ -332,8 +361,44 @@ class Opening:
             if link is not None:
                 link.closed = True
                 link.fail(StoreError(f"store {self._wish.name!r} is closed: open it again"))
-            if not opened.done():
-                opened.cancel()
+
+    async def _serve(
+        self, link: StoreLink, opened: "asyncio.Future[StoreLink]", group: asyncio.TaskGroup
+    ) -> None:
+        """Open the store, wait until it is closed, and leave it; an attempt that fails leaves, too."""
+        failures: list[Exception] = []
+
+        async def attempt() -> None:
+            try:
+                await link.open()
+            except Exception as error:
+                failures.append(error)
+
+        stopping = group.create_task(self._closing.wait(), name=f"store-{self._wish.name}/closing")
+        opening = group.create_task(attempt(), name=f"store-{self._wish.name}/open")
+        await asyncio.wait({stopping, opening}, return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
+            opening.cancel()
+        elif not failures:
+            opened.set_result(link)
+            await self._closing.wait()
+        await link.leave()
+        for task in link.tasks:
+            task.cancel()
+        stopping.cancel()
+        for failure in failures:
+            raise failure
+        if not opened.done():
+            opened.cancel()
+
+
+def _shown(cause: BaseException) -> BaseException:
+    """Return an error as the caller of a store gets it: a refusal of a controller is a StoreError."""
+    if not isinstance(cause, RunFailed):
+        return cause
+    refusal = StoreError(str(cause))
+    refusal.__cause__ = cause
+    return refusal
 
 
 @asynccontextmanager

@@ -45,7 +45,6 @@ from transport import keys
 from transport.budget import Account
 from transport.decoder import FrameDecoder
 from transport.endpoint import Endpoint
-from transport.decoder import FrameDecoder
 from transport.entrance import Entrance
 
 Change = Callable[[Any, str, Any], None]

@@ -14,6 +14,9 @@ from transport import BufferPool
 
 WAITS = Waits()
 
+SHORT = Waits(dial_s=0.5, call_s=2.0, prepare_s=1.0, patience_s=2.0, clock_s=1.0, answer_s=0.8, grace_s=0.2)
+"""Deadlines of tests in which a wait has to end."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreServers:
@@ -33,12 +36,14 @@ class StoreServers:
 
 
 @asynccontextmanager
-async def store_servers(count: int = 3, *, waits: Waits = WAITS) -> AsyncIterator[StoreServers]:
+async def store_servers(
+    count: int = 3, *, token: str | None = None, waits: Waits = WAITS
+) -> AsyncIterator[StoreServers]:
     """Run a controller and parameter servers until the end of the block."""
 
     def place(node, address=""):
         buffers = BufferPool()
-        network = cluster_network(None, entropy=system_entropy, buffers=buffers)
+        network = cluster_network(token, entropy=system_entropy, buffers=buffers)
         return Place(
             node=node,
             bind=LOOPBACK,
@@ -58,3 +63,10 @@ async def store_servers(count: int = 3, *, waits: Waits = WAITS) -> AsyncIterato
         for server in servers:
             await server.joined()
         yield StoreServers(address=leader.address, servers=tuple(servers))
+
+
+@asynccontextmanager
+async def servers(count: int, *, token: str | None = None, waits: Waits = WAITS) -> AsyncIterator[str]:
+    """Run a controller and parameter servers; yields the controller's address."""
+    async with store_servers(count, token=token, waits=waits) as running:
+        yield running.address

@@ -1,0 +1,205 @@
+"""The command `store`: the stores of a cluster: listed, shown, saved to a file, deleted."""
+
+import json
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from rich.table import Table
+
+from adam_async.cli.files import check_target
+from adam_async.cli.options import StoreOptions
+from adam_async.cli.roles import waits_at_start
+from adam_async.cli.terminal import Terminal
+from adam_async.cli.token import read_token
+from adam_async.cluster.networks import cluster_network
+from adam_async.errors import ConfigError
+from adam_async.run.addresses import check_addresses
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
+from adam_async.store.store import ParameterStore
+from adam_async.store.survey import ClientSummary, StoreSummary, Survey, join
+from transport import BufferPool
+
+Action = Literal["list", "show", "save", "delete"]
+"""Work of the command."""
+
+MOST_ROWS = 1000
+"""Maximum number of arrays in the table of `show`; --json has all."""
+
+
+async def run_store(
+    action: Action,
+    name: str | None,
+    file: Path | None,
+    options: StoreOptions,
+    environment: Mapping[str, str],
+    terminal: Terminal,
+) -> int:
+    """List the stores of a cluster, or show, save or delete one.
+
+    Raises:
+        ConfigError: A word or an option is missing or superfluous, or the file cannot be written.
+        StoreError: There is no store of this name, or it may not be deleted.
+        RoleUnreachable: No controller answered.
+    """
+    _check_words(action, name, file, options)
+    if action == "list":
+        await _with_survey(options, environment, lambda survey: _list(survey, options, terminal))
+    elif action == "show":
+        assert name is not None
+        await _with_survey(options, environment, lambda survey: _show(survey, name, options, terminal))
+    elif action == "save":
+        assert name is not None
+        assert file is not None
+        await _save(name, file, options, environment, terminal)
+    else:
+        assert name is not None
+        work = lambda survey: _delete(survey, name, options, terminal)  # noqa: E731
+        await _with_survey(options, environment, work, role="client")
+    return 0
+
+
+def _check_words(action: Action, name: str | None, file: Path | None, options: StoreOptions) -> None:
+    if action == "list" and name is not None:
+        raise ConfigError(f"store list takes no name; show it with: adam-async store show {name}")
+    if action != "list" and name is None:
+        raise ConfigError(f"store {action} needs the name of a store; adam-async store list shows them")
+    if action == "save" and file is None:
+        raise ConfigError(f"store save needs a file: adam-async store save {name} FILE.safetensors")
+    if action != "save" and file is not None:
+        raise ConfigError(f"store {action} takes no file, and not {file}")
+    if action != "delete" and options.yes:
+        raise ConfigError(f"--yes confirms store delete, and store {action} needs none")
+
+
+async def _with_survey(
+    options: StoreOptions,
+    environment: Mapping[str, str],
+    work: Callable[[Survey], Coroutine[Any, Any, None]],
+    *,
+    role: str = "reader",
+) -> None:
+    controllers = check_addresses(options.controller, "--controller")
+    token = await read_token(options.token_file, environment, role=role)
+    network = cluster_network(token, entropy=system_entropy, buffers=BufferPool())
+    async with join(network, controllers, role, waits_at_start(options.wait)) as survey:
+        await work(survey)
+
+
+async def _list(survey: Survey, options: StoreOptions, terminal: Terminal) -> None:
+    stores = survey.stores()
+    if options.json:
+        _print_json({"stores": stores}, terminal)
+        return
+    if not stores:
+        terminal.print("no stores")
+        return
+    table = _table("store", "state", "consistency", ">arrays", ">bytes", ">servers", ">clients")
+    for store in stores:
+        table.add_row(
+            store.name,
+            store.phase,
+            store.consistency,
+            f"{store.arrays:,}",
+            f"{store.bytes:,}",
+            f"{len(store.servers):,}",
+            f"{store.clients:,}",
+        )
+    terminal.table(table)
+
+
+async def _show(survey: Survey, name: str, options: StoreOptions, terminal: Terminal) -> None:
+    details = await survey.details(name, on_silence=terminal.notice)
+    if options.json:
+        _print_json(details, terminal)
+        return
+    store = details.store
+    terminal.print(f"{store.name}: {store.phase}, {store.consistency}, {_size(store)}, id {store.id}")
+    if store.reason:
+        terminal.print(f"reason: {store.reason}")
+    if store.run:
+        terminal.print(f"run: {store.run}")
+    terminal.print(f"servers: {', '.join(store.servers) or 'none'}")
+    table = _table("array", "type", "shape", "rule", ">shards", ">bytes", ">version")
+    for array in details.arrays[:MOST_ROWS]:
+        shape = " x ".join(map(str, array.shape)) or "scalar"
+        version = "-" if array.version is None else f"{array.version:,}"
+        table.add_row(
+            array.name, array.dtype, shape, array.rule, f"{array.shards:,}", f"{array.bytes:,}", version
+        )
+    terminal.table(table)
+    if (left := len(details.arrays) - MOST_ROWS) > 0:
+        terminal.print(f"and {left:,} arrays; --json lists all")
+    if not details.clients:
+        terminal.print("no clients")
+        return
+    table = _table("client", ">place", ">clock", ">pushes", ">staleness")
+    for client in details.clients:
+        table.add_row(client.node or "left", client.place, *_counts(client))
+    terminal.table(table)
+
+
+def _counts(client: ClientSummary) -> tuple[str, str, str]:
+    """Return the clock, the number of pushed shards and their mean staleness, as text."""
+    pushes = sum(client.staleness.values())
+    clock = "-" if client.clock is None else f"{client.clock:,}"
+    if not pushes:
+        return clock, "-", "-"
+    mean = sum(int(lag) * count for lag, count in client.staleness.items()) / pushes
+    return clock, f"{pushes:,}", f"{mean:.2f}"
+
+
+async def _save(
+    name: str, file: Path, options: StoreOptions, environment: Mapping[str, str], terminal: Terminal
+) -> None:
+    async with Disk() as disk:
+        await check_target(file, disk)
+    token = await read_token(options.token_file, environment, role="reader")
+    async with ParameterStore.open(
+        check_addresses(options.controller, "--controller"),
+        name=name,
+        create="never",
+        reader=True,
+        token=token,
+        waits=waits_at_start(options.wait),
+    ) as store:
+        try:
+            await store.save(file)
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from None
+        count = len(store.arrays)
+    if options.json:
+        _print_json({"store": name, "file": str(file), "arrays": count}, terminal)
+    else:
+        terminal.print(f"saved {count:,} arrays of store {name} to {file}")
+
+
+async def _delete(survey: Survey, name: str, options: StoreOptions, terminal: Terminal) -> None:
+    store = survey.summary(name)
+    if not options.yes:
+        raise ConfigError(f"store delete {name} deletes {_size(store)} of {store.clients} clients: add --yes")
+    await survey.delete(name)
+    if options.json:
+        _print_json({"deleted": store}, terminal)
+    else:
+        terminal.print(f"deleted store {name}: {_size(store)}")
+
+
+def _size(store: StoreSummary) -> str:
+    return f"{store.arrays:,} arrays of {store.bytes:,} bytes"
+
+
+def _table(*columns: str) -> Table:
+    """Return a table with these heads; those that begin with ``>`` are aligned right."""
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        right = column.startswith(">")
+        table.add_column(column.lstrip(">"), justify="right" if right else "left", overflow="fold")
+    return table
+
+
+def _print_json(value: Any, terminal: Terminal) -> None:
+    for line in json.dumps(msgspec.to_builtins(value), indent=2).splitlines():
+        terminal.print(line)

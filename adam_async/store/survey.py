@@ -1,0 +1,264 @@
+"""The stores of a cluster, as a member without a place in their clocks sees them: list, details, deletion.
+
+The cluster map has names, rules and clients; versions, clocks and staleness come from the servers, which report
+the counts of a store to clients and readers.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from adam_async.controller.client import Membership
+from adam_async.errors import StoreError
+from adam_async.messages import GetStatistics, Statistics, pack, read_text_tensor, unpack
+from adam_async.messages.bounds import MOST_STATISTICS_BYTES, Clock, Count, Version
+from adam_async.run.cluster_map import ClusterMap, NodeRecord
+from adam_async.run.config import Waits
+from adam_async.run.shard_table import ShardTable, shard_table
+from adam_async.run.store_record import ArrayRecord, StorePhase, StoreRecord
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.traffic import Traffic
+from adam_async.store.link import arrays_of, consistency_of
+from transport import Identity, Network, RemoteProtocolError, TransportError
+
+Histogram = dict[str, Count]
+"""Staleness, as text, to the number of pushes that had it."""
+
+
+class StoreSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One store."""
+
+    name: str
+    id: str
+    phase: StorePhase
+    reason: str
+    """Reason for its failure."""
+    run: str
+    """Id of the training run that it belongs to; empty for a store of its own."""
+    consistency: str
+    arrays: int
+    bytes: int
+    """Bytes of all values."""
+    servers: tuple[str, ...]
+    clients: int
+
+
+class ArraySummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One array of a store."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    rule: str
+    shards: int
+    bytes: int
+    version: int | None
+    """Lowest version of its shards; None if a server did not report it."""
+
+
+class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One client of a store."""
+
+    node: str
+    """Its node; empty if it has left."""
+    place: str
+    """Its place in the clocks, or ``others`` for clients that left long ago."""
+    clock: int | None
+    """Lowest number of steps that a server has of it; None if no server reported it."""
+    staleness: Histogram
+    """Of its pushes, each counted on each of its shards."""
+
+
+class StoreDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """One store with its arrays and clients."""
+
+    store: StoreSummary
+    arrays: list[ArraySummary]
+    clients: list[ClientSummary]
+
+
+class ClientCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of one client on one server."""
+
+    clock: Clock | None = None
+    staleness: Histogram = {}
+
+
+class ServerCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a server's report on a store that this file reads."""
+
+    versions: dict[str, Version]
+    """By shard."""
+    clients: dict[str, ClientCounts]
+    """By place in the clocks."""
+
+
+@asynccontextmanager
+async def join(network: Network, controllers: str, role: str, waits: Waits) -> AsyncIterator["Survey"]:
+    """Join a cluster for the length of the block.
+
+    Args:
+        controllers: Addresses of controllers, joined by commas.
+        role: ``reader``, or ``client`` to delete a store.
+
+    Raises:
+        RoleUnreachable: No controller answered within `start_s`.
+        HandshakeRejected: The token is another one.
+    """
+    incarnation = int.from_bytes(system_entropy(7), "little")
+    identity = Identity(role=role, node=f"{role}-{incarnation:014x}", incarnation=incarnation)
+    traffic = Traffic(identity.node, timeline=None)
+    membership = Membership(
+        network=network,
+        controller=controllers,
+        identity=identity,
+        record=NodeRecord(role=role, address="", incarnation=incarnation),
+        waits=waits,
+        traffic=traffic,
+    )
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(membership.run(), name=f"{identity.node}/membership")
+        what = "the controllers to accept this member"
+        await membership.wait_for(lambda _: membership.joined, what, waits.start_s + waits.call_s)
+        yield Survey(network, identity, membership, waits)
+        await membership.leave()
+        running.cancel()
+
+
+class Survey:
+    """A member's view of the stores of its cluster."""
+
+    def __init__(self, network: Network, identity: Identity, membership: Membership, waits: Waits) -> None:
+        self._network = network
+        self._identity = identity
+        self._membership = membership
+        self._waits = waits
+
+    def stores(self) -> list[StoreSummary]:
+        """Return all stores, in the order of their names."""
+        cluster = self._membership.map
+        return [_summary(name, store, cluster) for name, store in sorted(cluster.stores.items())]
+
+    def summary(self, name: str) -> StoreSummary:
+        """Return one store. Raises StoreError: there is none of this name."""
+        return _summary(name, self._record(name), self._membership.map)
+
+    async def details(self, name: str, on_silence: Callable[[str], None]) -> StoreDetails:
+        """Return one store with its arrays and clients.
+
+        Args:
+            on_silence: Called with a sentence for each server that did not report its counts.
+
+        Raises:
+            StoreError: There is no store of this name.
+        """
+        cluster, store = self._membership.map, self._record(name)
+        arrays = arrays_of(cluster, name, store)
+        table = shard_table(arrays, shard_bytes=store.shard_bytes)
+        reports = []
+        for server in sorted(set(store.buckets)):
+            try:
+                reports.append(await self._counts(cluster.nodes[server].address, store.id))
+            except (TransportError, ValueError) as error:
+                on_silence(f"{server} did not report its counts: {error}")
+        return StoreDetails(
+            store=_summary(name, store, cluster),
+            arrays=_array_summaries(store, arrays, table, reports),
+            clients=_client_summaries(store, cluster, reports),
+        )
+
+    async def _counts(self, address: str, store: str) -> ServerCounts:
+        async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
+            reply = await link.call(pack(GetStatistics(run=store)), timeout_s=self._waits.call_s)
+            sender = unpack(reply, Statistics)
+            if (sender.node, sender.role) != (link.peer.node, link.peer.role):
+                raise RemoteProtocolError(
+                    "statistics", f"{link.peer} sent those of {sender.role} {sender.node}"
+                )
+            counts: ServerCounts = read_text_tensor(reply, ServerCounts, MOST_STATISTICS_BYTES)
+            return counts
+
+    async def delete(self, name: str) -> None:
+        """Delete a store of its own, whatever its state.
+
+        Raises:
+            StoreError: There is no store of this name, or it belongs to a training run.
+            RunFailed: The controller refused it.
+        """
+        store = self._record(name)
+        if store.program:
+            raise StoreError(f"store {name!r} belongs to run {store.program}, and ends with it: end the run")
+        await self._membership.delete_store(name, store.id)
+
+    def _record(self, name: str) -> StoreRecord:
+        stores = self._membership.map.stores
+        if name not in stores:
+            there = ", ".join(map(repr, sorted(stores)[:8])) or "none"
+            raise StoreError(f"store {name[:80]!r} is not there; stores of this cluster: {there}")
+        return stores[name]
+
+
+def _summary(name: str, store: StoreRecord, cluster: ClusterMap) -> StoreSummary:
+    return StoreSummary(
+        name=name,
+        id=store.id,
+        phase=store.phase,
+        reason=store.reason,
+        run=store.program,
+        consistency=consistency_of(store.slack, is_summed=store.summed_weight > 0),
+        arrays=store.arrays,
+        bytes=store.nbytes,
+        servers=tuple(sorted(set(store.buckets))),
+        clients=len(cluster.pushers(store)),
+    )
+
+
+def _array_summaries(
+    store: StoreRecord, arrays: Sequence[ArrayRecord], table: ShardTable, reports: Sequence[ServerCounts]
+) -> list[ArraySummary]:
+    versions = {shard: version for report in reports for shard, version in report.versions.items()}
+    found = []
+    for array in arrays:
+        shards = table.by_tensor.get(array.name, ())
+        known = [versions[str(shard.id)] for shard in shards if str(shard.id) in versions]
+        found.append(
+            ArraySummary(
+                name=array.name,
+                shape=array.shape,
+                dtype=array.dtype,
+                rule=store.rules[array.rule].rule,
+                shards=len(shards),
+                bytes=array.nbytes,
+                version=min(known) if known and len(known) == len(shards) else None,
+            )
+        )
+    return found
+
+
+def _client_summaries(
+    store: StoreRecord, cluster: ClusterMap, reports: Sequence[ServerCounts]
+) -> list[ClientSummary]:
+    nodes = {
+        str(replica): ", ".join(sorted(node for node, _ in members))
+        for replica, (_, members) in cluster.pushers(store).items()
+    }
+    reported = {place for report in reports for place in report.clients}
+    found = []
+    for place in sorted({*nodes, *reported}, key=lambda place: (len(place), place)):
+        counts = [report.clients[place] for report in reports if place in report.clients]
+        staleness: Counter[str] = Counter()
+        for each in counts:
+            staleness.update(each.staleness)
+        clocks = [each.clock for each in counts if each.clock is not None]
+        found.append(
+            ClientSummary(
+                node=nodes.get(place, ""),
+                place=place,
+                clock=min(clocks) if clocks else None,
+                staleness={lag: staleness[lag] for lag in sorted(staleness, key=lambda lag: (len(lag), lag))},
+            )
+        )
+    return found

@@ -1,0 +1,358 @@
+"""The synchronous face of `ParameterStore`: the same methods without `await`.
+
+    with sync.ParameterStore.open("local", {"w": np.zeros(784)}, rule=Sgd(rate=0.1)) as store:
+        values = store.pull()
+        store.push({"w": gradient(values["w"])}, read=values)
+
+All open stores of a process share one thread with an event loop, so stores at ``local`` share their servers.
+The first one starts the thread, and the end of the last one ends it. Several threads may call.
+
+Ctrl-C cancels the call that it interrupts: a push that has left goes on, as `settled` waits for it. The thread
+is a daemon, so a store that was not closed does not keep its process. A child process of a fork has no such
+thread, and its calls are refused.
+"""
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import uvloop
+from numpy.typing import NDArray
+
+from adam_async.errors import DeadlineExceeded, StoreError
+from adam_async.run.config import Waits
+from adam_async.run.shard_table import SHARD_BYTES
+from adam_async.store import store as face
+from adam_async.store.arrays import ArraySpec, Gradient, InitialArrays
+from adam_async.store.rules import Rule, Sgd
+from adam_async.store.values import PushOutcome, ReadVersions, Values
+
+_T = TypeVar("_T")
+
+CLOSE_S = 30.0
+"""Deadline of the thread's end, and of the end of a cancelled call, in seconds."""
+
+
+class StoreThread:
+    """A thread with an event loop, from the first open store of the process to the last."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.forked = False
+        """Whether this is a copy in a child process, without the thread."""
+        self._loop = uvloop.new_event_loop()
+        self._group: asyncio.TaskGroup
+        self._ending = asyncio.Event()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="adam-store", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._live())
+
+    async def _live(self) -> None:
+        async with asyncio.TaskGroup() as self._group:
+            self._started.set()
+            await self._ending.wait()
+
+    def begin(self, work: Coroutine[Any, Any, _T]) -> "Call[_T]":
+        """Begin to run a coroutine on the thread."""
+        call = Call(self._loop, work)
+        self._started.wait()
+        self._loop.call_soon_threadsafe(call.start, self._group)
+        return call
+
+    def end(self) -> None:
+        """End the thread, and wait for it.
+
+        Raises:
+            DeadlineExceeded: It did not end within `CLOSE_S`.
+        """
+        self._loop.call_soon_threadsafe(self._ending.set)
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            raise DeadlineExceeded("the thread of the stores to end", CLOSE_S)
+
+
+class Call(Future[_T]):
+    """A coroutine on the thread, and the future of its outcome.
+
+    A future of `asyncio.run_coroutine_threadsafe` is done as soon as it is cancelled; this one is done when the
+    coroutine has ended.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, _T]) -> None:
+        super().__init__()
+        self._loop = loop
+        self._work = work
+        self._task: asyncio.Task[None] | None = None
+
+    def wait(self) -> _T:
+        """Return the result. An interrupt of the wait cancels the coroutine, and waits until it has ended."""
+        try:
+            return self.result()
+        except BaseException:
+            if not self.done():
+                self._loop.call_soon_threadsafe(self._cancel)
+                try:
+                    self.exception(CLOSE_S)
+                except (CancelledError, TimeoutError):
+                    pass
+            raise
+
+    def start(self, group: asyncio.TaskGroup) -> None:
+        """Start it, on its thread."""
+        self._task = group.create_task(
+            self._run(), name=f"adam-store/{getattr(self._work, '__qualname__', 'call')}"
+        )
+        self._task.add_done_callback(self._ended)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            result = await self._work
+        except Exception as error:
+            self.set_exception(error)
+        else:
+            self.set_result(result)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Settle a call that was cancelled, also one that had not begun."""
+        if not self.done():
+            self._work.close()
+            self.set_exception(CancelledError())
+
+
+class _Shared:
+    """The thread that the open stores of this process share."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.thread: StoreThread | None = None
+
+    def enter(self) -> StoreThread:
+        """Return the thread, for one more store."""
+        with self.lock:
+            if self.thread is None:
+                self.thread = StoreThread()
+            self.thread.users += 1
+            return self.thread
+
+    def leave(self, thread: StoreThread) -> None:
+        """End the thread after its last store."""
+        with self.lock:
+            thread.users -= 1
+            if thread.users:
+                return
+            self.thread = None
+        thread.end()
+
+    def forked(self) -> None:
+        """Forget the thread, in a child process: a fork copies the caller's thread only."""
+        if self.thread is not None:
+            self.thread.forked = True
+        self.thread, self.lock = None, threading.Lock()
+
+
+_SHARED = _Shared()
+os.register_at_fork(after_in_child=_SHARED.forked)
+
+
+class ParameterStore:
+    """One client of a store, for programs without a loop; `open` makes it. See `store.ParameterStore`.
+
+    A call raises the errors of its asynchronous twin, with their causes, and StoreError after `close` or in a
+    child process of a fork.
+    """
+
+    def __init__(self, thread: StoreThread, opening: face.Opening, store: face.ParameterStore) -> None:
+        self._thread = thread
+        self._opening = opening
+        self._store = store
+        self._closed = False
+        self._unclosed = weakref.finalize(self, _abandon, thread, opening)
+        self.name = store.name
+
+    @classmethod
+    def open(
+        cls,
+        where: str,
+        arrays: InitialArrays | None = None,
+        *,
+        name: str = "default",
+        create: face.Create = "auto",
+        rule: Rule | Mapping[str, Rule] = Sgd(),  # noqa: B008 - a frozen value
+        consistency: str = "asp",
+        replicas: int = 0,
+        copies: int = 1,
+        servers: int = 0,
+        shard_bytes: int = SHARD_BYTES,
+        reader: bool = False,
+        token: str | None = None,
+        waits: Waits = Waits(),  # noqa: B008 - a frozen value
+    ) -> Self:
+        """Open a store: use it in a `with` block, or `close` it. See `store.ParameterStore.open`.
+
+        An interrupt ends the attempt, and raises KeyboardInterrupt.
+        """
+        opening = face.ParameterStore.open(
+            where,
+            arrays,
+            name=name,
+            create=create,
+            rule=rule,
+            consistency=consistency,
+            replicas=replicas,
+            copies=copies,
+            servers=servers,
+            shard_bytes=shard_bytes,
+            reader=reader,
+            token=token,
+            waits=waits,
+        )
+        thread = _SHARED.enter()
+        try:
+            return cls(thread, opening, thread.begin(_opened(opening)).wait())
+        except BaseException:
+            _SHARED.leave(thread)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- facts ---------------------------------------------------------------------------------
+
+    @property
+    def arrays(self) -> Mapping[str, ArraySpec]:
+        """The arrays of the store by name."""
+        return self._store.arrays
+
+    @property
+    def clock(self) -> int:
+        """Number of steps that this client has ended; 0 in a store without clocks."""
+        return self._store.clock
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed or self._store.closed
+
+    # --- work ----------------------------------------------------------------------------------
+
+    def pull(
+        self, names: Sequence[str] | None = None, *, out: Mapping[str, NDArray[Any]] | None = None
+    ) -> Values:
+        """Pull values of some arrays, or of all. See `store.ParameterStore.pull`."""
+        return self._call(self._store.pull(names, out=out))
+
+    def push(
+        self,
+        gradients: Mapping[str, Gradient],
+        *,
+        read: Values | ReadVersions | None = None,
+        rate: float | None = None,
+        weight: int = 1,
+    ) -> PushOutcome:
+        """Push gradients of some arrays. See `store.ParameterStore.push`."""
+        return self._call(self._store.push(gradients, read=read, rate=rate, weight=weight))
+
+    def push_pull(
+        self,
+        gradients: Mapping[str, Gradient],
+        *,
+        read: Values | ReadVersions | None = None,
+        rate: float | None = None,
+        weight: int = 1,
+    ) -> Values:
+        """Push gradients, and pull the same arrays. See `store.ParameterStore.push_pull`."""
+        return self._call(self._store.push_pull(gradients, read=read, rate=rate, weight=weight))
+
+    def assign(self, arrays: Mapping[str, NDArray[Any]]) -> PushOutcome:
+        """Replace the values of some arrays. See `store.ParameterStore.assign`."""
+        return self._call(self._store.assign(arrays))
+
+    def tick(self) -> None:
+        """End a step of this client. See `store.ParameterStore.tick`."""
+        self._call(self._store.tick())
+
+    def settled(self) -> None:
+        """Wait until all pushes of this client are answered. See `store.ParameterStore.settled`."""
+        self._call(self._store.settled())
+
+    def save(self, path: str | Path) -> Path:
+        """Pull all values into a file. See `store.ParameterStore.save`."""
+        return self._call(self._store.save(path))
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def delete(self) -> None:
+        """Delete the store for all its clients, and close it here. See `store.ParameterStore.delete`."""
+        self._call(self._store.delete())
+        self.close()
+
+    def close(self) -> None:
+        """Leave the store; it stays for other clients. Closing it again does nothing.
+
+        Raises:
+            DeadlineExceeded: The thread of the last open store did not end.
+        """
+        if self._unclosed.detach() is None or self._thread.forked:
+            return
+        self._closed = True
+        try:
+            self._thread.begin(self._opening.close()).wait()
+        finally:
+            _SHARED.leave(self._thread)
+
+    def _call(self, work: Coroutine[Any, Any, _T]) -> _T:
+        refusal = ""
+        if self._thread.forked:
+            refusal = "was opened before this process was forked, and its thread is in the parent"
+        elif self._closed:
+            refusal = "is closed"
+        if refusal:
+            work.close()
+            raise StoreError(f"store {self.name!r} {refusal}: open it again")
+        return self._thread.begin(work).wait()
+
+    def __repr__(self) -> str:
+        return f"<sync {self._store!r}>"
+
+
+async def _opened(opening: face.Opening) -> face.ParameterStore:
+    return await opening
+
+
+def _abandon(thread: StoreThread, opening: face.Opening) -> None:
+    """Close a store that was not closed, at its garbage collection or the end of the program.
+
+    A collection may begin within any call, so this takes no lock and waits for nothing.
+    """
+    if thread.forked:
+        return
+
+    async def close() -> None:
+        try:
+            await opening.close()
+        finally:
+            reaper = threading.Thread(
+                target=_SHARED.leave, args=(thread,), name="adam-store-end", daemon=True
+            )
+            reaper.start()
+
+    thread.begin(close())

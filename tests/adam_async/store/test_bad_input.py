@@ -1,0 +1,311 @@
+"""Bad calls: each is one error that names array, value and cure, changes nothing, and harms no other client."""
+
+import asyncio
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adam_async import (
+    Adagrad,
+    Adam,
+    ArraySpec,
+    ConfigError,
+    DeadlineExceeded,
+    Factors,
+    ParameterStore,
+    Sgd,
+    StoreError,
+)
+from adam_async.errors import RoleUnreachable
+from adam_async.run.token_file import derived_text
+from tests.adam_async.store.servers import SHORT, servers
+from transport import HandshakeRejected
+
+TOKEN = "a token that nobody guesses"
+W = np.ones((2, 3), np.float32)
+
+BAD_PUSHES: list[tuple[dict[Any, Any], str]] = [
+    ({"w": W.T}, r"gradient of 'w' has shape \(3, 2\), the array \(2, 3\)"),
+    ({"w": W[0]}, r"gradient of 'w' has shape \(3,\)"),
+    ({"w": W.astype(float)}, r"gradient of 'w' has values of type float64.*\.astype\('float32'\)"),
+    ({"w": W.astype(int)}, "values of type int64"),
+    ({"w": W.astype(complex)}, "values of type complex128"),
+    ({"w": W.astype(object)}, "values of type object"),
+    ({"w": W.astype(">f4")}, "values of type >f4"),
+    ({"w": [[1.0], [1.0, 2.0]]}, "gradient of 'w' is no array"),
+    ({"w": W * np.float32(math.nan)}, "gradient of 'w' has the value nan at index 0"),
+    ({"w": W * np.float32(math.inf)}, "gradient of 'w' has the value inf at index 0"),
+    ({"v": W}, "the store has no array 'v'; it has 2: 'b', 'w'"),
+    ({7: W}, "the store has no array '7'"),
+    ({"x" * 10_000: W}, "the store has no array 'x+'; it has 2"),
+    ({"w": Factors(W, W)}, r"errors of 'w' have shape \(2, 3\); \(K, 2\) is needed"),
+    ({"w": Factors(W.astype(">f4"), W[:, :2])}, "activations of 'w' have type >f4"),
+    ({"w": Factors(W, W[:1, :2])}, "activations of 'w' have 2 rows, errors 1"),
+    ({"w": Factors(W[:0], W[:0, :2])}, "K >= 1"),
+    ({"w": Factors(W * np.float32(math.nan), W[:, :2])}, "activations of 'w' has the value nan"),
+    ({"b": Factors(W, W)}, r"'b' has shape \(2,\); Factors need a matrix"),
+]
+
+
+@pytest.mark.parametrize(("gradients", "claim"), BAD_PUSHES, ids=lambda value: str(value)[:40])
+async def test_a_bad_gradient_is_refused_whole(gradients: dict[Any, Any], claim: str) -> None:
+    async with (
+        ParameterStore.open("local", {"w": np.zeros((2, 3), np.float32), "b": np.zeros(2)}) as store,
+        ParameterStore.open("local") as other,
+    ):
+        with pytest.raises(StoreError, match=claim):
+            await store.push({"b": np.ones(2), **gradients})
+        assert not (await store.pull())["b"].any()
+        assert (await store.push({"b": np.ones(2)})).versions == {"b": 1}
+        assert (await other.push({"b": np.ones(2)})).versions == {"b": 2}
+
+
+@pytest.mark.parametrize("rate", [math.inf, -math.inf, math.nan, -1.0, 1e13, "0.1", 1j])
+async def test_a_rate_is_a_finite_number(rate: Any) -> None:
+    async with ParameterStore.open("local", {"b": np.zeros(2)}) as store:
+        with pytest.raises(StoreError, match="rate is a number from 0 to 1e.12, not "):
+            await store.push({"b": np.ones(2)}, rate=rate)
+        with pytest.raises(StoreError, match="weight is a whole number"):
+            await store.push({"b": np.ones(2)}, weight=0)
+        assert not (await store.pull())["b"].any()
+    for rule in (Sgd, Adagrad, Adam):
+        with pytest.raises(ConfigError, match=f"{rule.__name__}: rate must be a finite number"):
+            rule(rate=rate)
+
+
+BAD_ARRAYS: list[tuple[Any, str]] = [
+    ({}, "1 to 10000 arrays, not 0"),
+    ([W], "arrays is a mapping of names to arrays, not list"),
+    ({3: W}, "the name of an array is text, not 3"),
+    ({b"w": W}, "the name of an array is text, not b'w'"),
+    ({"x" * 10_240: W}, "its name has 10240 bytes, 1024 are the most"),
+    ({"a\ud800": W}, "lone surrogate"),
+    ({"w": W.astype(int)}, "array 'w' has values of type int64; convert it to float32 or float64"),
+    ({"w": W.astype(complex)}, "type complex128"),
+    ({"w": W.astype(object)}, "type object"),
+    ({"w": W.astype(">f8")}, "type >f8"),
+    ({"w": W.astype(np.float16)}, "type float16"),
+    ({"w": [1.0]}, "array 'w' is list; give a numpy array or an ArraySpec"),
+    ({"w": "text"}, "type <U4"),
+    ({"w": np.array([0.0, math.nan])}, "array 'w' has the value nan at index 1"),
+    ({"w": np.array([-math.inf])}, "array 'w' has the value -inf at index 0"),
+    ({"w": ArraySpec((-1,))}, "negative length"),
+    ({"w": ArraySpec((1 << 30, 1 << 30))}, "values, 1099511627776 are the most"),
+    ({f"a{number}": np.zeros(0) for number in range(10_001)}, "1 to 10000 arrays, not 10001"),
+]
+
+
+@pytest.mark.parametrize(("arrays", "claim"), BAD_ARRAYS, ids=lambda value: str(value)[:40])
+def test_bad_arrays_are_refused_before_a_message(arrays: Any, claim: str) -> None:
+    with pytest.raises(ConfigError, match=claim):
+        ParameterStore.open("local", arrays)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "claim"),
+    [
+        ({"name": ""}, "a store's name has 1 to 128 printable characters"),
+        ({"name": "a/b"}, "no slash"),
+        ({"name": "x" * 10_240}, "1 to 128"),
+        ({"name": 5}, "the name of a store is text, not 5"),
+        ({"where": "10.0.0.1:7000"}, "where: address '10.0.0.1:7000' is not of the form tcp"),
+        ({"where": "tcp://host"}, "'tcp://host' is not of the form"),
+        ({"where": "http://127.0.0.1:1"}, "is not of the form"),
+        ({"where": None}, "where is 'local' or addresses of controllers, not None"),
+        ({"create": "maybe"}, "create is one of auto, new, never, not 'maybe'"),
+        ({"create": "new", "reader": True}, "create='new' needs the arrays"),
+        ({"consistency": "ssp"}, "consistency is asp, ssp:S with a number S, or bsp, not 'ssp'"),
+        ({"consistency": "ssp:-1"}, "not 'ssp:-1'"),
+        ({"consistency": "bsp"}, "consistency='bsp' needs replicas=N"),
+        ({"copies": 2}, "copies is 2: each shard has one copy; leave copies out"),
+        ({"replicas": -1}, "replicas is a whole number from 0"),
+        ({"servers": 1.5}, "servers is a whole number from 0"),
+        ({"shard_bytes": 0}, "shard_bytes is a whole number from 8"),
+        ({"rule": {"v": Sgd()}}, "rule names 'v', and there is no such array"),
+        ({"rule": {}}, "rule names no rule for array 'w'"),
+        ({"rule": "sgd"}, "the rule of array 'w' is 'sgd'; use Sgd, Adagrad, Adam or AdamW"),
+        ({"token": "short"}, "token"),
+        ({"token": derived_text(TOKEN, "worker")}, "holds the keys of role worker, and this is a client"),
+        ({"token": derived_text(TOKEN, "client"), "reader": True}, "of role client, and this is a reader"),
+    ],
+)
+def test_bad_arguments_are_refused_before_a_message(arguments: dict[str, Any], claim: str) -> None:
+    with pytest.raises(ConfigError, match=claim):
+        ParameterStore.open(**{"where": "local", "arrays": {"w": W}, **arguments})
+
+
+def test_a_specification_of_an_array_is_checked() -> None:
+    for shape in (3, (1.5,), "ab"):
+        with pytest.raises(ConfigError, match="shape is a tuple of whole numbers"):
+            ArraySpec(shape)  # type: ignore[arg-type]
+    for dtype in ("int32", "nothing", "complex64"):
+        with pytest.raises(ConfigError, match=f"dtype is float32 or float64, not '{dtype}'"):
+            ArraySpec((1,), dtype)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "claim"),
+    [
+        (
+            {"arrays": {"w": np.zeros(3)}},
+            r"array 'w' is float64\(2,\) in store 'default', and float64\(3,\) here",
+        ),
+        (
+            {"arrays": {"w": np.zeros(2, np.float32)}},
+            r"float64\(2,\) in store 'default', and float32\(2,\) here",
+        ),
+        ({"arrays": {"v": np.zeros(2)}}, "store 'default' has no array 'v'"),
+        ({"arrays": {"w": np.zeros(2), "v": np.zeros(2)}}, "has no array 'v'"),
+        ({"rule": Adagrad()}, "array 'w' has rule .*sgd.* and .*adagrad.* here"),
+        ({"rule": Sgd(momentum=0.5)}, "array 'w' has rule"),
+        ({"consistency": "ssp:1"}, "has consistency asp, not ssp:1: open it with 'asp'"),
+        ({"create": "new"}, "store 'default' is there: choose another name"),
+    ],
+)
+async def test_a_second_open_that_disagrees_names_the_difference(
+    arguments: dict[str, Any], claim: str
+) -> None:
+    plain: dict[str, Any] = {"arrays": {"w": np.zeros(2)}, "rule": Sgd(rate=1.0)}
+    async with ParameterStore.open("local", **plain) as store:
+        with pytest.raises(StoreError, match=claim):
+            await ParameterStore.open("local", **{**plain, **arguments})
+        async with ParameterStore.open("local", {"w": np.ones(2)}, rule=Sgd(rate=0.25)) as other:
+            await other.push({"w": np.ones(2)})
+        np.testing.assert_array_equal((await store.pull())["w"], np.full(2, -0.25))
+
+
+async def test_bad_pulls_name_what_does_not_fit() -> None:
+    async with ParameterStore.open("local", {"w": W, "b": np.zeros(2)}) as store:
+        cases: list[tuple[Any, Any, str]] = [
+            ("w", None, r"names is a sequence of names: \['w'\]"),
+            (["v"], None, "the store has no array 'v'"),
+            (["w"], {"b": np.zeros(2)}, "out names array 'b', which is not pulled"),
+            (["w"], {"w": np.zeros((3, 2), np.float32)}, r"out of 'w' is float32\(3, 2\)"),
+            (["w"], {"w": np.zeros((2, 3))}, r"out of 'w' is float64\(2, 3\)"),
+            (["w"], {"w": np.asfortranarray(W)}, "must be C-contiguous"),
+            (["w"], {"w": W.astype(">f4")}, "native byte order"),
+            (["w"], {"w": [1.0]}, "out of 'w' is list"),
+            (["w"], [W], "out is a mapping of names to arrays, not list"),
+        ]
+        for names, out, claim in cases:
+            with pytest.raises(StoreError, match=claim):
+                await store.pull(names, out=out)
+        with pytest.raises(StoreError, match="read takes the values of a pull, or their versions, not dict"):
+            await store.push({"b": np.ones(2)}, read={})  # type: ignore[arg-type]
+        async with ParameterStore.open("local", {"b": np.zeros(2)}, name="other") as other:
+            values = await other.pull()
+            with pytest.raises(StoreError, match="read holds versions of another store"):
+                await store.push({"b": np.ones(2)}, read=values)
+        assert len(await store.pull()) == 2
+
+
+async def test_a_reader_may_neither_push_nor_tick_nor_delete() -> None:
+    async with (
+        ParameterStore.open("local", {"b": np.ones(2)}, consistency="ssp:1") as store,
+        ParameterStore.open("local", reader=True) as reader,
+    ):
+        for call in (reader.push({"b": np.ones(2)}), reader.assign({"b": np.ones(2)}), reader.tick()):
+            with pytest.raises(StoreError, match="this client is a reader"):
+                await call
+        with pytest.raises(StoreError, match="open the store without reader=True to delete it"):
+            await reader.delete()
+        for each in (store, reader):
+            np.testing.assert_array_equal((await each.pull())["b"], np.ones(2))
+
+
+async def test_a_closed_store_says_so_and_may_be_closed_again() -> None:
+    store = await ParameterStore.open("local", {"b": np.zeros(2)})
+    await store.close()
+    await store.close()
+    for call in (
+        store.push({"b": np.ones(2)}),
+        store.pull(),
+        store.tick(),
+        store.settled(),
+        store.delete(),
+        store.assign({"b": np.ones(2)}),
+    ):
+        with pytest.raises(StoreError, match="store 'default' is closed: open it again"):
+            await call
+
+
+async def test_an_opening_opens_once() -> None:
+    opening = ParameterStore.open("local", {"b": np.zeros(2)})
+    async with opening:
+        with pytest.raises(StoreError, match="was opened before: call ParameterStore.open again"):
+            await opening
+
+
+async def test_a_deletion_ends_the_pushes_of_other_clients_with_an_error() -> None:
+    async with servers(2) as where:
+        one = await ParameterStore.open(where, {"b": np.zeros(2)})
+        async with ParameterStore.open(where) as other:
+
+            async def push() -> None:
+                while True:
+                    await other.push({"b": np.ones(2)})
+
+            async with asyncio.TaskGroup() as group:
+                pushing = group.create_task(_error_of(push()))
+                await other.push({"b": np.ones(2)})
+                await one.delete()
+            assert "store 'default' was deleted" in str(pushing.result())
+        async with ParameterStore.open(where, {"b": np.zeros(3)}) as anew:
+            assert anew.arrays["b"].shape == (3,)
+
+
+async def _error_of(work: Any) -> StoreError:
+    with pytest.raises(StoreError) as caught:
+        await work
+    return caught.value
+
+
+async def test_a_store_larger_than_the_memory_of_the_servers_is_refused() -> None:
+    async with servers(1) as where, ParameterStore.open(where, {"b": np.zeros(2)}) as small:
+        with pytest.raises(
+            StoreError, match="servers have [0-9]+ bytes free: add servers, or delete a store"
+        ):
+            await ParameterStore.open(
+                where, {"huge": ArraySpec((1 << 38,))}, name="huge", shard_bytes=1 << 36
+            )
+        assert (await small.push({"b": np.ones(2)})).versions == {"b": 1}
+        async with ParameterStore.open(where, {"b": np.ones(2)}, name="huge") as fits:
+            np.testing.assert_array_equal((await fits.pull())["b"], np.ones(2))
+
+
+async def test_without_servers_the_wait_is_named_and_ends() -> None:
+    async with servers(0) as where:
+        with pytest.raises(DeadlineExceeded, match="to open: it needs 1 servers, and 0 are live; start one"):
+            await ParameterStore.open(where, {"b": np.zeros(2)}, waits=SHORT)
+
+
+async def test_without_a_controller_the_address_is_named() -> None:
+    async with servers(0) as where:
+        pass
+    with pytest.raises(RoleUnreachable, match=f"cannot reach the controller at {where}"):
+        await ParameterStore.open(where, {"b": np.zeros(2)}, waits=SHORT)
+    for address in ("tcp://", "tcp://host", "http://127.0.0.1:1"):
+        with pytest.raises(ConfigError, match=address):
+            await ParameterStore.open(address, {"b": np.zeros(2)}, waits=SHORT)
+
+
+async def test_a_token_that_may_not_join_is_refused_and_one_that_may_works() -> None:
+    async with servers(1, token=TOKEN) as where:
+        for token in (None, "another token of many bytes"):
+            with pytest.raises(HandshakeRejected):
+                await ParameterStore.open(where, {"b": np.zeros(2)}, token=token, waits=SHORT)
+        async with ParameterStore.open(
+            where, {"b": np.zeros(2)}, token=derived_text(TOKEN, "client")
+        ) as store:
+            await store.push({"b": np.ones(2)})
+            keys = derived_text(TOKEN, "reader")
+            async with ParameterStore.open(where, reader=True, token=keys) as reader:
+                assert (await reader.pull())["b"].any()
+
+
+async def test_an_array_of_a_reserved_name_is_not_saved() -> None:
+    async with ParameterStore.open("local", {"__metadata__": np.zeros(2)}) as store:
+        with pytest.raises(StoreError, match="'__metadata__' has a name that safetensors reserves"):
+            await store.save("/nowhere/model.safetensors")

@@ -1,0 +1,98 @@
+"""Clocks of clients: ssp and bsp between clients that join late, leave, or are lost."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from adam_async import DeadlineExceeded, ParameterStore, Sgd
+from tests.adam_async.store.servers import SHORT, servers
+
+START = {"w": np.zeros(4)}
+ONES = {"w": np.ones(4)}
+
+
+async def test_in_ssp_a_tick_does_not_overtake_pushes_of_its_step() -> None:
+    async with (
+        ParameterStore.open("local", START, rule=Sgd(rate=1.0), consistency="ssp:1", replicas=2) as one,
+        ParameterStore.open("local") as two,
+    ):
+        async with asyncio.TaskGroup() as group:
+            for _ in range(30):  # more than a server may owe answers for
+                group.create_task(one.push(ONES))
+            group.create_task(one.tick())
+            group.create_task(two.tick())
+            group.create_task(two.tick())
+        values = await two.pull()
+        assert values.clock >= 1
+        np.testing.assert_array_equal(values["w"], np.full(4, -30.0))
+
+
+async def test_in_ssp_a_client_ahead_waits_and_the_error_names_the_one_behind() -> None:
+    async with (
+        ParameterStore.open(
+            "local", START, rule=Sgd(rate=1.0), consistency="ssp:1", replicas=2, waits=SHORT
+        ) as one,
+        ParameterStore.open("local") as two,
+    ):
+        await one.tick()
+        await one.pull()
+        await one.tick()
+        with pytest.raises(DeadlineExceeded, match=r"waited 1 s for client 1 to end step 1"):
+            await one.pull()
+        await two.tick()
+        await one.pull()
+
+
+async def test_in_bsp_servers_apply_the_weighted_mean_of_a_step() -> None:
+    async with (
+        ParameterStore.open("local", START, rule=Sgd(rate=1.0), consistency="bsp", replicas=2) as one,
+        ParameterStore.open("local") as two,
+    ):
+        for _ in range(5):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(one.push_pull({"w": np.full(4, 4.0)}, weight=1))
+                values = group.create_task(two.push_pull(ONES, weight=2))
+        np.testing.assert_array_equal(values.result()["w"], np.full(4, -2.0 * 5))
+
+
+async def test_in_bsp_a_late_client_joins_and_a_leaver_is_not_waited_for() -> None:
+    async def steps(store: ParameterStore, count: int) -> None:
+        for _ in range(count):
+            await store.push_pull(ONES)
+
+    async with ParameterStore.open("local", START, rule=Sgd(rate=1.0), consistency="bsp", replicas=1) as one:
+        await steps(one, 5)
+        async with ParameterStore.open("local") as late:
+            assert late.clock == 5
+            async with asyncio.TaskGroup() as group:
+                group.create_task(steps(one, 5))
+                group.create_task(steps(late, 5))
+            assert one.clock == late.clock == 10
+        await steps(one, 5)
+        np.testing.assert_array_equal((await one.pull())["w"], np.full(4, -15.0))
+
+
+@pytest.mark.parametrize("consistency", ["ssp:2", "bsp"])
+async def test_clients_that_join_and_leave_at_any_time_end(consistency: str) -> None:
+    async def client(where: str, count: int) -> None:
+        async with ParameterStore.open(
+            where, START, rule=Sgd(rate=1.0), consistency=consistency, replicas=2
+        ) as store:
+            for _ in range(count):
+                await store.push_pull(ONES)
+
+    async with servers(2) as where:
+        async with asyncio.TaskGroup() as group:
+            for count in (40, 40, 5, 1, 17):
+                group.create_task(client(where, count))
+
+
+async def test_a_reader_never_holds_clients_back() -> None:
+    async with (
+        ParameterStore.open("local", START, rule=Sgd(rate=1.0), consistency="bsp", replicas=1) as one,
+        ParameterStore.open("local", reader=True) as reader,
+    ):
+        for _ in range(3):
+            await one.push_pull(ONES)
+        np.testing.assert_array_equal((await reader.pull())["w"], np.full(4, -3.0))
