@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         RoleDied,
         RunFailed,
         ShardUnavailable,
+        StoreError,
     )
     from adam_async.model.spec import ModelSpec
     from adam_async.run.config import Config, Waits
@@ -40,11 +41,18 @@ if TYPE_CHECKING:
     from adam_async.run.result import EpochResult, RunResult
     from adam_async.runtime.disk import Disk
     from adam_async.runtime.timeline import Timeline
+    from adam_async.store.arrays import ArraySpec, Factors
+    from adam_async.store.rules import Adagrad, Adam, AdamW, Sgd
+    from adam_async.store.store import ParameterStore
 
     __version__: str
 
 __all__ = [
+    "Adagrad",
+    "Adam",
     "AdamError",
+    "AdamW",
+    "ArraySpec",
     "Checkpoint",
     "CheckpointError",
     "Config",
@@ -55,15 +63,19 @@ __all__ = [
     "Disk",
     "Diverged",
     "EpochResult",
+    "Factors",
     "LocalCluster",
     "Model",
     "ModelSpec",
+    "ParameterStore",
     "Predictions",
     "ProcessCluster",
     "RoleDied",
     "RunFailed",
     "RunResult",
+    "Sgd",
     "ShardUnavailable",
+    "StoreError",
     "Timeline",
     "Waits",
     "from_object",
@@ -96,10 +108,14 @@ _HOMES = {
         "RoleDied",
         "RunFailed",
         "ShardUnavailable",
+        "StoreError",
     ),
     "model.spec": ("ModelSpec",),
     "runtime.disk": ("Disk",),
     "runtime.timeline": ("Timeline",),
+    "store.arrays": ("ArraySpec", "Factors"),
+    "store.rules": ("Adagrad", "Adam", "AdamW", "Sgd"),
+    "store.store": ("ParameterStore",),
     "checkpoint.trained_model": ("Model", "Predictions"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
