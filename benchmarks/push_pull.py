@@ -2,9 +2,13 @@
 
     python -m benchmarks.push_pull --json push_pull.json --peer 'ps-lite=PYTHON PEER_SCRIPT --kind kvstore'
 
-Ours goes through everything that training uses: controller, placement, session numbers, finite check, the
-SGD rule, a copy of the values, TCP links. A vector is one weight matrix, cut into shards of at most 1 MiB;
-each shard is pushed with one message whose answer brings its new values into place.
+Ours is a store on a controller and a parameter server in another process, over TCP, with one float32 array
+of each size in shards of at most 1 MiB. Both sides of it are measured on the same array:
+
+- *store*: `ParameterStore.push_pull`, the public face.
+- *client*: the client of workers below it; one push per shard, whose answer brings the values into place.
+
+One row compares `--many` arrays of 1 KiB, pushed and pulled together, with one array of 1 MiB.
 
 A peer is a command that prints JSON lines with ``peer``, ``bytes`` and ``pair_us``; it is run in turn with
 ours, `--rounds` times, and medians are compared. Rows: case, ours and peer in microseconds, ratio (peer /
@@ -23,85 +27,83 @@ import statistics
 import subprocess
 import sys
 import time
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import uvloop
 
-from adam_async.controller.client import Membership
-from adam_async.controller.role import RoleSettings
-from adam_async.controller.service import Controller
-from adam_async.messages import Part, role_table
-from adam_async.model import Network, mlp
-from adam_async.parameter_server.client import ParameterClient, SessionIdentity, StepPush
-from adam_async.parameter_server.service import ParameterServer
-from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
-from adam_async.run.config import Config, Waits
-from adam_async.run.ids import ShardId
-from adam_async.run.shard_table import ShardSpec, shard_table
-from adam_async.runtime.channel import Endpoint
+from adam_async import ArraySpec, ParameterStore, Sgd
+from adam_async.cluster.networks import LOOPBACK, cluster_network
+from adam_async.cluster.roles import Place, controller, parameter_server
+from adam_async.messages import Part
+from adam_async.parameter_server.client import StepPush
+from adam_async.run.config import Waits
 from adam_async.runtime.clock import system_entropy
-from adam_async.runtime.traffic import Traffic
-from dataflow import ComputePool
-from transport import BufferPool, Identity, TcpNetwork
+from transport import BufferPool
 
 SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20)
 RATE = 0.1
+MANY = 1000
+"""Number of small arrays that are pushed and pulled together."""
 
+SMALL_BYTES = 1 << 10
+"""Size of each small array, in bytes."""
 
-def network() -> TcpNetwork:
-    """Loopback links without a token."""
-    return TcpNetwork(token=None, entropy=system_entropy, rules=role_table(), pool=BufferPool())
+WARM_S = 2.0
+"""Seconds before the measurement, in which the server reads its compiled kernels."""
+
+Times = dict[str, float]
+"""Medians in microseconds, by side and size, such as ``store 1024``."""
 
 
 async def serve() -> None:
     """The other process: a controller and a parameter server, until it is ended."""
-    net, waits = network(), Waits()
-    async with AsyncExitStack() as stack:
-        controller = await stack.enter_async_context(
-            Controller(
-                RoleSettings(
-                    network=net,
-                    address="tcp://127.0.0.1:0",
-                    identity=Identity(role="controller", node="controller", incarnation=1),
-                    waits=waits,
-                )
-            )
-        )
-        await stack.enter_async_context(
-            ParameterServer(
-                RoleSettings(
-                    network=net,
-                    address="tcp://127.0.0.1:0",
-                    identity=Identity(role="ps", node="ps-0", incarnation=1),
-                    waits=waits,
-                    controller=controller.address,
-                ),
-                make_pool=ComputePool,
-                buffers=net.pool,
-            )
-        )
-        print(controller.address, flush=True)
-        await asyncio.Event().wait()
+    buffers = BufferPool()
+    place = Place(
+        node="controller",
+        bind=LOOPBACK,
+        network=cluster_network(None, entropy=system_entropy, buffers=buffers),
+        buffers=buffers,
+        waits=Waits(),
+        entropy=system_entropy,
+    )
+    async with controller(place) as leader:
+        place = replace(place, node="ps-0", controller=leader.address)
+        async with parameter_server(place) as server:
+            await server.joined()
+            print(leader.address, flush=True)
+            await asyncio.Event().wait()
 
 
-class Vector:
-    """One vector on the server, and this client's copy of it."""
+class Face:
+    """Pushes and pulls of arrays through `ParameterStore`."""
 
-    def __init__(self, client: ParameterClient, shards: tuple[ShardSpec, ...]) -> None:
-        self._client = client
-        self._shards = shards
-        size = shards[-1].stop
-        self.gradient = np.ones(size, np.float32)
-        self.values = np.zeros(size, np.float32)
-        self._clock = 0
+    def __init__(self, store: ParameterStore, arrays: Mapping[str, ArraySpec]) -> None:
+        self._store = store
+        self._gradients = {name: np.ones(spec.shape, np.float32) for name, spec in arrays.items()}
 
-    async def push_pull(self) -> None:
-        """Push the gradient, have it applied, and have the new values in place."""
-        self._clock += 1
+    async def push_pull(self) -> float:
+        """Push the gradients, have them applied, and have the new values. Returns one of these."""
+        values = await self._store.push_pull(self._gradients)
+        return float(values[next(iter(values))][-1])
+
+
+class Client:
+    """Pushes and pulls of one array by the client that workers use, on the session of an open store."""
+
+    def __init__(self, store: ParameterStore, name: str) -> None:
+        link = store._link
+        self._client, self._shards = link._client, link.layout.table.by_tensor[name]
+        self._server = link.layout.buckets[0]
+        size = self._shards[-1].stop
+        self._gradient, self._values = np.ones(size, np.float32), np.zeros(size, np.float32)
+        self._version = 0
+
+    async def push_pull(self) -> float:
+        """Push the gradient, have it applied, and have the new values in place. Returns one of these."""
         missing = 2 * len(self._shards)
         done = asyncio.get_running_loop().create_future()
 
@@ -116,101 +118,75 @@ class Vector:
             part = slice(shard.start, shard.stop)
             step = StepPush(
                 parts=(Part(False, 1),),
-                shards=(ShardId(shard.id),),
-                tensors=(self.gradient[part],),
-                versions=(self._clock - 1,),
+                shards=(shard.id,),
+                tensors=(self._gradient[part],),
+                versions=(self._version,),
                 own_applied=(0,),
-                clock=self._clock,
+                clock=0,
                 images=1,
                 rate=RATE,
                 pull=True,
             )
-            self._client.push("ps-0", step, on_free=arrived, on_values=arrived, into=self.values[part])
+            self._client.push(self._server, step, on_free=arrived, on_values=arrived, into=self._values[part])
         await done
+        self._version += 1
+        return float(self._values[-1])
 
 
-async def placed(member: Membership, run: str) -> ClusterMap:
-    """Wait until the server has taken up the run."""
-    return await member.wait_for(
-        lambda m: "ps-0" in m.nodes and m.nodes["ps-0"].ready == run, "the server to take up the run", 30
-    )
-
-
-async def measure(controller: str, sizes: list[int]) -> dict[int, float]:
-    """Microseconds of one push and pull together, by size: medians."""
-    net, waits = network(), Waits()
-    identity = Identity(role="worker", node="bench", incarnation=1)
-    driver = Identity(role="driver", node="driver", incarnation=1)
-    found = {}
-    async with asyncio.TaskGroup() as group:
-        member = Membership(
-            network=net,
-            controller=controller,
-            identity=driver,
-            record=NodeRecord(role="driver", address="", incarnation=1),
-            waits=waits,
-            traffic=Traffic("driver"),
-        )
-        tasks = [group.create_task(member.run(), name="membership")]
-        await member.wait_for(lambda m: "driver" in m.nodes, "our seat", 10)
-        for size in sizes:
-            side = round((size // 4) ** 0.5)
-            spec = mlp((side, side), input_shape=(1, 1, side))
-            run = f"bench-{size}"
-            config = msgspec.to_builtins(Config(rate=RATE))
-            await member.submit_run(RunRecord(id=run, driver="driver", config=config, spec=spec.to_dict()))
-            cluster = await placed(member, run)
-            table = shard_table(Network(spec).parameters)
-            client = ParameterClient(
-                Endpoint(net, identity, Traffic("bench")),
-                SessionIdentity(run=run, session=1, incarnation=1, replica=0, generation=cluster.generation),
-                addresses={"ps-0": cluster.nodes["ps-0"].address},
-                waits=waits,
-            )
-            task = group.create_task(client.run(), name="client")
-            weight = next(p.name for p in Network(spec).parameters if p.kind == "weight")
-            found[size] = await time_pairs(Vector(client, table.by_tensor[weight]), size)
-            task.cancel()
-        for task in tasks:
-            task.cancel()
+async def measure(address: str, sizes: list[int], many: int, warm_s: float) -> Times:
+    """Median microseconds of one push and pull together, on each side, for each size."""
+    found: Times = {}
+    for size in sizes:
+        arrays = {"w": ArraySpec((size // 4,))}
+        async with opened(address, f"one-{size}", arrays) as store:
+            await asyncio.sleep(warm_s)
+            found[f"client {size}"] = await time_pairs(Client(store, "w").push_pull, size)
+            found[f"store {size}"] = await time_pairs(Face(store, arrays).push_pull, size)
+            await store.delete()
+    together = {f"w{number}": ArraySpec((SMALL_BYTES // 4,)) for number in range(many)}
+    one = {"w": ArraySpec((1 << 18,))}
+    async with opened(address, "many", together) as small, opened(address, "one", one) as large:
+        await asyncio.sleep(warm_s)
+        found["many"] = await time_pairs(Face(small, together).push_pull, many * SMALL_BYTES)
+        found["one"] = await time_pairs(Face(large, one).push_pull, 1 << 20)
     return found
 
 
-WARM_S = 2.0
-"""Seconds before the measurement, in which the server reads its compiled kernels."""
+def opened(address: str, name: str, arrays: Mapping[str, ArraySpec]) -> Any:
+    """Create a store of zeros."""
+    return ParameterStore.open(address, arrays, name=name, rule=Sgd(rate=RATE), create="new")
 
 
-async def time_pairs(vector: Vector, size: int) -> float:
+async def time_pairs(push_pull: Callable[[], Awaitable[float]], size: int) -> float:
     """Median microseconds, after a warm-up, with the result checked."""
     repeats = max(20, min(500, (1 << 28) // size))
-    await asyncio.sleep(WARM_S)
-    for _ in range(3):
-        await vector.push_pull()
-    before = vector.values.copy()
+    for _ in range(2):
+        await push_pull()
+    before = await push_pull()
     times = []
     for _ in range(repeats):
         begin = time.perf_counter()
-        await vector.push_pull()
+        after = await push_pull()
         times.append(time.perf_counter() - begin)
-    np.testing.assert_allclose(vector.values, before - RATE * repeats, rtol=0, atol=1e-3 * repeats)
+    np.testing.assert_allclose(after, before - RATE * repeats, rtol=0, atol=1e-3 * repeats)
     return statistics.median(times) * 1e6
 
 
-def ours(sizes: list[int]) -> dict[int, float]:
+def ours(sizes: list[int], many: int, warm_s: float) -> Times:
     """One round of ours, with a server process of its own."""
     with subprocess.Popen(
         [sys.executable, "-m", "benchmarks.push_pull", "--serve"], stdout=subprocess.PIPE, text=True
     ) as server:
         assert server.stdout is not None
         try:
-            controller = server.stdout.readline().strip()
+            address = server.stdout.readline().strip()
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                return runner.run(measure(controller, sizes))
+                return runner.run(measure(address, sizes, many, warm_s))
         finally:
             server.kill()
 
 
-def peer_round(command: str, sizes: list[int]) -> dict[int, float]:
+def peer_round(command: str, sizes: list[int]) -> Times:
     """One round of a peer."""
     done = subprocess.run(
         [*shlex.split(command), "--sizes", *map(str, sizes)], capture_output=True, text=True, timeout=600
@@ -218,33 +194,47 @@ def peer_round(command: str, sizes: list[int]) -> dict[int, float]:
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if not rows:
         raise SystemExit(f"the peer printed no rows: {done.stderr[-500:]}")
-    return {row["bytes"]: row["pair_us"] for row in rows}
+    return {str(row["bytes"]): row["pair_us"] for row in rows}
 
 
 def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Interleave ours with each peer; medians over the rounds."""
     peers = dict(peer.split("=", 1) for peer in arguments.peer)
-    mine: list[dict[int, float]] = []
-    theirs: dict[str, list[dict[int, float]]] = {name: [] for name in peers}
+    mine: list[Times] = []
+    theirs: dict[str, list[Times]] = {name: [] for name in peers}
     for _ in range(arguments.rounds):
-        mine.append(ours(arguments.sizes))
+        mine.append(ours(arguments.sizes, arguments.many, arguments.warm))
         for name, command in peers.items():
             theirs[name].append(peer_round(command, arguments.sizes))
     rows = []
     for size in arguments.sizes:
-        us = statistics.median(round_[size] for round_ in mine)
-        for name in peers or {"none": ""}:
-            peer = statistics.median(r[size] for r in theirs[name]) if name in theirs else None
-            rows.append(
-                {
-                    "case": f"push, SGD, pull of {size} bytes against {name}",
-                    "ours": round(us, 1),
-                    "peer": peer,
-                    "ratio": round(peer / us, 2) if peer else None,
-                    "unit": "us",
-                }
-            )
+        face, client = median_of(mine, f"store {size}"), median_of(mine, f"client {size}")
+        case = f"push, SGD, pull of {size} bytes"
+        rows.append(row(f"{case}: store against client", face, client))
+        for name, rounds in theirs.items():
+            peer = median_of(rounds, str(size))
+            rows += [row(f"{case}: {side} against {name}", us, peer) for side, us in sides(face, client)]
+    case = f"{arguments.many} arrays of {SMALL_BYTES} bytes together against one of 1 MiB"
+    rows.append(row(case, median_of(mine, "many"), median_of(mine, "one")))
     return rows
+
+
+def sides(face: float, client: float) -> tuple[tuple[str, float], ...]:
+    return ("store", face), ("client", client)
+
+
+def median_of(rounds: list[Times], key: str) -> float:
+    return statistics.median(times[key] for times in rounds)
+
+
+def row(case: str, us: float, peer: float) -> dict[str, Any]:
+    return {
+        "case": case,
+        "ours": round(us, 1),
+        "peer": round(peer, 1),
+        "ratio": round(peer / us, 2),
+        "unit": "us",
+    }
 
 
 def main() -> None:
@@ -257,14 +247,16 @@ def main() -> None:
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
+    parser.add_argument("--many", type=int, default=MANY, help="number of arrays that are pushed together")
+    parser.add_argument("--warm", type=float, default=WARM_S, help="seconds before each measurement")
     arguments = parser.parse_args()
     if arguments.serve:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve())
         return
     rows = compare(arguments)
-    for row in rows:
-        print(json.dumps(row))
+    for each in rows:
+        print(json.dumps(each))
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -1,20 +1,26 @@
-"""Every example runs, is short, and shows what it says it shows. So does the program in the README."""
+"""Every example runs, is short, and shows what it says it shows. So do the programs in the README."""
 
 import asyncio
+import io
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from runpy import run_path
 from types import ModuleType
 
 import httpx
+import numpy as np
 import pytest
 
 from adam_async import Config
+from tests.processes.commands import Command, address_of
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
@@ -116,16 +122,70 @@ async def test_over_a_slow_cable_groups_overtake_each_other(tmp_path: Path) -> N
     assert "began later, and was done earlier" in drawn
 
 
-def test_the_program_in_the_readme_runs_as_it_is_printed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def output_of(program: str) -> str:
+    """Run a program of the README, and return its output."""
+    with redirect_stdout(io.StringIO()) as output:
+        exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
+    return output.getvalue()
 
-    exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
 
-    accuracies = re.findall(r"test accuracy ([\d.]+)%", capsys.readouterr().out)
+def test_the_programs_in_the_readme_run_as_they_are_printed() -> None:
+    store, cluster = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+    assert output_of(store) == "[-0.1 -0.2 -0.3]\n"
+    assert len(store.split("\n")) - store.count("\n\n") <= 9  # 8 lines with code, and the end of the last one
+    accuracies = re.findall(r"test accuracy ([\d.]+)%", output_of(cluster))
     assert float(accuracies[-1]) > 90
-    assert len(program.splitlines()) <= 12
+    assert len(cluster.splitlines()) <= 12
+
+
+async def test_a_store_alone_trains_a_logistic_regression(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len((ROOT / "examples" / "store_logistic.py").read_text().splitlines()) < 40
+    assert await load("store_logistic.py").main(steps=200) > 0.9
+    assert "test accuracy 9" in capsys.readouterr().out
+
+
+async def test_two_clients_factorise_a_matrix_with_few_steps_between_them() -> None:
+    errors = await load("store_matrix_factorisation.py").main()
+
+    assert len(errors) == 2
+    assert max(errors) < 0.01
+
+
+@contextmanager
+def started(example: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """Run an example as a process; its output can be read."""
+    command = [sys.executable, str(ROOT / "examples" / example), *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.processes
+def test_one_program_trains_a_store_and_another_serves_it_after_the_first_has_ended() -> None:
+    digits = np.load(ROOT / "adam_async" / "data_server" / "sources" / "digits.npz")
+    images, labels = digits["x_test"][:100], digits["y_test"][:100]
+    assert {"train", "serve"} <= set(vars(load("store_shared.py")))
+    with (
+        Command("controller", "--bind", "tcp://127.0.0.1:0") as controller,
+        Command("ps", "--controller", where := address_of(controller)) as server,
+    ):
+        address_of(server)
+        with started("store_shared.py", "train", where) as trainer:
+            assert trainer.stdout is not None
+            assert trainer.stdout.readline().startswith("trains in <ParameterStore 'digits'")
+            with started("store_shared.py", "serve", where, "0") as serving:
+                assert serving.stdout is not None
+                port = int(serving.stdout.readline().removeprefix("serves at port "))
+                assert trainer.wait(timeout=60) == 0
+                with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+                    lines = [" ".join(map(str, image.ravel())) + "\n" for image in images]
+                    connection.sendall("".join(lines).encode())
+                    with connection.makefile() as answers:
+                        found = np.array([int(answers.readline()) for _ in images])
+    assert np.mean(found == labels) > 0.9
 
 
 @pytest.mark.thorough

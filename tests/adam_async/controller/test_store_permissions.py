@@ -1,0 +1,70 @@
+"""Roles that may set, change and delete stores in the cluster map, and that send messages about them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from adam_async.controller.permissions import FORBIDDEN, Attempt, verdict
+from adam_async.messages import LoadShards, Pull, Push, ReadShards, Tick
+from adam_async.messages.body import ROLES
+from adam_async.messages.table import TABLE
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.store_record import ArraysPiece, RuleRecord, StoreRecord
+from transport import Identity
+
+
+def store(id: str, **fields: Any) -> StoreRecord:
+    record = StoreRecord(
+        id=id, rules=(RuleRecord(rule="sgd"),), arrays=1, nbytes=4, state_arrays=0, pieces=1, shard_bytes=64
+    )
+    return msgspec.structs.replace(record, **fields)
+
+
+OF_RUN, OF_CLIENTS = store("a", program="run-1", changed=2), store("b", changed=3)
+MAP = ClusterMap(version=3, stores={"run": OF_RUN, "mine": OF_CLIENTS})
+PIECE = ArraysPiece(store="new", text=b"[]")
+
+
+def attempt(role: str, key: str, value: Mapping[str, Any], expected: int) -> Attempt:
+    peer = Identity(role=role, node=f"{role}-1", incarnation=1)
+    return Attempt(peer=peer, key=key, value=value, expected=expected)
+
+
+def permitted(key: str, record: StoreRecord | ArraysPiece) -> set[str]:
+    """Return the roles that may set a key."""
+    value = msgspec.to_builtins(record)
+    expected = record.changed
+    found = {role: verdict(attempt(role, key, value, expected), MAP) for role in ROLES}
+    assert {refusal.code for refusal in found.values() if refusal} <= {FORBIDDEN}
+    return {role for role, refusal in found.items() if refusal is None}
+
+
+@pytest.mark.parametrize(
+    ("key", "record", "roles"),
+    [
+        ("stores/new", store("new"), {"driver", "client"}),
+        ("stores/new/0", PIECE, {"driver", "client"}),
+        ("stores/new", store("new", program="run-1"), {"driver"}),
+        ("stores/mine", msgspec.structs.replace(OF_CLIENTS, phase="deleted"), {"driver", "client"}),
+        ("stores/run", msgspec.structs.replace(OF_RUN, phase="deleted"), {"driver"}),
+        ("stores/run", msgspec.structs.replace(OF_RUN, program=""), {"driver"}),
+        ("stores/run/0", PIECE, {"driver"}),
+    ],
+)
+def test_clients_set_stores_of_clients_and_drivers_all(
+    key: str, record: StoreRecord | ArraysPiece, roles: set[str]
+) -> None:
+    assert permitted(key, record) == roles
+
+
+def test_a_reader_sends_servers_pulls_and_no_values() -> None:
+    def senders(message: type) -> set[str]:
+        return {role for role, receiver in TABLE[message] if receiver == "ps"}
+
+    assert "reader" in senders(Pull)
+    for message in (Push, Tick, LoadShards, ReadShards):
+        assert "reader" not in senders(message)
+    for message in (Push, Tick, LoadShards, Pull):
+        assert "client" in senders(message)
