@@ -34,6 +34,7 @@ import uvloop
 from adam_async.controller.client import Membership
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.messages import Part, role_table
 from adam_async.model import Network, mlp
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity, StepPush
@@ -68,7 +69,8 @@ async def serve() -> None:
                     address="tcp://127.0.0.1:0",
                     identity=Identity(role="controller", node="controller", incarnation=1),
                     waits=waits,
-                )
+                ),
+                rules=TrainingRules(),
             )
         )
         await stack.enter_async_context(

@@ -10,6 +10,7 @@ from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.permissions import BEHIND, FORBIDDEN, MEANT, TABLE, Attempt, verdict
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.messages import CompareAndSet, OpenSession, SessionOpened, pack, text_tensor, unpack
 from adam_async.messages.body import ROLES
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord, RunRecord
@@ -109,6 +110,7 @@ async def test_an_attempt_that_is_forbidden_costs_its_link_and_changes_nothing(n
     async with Controller(
         RoleSettings(network=wire, address=address_of(wire), identity=identity, waits=Waits()),
         ConsensusSetup(entropy=entropy_of("c")),
+        rules=TrainingRules(),
     ) as controller:
         membership = await wire.dial(controller.address, Identity(role="ps", node="ps-0", incarnation=9))
         session = unpack(await membership.call(pack(OpenSession()), timeout_s=5.0), SessionOpened).session

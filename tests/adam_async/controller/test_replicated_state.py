@@ -17,6 +17,7 @@ from adam_async.controller.replicated_state import (
     command_bytes,
     first_state,
 )
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.messages import SESSION_OVER
 from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_MAP_TEXT_BYTES, MOST_VALUE_BYTES
 from adam_async.model.network import Network
@@ -39,7 +40,7 @@ class Log:
     """A machine and the log that it applies, command by command."""
 
     def __init__(self, **options):
-        self.machine = ReplicatedState(**options)
+        self.machine = ReplicatedState(**options, rules=TrainingRules())
         self.machine.restore(first_state(GROUP))
         self.commands = []
 
@@ -93,7 +94,7 @@ commands = st.lists(
 @settings(max_examples=150)
 @given(commands, st.integers(0, 40))
 def test_the_same_commands_or_a_snapshot_and_the_rest_give_the_same_bytes_and_answers(commands, cut):
-    one, other, late = Log().machine, Log().machine, ReplicatedState()
+    one, other, late = Log().machine, Log().machine, ReplicatedState(rules=TrainingRules())
     late.restore(one.snapshot())
     for index, command in enumerate(commands, 1):
         answer = one.apply(index, command_bytes(command))
@@ -268,7 +269,7 @@ def test_a_restored_state_has_no_earlier_history():
     session = log.open()
     log.set(session, 1)
     log.set(session, 2, "nodes/b")
-    other = ReplicatedState()
+    other = ReplicatedState(rules=TrainingRules())
     other.restore(log.machine.snapshot())
     assert other.group == GROUP
     assert other.since(2, GROUP) == []
@@ -276,8 +277,8 @@ def test_a_restored_state_has_no_earlier_history():
 
 
 def test_a_machine_that_was_given_no_state_belongs_to_no_group():
-    assert ReplicatedState().group == ""
-    assert ReplicatedState().map.version == 0
+    assert ReplicatedState(rules=TrainingRules()).group == ""
+    assert ReplicatedState(rules=TrainingRules()).map.version == 0
 
 
 def test_a_record_that_the_rules_cannot_work_with_is_refused_and_leaves_the_map_as_it_was(monkeypatch):
@@ -313,7 +314,7 @@ def test_two_and_twenty_large_records_lock_nobody_out_also_after_a_restart():
     far_too_large = log.set(session, 1, value=node(info={"text": "x" * (3 << 20)})).text
     assert far_too_large.endswith("bytes is above the limit of 65536: put less into it")
     assert all(large(log, session, number).done for number in range(2, 24))
-    again = ReplicatedState()
+    again = ReplicatedState(rules=TrainingRules())
     again.restore(log.machine.snapshot())
     assert again.apply(99, command_bytes(Set(session, 24, "nodes/joins", 0, node()))).done
     assert len(msgspec.json.encode(again.map)) < MOST_MAP_TEXT_BYTES / 8
@@ -327,7 +328,7 @@ def test_a_full_map_takes_no_new_record_from_any_controller_and_its_members_go_o
         assert number < MOST_MAP_BYTES >> 12, "the map takes records beyond its limit"
     total = log.machine.size.total
     assert MOST_MAP_BYTES - (9 << 10) < total <= MOST_MAP_BYTES
-    restored = ReplicatedState()
+    restored = ReplicatedState(rules=TrainingRules())
     restored.restore(log.machine.snapshot())
     assert restored.size.total == total
     refused = log.set(session, number + 1, "nodes/new", 0, node(info={"text": "x" * 8000}))

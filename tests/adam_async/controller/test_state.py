@@ -17,6 +17,7 @@ from adam_async.controller.state import (
     NodeLost,
 )
 from adam_async.driver.readiness import check_failed
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import LOST_SHARDS, RoleFailed
 from adam_async.model.named import mlp
 from adam_async.run.cluster_map import (
@@ -48,7 +49,7 @@ class Cluster:
     """A controller and the short words of these tests."""
 
     def __init__(self):
-        self.state = ControllerState()
+        self.state = ControllerState(rules=TrainingRules())
 
     @property
     def map(self):
@@ -599,7 +600,7 @@ class Members(RuleBasedStateMachine):
 
     def teardown(self):
         """The same commands give the same map."""
-        again = ControllerState()
+        again = ControllerState(rules=TrainingRules())
         for command in self.log:
             again.apply(command)
         assert again.map == self.cluster.map
