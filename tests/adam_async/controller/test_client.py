@@ -18,7 +18,7 @@ from adam_async.errors import DeadlineExceeded, RoleDied, RoleUnreachable, RunFa
 from adam_async.run.cluster_map import EpochRecord, NodeRecord
 from adam_async.run.config import Waits
 from adam_async.runtime.traffic import Traffic
-from tests.adam_async.controller.test_state import run_record
+from tests.adam_async.cluster_maps import run_record
 from tests.adam_async.runs import NETWORKS, Rough, address_of, entropy_of, turns, until
 from tests.transport.testing import Faults
 from transport import Identity

@@ -12,7 +12,7 @@ from adam_async.controller.map_history import KEPT, Change, History, changed, di
 from adam_async.controller.state import NodeLost
 from adam_async.errors import RunFailed
 from adam_async.run.cluster_map import ClusterMap, RunPiece
-from tests.adam_async.controller.test_state import Cluster, run_record, training
+from tests.adam_async.cluster_maps import Cluster, run_record, training
 
 NAMES = ("driver", "data-0", "data-1", "ps-0", "ps-1", "worker-0", "worker-1", "worker-2")
 

@@ -24,7 +24,7 @@ from adam_async.model.network import Network
 from adam_async.model.partition.planner import vertical_plan
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.run.cluster_map import NodeRecord, RunInPieces, RunRecord
-from tests.adam_async.controller.test_state import run_record
+from tests.adam_async.cluster_maps import run_record
 
 GROUP = "a-group"
 
