@@ -48,6 +48,7 @@ ROOMS = (
     "checkpoint",
     "driver",
     "cluster",
+    "store",
     "simulation",
     "cli",
     "__main__",

@@ -289,7 +289,7 @@ def test_a_record_that_the_rules_cannot_work_with_is_refused_and_leaves_the_map_
     before, changes_before = log.machine.map, log.machine.since(0, GROUP)
 
     def fails(self):
-        self._set(generation=99)
+        self._set(placements=99)
         raise KeyError("servers")
 
     monkeypatch.setattr(machine_module.ControllerState, "_run_rules", fails)

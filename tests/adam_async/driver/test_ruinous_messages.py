@@ -47,7 +47,7 @@ def ruinous(servers, shard):
 
 async def test_messages_that_once_ended_a_run_are_refused_and_the_servers_continue():
     network = LocalNetwork(rules=role_table(), config=LINKS)
-    async with asyncio.timeout(30), servers_of(network) as servers:
+    async with asyncio.timeout(30), servers_of(network, shard_bytes=16 << 10) as servers:
         data = DataServer(
             RoleSettings(
                 network=network,
