@@ -42,9 +42,9 @@ def run_record(
     )
 
 
-def store_record(id: str = "store-1", arrays: Sequence[ArrayRecord] = (), **fields: Any) -> StoreRecord:
+def store_record(id: str = "store-1", listed: Sequence[ArrayRecord] = (), **fields: Any) -> StoreRecord:
     """Return the record of a store with these arrays, one of 1024 float32 values by default."""
-    arrays = arrays or ARRAYS
+    arrays = listed or ARRAYS
     return StoreRecord(
         **{
             "id": id,

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from adam_async.controller import replicated_state as machine_module
 from adam_async.controller.map_history import changed
+from adam_async.controller.map_size import STORES_BYTES
 from adam_async.controller.records import cut, nests_too_deep
 from adam_async.controller.replicated_state import (
     Lost,
@@ -17,6 +18,7 @@ from adam_async.controller.replicated_state import (
     command_bytes,
     first_state,
 )
+from adam_async.controller.state import MOST_STORE_ID, MOST_STORES, UNFINISHED_PIECES
 from adam_async.driver.training_rules import TrainingRules
 from adam_async.messages import SESSION_OVER
 from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_MAP_TEXT_BYTES, MOST_VALUE_BYTES
@@ -24,6 +26,7 @@ from adam_async.model.network import Network
 from adam_async.model.partition.planner import vertical_plan
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.run.cluster_map import NodeRecord, RunInPieces, RunRecord
+from adam_async.run.store_record import ArraysPiece
 from tests.adam_async.cluster_maps import run_record
 
 GROUP = "a-group"
@@ -343,6 +346,36 @@ def test_a_full_map_takes_no_new_record_from_any_controller_and_its_members_go_o
     for gone in range(2, 100):
         log.apply(Lost(f"w{gone}", 1))
     assert log.set(session, number + 3, "nodes/new", 0, node()).done
+
+
+def test_stores_fill_half_of_the_map_and_nodes_join_all_the_same():
+    log = Log()
+    session, number = log.open(), 1
+    text = b"x" * (40 << 10)
+    while True:
+        piece = msgspec.json.encode(ArraysPiece(store=f"id-{number}", text=text))
+        outcome = log.set(session, number, f"stores/s{number}/0", 0, piece)
+        if not outcome.done:
+            break
+        number += 1
+        assert number < UNFINISHED_PIECES
+    held = log.machine.size.stores
+    assert STORES_BYTES - len(piece) < held <= STORES_BYTES
+    assert outcome.text == (
+        f"the map holds {held} bytes of stores; a record of {len(piece)} more would exceed 4 MiB: "
+        "delete a store"
+    )
+    assert large(log, session, number + 1).done
+    restored = ReplicatedState(rules=TrainingRules())
+    restored.restore(log.machine.snapshot())
+    assert (restored.size.stores, restored.size.total) == (held, log.machine.size.total)
+
+
+def test_a_server_can_report_as_many_stores_as_a_cluster_has():
+    ids = tuple(f"{number:03}" + "é" * ((MOST_STORE_ID - 3) // 2) for number in range(MOST_STORES))
+    log = Log()
+    server = NodeRecord(role="ps", address="tcp://10.0.0.1:1", incarnation=1, serves=ids)
+    assert log.set(log.open(), 1, "nodes/ps-0", 0, msgspec.json.encode(server)).done
 
 
 def test_a_run_of_two_hundred_layers_cut_over_sixteen_workers_is_set_in_pieces():

@@ -15,6 +15,8 @@ from adam_async.run.partition import table_of
 from adam_async.run.shard_table import (
     NUM_BUCKETS,
     assign_buckets,
+    bytes_of_buckets,
+    count_shards,
     cut_tensor,
     holders,
     part_table,
@@ -181,6 +183,32 @@ def test_the_tables_of_all_parts_hold_each_shard_once_with_its_number_and_bucket
                 )
         seen += [spec.id for spec in cut.shards]
     assert sorted(seen) == list(range(len(table.shards)))
+
+
+@given(
+    cut=cut_tensors(),
+    limit=limits,
+    dtype=st.sampled_from(["float32", "float64"]),
+    split=st.booleans(),
+)
+def test_the_number_of_shards_of_an_array_is_that_of_its_table(cut, limit, dtype, split):
+    shape, rows = cut
+    array = ArrayRecord("t", shape, dtype, split=split, cuts=rows)
+    assert count_shards(array, 8 * limit) == len(shard_table([array], shard_bytes=8 * limit).shards)
+
+
+@pytest.mark.parametrize(("shape", "count"), [((), 1), ((0,), 0), ((0, 5), 0), ((5, 0), 0)])
+def test_a_scalar_has_one_shard_and_an_empty_array_none(shape, count):
+    array = ArrayRecord("t", shape)
+    assert len(shard_table([array]).shards) == count_shards(array, 64) == count
+
+
+@given(sizes=st.lists(shapes, min_size=1, max_size=5), limit=limits)
+def test_the_bytes_of_buckets_are_those_of_the_table(sizes, limit):
+    loads = [0] * NUM_BUCKETS
+    for shard in shard_table(arrays(*sizes), shard_bytes=4 * limit).shards:
+        loads[shard.bucket] += shard.nbytes
+    assert bytes_of_buckets(arrays(*sizes), shard_bytes=4 * limit) == tuple(loads)
 
 
 def test_a_part_that_has_all_rows_has_the_shards_of_the_whole():
