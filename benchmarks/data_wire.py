@@ -36,6 +36,7 @@ from adam_async.controller.service import Controller
 from adam_async.data_server.client import DataClient, WorkerPlace
 from adam_async.data_server.dataset import make_dataset
 from adam_async.data_server.service import DataServer
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.messages import Finished, Reported, ReportGroups, pack
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import NodeRecord, RunRecord, ready_word
@@ -85,7 +86,8 @@ async def serve(channel: Any, shape: tuple[int, int, int], images: int, ahead: i
         group = await stack.enter_async_context(asyncio.TaskGroup())
         controller = await stack.enter_async_context(
             Controller(
-                RoleSettings(network=network, address=LOOPBACK, identity=who("controller"), waits=waits)
+                RoleSettings(network=network, address=LOOPBACK, identity=who("controller"), waits=waits),
+                rules=TrainingRules(),
             )
         )
         reach = {"network": network, "controller": controller.address, "waits": waits}

@@ -7,9 +7,10 @@ pass bad snippets to `violations`, so a rule that stopped working would fail the
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,11 @@ PACKAGE_IMPORTS = {
 MODEL_IMPORTS = ("adam_async.model", "adam_async.errors", "adam_async.runtime.kernel_cache")
 """The model imports nothing else of `adam_async`: its own files, the base of the errors, the kernel cache."""
 
+NETWORK_MODULES = tuple(
+    f"adam_async.model.{name}" for name in ("layer", "layers", "named", "network", "partition", "spec")
+)
+"""Modules that no controller imports, nor those below them: the map must not depend on layers."""
+
 ROOMS = (
     "errors",
     "messages",
@@ -48,6 +54,7 @@ ROOMS = (
     "checkpoint",
     "driver",
     "cluster",
+    "store",
     "simulation",
     "cli",
     "__main__",
@@ -415,15 +422,71 @@ def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
 
 
 def test_no_circle_of_imports_joins_files() -> None:
-    paths = product_files()
-    known = {module_name(path) for path in paths}
-
-    assert circles({module_name(path): imports_of(path, known) for path in paths}) == []
+    assert circles(product_imports()) == []
 
 
 def test_a_circle_of_imports_would_be_noticed() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == [["b", "c"]]
     assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+
+
+def paths_to(arrows: dict[str, set[str]], begin: str, ends: Callable[[str], bool]) -> list[str]:
+    """Return for each reachable name that ends a search the names on a way to it."""
+    found, came_from, left = [], {begin: ""}, [begin]
+    while left:
+        name = left.pop()
+        if ends(name):
+            way = [name]
+            while came_from[way[-1]]:
+                way.append(came_from[way[-1]])
+            found.append(" <- ".join(way))
+            continue
+        for target in sorted(arrows.get(name, set()) - came_from.keys()):
+            came_from[target] = name
+            left.append(target)
+    return found
+
+
+def is_of_networks(module: str) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in NETWORK_MODULES)
+
+
+@cache
+def product_imports() -> dict[str, set[str]]:
+    """Return the product files that each product file imports, as module names."""
+    paths = product_files()
+    known = {module_name(path) for path in paths}
+    return {module_name(path): imports_of(path, known) for path in paths}
+
+
+def networks_of_controllers(arrows: dict[str, set[str]]) -> list[str]:
+    """Return the ways of imports from the controllers to networks."""
+    controllers = sorted(name for name in arrows if name.startswith("adam_async.controller"))
+    return [way for name in controllers for way in paths_to(arrows, name, is_of_networks)]
+
+
+def test_no_controller_imports_a_network_even_through_other_files() -> None:
+    assert networks_of_controllers(product_imports()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "target"),
+    [
+        ("adam_async.controller.state", "adam_async.model.network"),
+        ("adam_async.controller.records", "adam_async.model.spec"),
+        ("adam_async.controller.role", "adam_async.model.layers.dense"),
+        ("adam_async.controller.service", "adam_async.run.partition"),
+        ("adam_async.run.shard_table", "adam_async.model.partition.plan"),
+        ("adam_async.run.config", "adam_async.run.model_selection"),
+    ],
+)
+def test_an_import_of_a_network_by_a_controller_would_be_noticed(module: str, target: str) -> None:
+    arrows = product_imports()
+
+    ways = networks_of_controllers({**arrows, module: {*arrows[module], target}})
+
+    assert ways
+    assert all(module in way for way in ways)
 
 
 def test_every_entry_has_a_place_among_the_rooms() -> None:

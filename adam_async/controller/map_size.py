@@ -16,6 +16,9 @@ from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap, RunRecord
 GROWTH_BYTES = 1 << 20
 """Bytes by which present records may grow in a full map: members continue, and no node joins."""
 
+STORES_BYTES = MOST_MAP_BYTES // 2
+"""Maximum size of all stores with their lists of arrays, in bytes: nodes must have room to join."""
+
 MARKS_BYTES = 16
 """Maximum size of the quotes, colons and commas around one record, with the key of a piece, in bytes."""
 
@@ -32,6 +35,8 @@ class MapSize:
         self._of: dict[str, int] = {}
         self._results: deque[int] = deque(maxlen=RESULTS_KEPT)
         self.total = 0
+        self.stores = 0
+        """Bytes of the stores among them."""
         if cluster is not None:
             self.take(difference(ClusterMap(), cluster))
 
@@ -78,7 +83,10 @@ class MapSize:
         self._set("run", alone)
 
     def _set(self, key: str, size: int) -> None:
-        self.total += size - self._of.pop(key, 0)
+        more = size - self._of.pop(key, 0)
+        self.total += more
+        if key.startswith("stores/"):
+            self.stores += more
         if size:
             self._of[key] = size
 
@@ -95,7 +103,14 @@ class MapSize:
         """
         held = self._of.get(key, 0)
         most = MOST_MAP_BYTES + (GROWTH_BYTES if held else 0)
-        if "/" not in key or size <= held or self.total + size - held <= most:
+        if "/" not in key or size <= held:
+            return ""
+        if key.startswith("stores/") and self.stores + size - held > STORES_BYTES:
+            return (
+                f"the map holds {self.stores} bytes of stores; a record of {size} more would exceed "
+                f"{STORES_BYTES >> 20} MiB: delete a store"
+            )
+        if self.total + size - held <= most:
             return ""
         return (
             f"the map holds {self.total} bytes; a record of {size} more would exceed {most >> 20} MiB: "

@@ -8,10 +8,10 @@
     lending        -     all    -        -                              -        -
 
 *Own* is the record of the node of that id, with the role and the incarnation of the link. Clients' stores are
-those of no program, with their pieces. A controller sets nothing here. The leader asks
-`verdict` before it proposes a command. If the verdict depends on the present record, the command names the
-version of that record: a command for an older version changes nothing, and the client of one for a newer
-version tries again.
+those of no program, with their pieces; a client creates them in its own name. A controller sets nothing here.
+The leader asks `verdict` before it proposes a command. If the verdict depends on the present record, the
+command names the version of that record: a command for an older version changes nothing, and the client of
+one for a newer version tries again.
 """
 
 from collections.abc import Callable, Mapping
@@ -64,7 +64,7 @@ NAMED = ("nodes", "stores")
 
 MEANT = {
     "nodes": "the node of that id sets it, with its own role and incarnation; a driver may report its death",
-    "stores": "drivers set it, and clients if it belongs to no program",
+    "stores": "drivers set it; clients create stores of no program in their own name, and delete them",
     "run": "drivers set it",
     "epoch": "data servers set it; a driver may end a pause",
     "lending": "data servers set it",
@@ -128,11 +128,15 @@ def _end_of_a_pause(attempt: Attempt, cluster: ClusterMap) -> str:
 
 
 def _store_of_clients(attempt: Attempt, cluster: ClusterMap) -> str:
-    name = attempt.key.split("/")[1]
-    old = cluster.stores.get(name)
-    if attempt.value.get("program") or (old is not None and old.program):
+    _, name, *piece = attempt.key.split("/")
+    value, old = attempt.value, cluster.stores.get(name)
+    run = cluster.run.id if cluster.run is not None else ""
+    if value.get("program") or (old is not None and old.program):
         return _WRONG
-    return _RIGHT
+    if run and run in (name, value.get("id")):
+        return _WRONG  # the run's driver creates this store
+    created = not piece and value.get("phase", "placing") != "deleted"
+    return _WRONG if created and value.get("creator") != attempt.peer.node else _RIGHT
 
 
 def _anything(attempt: Attempt, cluster: ClusterMap) -> str:

@@ -30,7 +30,7 @@ MOST_ADDRESS = 1024
 MOST_WORD = 512
 """Maximum length of the `ready` field of a node, in characters."""
 
-MOST_SERVED = 1024
+MOST_SERVED = 128
 """Maximum number of stores that a server reports."""
 
 DEAF = ("driver", "client", "reader")

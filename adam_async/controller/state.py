@@ -18,7 +18,7 @@ The loss of a node is a command, `NodeLost`; `failure_detector` decides when to 
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, Unpack, assert_never
 
@@ -27,8 +27,7 @@ import msgspec
 from adam_async.controller.records import check_node
 from adam_async.errors import LOST_SHARDS, ConfigError
 from adam_async.run.cluster_map import NO_SLOT, ClusterMap, NodeRecord
-from adam_async.run.ids import NodeId
-from adam_async.run.shard_table import NUM_BUCKETS, assign_buckets, shard_table
+from adam_async.run.shard_table import NUM_BUCKETS, bytes_of_buckets, count_shards, spread
 from adam_async.run.store_record import (
     MOST_ARRAYS,
     STORE_PIECES,
@@ -36,6 +35,8 @@ from adam_async.run.store_record import (
     ArraysPiece,
     StorePhase,
     StoreRecord,
+    check_rule,
+    is_store_name,
     joined_arrays,
 )
 
@@ -46,13 +47,16 @@ DEPARTED_KEPT = 64
 """Maximum number of departed nodes of each role in the map; the last ones to leave stay."""
 
 MAX_SHARDS = 100_000
-"""Maximum number of shards of a store. Placing them blocks the controller for a second."""
+"""Maximum number of shards of a store. Creating it blocks the controller for a fifth of a second."""
 
-MOST_STORES = 1024
-"""Maximum number of stores."""
+MOST_STORES = 128
+"""Maximum number of stores. The record of a server names all that it holds."""
 
-MOST_STORE_ID = 160
-"""Maximum length of a store's id, in characters."""
+UNFINISHED_PIECES = 2 * STORE_PIECES
+"""Maximum number of pieces of stores without a record in the map; the oldest leave."""
+
+MOST_STORE_ID = 200
+"""Maximum length of a store's id and of its creator's, in bytes of UTF-8."""
 
 MOST_RULES = 256
 """Maximum number of rules of a store."""
@@ -121,6 +125,15 @@ class _StoreFields(TypedDict, total=False):
     epoch: int
     reason: str
     lost: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Placing:
+    """A choice of servers for a store."""
+
+    buckets: tuple[str, ...] = ()
+    problem: str = ""
+    """Reason why the live servers cannot hold it; empty if they can, or too few are live to know."""
 
 
 class Rules(Protocol):
@@ -198,7 +211,8 @@ class ControllerState:
         key = command.key
         version = self._version(key)
         if version is None:
-            return Invalid(f"no key {key!r}; there are nodes/<id>, stores/<name>, {self._rules.keys}")
+            own = "nodes/<id>, stores/<name>, stores/<name>/<n>"
+            return Invalid(f"no key {key[:200]!r}; there are {own}, {self._rules.keys}")
         if version != command.expected:
             return Conflict(key, version)
         kind, _, name = key.partition("/")
@@ -209,7 +223,7 @@ class ControllerState:
             elif kind == "stores":
                 store, _, number = name.partition("/")
                 if number:
-                    problem = self._set_piece(key, number, msgspec.convert(command.value, ArraysPiece))
+                    problem = self._set_piece(key, store, msgspec.convert(command.value, ArraysPiece))
                 else:
                     problem = self._set_store(store, msgspec.convert(command.value, StoreRecord))
             else:
@@ -228,8 +242,11 @@ class ControllerState:
         old: NodeRecord | StoreRecord | ArraysPiece | None
         if kind == "nodes" and name:
             old = self.map.nodes.get(name)
-        elif kind == "stores" and name:
-            old = self.map.arrays.get(key) if "/" in name else self.map.stores.get(name)
+        elif kind == "stores":
+            store, slash, number = name.partition("/")
+            if not is_store_name(store) or (slash and number not in PIECE_NUMBERS):
+                return None
+            old = self.map.arrays.get(key) if slash else self.map.stores.get(store)
         else:
             return self._rules.version(self.map, key)
         return old.changed if old is not None else 0
@@ -252,7 +269,7 @@ class ControllerState:
             self._node_lost(NodeLost(name, old.incarnation))
             self._fail_stores()
             self.map = self._rules.lost(self.map)
-        if old is not None and old.incarnation == new.incarnation and old.live:
+        if old is not None and old.incarnation == new.incarnation and old.live and old.store == new.store:
             new = msgspec.structs.replace(
                 new, replica=old.replica, partition=old.partition, placed=old.placed
             )
@@ -288,17 +305,24 @@ class ControllerState:
 
     # --- stores --------------------------------------------------------------------------------
 
-    def _set_piece(self, key: str, number: str, new: ArraysPiece) -> str:
-        if number not in PIECE_NUMBERS:
-            return f"pieces of the list of arrays have the numbers 0 to {len(PIECE_NUMBERS) - 1}"
-        name = key.split("/")[1]
+    def _set_piece(self, key: str, name: str, new: ArraysPiece) -> str:
         store = self.map.stores.get(name)
-        if store is not None and store.id != new.store and store.phase != "failed":
+        if store is not None and (store.id == new.store or store.phase != "failed"):
             return f"store {name!r} exists: delete it first, or join it without arrays"
-        present = store is not None and store.phase != "failed"
-        kept = self.map.arrays if present else _pieces_of(self.map, name, new.store)
+        kept = _pieces_of(self.map, name, new.store)
         self._set(arrays={**kept, key: msgspec.structs.replace(new, changed=self.map.version + 1)})
+        self._forget_unfinished()
         return ""
+
+    def _forget_unfinished(self) -> None:
+        """Remove the oldest pieces of stores whose creators have set no record."""
+        ids = {store.id for store in self.map.stores.values()}
+        unfinished = [
+            (piece.changed, key) for key, piece in self.map.arrays.items() if piece.store not in ids
+        ]
+        gone = {key for _, key in sorted(unfinished)[:-UNFINISHED_PIECES]}
+        if gone:
+            self._set(arrays={key: piece for key, piece in self.map.arrays.items() if key not in gone})
 
     def _set_store(self, name: str, new: StoreRecord) -> str:
         """Create, replace or delete a store. All that may change of a present one is its deletion."""
@@ -315,19 +339,29 @@ class ControllerState:
         problem = check_store(new)
         if problem:
             return problem
-        table = shard_table(self._arrays_of(name, new), shard_bytes=new.shard_bytes)
-        if len(table.shards) > MAX_SHARDS:
+        if any(store.id == new.id for other, store in self.map.stores.items() if other != name):
+            return f"another store has the id {new.id}"
+        arrays = self._arrays_of(name, new)
+        shards = sum([count_shards(array, new.shard_bytes) for array in arrays])
+        if shards > MAX_SHARDS:
             return (
-                f"shard_bytes={new.shard_bytes} cuts its {new.nbytes} bytes into {len(table.shards)} shards; "
+                f"shard_bytes={new.shard_bytes} cuts its {new.nbytes} bytes into {shards} shards; "
                 f"raise it, so that there are at most {MAX_SHARDS}"
             )
         clean = msgspec.structs.replace(
-            new, phase="placing", buckets=(), generation=0, epoch=0, reason="", lost=""
+            new,
+            phase="placing",
+            buckets=(),
+            generation=0,
+            epoch=0,
+            reason="",
+            lost="",
+            bucket_bytes=bytes_of_buckets(arrays, shard_bytes=new.shard_bytes),
+            changed=self.map.version + 1,
         )
-        problem = self._memory_problem(clean)
+        problem = self._placing_of(name, clean).problem
         if problem:
             return problem
-        clean = msgspec.structs.replace(clean, changed=self.map.version + 1)
         self._set(stores={**self.map.stores, name: clean}, arrays=_pieces_of(self.map, name, new.id))
         return ""
 
@@ -335,36 +369,39 @@ class ControllerState:
         pieces = [self.map.arrays.get(f"stores/{name}/{number}") for number in range(min(store.pieces, 99))]
         return joined_arrays(store, pieces)
 
-    def _memory_problem(self, store: StoreRecord) -> str:
-        """Return why the live servers cannot hold a store; empty if they can, or too few are live to know."""
-        servers = self.map.live("ps")
-        if not servers or len(servers) < store.servers:
-            return ""
-        free = self._free_bytes()
-        best = sorted((free[name] for name in servers), reverse=True)[: store.servers or len(servers)]
-        need = memory_of(store)
-        if need <= sum(best):
-            return ""
-        return (
-            f"its {store.nbytes} bytes of values need {need} with the state of their rules, and {len(best)} "
-            f"servers have {sum(best)} bytes free: add servers, or delete a store"
+    def _placing_of(self, name: str, store: StoreRecord) -> _Placing:
+        """Choose the servers of a store: the least used, or if it does not fit, those with the most room."""
+        servers, used = self.map.live("ps"), self._used_bytes(without=name)
+        if len(servers) < max(store.servers, 1):
+            return _Placing()
+        free = {
+            server: int(self.map.nodes[server].info.get("memory_bytes", UNKNOWN_BYTES)) - used[server]
+            for server in servers
+        }
+        wanted = store.servers or len(servers)
+        least_used = sorted(servers, key=lambda server: (used[server], server))[:wanted]
+        most_room = sorted(servers, key=lambda server: (-free[server], server))[:wanted]
+        places = spread(store.bucket_bytes, wanted)
+        for chosen in (sorted(least_used), sorted(most_room)):
+            buckets = tuple(chosen[place] for place in places)
+            needs = _bytes_on_servers(store, buckets)
+            lacking = [(need, server) for server, need in needs.items() if need > free[server]]
+            if not lacking:
+                return _Placing(buckets)
+        need, server = max(lacking)
+        return _Placing(
+            problem=f"its {store.nbytes} bytes of values need {memory_of(store)} bytes with the state of "
+            f"their rules, {need} of them on {server}, which has {max(free[server], 0)} bytes free: "
+            "add servers, or delete a store"
         )
 
-    def _used_bytes(self) -> Counter[str]:
-        """Return the bytes that the stores need on each server."""
+    def _used_bytes(self, *, without: str) -> Counter[str]:
+        """Return the bytes that the stores except one need on each server."""
         used: Counter[str] = Counter()
-        for store in self.map.stores.values():
-            for name, count in Counter(store.buckets).items():
-                used[name] += memory_of(store) * count // NUM_BUCKETS
+        for name, store in self.map.stores.items():
+            if name != without:
+                used.update(_bytes_on_servers(store, store.buckets))
         return used
-
-    def _free_bytes(self) -> dict[str, int]:
-        """Return the bytes that each live server has free: those at its start less those of its stores."""
-        used = self._used_bytes()
-        return {
-            name: int(self.map.nodes[name].info.get("memory_bytes", UNKNOWN_BYTES)) - used[name]
-            for name in self.map.live("ps")
-        }
 
     def _set_stores(self, changed: Mapping[str, _StoreFields]) -> None:
         """Set fields of some stores."""
@@ -403,23 +440,17 @@ class ControllerState:
 
     def _place_stores(self) -> None:
         for name, store in self.map.stores.items():
-            servers = self.map.live("ps")
-            if store.phase != "placing" or len(servers) < max(store.servers, 1):
+            if store.phase != "placing":
                 continue
-            if problem := self._memory_problem(store):
-                self._set_stores({name: {"phase": "failed", "reason": problem}})
-                continue
-            free, used = self._free_bytes(), self._used_bytes()
-            wanted = store.servers or len(servers)
-            chosen = sorted(servers, key=lambda each: (used[each], each))[:wanted]
-            if sum(free[each] for each in chosen) < memory_of(store):
-                chosen = sorted(servers, key=lambda each: (-free[each], each))[:wanted]
-            chosen.sort()
-            table = shard_table(self._arrays_of(name, store), shard_bytes=store.shard_bytes)
-            buckets = tuple(assign_buckets(table, [NodeId(each) for each in chosen]))
-            placements = self.map.placements + 1
-            self._set(placements=placements)
-            self._set_stores({name: {"phase": "loading", "buckets": buckets, "generation": placements}})
+            placing = self._placing_of(name, store)
+            if placing.problem:
+                self._set_stores({name: {"phase": "failed", "reason": placing.problem}})
+            elif placing.buckets:
+                placements = self.map.placements + 1
+                self._set(placements=placements)
+                self._set_stores(
+                    {name: {"phase": "loading", "buckets": placing.buckets, "generation": placements}}
+                )
 
     def _number_clients(self) -> None:
         """Give each new client of a store the lowest free place in the clocks of the store."""
@@ -476,8 +507,19 @@ class ControllerState:
 PIECE_NUMBERS = frozenset(map(str, range(STORE_PIECES)))
 """Numbers of the pieces of a list of arrays, as text."""
 
+KERNELS = ("auto", "numpy", "numba")
+"""Kernels of the rules that a store may name."""
+
 UNKNOWN_BYTES = 1 << 50
 """Bytes of memory of a server that reports none."""
+
+
+def _bytes_on_servers(store: StoreRecord, buckets: Sequence[str]) -> Counter[str]:
+    """Return the bytes that a store needs on each of its servers, with the state of its rules."""
+    needs: Counter[str] = Counter()
+    for name, size in zip(buckets, store.bucket_bytes, strict=False):
+        needs[name] += size * (1 + store.state_arrays)
+    return needs
 
 
 def memory_of(store: StoreRecord) -> int:
@@ -487,10 +529,24 @@ def memory_of(store: StoreRecord) -> int:
 
 def check_store(store: StoreRecord) -> str:
     """Return the fault of the record of a new store without its arrays; empty if it has none."""
-    if not 0 < len(store.id) <= MOST_STORE_ID:
-        return f"its id has {len(store.id)} characters; 1 to {MOST_STORE_ID} are allowed"
+    for field in ("id", "creator"):
+        length = len(getattr(store, field).encode())
+        if length > MOST_STORE_ID or (field == "id" and not length):
+            return f"its {field} has {length} bytes; 1 to {MOST_STORE_ID} are allowed"
     if not 1 <= len(store.rules) <= MOST_RULES:
         return f"it has {len(store.rules)} rules; 1 to {MOST_RULES} are allowed"
+    problem = next(filter(None, map(check_rule, store.rules)), "")
+    if problem:
+        return problem
+    least_state = max(rule.state_arrays for rule in store.rules)
+    if store.state_arrays < least_state:
+        return f"state_arrays is {store.state_arrays}, and its rules keep {least_state}"
+    if store.kernels not in KERNELS:
+        return f"kernels is {store.kernels[:80]!r}; known: {', '.join(KERNELS)}"
+    if store.summed_weight and store.slack != 0:
+        return f"summed_weight is {store.summed_weight} without bsp, which has slack=0"
+    if store.in_place and not store.program:
+        return "in_place is for the store of a program"
     bounds = (
         ("arrays", 1, MOST_ARRAYS),
         ("pieces", 1, STORE_PIECES),

@@ -133,6 +133,16 @@ def cut_tensor(shape: Sequence[int], limit: int, rows: Sequence[int] = ()) -> li
     ]
 
 
+def _ranges(array: ArrayRecord, shard_bytes: int) -> list[tuple[int, int]]:
+    """Cut an array into the ranges of its shards."""
+    limit = shard_bytes // array.item_bytes
+    if limit < 1:
+        raise ValueError(
+            f"shard_bytes must hold at least one value of {array.item_bytes} bytes, not {shard_bytes}"
+        )
+    return cut_tensor(array.shape, limit if array.split else max(array.size, 1), array.cuts)
+
+
 def shard_table(
     arrays: Iterable[ArrayRecord], *, shard_bytes: int = SHARD_BYTES, num_buckets: int = NUM_BUCKETS
 ) -> ShardTable:
@@ -146,15 +156,7 @@ def shard_table(
     Raises:
         ValueError: A shard could not hold one value.
     """
-    ranges: list[tuple[ArrayRecord, int, int]] = []
-    for array in arrays:
-        limit = shard_bytes // array.item_bytes
-        if limit < 1:
-            raise ValueError(
-                f"shard_bytes must hold at least one value of {array.item_bytes} bytes, not {shard_bytes}"
-            )
-        pieces = cut_tensor(array.shape, limit if array.split else max(array.size, 1), array.cuts)
-        ranges += [(array, start, stop) for start, stop in pieces]
+    ranges = [(array, start, stop) for array in arrays for start, stop in _ranges(array, shard_bytes)]
     buckets = spread([(stop - start) * array.item_bytes for array, start, stop in ranges], num_buckets)
     shards = tuple(
         ShardSpec(
@@ -171,6 +173,38 @@ def shard_table(
     )
     by_tensor = {name: tuple(group) for name, group in groupby(shards, key=attrgetter("tensor"))}
     return ShardTable(shards=shards, by_tensor=by_tensor, num_buckets=num_buckets)
+
+
+def count_shards(array: ArrayRecord, shard_bytes: int) -> int:
+    """Return the number of shards of an array, in a time that does not grow with it.
+
+    Args:
+        array: An array that passed `check_arrays`.
+        shard_bytes: Maximum size of a shard, in bytes; at least one value.
+    """
+    if not array.size:
+        return 0
+    if not array.split:
+        return 1 + len(array.cuts)
+    limit, row = shard_bytes // array.item_bytes, array.size // (array.shape[0] if array.shape else 1)
+    edges = pairwise((0, *array.cuts, array.shape[0] if array.shape else 1))
+    if row <= limit:
+        return sum([-(-(last - first) // (limit // row)) for first, last in edges])
+    step = -(-row // -(-row // limit))
+    return sum([last - first for first, last in edges]) * -(-row // step)
+
+
+def bytes_of_buckets(
+    arrays: Iterable[ArrayRecord], *, shard_bytes: int, num_buckets: int = NUM_BUCKETS
+) -> tuple[int, ...]:
+    """Return the bytes of the values of each bucket of a store's table; for errors see `shard_table`."""
+    sizes = [
+        (stop - start) * array.item_bytes for array in arrays for start, stop in _ranges(array, shard_bytes)
+    ]
+    loads = [0] * num_buckets
+    for size, bucket in zip(sizes, spread(sizes, num_buckets), strict=True):
+        loads[bucket] += size
+    return tuple(loads)
 
 
 def part_table(table: ShardTable, parameters: Iterable[PartOfArray]) -> ShardTable:
@@ -199,19 +233,14 @@ def spread(weights: Sequence[int], bins: int) -> list[int]:
     return placed
 
 
-def bucket_bytes(table: ShardTable) -> list[int]:
-    """Return the bytes of the values of each bucket."""
-    loads = [0] * table.num_buckets
-    for shard in table.shards:
-        loads[shard.bucket] += shard.nbytes
-    return loads
-
-
 def assign_buckets(table: ShardTable, servers: Sequence[NodeId]) -> list[NodeId]:
     """Return the primary of each bucket, evenly by bytes. The order of the live servers decides ties."""
     if not servers:
         raise ValueError("buckets need at least one server to be assigned to")
-    return [servers[index] for index in spread(bucket_bytes(table), len(servers))]
+    loads = [0] * table.num_buckets
+    for shard in table.shards:
+        loads[shard.bucket] += shard.nbytes
+    return [servers[index] for index in spread(loads, len(servers))]
 
 
 def holders(table: ShardTable, buckets: Sequence[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ needs the model, or the program, that the arrays belong to.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import prod
+from math import isfinite, prod
 from typing import Any, Literal
 
 import msgspec
@@ -37,7 +37,13 @@ MOST_NAME = 1024
 """Maximum length of an array's name, in bytes of UTF-8."""
 
 MOST_STORE_NAME = 128
-"""Maximum length of a store's name, in characters."""
+"""Maximum length of a store's name, in bytes of UTF-8."""
+
+MOST_RATE = 1e12
+"""Maximum rate and weight decay of a rule."""
+
+RULE_STATES: Mapping[str, int] = {"sgd": 0, "adagrad": 1, "adam": 2, "adamw": 2}
+"""Names of the rules, with the number of arrays that each keeps per array of values; momentum adds one."""
 
 DTYPES: Mapping[str, int] = {"float32": 4, "float64": 8}
 """Types of values, with the bytes of one."""
@@ -94,6 +100,11 @@ class RuleRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weight_decay: float = 0.0
     rate: float = 0.0
     """Rate of pushes that name none. Each client may have another one; the servers do not use it."""
+
+    @property
+    def state_arrays(self) -> int:
+        """Number of arrays that it keeps per array of values."""
+        return RULE_STATES[self.rule] + bool(self.momentum)
 
 
 class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +163,8 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Reason for its failure."""
     lost: str = ""
     """Lost server that caused its failure."""
+    bucket_bytes: tuple[int, ...] = ()
+    """Bytes of the values of each bucket, which decide its placement."""
     changed: int = 0
 
     @property
@@ -178,11 +191,17 @@ def store_key(name: str) -> str:
     Raises:
         ConfigError: The name is empty, too long, or has a slash or an unprintable character.
     """
-    if not 0 < len(name) <= MOST_STORE_NAME or "/" in name or not name.isprintable():
+    if not is_store_name(name):
         raise ConfigError(
-            f"a store's name has 1 to {MOST_STORE_NAME} printable characters and no slash, not {name[:80]!r}"
+            f"a store's name has 1 to {MOST_STORE_NAME} bytes of printable characters and no slash, "
+            f"not {name[:80]!r}"
         )
     return f"stores/{name}"
+
+
+def is_store_name(name: str) -> bool:
+    """Return whether a text may be the name of a store."""
+    return name.isprintable() and "/" not in name and 0 < len(name.encode()) <= MOST_STORE_NAME
 
 
 def cut_arrays(store: str, arrays: Iterable[ArrayRecord]) -> list[ArraysPiece]:
@@ -246,10 +265,30 @@ def check_arrays(arrays: Sequence[ArrayRecord], *, rules: int) -> None:
             raise ConfigError(f"array {shown}: values of type {array.dtype[:32]}; use {' or '.join(DTYPES)}")
         if len(array.shape) > MOST_DIMENSIONS or any(length < 0 for length in array.shape):
             raise ConfigError(f"array {shown}: shape {array.shape[:8]} has a negative length or too many")
-        if array.size > MOST_VALUES:
-            raise ConfigError(f"array {shown}: {array.size} values, {MOST_VALUES} are the most")
+        # Of an empty array, too, no row may be longer than an array may be.
+        if prod([length or 1 for length in array.shape]) > MOST_VALUES:
+            raise ConfigError(
+                f"array {shown}: shape {array.shape[:8]} has too many values, {MOST_VALUES} are the most"
+            )
         if not 0 <= array.rule < rules:
             raise ConfigError(f"array {shown}: no rule {array.rule}, the store has {rules}")
         rows = array.shape[0] if array.shape else 1
         if any(not 0 < row < rows for row in array.cuts) or list(array.cuts) != sorted(set(array.cuts)):
             raise ConfigError(f"array {shown}: cuts {array.cuts[:8]} are not rising rows within {rows}")
+
+
+def check_rule(record: RuleRecord) -> str:
+    """Return the fault of a rule's record; empty if it has none."""
+    if record.rule not in RULE_STATES:
+        return f"unknown rule {record.rule[:80]!r}; known rules: {', '.join(RULE_STATES)}"
+    for name in ("rate", "weight_decay", "momentum"):
+        value = getattr(record, name)
+        if not isfinite(value) or not 0 <= value <= MOST_RATE:
+            return f"rule {record.rule}: {name} is {value}; 0 to {MOST_RATE:g} are allowed"
+    if record.momentum >= 1:
+        return f"rule {record.rule}: momentum is {record.momentum}; it must be less than 1"
+    if record.rule != "sgd" and (record.momentum or record.nesterov):
+        return f"rule {record.rule} takes no momentum"
+    if record.nesterov and not record.momentum:
+        return f"rule {record.rule}: nesterov needs a momentum above 0"
+    return ""

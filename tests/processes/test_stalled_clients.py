@@ -29,6 +29,7 @@ from adam_async.controller.client import Membership
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.client import DataClient, WorkerPlace
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.messages import Finished, Groups, LeaseGroups, pack, role_table, unpack
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import NodeRecord, RunRecord, ready_word
@@ -111,7 +112,8 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
             Controller(
                 RoleSettings(
                     network=network, address=LOOPBACK, identity=identity_of("controller"), waits=waits
-                )
+                ),
+                rules=TrainingRules(),
             )
         )
         reach: dict[str, Any] = {"network": network, "controller": controller.address, "waits": waits}

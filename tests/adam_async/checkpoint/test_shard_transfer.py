@@ -51,7 +51,7 @@ async def test_a_copy_equals_the_shards_for_any_size_of_message(network, size, m
         assert [state.shard for state in states] == list(shards)
         for state in states:
             shard = shards[state.shard]
-            values, mean, square, steps = tensors.cut(state.shard)
+            values, mean, square, steps = tensors.cut(servers.table.shards[state.shard])
             np.testing.assert_array_equal(values, shard.values)
             np.testing.assert_array_equal(mean, shard.rule_state["mean"])
             np.testing.assert_array_equal(square, shard.rule_state["square"])
@@ -74,7 +74,7 @@ async def test_a_copy_bound_to_a_clock_waits_for_the_last_replica(network, consi
         tensors, states = await reading
         for state in states:
             assert set(state.clocks.values()) == {1}
-            moved = before[state.shard] - tensors.cut(state.shard)[0]
+            moved = before[state.shard] - tensors.cut(servers.table.shards[state.shard])[0]
             np.testing.assert_allclose(moved, 2.0 if consistency == "bsp" else 4.0, rtol=1e-5)
 
 

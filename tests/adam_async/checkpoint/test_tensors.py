@@ -8,12 +8,12 @@ from adam_async.checkpoint.tensors import RunTensors
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
 from adam_async.model.rules import make_rule
-from adam_async.run.shard_table import shard_table
+from adam_async.run.partition import table_of
 from tests.adam_async.checkpoint.checkpoints import manifest_of
 from transport import RemoteProtocolError
 
 MODEL = Model(digits())
-TABLE = shard_table(MODEL.parameters, shard_bytes=4 << 10)
+TABLE = table_of(MODEL, shard_bytes=4 << 10)
 RULES = {
     "sgd": make_rule("sgd"),
     "momentum": make_rule("sgd", momentum=0.9),
@@ -40,7 +40,9 @@ def test_shards_joined_in_any_order_are_the_whole(rule):
     numbers = [shard.id for shard in TABLE.shards][::-1]
     for start in range(0, len(numbers), 3):
         some = numbers[start : start + 3]
-        copy.put(some, whole.arrays, [tensor for number in some for tensor in whole.cut(number)])
+        copy.put(
+            some, whole.arrays, [tensor for number in some for tensor in whole.cut(TABLE.shards[number])]
+        )
     for ours, theirs in ((copy.weights, whole.weights), (copy.state, whole.state)):
         assert ours.keys() == theirs.keys()
         for name, array in theirs.items():
@@ -52,7 +54,7 @@ def test_a_count_of_the_rule_has_one_entry_per_shard():
     for name, shards in TABLE.by_tensor.items():
         steps = tensors.state[f"steps/{name}"]
         assert steps.dtype == np.int64
-        assert [int(tensors.cut(shard.id)[3][0]) for shard in shards] == steps.tolist()
+        assert [int(tensors.cut(shard)[3][0]) for shard in shards] == steps.tolist()
     assert tensors.arrays == ("mean", "square", "steps")
 
 
@@ -66,7 +68,7 @@ def test_sizes_are_those_of_everything_that_is_kept():
 
 def test_shards_of_another_kind_are_refused_with_the_difference():
     tensors = filled("momentum")
-    cut = tensors.cut(0)
+    cut = tensors.cut(TABLE.shards[0])
     for arrays, given, words in (
         (("mean",), cut, "the rule has arrays"),
         (("momentum",), cut[:1], "1 shards need 2 tensors, not 1"),

@@ -8,6 +8,7 @@ from adam_async.controller.log_file import LogFile
 from adam_async.controller.map_history import Change
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.messages import (
     CompareAndSet,
     GetMap,
@@ -114,6 +115,7 @@ class Trio:
             ConsensusSetup(entropy=node.entropy, file=file, **self._options),
             permits=self._permits,
             peers=self.peers,
+            rules=TrainingRules(),
         )
         self.running[node.name] = controller
         self.leave[node.name] = leave = asyncio.Event()

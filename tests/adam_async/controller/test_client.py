@@ -13,11 +13,12 @@ from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.controller.state import CompareAndSet
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import DeadlineExceeded, RoleDied, RoleUnreachable, RunFailed, first_cause
 from adam_async.run.cluster_map import EpochRecord, NodeRecord
 from adam_async.run.config import Waits
 from adam_async.runtime.traffic import Traffic
-from tests.adam_async.controller.test_state import run_record
+from tests.adam_async.cluster_maps import run_record
 from tests.adam_async.runs import NETWORKS, Rough, address_of, entropy_of, turns, until
 from tests.transport.testing import Faults
 from transport import Identity
@@ -83,7 +84,8 @@ class Table:
 def controller_of(network, *, waits=WAITS, address="", incarnation=1):
     identity = Identity(role="controller", node="controller", incarnation=incarnation)
     return Controller(
-        RoleSettings(network=network, address=address or address_of(network), identity=identity, waits=waits)
+        RoleSettings(network=network, address=address or address_of(network), identity=identity, waits=waits),
+        rules=TrainingRules(),
     )
 
 
@@ -116,6 +118,7 @@ async def group_table_of(network, waits=FORGIVING):
                     settings=Settings(heartbeat_s=0.02, election_s=0.1),
                 ),
                 alone=False,
+                rules=TrainingRules(),
             )
             controllers.append(await stack.enter_async_context(controller))
         for controller in controllers:

@@ -13,6 +13,7 @@ from adam_async.controller.consensus.records import HEAD_BYTES
 from adam_async.controller.consensus_node import ConsensusNode, ConsensusSetup
 from adam_async.controller.log_file import NAME, LogFile
 from adam_async.controller.replicated_state import Open, ReplicatedState, Set
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.messages import role_table
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
@@ -51,7 +52,7 @@ class Alone:
     """A group of one on a machine."""
 
     def __init__(self, node, file):
-        self.machine = ReplicatedState()
+        self.machine = ReplicatedState(rules=TrainingRules())
         self._answers = {}
         self._led = asyncio.Event()
         identity = Identity(role="controller", node="controller", incarnation=node.incarnation)
@@ -145,7 +146,7 @@ def trace():
 
 def state_after(saved):
     """The state after all that is in a log."""
-    machine = ReplicatedState()
+    machine = ReplicatedState(rules=TrainingRules())
     if saved.snapshot.index:
         machine.restore(saved.snapshot.state)
     for entry in saved.entries:

@@ -15,6 +15,7 @@ from adam_async.controller.leader_connection import parse_controllers
 from adam_async.controller.map_client import MapClient
 from adam_async.controller.map_history import Change, History, changed
 from adam_async.controller.replicated_state import Open, ReplicatedState, Set, command_bytes, first_state
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import ConfigError, DeadlineExceeded, Leaderless, RoleUnreachable
 from adam_async.messages import (
     NOT_LEADER,
@@ -48,7 +49,7 @@ class Mind:
     """The replicated state of one group of controllers, without the group."""
 
     def __init__(self, group="one"):
-        self.machine = ReplicatedState()
+        self.machine = ReplicatedState(rules=TrainingRules())
         self.machine.restore(first_state(group))
         self.leader = None
         self.index = 0

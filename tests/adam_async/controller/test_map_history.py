@@ -10,11 +10,27 @@ from hypothesis import strategies as st
 from adam_async.controller import map_history, state
 from adam_async.controller.map_history import KEPT, Change, History, changed, difference
 from adam_async.controller.state import NodeLost
+from adam_async.driver import training_rules
 from adam_async.errors import RunFailed
 from adam_async.run.cluster_map import ClusterMap, RunPiece
-from tests.adam_async.controller.test_state import Cluster, run_record, training
+from tests.adam_async.cluster_maps import Cluster, run_record, store_record, training
 
-NAMES = ("driver", "data-0", "data-1", "ps-0", "ps-1", "worker-0", "worker-1", "worker-2")
+NAMES = ("driver", "data-0", "data-1", "ps-0", "ps-1", "worker-0", "worker-1", "worker-2", "client-0")
+STORES = ("a", "b")
+
+
+class Recorded(Cluster):
+    """A cluster that keeps all its maps."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = [self.map]
+
+    def apply(self, command):
+        events = super().apply(command)
+        if self.map is not self.maps[-1]:
+            self.maps.append(self.map)
+        return events
 
 
 class Story:
@@ -22,15 +38,16 @@ class Story:
 
     def __init__(self, seed, steps):
         self.dice = random.Random(seed)
-        self.cluster = Cluster()
-        self.maps = [self.cluster.map]
+        self.cluster = Recorded()
+        self.maps = self.cluster.maps
         self.runs = 0
         for _ in range(steps):
             self.dice.choice(
-                (self.join, self.join, self.get_ready, self.get_ready, self.die, self.run, self.end, self.cut)
+                (
+                    *(self.join, self.join, self.get_ready, self.get_ready, self.die, self.run, self.end),
+                    *(self.cut, self.create, self.serve, self.delete),
+                )
             )()
-            if self.cluster.map is not self.maps[-1]:
-                self.maps.append(self.cluster.map)
 
     def name(self):
         return self.dice.choice(NAMES)
@@ -51,11 +68,26 @@ class Story:
     def run(self):
         if self.dice.random() < 0.3:
             self.runs += 1
-            self.cluster.set("run", run_record(f"run-{self.runs}", servers=1, replicas=1))
+            self.cluster.submit(run_record(f"run-{self.runs}", servers=1, replicas=1))
 
     def cut(self):
         piece = RunPiece(run=f"run-{self.runs + 1}", text=b"{")
         self.cluster.set(f"run/{self.dice.randrange(3)}", piece)
+
+    def create(self):
+        name = self.dice.choice(STORES)
+        self.cluster.create(name, store_record(f"{name}-{self.dice.randrange(99)}", slack=1))
+
+    def serve(self):
+        for store in self.cluster.map.stores.values():
+            for server in sorted(set(store.buckets)):
+                self.cluster.serve(server, store.id)
+
+    def delete(self):
+        name = self.dice.choice(STORES)
+        if name in self.cluster.map.stores:
+            store = self.cluster.map.stores[name]
+            self.cluster.set(f"stores/{name}", msgspec.structs.replace(store, phase="deleted"))
 
     def end(self):
         epoch, run = self.cluster.map.epoch, self.cluster.map.run
@@ -66,15 +98,15 @@ class Story:
 
 
 def text(cluster):
-    """A map as it travels, where tuples are lists."""
-    return msgspec.json.encode(cluster)
+    """A map as it travels, where tuples are lists; the order of records has no meaning."""
+    return msgspec.json.encode(cluster, order="sorted")
 
 
 @pytest.fixture(autouse=True)
 def few_are_kept(monkeypatch):
     """Nodes and results leave the map early."""
     monkeypatch.setattr(state, "DEPARTED_KEPT", 1)
-    for module in (state, map_history):
+    for module in (training_rules, map_history):
         monkeypatch.setattr(module, "RESULTS_KEPT", 2)
 
 
@@ -116,7 +148,7 @@ def test_random_histories_reach_every_field_of_the_map():
         for before, after in zip(story.maps, story.maps[1:], strict=False):
             told |= set(msgspec.to_builtins(difference(before, after)))
     assert told == {field.encode_name for field in msgspec.structs.fields(Change)}
-    assert told - {"gone", "same_run", "more_results"} == {
+    assert told - {"gone", "stores_gone", "arrays_gone", "same_run", "more_results"} == {
         field.encode_name for field in msgspec.structs.fields(ClusterMap)
     }
 
@@ -131,7 +163,7 @@ def test_a_change_holds_only_changed_records():
 
 
 def test_the_change_at_the_end_of_an_epoch_does_not_grow_with_the_epochs(monkeypatch):
-    for module in (state, map_history):
+    for module in (training_rules, map_history):
         monkeypatch.setattr(module, "RESULTS_KEPT", 32)
     cluster = training(epochs=10_000, replicas=1)
     sizes = []

@@ -5,27 +5,35 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.permissions import BEHIND, FORBIDDEN, MEANT, TABLE, Attempt, verdict
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.messages import CompareAndSet, OpenSession, SessionOpened, pack, text_tensor, unpack
 from adam_async.messages.body import ROLES
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord, RunRecord
 from adam_async.run.config import Waits
+from tests.adam_async.cluster_maps import store_record
 from tests.adam_async.runs import NETWORKS, address_of, entropy_of
 from transport import Identity, LinkClosed, RemoteError
 
-MEMBERS = ("ps", "data", "worker", "driver")
+MEMBERS = ("ps", "data", "worker", "driver", "client", "reader")
 SERVER = NodeRecord(role="ps", address="tcp://x:1", incarnation=7, ready="r", info={"a": 1.5}, changed=3)
 EPOCH = EpochRecord(run="r", number=1, groups=4, shares={"0": (0, 4)}, paused=2, changed=5)
+STORE = store_record("s", creator="me")
 RUN = RunRecord(id="r", driver="me", config={}, spec={}, changed=4)
 MAP = ClusterMap(
     version=5,
     nodes={"ps-0": SERVER, "me": NodeRecord(role="driver", address="", incarnation=9, changed=2)},
     run=RUN,
     epoch=EPOCH,
+    stores={
+        "theirs": replace(STORE, creator="they", changed=4),
+        "of-run": replace(STORE, program="r", changed=4),
+    },
     ledger_record=LedgerRecord(run="r", term=1, ledger_replicas=(("d", 1),), changed=5),
 )
 
@@ -42,25 +50,38 @@ def asks(role: str, key: str, record: Any, expected: int, node: str = "") -> str
     return refusal.code if refusal is not None else ""
 
 
-DEAD = msgspec.structs.replace(SERVER, live=False)
-GOES_ON = msgspec.structs.replace(EPOCH, paused=0)
+DEAD = replace(SERVER, live=False)
+GOES_ON = replace(EPOCH, paused=0)
 
 CASES: dict[str, tuple[str, Any, int, str, set[str]]] = {
     "another node": ("nodes/ps-0", SERVER, 3, "", set()),
     "a death": ("nodes/ps-0", DEAD, 3, "", {"driver"}),
     "a death, and an address": (
-        "nodes/ps-0", msgspec.structs.replace(DEAD, address="tcp://mine:1"), 3, "", set(),
+        "nodes/ps-0", replace(DEAD, address="tcp://mine:1"), 3, "", set(),
     ),
     "a death of none": ("nodes/none", {**own("ps"), "live": False}, 0, "", set()),
     "a death that is no record": ("nodes/ps-0", {"live": False}, 3, "", set()),
     "a run": ("run", RUN, 4, "", {"driver"}),
     "a piece of a run": ("run/0", {"run": "r", "text": ""}, 0, "", {"driver"}),
-    "an epoch": ("epoch", msgspec.structs.replace(EPOCH, ended=True), 5, "", {"data"}),
+    "an epoch": ("epoch", replace(EPOCH, ended=True), 5, "", {"data"}),
     "an end of a pause": ("epoch", GOES_ON, 5, "", {"data", "driver"}),
     "an end of a pause, and more": (
-        "epoch", msgspec.structs.replace(GOES_ON, ended=True), 5, "", {"data"},
+        "epoch", replace(GOES_ON, ended=True), 5, "", {"data"},
     ),
     "lending": ("lending", MAP.ledger_record, 5, "", {"data"}),
+    "a store in the own name": ("stores/a", STORE, 0, "me", {"driver", "client"}),
+    "a store in the name of another": ("stores/a", STORE, 0, "you", {"driver"}),
+    "a store of a program": ("stores/a", replace(STORE, program="r"), 0, "me", {"driver"}),
+    "a store with the name of the run": ("stores/r", STORE, 0, "me", {"driver"}),
+    "a store with the id of the run": ("stores/a", replace(STORE, id="r"), 0, "me", {"driver"}),
+    "a piece": ("stores/a/0", {"store": "s", "text": ""}, 0, "you", {"driver", "client"}),
+    "a piece of the store of a program": ("stores/of-run/0", {"store": "s"}, 0, "me", {"driver"}),
+    "the deletion of the store of another": (
+        "stores/theirs", replace(STORE, creator="they", phase="deleted"), 4, "me", {"driver", "client"},
+    ),
+    "the deletion of the store of a program": (
+        "stores/of-run", replace(STORE, phase="deleted"), 4, "me", {"driver"},
+    ),
     "no key of a map": ("colour", {}, 0, "", set(ROLES)),
     "nodes without an id": ("nodes", {}, 0, "", set(ROLES)),
 }  # fmt: skip
@@ -91,7 +112,7 @@ def test_a_worker_does_not_get_the_membership_of_a_server_of_the_same_id() -> No
 
 def test_versions_that_the_leader_does_not_know_wait_and_older_ones_are_conflicts() -> None:
     assert asks("worker", "nodes/new", own("worker"), 6, "new") == BEHIND
-    assert asks("driver", "epoch", msgspec.structs.replace(EPOCH, ended=True), 6) == BEHIND
+    assert asks("driver", "epoch", replace(EPOCH, ended=True), 6) == BEHIND
     assert asks("driver", "nodes/ps-0", DEAD, 4) == BEHIND
     assert asks("driver", "epoch", GOES_ON, 4) == ""
     assert asks("driver", "nodes/ps-0", DEAD, 2) == ""
@@ -109,6 +130,7 @@ async def test_an_attempt_that_is_forbidden_costs_its_link_and_changes_nothing(n
     async with Controller(
         RoleSettings(network=wire, address=address_of(wire), identity=identity, waits=Waits()),
         ConsensusSetup(entropy=entropy_of("c")),
+        rules=TrainingRules(),
     ) as controller:
         membership = await wire.dial(controller.address, Identity(role="ps", node="ps-0", incarnation=9))
         session = unpack(await membership.call(pack(OpenSession()), timeout_s=5.0), SessionOpened).session
@@ -119,8 +141,13 @@ async def test_an_attempt_that_is_forbidden_costs_its_link_and_changes_nothing(n
         await membership.call(pack(question("nodes/ps-0", 1), [text_tensor(own("ps"))]), timeout_s=5.0)
         before = controller.map
         for role in ROLES:
-            for key, record in (("nodes/ps-0", own("ps")), ("run", RUN), ("epoch", EPOCH), ("lending", {})):
-                if (key, role) in {("run", "driver"), ("epoch", "data"), ("lending", "data")}:
+            for key, record in (
+                *(("nodes/ps-0", own("ps")), ("run", RUN), ("epoch", EPOCH), ("lending", {})),
+                ("stores/a", STORE),
+            ):
+                if (key, role) in {
+                    *(("run", "driver"), ("epoch", "data"), ("lending", "data"), ("stores/a", "driver"))
+                }:
                     continue  # these may
                 peer = Identity(role=role, node="me" if role == "driver" else "x", incarnation=9)
                 link = await wire.dial(controller.address, peer)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from adam_async.controller import replicated_state as machine_module
 from adam_async.controller.map_history import changed
+from adam_async.controller.map_size import STORES_BYTES
 from adam_async.controller.records import cut, nests_too_deep
 from adam_async.controller.replicated_state import (
     Lost,
@@ -17,13 +18,16 @@ from adam_async.controller.replicated_state import (
     command_bytes,
     first_state,
 )
+from adam_async.controller.state import MOST_STORE_ID, MOST_STORES, UNFINISHED_PIECES
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.messages import SESSION_OVER
 from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_MAP_TEXT_BYTES, MOST_VALUE_BYTES
 from adam_async.model.network import Network
 from adam_async.model.partition.planner import vertical_plan
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.run.cluster_map import NodeRecord, RunInPieces, RunRecord
-from tests.adam_async.controller.test_state import run_record
+from adam_async.run.store_record import ArraysPiece
+from tests.adam_async.cluster_maps import run_record
 
 GROUP = "a-group"
 
@@ -39,7 +43,7 @@ class Log:
     """A machine and the log that it applies, command by command."""
 
     def __init__(self, **options):
-        self.machine = ReplicatedState(**options)
+        self.machine = ReplicatedState(**options, rules=TrainingRules())
         self.machine.restore(first_state(GROUP))
         self.commands = []
 
@@ -93,7 +97,7 @@ commands = st.lists(
 @settings(max_examples=150)
 @given(commands, st.integers(0, 40))
 def test_the_same_commands_or_a_snapshot_and_the_rest_give_the_same_bytes_and_answers(commands, cut):
-    one, other, late = Log().machine, Log().machine, ReplicatedState()
+    one, other, late = Log().machine, Log().machine, ReplicatedState(rules=TrainingRules())
     late.restore(one.snapshot())
     for index, command in enumerate(commands, 1):
         answer = one.apply(index, command_bytes(command))
@@ -268,7 +272,7 @@ def test_a_restored_state_has_no_earlier_history():
     session = log.open()
     log.set(session, 1)
     log.set(session, 2, "nodes/b")
-    other = ReplicatedState()
+    other = ReplicatedState(rules=TrainingRules())
     other.restore(log.machine.snapshot())
     assert other.group == GROUP
     assert other.since(2, GROUP) == []
@@ -276,8 +280,8 @@ def test_a_restored_state_has_no_earlier_history():
 
 
 def test_a_machine_that_was_given_no_state_belongs_to_no_group():
-    assert ReplicatedState().group == ""
-    assert ReplicatedState().map.version == 0
+    assert ReplicatedState(rules=TrainingRules()).group == ""
+    assert ReplicatedState(rules=TrainingRules()).map.version == 0
 
 
 def test_a_record_that_the_rules_cannot_work_with_is_refused_and_leaves_the_map_as_it_was(monkeypatch):
@@ -288,7 +292,7 @@ def test_a_record_that_the_rules_cannot_work_with_is_refused_and_leaves_the_map_
     before, changes_before = log.machine.map, log.machine.since(0, GROUP)
 
     def fails(self):
-        self._set(generation=99)
+        self._set(placements=99)
         raise KeyError("servers")
 
     monkeypatch.setattr(machine_module.ControllerState, "_run_rules", fails)
@@ -313,7 +317,7 @@ def test_two_and_twenty_large_records_lock_nobody_out_also_after_a_restart():
     far_too_large = log.set(session, 1, value=node(info={"text": "x" * (3 << 20)})).text
     assert far_too_large.endswith("bytes is above the limit of 65536: put less into it")
     assert all(large(log, session, number).done for number in range(2, 24))
-    again = ReplicatedState()
+    again = ReplicatedState(rules=TrainingRules())
     again.restore(log.machine.snapshot())
     assert again.apply(99, command_bytes(Set(session, 24, "nodes/joins", 0, node()))).done
     assert len(msgspec.json.encode(again.map)) < MOST_MAP_TEXT_BYTES / 8
@@ -327,7 +331,7 @@ def test_a_full_map_takes_no_new_record_from_any_controller_and_its_members_go_o
         assert number < MOST_MAP_BYTES >> 12, "the map takes records beyond its limit"
     total = log.machine.size.total
     assert MOST_MAP_BYTES - (9 << 10) < total <= MOST_MAP_BYTES
-    restored = ReplicatedState()
+    restored = ReplicatedState(rules=TrainingRules())
     restored.restore(log.machine.snapshot())
     assert restored.size.total == total
     refused = log.set(session, number + 1, "nodes/new", 0, node(info={"text": "x" * 8000}))
@@ -342,6 +346,36 @@ def test_a_full_map_takes_no_new_record_from_any_controller_and_its_members_go_o
     for gone in range(2, 100):
         log.apply(Lost(f"w{gone}", 1))
     assert log.set(session, number + 3, "nodes/new", 0, node()).done
+
+
+def test_stores_fill_half_of_the_map_and_nodes_join_all_the_same():
+    log = Log()
+    session, number = log.open(), 1
+    text = b"x" * (40 << 10)
+    while True:
+        piece = msgspec.json.encode(ArraysPiece(store=f"id-{number}", text=text))
+        outcome = log.set(session, number, f"stores/s{number}/0", 0, piece)
+        if not outcome.done:
+            break
+        number += 1
+        assert number < UNFINISHED_PIECES
+    held = log.machine.size.stores
+    assert STORES_BYTES - len(piece) < held <= STORES_BYTES
+    assert outcome.text == (
+        f"the map holds {held} bytes of stores; a record of {len(piece)} more would exceed 4 MiB: "
+        "delete a store"
+    )
+    assert large(log, session, number + 1).done
+    restored = ReplicatedState(rules=TrainingRules())
+    restored.restore(log.machine.snapshot())
+    assert (restored.size.stores, restored.size.total) == (held, log.machine.size.total)
+
+
+def test_a_server_can_report_as_many_stores_as_a_cluster_has():
+    ids = tuple(f"{number:03}" + "é" * ((MOST_STORE_ID - 3) // 2) for number in range(MOST_STORES))
+    log = Log()
+    server = NodeRecord(role="ps", address="tcp://10.0.0.1:1", incarnation=1, serves=ids)
+    assert log.set(log.open(), 1, "nodes/ps-0", 0, msgspec.json.encode(server)).done
 
 
 def test_a_run_of_two_hundred_layers_cut_over_sixteen_workers_is_set_in_pieces():

@@ -1,133 +1,36 @@
 """The controller's map as a log of commands: the same commands give the same map."""
 
+import time
+
 import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec.structs import replace
 
 from adam_async.controller.state import (
-    DEPARTED_KEPT,
     INCARNATIONS_KEPT,
-    Changed,
+    MAX_SHARDS,
+    MOST_STORES,
+    UNFINISHED_PIECES,
     CompareAndSet,
     Conflict,
     ControllerState,
     Invalid,
-    NodeLost,
 )
-from adam_async.driver.readiness import check_failed
-from adam_async.errors import LOST_SHARDS, RoleFailed
-from adam_async.model.named import mlp
-from adam_async.run.cluster_map import (
-    EpochRecord,
-    NodeRecord,
-    ResumeRecord,
-    RunRecord,
-    ready_word,
-    skipped_groups,
+from adam_async.driver.training_rules import TrainingRules
+from adam_async.errors import LOST_SHARDS
+from adam_async.run.shard_table import NUM_BUCKETS, assign_buckets, shard_table
+from adam_async.run.store_record import (
+    MOST_VALUES,
+    STORE_PIECES,
+    ArrayRecord,
+    ArraysPiece,
+    RuleRecord,
+    cut_arrays,
 )
-from adam_async.run.config import Config
-
-SPEC = mlp((16, 8, 4), input_shape=(1, 4, 4)).to_dict()
-
-
-def node(role="worker", incarnation=1, **fields):
-    info = {"train_images": 100} if role == "data" else {}
-    return NodeRecord(role=role, address="local://1", incarnation=incarnation, info=info, **fields)
-
-
-def run_record(id="run-1", *, phase="preparing", epoch=0, resumed=None, **options):
-    config = msgspec.to_builtins(Config(**{"images_per_group": 10, "epochs": 2, **options}))
-    return RunRecord(
-        id=id, driver="driver", config=config, spec=SPEC, phase=phase, epoch=epoch, resumed=resumed
-    )
-
-
-class Cluster:
-    """A controller and the short words of these tests."""
-
-    def __init__(self):
-        self.state = ControllerState()
-
-    @property
-    def map(self):
-        return self.state.map
-
-    def apply(self, command):
-        before = self.map.version
-        events = self.state.apply(command)
-        self.state.check_invariants()
-        assert self.map.version == before + any(isinstance(event, Changed) for event in events)
-        return events
-
-    def set(self, key, value, expected=None):
-        kind, _, name = key.partition("/")
-        table = {"nodes": self.map.nodes, "run": self.map.pieces}.get(kind, {})
-        field = "ledger_record" if kind == "lending" else kind
-        old = table.get(key if kind == "run" else name) if name else getattr(self.map, field, None)
-        version = (old.changed if old else 0) if expected is None else expected
-        return self.apply(CompareAndSet(key=key, expected=version, value=msgspec.to_builtins(value)))
-
-    def join(self, *names, incarnation=1, **fields):
-        for name in names:
-            self.set(f"nodes/{name}", node(name.partition("-")[0], incarnation, **fields))
-
-    def ready(self, *names, run="run-1"):
-        for name in names:
-            record = self.map.nodes[name]
-            word = (
-                ready_word(run, self.map.replica_generation(record.replica))
-                if record.role == "worker"
-                else run
-            )
-            self.set(f"nodes/{name}", msgspec.structs.replace(record, ready=word))
-
-    def lose(self, name):
-        self.apply(NodeLost(name, self.map.nodes[name].incarnation))
-
-    def end_epoch(self, **result):
-        ended = msgspec.structs.replace(self.map.epoch, ended=True, result=result)
-        self.set("epoch", ended)
-
-
-def training(**options):
-    """A cluster in its first epoch."""
-    cluster = Cluster()
-    servers = [f"ps-{number}" for number in range(options.get("servers", 1))]
-    count = options.get("replicas", 1) * options.get("partitions", 1)
-    workers = [f"worker-{number}" for number in range(count)]
-    cluster.join("driver", "data-0", *servers, *workers)
-    cluster.set("run", run_record(**options))
-    cluster.ready("data-0", *servers, *workers)
-    assert cluster.map.run.phase == "training"
-    return cluster
-
-
-def test_a_run_is_placed_when_as_many_servers_are_live_as_it_wants():
-    cluster = Cluster()
-    cluster.join("driver", "ps-1")
-    cluster.set("run", run_record(servers=2))
-    assert cluster.map.buckets == ()
-    cluster.join("ps-0", "ps-2")
-    assert set(cluster.map.buckets) == {"ps-0", "ps-1"}
-    assert cluster.map.generation == 1
-
-
-def test_nodes_that_left_long_ago_leave_the_map_and_those_of_the_run_do_not():
-    cluster = training(servers=2)
-    cluster.lose("ps-1")
-    cluster.lose("driver")
-    for number in range(200):
-        cluster.join(f"worker-{number}-of-many", f"ps-{number}-of-many")
-        cluster.lose(f"worker-{number}-of-many")
-        cluster.lose(f"ps-{number}-of-many")
-        assert len(cluster.map.nodes) <= 6 + 2 * DEPARTED_KEPT
-    assert {"driver", "ps-0", "ps-1", "worker-0"} < set(cluster.map.nodes)
-    assert "worker-199-of-many" in cluster.map.nodes
-    assert "worker-100-of-many" not in cluster.map.nodes
-    cluster.join("worker-100-of-many", incarnation=2)
-    assert cluster.map.nodes["worker-100-of-many"].live
+from tests.adam_async.cluster_maps import ARRAYS, Cluster, node, run_record, store_record, training
 
 
 def test_of_a_node_that_left_little_stays_however_often_it_comes_back():
@@ -137,266 +40,6 @@ def test_of_a_node_that_left_little_stays_however_often_it_comes_back():
         cluster.lose("data-0")
     record = cluster.map.nodes["data-0"]
     assert record.before == tuple(range(99 - INCARNATIONS_KEPT, 99))
-
-
-def test_every_bucket_keeps_its_primary_while_others_come_and_go():
-    cluster = training(servers=2)
-    placed = cluster.map.buckets
-    cluster.join("ps-7")
-    cluster.lose("ps-7")
-    assert cluster.map.buckets == placed
-    assert cluster.map.run.phase == "training"
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_shards_are_weighed_in_the_type_of_the_run(dtype):
-    cluster = training(servers=3, shard_bytes=64, dtype=dtype)
-    held = [cluster.map.buckets.count(server) for server in ("ps-0", "ps-1", "ps-2")]
-    assert sum(held) == len(cluster.map.buckets)
-    # In either type there are more shards than servers, so none of them may be left empty.
-    assert min(held) >= 1
-
-
-def test_every_live_worker_gets_the_lowest_free_replica():
-    cluster = Cluster()
-    cluster.join("driver", "worker-c", "worker-a", "worker-b")
-    cluster.set("run", run_record(replicas=2))
-    replicas = {name: record.replica for name, record in cluster.map.nodes.items() if record.role == "worker"}
-    assert replicas == {"worker-a": 0, "worker-b": 1, "worker-c": 2}
-
-
-def test_a_worker_that_joins_takes_part_as_soon_as_it_is_ready():
-    cluster = training(replicas=2)
-    cluster.join("worker-9")
-    assert cluster.map.nodes["worker-9"].replica == 2
-    assert cluster.map.live_replicas() == (0, 1)
-    cluster.ready("worker-9")
-    assert cluster.map.live_replicas() == (0, 1, 2)
-    cluster.lose("worker-0")
-    cluster.join("worker-8")
-    assert cluster.map.nodes["worker-8"].replica == 0
-    cluster.end_epoch()
-    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
-    assert cluster.map.epoch.shares == {"1": (0, 5), "2": (5, 10)}
-    assert cluster.map.run.phase == "training"
-
-
-def test_a_run_begins_with_as_many_replicas_as_it_wants_and_more_if_they_are_ready():
-    cluster = Cluster()
-    cluster.join("driver", "data-0", "ps-0", "worker-0", "worker-1", "worker-2")
-    cluster.set("run", run_record(replicas=2))
-    cluster.ready("data-0", "worker-0", "worker-1")
-    cluster.join("worker-3")
-    cluster.ready("worker-3", "ps-0")
-    assert cluster.map.run.phase == "training"
-    assert cluster.map.epoch.shares == {"0": (0, 3), "1": (3, 6), "3": (6, 10)}
-
-
-def test_a_departed_node_is_not_live_and_its_loss_changes_nothing():
-    cluster = training(replicas=2)
-    record = cluster.map.nodes["worker-1"]
-    cluster.set("nodes/worker-1", msgspec.structs.replace(record, live=False, left=True))
-    assert cluster.map.live_replicas() == (0,)
-    assert cluster.map.nodes["worker-1"].left
-    version = cluster.map.version
-    assert cluster.apply(NodeLost("worker-1", 1)) == []
-    assert cluster.map.version == version
-
-
-@pytest.mark.parametrize("missing", ["data-0", "ps-0", "worker-0"])
-def test_an_epoch_begins_only_when_everybody_is_ready(missing):
-    cluster = Cluster()
-    everybody = ("data-0", "ps-0", "worker-0")
-    cluster.join("driver", *everybody)
-    cluster.set("run", run_record())
-    cluster.ready(*(name for name in everybody if name != missing))
-    assert cluster.map.run.phase == "preparing"
-    cluster.ready(missing)
-    assert (cluster.map.run.phase, cluster.map.run.epoch) == ("training", 1)
-    assert cluster.map.epoch.shares == {"0": (0, 10)}
-
-
-def test_shares_cover_the_groups_and_differ_by_one_at_most():
-    cluster = training(replicas=3)
-    assert cluster.map.epoch.groups == 10
-    assert sorted(cluster.map.epoch.shares.values()) == [(0, 3), (3, 6), (6, 10)]
-
-
-@pytest.mark.parametrize("consistency", ["ssp:3", "bsp"])
-def test_where_clocks_count_replicas_take_turns_of_a_step_from_where_all_have_met(consistency):
-    cluster = training(replicas=2, consistency=consistency, push_every=3)
-    epoch = cluster.map.epoch
-    assert (epoch.round_groups, epoch.first_clock) == (3, 0)
-    assert epoch.shares == {"0": (0, 2), "1": (1, 2)}
-    cluster.end_epoch(clock=2)
-    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
-    assert cluster.map.epoch.first_clock == 2
-
-
-def test_asynchronous_epochs_know_no_clock():
-    cluster = training(push_every=3)
-    cluster.end_epoch(clock=7)
-    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
-    assert (cluster.map.epoch.round_groups, cluster.map.epoch.first_clock) == (0, 0)
-
-
-def test_in_a_warm_start_the_lowest_replica_has_more():
-    cluster = training(replicas=2, warm_start=4)
-    assert cluster.map.epoch.shares == {"0": (0, 7), "1": (7, 10)}
-
-
-RESUMED = ResumeRecord(epoch=2, finished=((0, 4),), clock=9, results=({"images": 100, "clock": 5},))
-
-
-@pytest.mark.parametrize("consistency", ["asp", "bsp"])
-def test_a_resumed_run_begins_with_the_epoch_that_it_takes_up_and_its_results(consistency):
-    cluster = training(replicas=2, consistency=consistency, resumed=RESUMED)
-    run, epoch = cluster.map.run, cluster.map.epoch
-    assert (run.epoch, epoch.number, cluster.map.results) == (2, 2, RESUMED.results)
-    assert epoch.finished == ((0, 4),)
-    synchronous = consistency == "bsp"
-    assert epoch.shares == ({"0": (0, 2), "1": (1, 2)} if synchronous else {"0": (0, 7), "1": (7, 10)})
-    assert epoch.first_clock == (9 if synchronous else 0)
-    cluster.end_epoch(images=100, clock=12)
-    assert (cluster.map.run.phase, len(cluster.map.results)) == ("between", 2)
-
-
-def test_the_skipped_groups_of_an_epoch_and_their_replicas_go_into_the_next():
-    cluster = training(replicas=2)
-    assert (cluster.map.epoch.carried, cluster.map.epoch.behind) == (0, ())
-    cluster.end_epoch(images=69, skipped=31, behind=(1,), skipped_groups=((6, 10),))
-    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
-    epoch = cluster.map.epoch
-    assert (epoch.carried, epoch.behind) == (4, (1,))
-    assert epoch.shares == {"0": (0, 7), "1": (7, 10)}
-    assert skipped_groups(cluster.map.results) == [[(6, 10)]]
-
-
-def test_finished_ranges_beyond_the_epoch_are_cut_off():
-    resumed = msgspec.structs.replace(RESUMED, finished=((0, 4), (8, 90), (95, 99)))
-    assert training(resumed=resumed).map.epoch.finished == ((0, 4), (8, 10))
-
-
-def test_a_resumed_run_without_the_results_before_it_is_refused():
-    cluster = Cluster()
-    for results in ((), RESUMED.results * 3):
-        resumed = msgspec.structs.replace(RESUMED, epoch=3, results=results)
-        (event,) = cluster.set("run", run_record(resumed=resumed))
-        assert isinstance(event, Invalid)
-        assert event.reason == f"run: it resumes epoch 3, but has the results of {len(results)} before it"
-
-
-def test_after_an_epoch_the_run_waits_for_its_driver_and_keeps_the_result():
-    cluster = training()
-    cluster.end_epoch(images=100, loss=0.5, train_s=1.0)
-    assert (cluster.map.run.phase, cluster.map.run.epoch) == ("between", 1)
-    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
-    assert (cluster.map.epoch.number, cluster.map.epoch.ended) == (2, False)
-    assert cluster.map.results == ({"images": 100, "loss": 0.5, "train_s": 1.0},)
-
-
-def test_with_concurrent_evaluation_the_next_epoch_begins_at_once_and_results_stay():
-    cluster = training(evaluation="concurrent")
-    cluster.end_epoch(images=1)
-    assert (cluster.map.run.phase, cluster.map.epoch.number) == ("training", 2)
-    cluster.end_epoch(images=2)
-    assert (cluster.map.run.phase, cluster.map.epoch.number) == ("between", 2)
-    assert cluster.map.results == ({"images": 1}, {"images": 2})
-
-
-def test_the_next_epoch_is_shared_among_those_who_are_left():
-    cluster = training(replicas=2)
-    cluster.lose("worker-0")
-    cluster.end_epoch()
-    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
-    assert cluster.map.epoch.shares == {"1": (0, 10)}
-
-
-@pytest.mark.parametrize(
-    ("lost", "reason"),
-    [
-        ("ps-0", f"ps-0 died: {LOST_SHARDS}"),
-        ("data-0", "the data server died: no other has joined"),
-        ("driver", "its driver driver left"),
-    ],
-)
-def test_a_run_fails_when_it_loses_what_it_cannot_do_without(lost, reason):
-    cluster = training()
-    cluster.lose(lost)
-    named = {"ps-0": "ps-0", "data-0": "the data server", "driver": ""}
-    assert cluster.map.run.lost == named[lost]
-    assert (cluster.map.run.phase, cluster.map.run.reason) == ("failed", reason)
-
-
-def test_a_run_does_not_fail_because_a_worker_reports_a_failure():
-    cluster = Cluster()
-    cluster.join("driver", "ps-0", "worker-0")
-    cluster.set("run", run_record())
-    cluster.set("nodes/worker-0", msgspec.structs.replace(cluster.map.nodes["worker-0"], failed="me"))
-    assert cluster.map.run.phase == "preparing"
-
-
-def test_a_data_server_that_refuses_a_run_is_reported_as_refusing_and_not_as_dead():
-    cluster = Cluster()
-    cluster.join("driver", "data-0", "ps-0", "worker-0")
-    cluster.set("run", run_record())
-    refusal = "step 1 (a:b): there is no module 'a'"
-    cluster.set("nodes/data-0", msgspec.structs.replace(cluster.map.nodes["data-0"], failed=refusal))
-    assert (cluster.map.run.phase, cluster.map.run.lost) == ("failed", "the data server")
-    assert cluster.map.run.reason == f"the data server cannot serve the run: data-0: {refusal}"
-    with pytest.raises(RoleFailed, match=r"^the data server cannot serve the run: data-0: step 1"):
-        check_failed(cluster.map, cluster.map.run.id)
-
-
-def test_a_run_goes_on_without_a_worker():
-    cluster = training()
-    cluster.lose("worker-0")
-    assert cluster.map.run.phase == "training"
-    assert cluster.map.live_replicas() == ()
-
-
-def test_a_primary_that_restarts_before_it_is_missed_has_lost_its_shards_all_the_same():
-    cluster = training()
-    cluster.join("ps-0", incarnation=2)
-    assert cluster.map.nodes["ps-0"].live
-    assert cluster.map.run.phase == "failed"
-    assert cluster.map.run.reason.startswith("ps-0 died")
-
-
-def test_a_worker_that_restarts_gets_a_replica_again_in_its_new_life():
-    cluster = training(replicas=2)
-    cluster.join("worker-1", incarnation=5)
-    record = cluster.map.nodes["worker-1"]
-    assert (record.incarnation, record.replica, record.ready) == (5, 1, "")
-    assert cluster.map.run.phase == "training"
-
-
-def test_a_node_that_sets_the_same_record_again_keeps_its_replica():
-    cluster = training()
-    cluster.set("nodes/worker-0", node(ready="run-1"))
-    assert cluster.map.nodes["worker-0"].replica == 0
-
-
-def test_a_failed_run_stays_failed_and_a_new_one_starts_afresh():
-    cluster = training()
-    cluster.lose("ps-0")
-    cluster.join("ps-0", incarnation=2)
-    assert cluster.map.run.phase == "failed"
-    cluster.set("run", run_record("run-2"))
-    assert (cluster.map.run.id, cluster.map.run.phase) == ("run-2", "preparing")
-    assert set(cluster.map.buckets) == {"ps-0"}
-    assert cluster.map.generation == 2
-    assert cluster.map.epoch is None
-    assert {record.ready for record in cluster.map.nodes.values()} == {""}
-    assert cluster.map.nodes["worker-0"].replica == 0
-
-
-def test_a_finished_run_fails_no_more():
-    cluster = training()
-    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="finished"))
-    for name in ("ps-0", "data-0", "driver"):
-        cluster.lose(name)
-    assert cluster.map.run.phase == "finished"
 
 
 def test_a_compare_and_set_that_comes_too_late_changes_nothing():
@@ -411,7 +54,11 @@ def test_a_compare_and_set_that_comes_too_late_changes_nothing():
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("colour", {}, "no key 'colour'; there are nodes/<id>, run, run/<n>, epoch and lending"),
+        (
+            "colour",
+            {},
+            "no key 'colour'; there are nodes/<id>, stores/<name>, stores/<name>/<n>, run,",
+        ),
         ("nodes/", {}, "no key"),
         ("nodes/worker-0", {"role": "worker"}, "nodes/worker-0: Object missing required field `address`"),
         ("nodes/x", {"role": "spy", "address": "", "incarnation": 1}, "there is no role 'spy'"),
@@ -426,304 +73,14 @@ def test_a_compare_and_set_that_comes_too_late_changes_nothing():
             {"role": "ps", "address": "local://x", "incarnation": 1, "info": {"x": "x" * 33_000}},
             "33008 bytes",
         ),
-        ("run/24", {"run": "r", "text": ""}, "no key"),
-        ("run", {"id": "r", "pieces": 25}, "run: a run has 1 to 24 pieces, not 25"),
-        ("nodes/data-0", {"role": "data", "address": "", "incarnation": 1}, "train_images"),
-        ("epoch", {"run": "r", "number": "one", "groups": 1, "shares": {}}, "epoch: Expected `int`"),
-        ("run", {"id": "r", "driver": "d", "config": {}, "spec": SPEC}, "run: config lacks model"),
-        (
-            "run",
-            {"id": "r", "driver": "d", "config": {"rate": -1.0}, "spec": SPEC},
-            "run: rate must be a number of at least",
-        ),
-        ("run", {"id": "r", "driver": "d", "config": {}, "spec": {}}, "run: a model needs the key"),
     ],
 )
-def test_a_value_that_the_rules_could_not_work_with_is_refused_with_a_reason(key, value, said):
+def test_a_value_that_the_rules_cannot_work_with_is_refused_with_a_reason(key, value, said):
     cluster = Cluster()
     (event,) = cluster.apply(CompareAndSet(key=key, expected=0, value=value))
     assert isinstance(event, Invalid)
     assert said in event.reason
     assert cluster.map.version == 0
-
-
-def test_a_run_of_more_shards_than_can_be_placed_in_time_is_refused():
-    cluster = Cluster()
-    spec = mlp((16, 2000, 2000, 4), input_shape=(1, 4, 4)).to_dict()
-    record = msgspec.structs.replace(run_record(shard_bytes=64), spec=spec)
-    (event,) = cluster.set("run", record)
-    assert isinstance(event, Invalid)
-    assert "shard_bytes=64 cuts the 4044004 parameters of model" in event.reason
-    assert cluster.map.run is None
-
-
-def test_the_death_of_an_earlier_incarnation_changes_nothing():
-    cluster = training()
-    version = cluster.map.version
-    assert cluster.apply(NodeLost("worker-0", 99)) == []
-    assert cluster.apply(NodeLost("nobody", 1)) == []
-    assert cluster.map.version == version
-
-
-# --- replicas of several workers ---------------------------------------------------------------
-
-
-def places(cluster):
-    """Where the live workers are."""
-    nodes = cluster.map.nodes
-    return {name: (nodes[name].replica, nodes[name].partition) for name in cluster.map.live("worker")}
-
-
-def test_workers_fill_one_replica_after_the_other_and_who_is_left_over_waits():
-    cluster = Cluster()
-    cluster.join("driver", *(f"worker-{number}" for number in range(5)))
-    cluster.set("run", run_record(replicas=2, partitions=2))
-    assert list(places(cluster).values()) == [(0, 0), (0, 1), (1, 0), (1, 1), (-1, 0)]
-    cluster.join("worker-5")
-    assert places(cluster) | {"worker-4": (2, 0), "worker-5": (2, 1)} == places(cluster)
-
-
-def test_a_run_begins_when_all_workers_of_its_replicas_are_ready():
-    cluster = Cluster()
-    everybody = ("data-0", "ps-0", "worker-0", "worker-1", "worker-2")
-    cluster.join("driver", *everybody)
-    cluster.set("run", run_record(partitions=3))
-    cluster.ready(*everybody[:-1])
-    assert (cluster.map.run.phase, cluster.map.live_replicas()) == ("preparing", ())
-    cluster.ready("worker-2")
-    assert (cluster.map.run.phase, cluster.map.live_replicas()) == ("training", (0,))
-
-
-def test_a_replica_that_lost_a_worker_is_out_until_the_spare_one_and_all_others_are_ready_anew():
-    cluster = training(replicas=2, partitions=2)
-    lives = cluster.map.replica_generations()
-    cluster.join("worker-9")
-    assert cluster.map.replica_generations() == lives
-    cluster.lose("worker-1")
-    assert places(cluster)["worker-9"] == (0, 1)
-    assert cluster.map.replica_generations() == {1: lives[1]}
-    cluster.ready("worker-9")
-    assert cluster.map.live_replicas() == (1,)
-    cluster.ready("worker-0")
-    again = cluster.map.replica_generations()
-    assert (again[1], set(again)) == (lives[1], {0, 1})
-    assert again[0] != lives[0]
-
-
-def test_a_worker_that_was_gone_and_is_back_gives_its_replica_another_life():
-    cluster = training()
-    before = cluster.map.replica_generation(0)
-    cluster.lose("worker-0")
-    assert cluster.map.replica_generation(0) == 0
-    cluster.join("worker-0")
-    assert cluster.map.replica_generation(0) not in (0, before)
-
-
-def test_of_two_replicas_that_lack_workers_the_higher_one_gives_its_own_to_the_lower():
-    cluster = training(replicas=3, partitions=2)
-    cluster.lose("worker-1")
-    assert places(cluster)["worker-0"] == (0, 0)
-    cluster.lose("worker-4")
-    assert places(cluster) == {
-        "worker-0": (0, 0),
-        "worker-2": (1, 0),
-        "worker-3": (1, 1),
-        "worker-5": (0, 1),
-    }
-
-
-class Members(RuleBasedStateMachine):
-    """Nodes join, restart, get ready and die while a driver advances the run; the map stays sound."""
-
-    PARTITIONS = 1
-
-    names = st.sampled_from(
-        ["driver", "data-0", "ps-0", "ps-1", *(f"worker-{number}" for number in range(5))]
-    )
-
-    def __init__(self):
-        super().__init__()
-        self.cluster = Cluster()
-        self.log = []
-        self.runs = 0
-        apply = self.cluster.state.apply
-
-        def recorded(command):
-            self.log.append(command)
-            return apply(command)
-
-        self.cluster.state.apply = recorded
-
-    @rule(name=names, incarnation=st.integers(1, 3))
-    def joins(self, name, incarnation):
-        self.cluster.join(name, incarnation=incarnation)
-
-    @rule(name=names)
-    def gets_ready(self, name):
-        run = self.cluster.map.run
-        if run is not None and name in self.cluster.map.nodes:
-            self.cluster.ready(name, run=run.id)
-
-    @rule(name=names)
-    def dies(self, name):
-        if name in self.cluster.map.nodes:
-            self.cluster.lose(name)
-
-    @rule(concurrent=st.booleans())
-    def a_run_is_submitted(self, concurrent):
-        self.runs += 1
-        evaluation = "concurrent" if concurrent else "wait"
-        record = run_record(
-            f"run-{self.runs}", servers=2, replicas=2, partitions=self.PARTITIONS, evaluation=evaluation
-        )
-        self.cluster.set("run", record)
-
-    @rule()
-    def the_epoch_ends(self):
-        epoch = self.cluster.map.epoch
-        if epoch is not None and not epoch.ended:
-            self.cluster.end_epoch(images=1)
-
-    @rule()
-    def the_driver_goes_on(self):
-        run = self.cluster.map.run
-        if run is not None and run.phase == "between":
-            self.cluster.set("run", msgspec.structs.replace(run, phase="training", epoch=run.epoch + 1))
-
-    @invariant()
-    def the_map_is_sound(self):
-        self.cluster.state.check_invariants()
-        cluster = self.cluster.map
-        if cluster.epoch is not None and cluster.run.phase in ("training", "between"):
-            assert len(cluster.results) == cluster.epoch.number - (not cluster.epoch.ended)
-
-    def teardown(self):
-        """The same commands give the same map."""
-        again = ControllerState()
-        for command in self.log:
-            again.apply(command)
-        assert again.map == self.cluster.map
-
-
-class MembersInTwos(Members):
-    PARTITIONS = 2
-
-
-class MembersInThrees(Members):
-    PARTITIONS = 3
-
-
-for machine in (Members, MembersInTwos, MembersInThrees):
-    machine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
-
-TestMembers = Members.TestCase
-TestMembersInTwos = MembersInTwos.TestCase
-TestMembersInThrees = MembersInThrees.TestCase
-
-
-def test_an_epoch_without_a_run_is_only_a_record():
-    cluster = Cluster()
-    cluster.set("epoch", EpochRecord(run="x", number=1, groups=1, shares={}))
-    assert cluster.map.run is None
-
-
-# --- who lends ----------------------------------------------------------------------------------
-
-
-def ledger_replicas_of(cluster):
-    return [name for name, _ in cluster.map.ledger_record.ledger_replicas]
-
-
-def write_in(cluster, *names):
-    """Set the ledger replicas, as a ledger leader does when others have its ledger."""
-    ledger_record = cluster.map.ledger_record
-    ledger_replicas = tuple((name, cluster.map.nodes[name].incarnation) for name in names)
-    cluster.set("lending", msgspec.structs.replace(ledger_record, ledger_replicas=ledger_replicas))
-
-
-def three_ledger_replicas():
-    cluster = training()
-    cluster.join("data-1", "data-2")
-    cluster.ready("data-1", "data-2")
-    assert ledger_replicas_of(cluster) == ["data-0"]
-    write_in(cluster, "data-0", "data-2", "data-1")
-    return cluster
-
-
-def test_the_first_ready_data_server_leads_the_ledger():
-    cluster = Cluster()
-    cluster.join("driver", "data-0", "data-1")
-    cluster.set("run", run_record())
-    assert cluster.map.ledger_record is None
-    cluster.ready("data-1")
-    cluster.ready("data-0")
-    assert ledger_replicas_of(cluster) == ["data-1"]
-    assert cluster.map.ledger_leaders == ("data-1",)
-    assert cluster.map.ledger_record.term == 1
-
-
-def test_when_the_ledger_leader_is_lost_the_next_replica_leads_in_a_new_term():
-    cluster = three_ledger_replicas()
-    cluster.lose("data-0")
-    assert (ledger_replicas_of(cluster), cluster.map.ledger_record.term) == (["data-2", "data-1"], 2)
-    cluster.lose("data-1")
-    assert (ledger_replicas_of(cluster), cluster.map.ledger_record.term) == (["data-2"], 2)
-    assert cluster.map.run.phase == "training"
-    cluster.lose("data-2")
-    assert cluster.map.run.phase == "failed"
-    assert cluster.map.run.lost == "the data server"
-
-
-def test_a_server_without_the_ledger_does_not_replace_the_last_ledger_replica():
-    cluster = training()
-    cluster.join("data-1")
-    cluster.ready("data-1")
-    cluster.lose("data-0")
-    assert cluster.map.run.reason == "the data server died: no other has all its leases"
-
-
-def test_before_the_first_epoch_any_ready_server_replaces_the_ledger_leader_in_a_new_term():
-    cluster = Cluster()
-    cluster.join("driver", "data-0", "data-1")
-    cluster.set("run", run_record())
-    cluster.ready("data-0", "data-1")
-    cluster.lose("data-0")
-    assert (ledger_replicas_of(cluster), cluster.map.ledger_record.term) == (["data-1"], 2)
-
-
-def test_a_restarted_or_lost_data_server_does_not_become_a_ledger_replica():
-    cluster = three_ledger_replicas()
-    cluster.join("data-2", incarnation=2)
-    assert ledger_replicas_of(cluster) == ["data-0", "data-1"]
-    stale = msgspec.structs.replace(
-        cluster.map.ledger_record, ledger_replicas=(("data-0", 1), ("data-1", 1), ("data-2", 1))
-    )
-    cluster.lose("data-1")
-    cluster.set("lending", stale)
-    assert ledger_replicas_of(cluster) == ["data-0"]
-
-
-def test_a_change_by_a_replaced_ledger_leader_is_void():
-    cluster = three_ledger_replicas()
-    expected = cluster.map.ledger_record.changed
-    cluster.lose("data-0")
-    (event,) = cluster.set("lending", cluster.map.ledger_record, expected=expected)
-    assert isinstance(event, Conflict)
-
-
-def test_a_returned_ledger_leader_is_no_replica_before_it_has_the_ledger():
-    cluster = three_ledger_replicas()
-    cluster.lose("data-0")
-    cluster.join("data-0")
-    assert ledger_replicas_of(cluster) == ["data-2", "data-1"]
-
-
-def test_replicas_are_spread_over_the_ledger_replicas_and_a_new_run_has_none():
-    cluster = three_ledger_replicas()
-    assert all(cluster.map.ledger_leader_for(replica) == "local://1" for replica in range(4))
-    cluster.set("run", run_record("run-2"))
-    assert cluster.map.ledger_record is None
-    assert cluster.map.ledger_leader_for(0) == ""
 
 
 def test_an_incarnation_that_another_one_followed_never_joins_again():
@@ -736,3 +93,504 @@ def test_an_incarnation_that_another_one_followed_never_joins_again():
     assert isinstance(event, Invalid)
     assert "a later incarnation of worker-0 has joined" in event.reason
     assert cluster.map.nodes["worker-0"].incarnation == 77
+
+
+# --- stores ------------------------------------------------------------------------------------
+
+
+def with_servers(*names, **memory):
+    """A cluster with live servers, some with a number of bytes of memory."""
+    cluster = Cluster()
+    cluster.join("client-0")
+    for name in names:
+        info = {"memory_bytes": memory[name.replace("-", "")]} if name.replace("-", "") in memory else {}
+        cluster.set(f"nodes/{name}", node("ps", info=info))
+    return cluster
+
+
+def servers_of(cluster, name):
+    return sorted(set(cluster.map.stores[name].buckets))
+
+
+def refused(events):
+    (event,) = events
+    assert isinstance(event, Invalid), event
+    return event.reason
+
+
+@pytest.mark.parametrize(("servers", "wanted"), [(2, ["ps-0", "ps-1"]), (0, ["ps-0"])])
+def test_a_store_is_placed_when_as_many_servers_are_live_as_it_wants(servers, wanted):
+    cluster = Cluster()
+    cluster.join("client-0")
+    cluster.create("a", store_record(servers=servers))
+    assert (cluster.map.stores["a"].phase, servers_of(cluster, "a")) == ("placing", [])
+    cluster.join("ps-0")
+    cluster.join("ps-1")
+    assert (cluster.map.stores["a"].phase, servers_of(cluster, "a")) == ("loading", wanted)
+
+
+def test_the_buckets_of_a_store_are_those_of_its_table():
+    cluster = with_servers("ps-0", "ps-1", "ps-2")
+    arrays = (
+        ArrayRecord("a", (70, 9)),
+        ArrayRecord("b", (3, 500), "float64"),
+        ArrayRecord("c", ()),
+        ArrayRecord("d", (0, 4)),
+        ArrayRecord("e", (40, 5), cuts=(7, 20)),
+        ArrayRecord("f", (90, 90), split=False),
+    )
+    cluster.create("a", store_record(listed=arrays), arrays)
+    table = shard_table(arrays, shard_bytes=256)
+    assert list(cluster.map.stores["a"].buckets) == assign_buckets(table, ["ps-0", "ps-1", "ps-2"])
+
+
+def test_a_store_opens_when_all_its_servers_hold_its_values():
+    cluster = with_servers("ps-0", "ps-1")
+    cluster.create("a", store_record())
+    cluster.serve("ps-0", "store-1")
+    assert cluster.map.stores["a"].phase == "loading"
+    cluster.serve("ps-1", "store-1")
+    assert cluster.map.stores["a"].phase == "open"
+
+
+def test_a_second_store_goes_to_the_servers_with_the_least_use():
+    cluster = with_servers("ps-0", "ps-1", "ps-2")
+    for number, wanted in enumerate(["ps-0", "ps-1", "ps-2", "ps-0"]):
+        cluster.create(f"s{number}", store_record(f"id-{number}", servers=1))
+        assert servers_of(cluster, f"s{number}") == [wanted]
+    assert [cluster.map.stores[f"s{number}"].generation for number in range(4)] == [1, 2, 3, 4]
+
+
+def test_a_store_that_does_not_fit_on_the_least_used_server_goes_to_the_one_with_most_room():
+    cluster = with_servers("ps-0", "ps-1", ps0=4095, ps1=1 << 20)
+    cluster.create("a", store_record(servers=1))
+    assert servers_of(cluster, "a") == ["ps-1"]
+
+
+@pytest.mark.parametrize(
+    ("memory", "said"),
+    [
+        ({"ps0": 6000, "ps1": 6143}, "need 12288 bytes with the state of their rules, 6144 of them on ps-"),
+        ({"ps0": 100_000, "ps1": 6143}, "6144 of them on ps-1, which has 6143 bytes free: add servers"),
+    ],
+)
+def test_a_store_that_exceeds_the_memory_of_a_server_is_refused_in_bytes(memory, said):
+    cluster = with_servers("ps-0", "ps-1", **memory)
+    adam = {"rules": (RuleRecord(rule="adam"),), "state_arrays": 2}
+    reason = refused(cluster.create("a", store_record(**adam)))
+    assert "its 4096 bytes of values " in reason
+    assert said in reason
+    assert cluster.map.stores == {}
+
+
+def test_the_memory_of_other_stores_is_not_free():
+    cluster = with_servers("ps-0", ps0=8191)
+    cluster.create("a", store_record("id-a"))
+    assert "4096 of them on ps-0, which has 4095 bytes free" in refused(
+        cluster.create("b", store_record("id-b"))
+    )
+    cluster.set("stores/a", replace(cluster.map.stores["a"], phase="deleted"))
+    cluster.create("b", store_record("id-b"))
+    assert cluster.map.stores["b"].phase == "loading"
+
+
+def test_a_store_that_does_not_fit_on_the_servers_that_come_later_fails_with_the_reason():
+    cluster = with_servers()
+    cluster.create("a", store_record())
+    cluster.set("nodes/ps-0", node("ps", info={"memory_bytes": 100}))
+    store = cluster.map.stores["a"]
+    assert (store.phase, store.buckets) == ("failed", ())
+    assert "on ps-0, which has 100 bytes free" in store.reason
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_lost_server_fails_its_stores_and_no_others(restarts):
+    cluster = with_servers("ps-0", "ps-1")
+    cluster.open("a", store_record("id-a", servers=1))
+    cluster.open("b", store_record("id-b", servers=1))
+    if restarts:
+        cluster.join("ps-0", incarnation=2)
+    else:
+        cluster.lose("ps-0")
+    failed = cluster.map.stores["a"]
+    assert (failed.phase, failed.lost, failed.reason) == ("failed", "ps-0", f"ps-0 died: {LOST_SHARDS}")
+    assert cluster.map.stores["b"].phase == "open"
+
+
+def test_a_failed_store_is_replaced_by_one_of_another_id():
+    cluster = with_servers("ps-0")
+    cluster.open("a", store_record("id-1", slack=1))
+    cluster.lose("ps-0")
+    cluster.join("ps-0")
+    assert "exists" in refused(cluster.create("a", store_record("id-1")))
+    cluster.create("a", store_record("id-2"))
+    store = cluster.map.stores["a"]
+    assert (store.id, store.phase, store.generation) == ("id-2", "loading", 2)
+    assert (store.lost, store.reason, store.epoch) == ("", "", 0)
+    assert {piece.store for piece in cluster.map.arrays.values()} == {"id-2"}
+
+
+def test_a_present_store_is_not_replaced_and_its_arrays_do_not_change():
+    cluster = with_servers("ps-0")
+    cluster.open("a", store_record("id-1"))
+    before = cluster.map
+    assert "exists" in refused(cluster.create("a", store_record("id-2")))
+    for id in ("id-1", "id-2"):
+        piece = ArraysPiece(store=id, text=b"[]")
+        for number in (0, 1):
+            assert "exists" in refused(cluster.set(f"stores/a/{number}", piece))
+    assert cluster.map is before
+
+
+def test_a_deletion_removes_a_store_with_its_arrays_and_only_the_named_one():
+    cluster = with_servers("ps-0")
+    cluster.open("a", store_record("id-a"))
+    cluster.open("b", store_record("id-b"))
+    store = cluster.map.stores["a"]
+    assert "there is no store other" in refused(
+        cluster.set("stores/a", replace(store, id="other", phase="deleted"))
+    )
+    cluster.set("stores/a", replace(store, phase="deleted"))
+    assert list(cluster.map.stores) == ["b"]
+    assert list(cluster.map.arrays) == ["stores/b/0"]
+    assert "there is no store id-a" in refused(cluster.set("stores/a", replace(store, phase="deleted")))
+
+
+def test_a_creator_sets_no_field_of_the_controllers():
+    cluster = with_servers("ps-0")
+    claimed = {"phase": "open", "buckets": ("ps-9",) * NUM_BUCKETS, "generation": 7, "epoch": 3}
+    cluster.create("a", store_record(reason="no", lost="ps-9", bucket_bytes=(1,), changed=99, **claimed))
+    store = cluster.map.stores["a"]
+    assert (store.phase, store.generation, store.epoch, store.reason, store.lost) == ("loading", 1, 0, "", "")
+    assert servers_of(cluster, "a") == ["ps-0"]
+    assert sum(store.bucket_bytes) == 4096
+
+
+def test_two_creators_of_one_name_replace_the_lists_of_each_other_and_one_comes_through():
+    cluster = with_servers("ps-0")
+    mine, theirs = (cut_arrays(id, ARRAYS)[0] for id in ("mine", "theirs"))
+    cluster.set("stores/a/0", mine)
+    cluster.set("stores/a/0", theirs)
+    assert "store mine lacks 1 pieces: create it again" in refused(
+        cluster.set("stores/a", store_record("mine"))
+    )
+    cluster.set("stores/a", store_record("theirs"))
+    assert cluster.map.stores["a"].id == "theirs"
+
+
+def test_two_stores_have_no_common_id():
+    cluster = with_servers("ps-0")
+    cluster.create("a", store_record("id"))
+    assert "another store has the id id" in refused(cluster.create("b", store_record("id")))
+
+
+def test_stores_live_beside_a_run_and_outlive_it():
+    cluster = training()
+    cluster.join("client-0")
+    cluster.open("a", store_record())
+    cluster.submit(run_record("run-2"))
+    assert set(cluster.map.stores) == {"a", "run-2"}
+    assert cluster.map.run_store.id == "run-2"
+    assert cluster.map.stores["a"].phase == "open"
+
+
+# --- clients and clocks -------------------------------------------------------------------------
+
+
+def push_to(cluster, name, store="store-1", incarnation=1):
+    cluster.set(f"nodes/{name}", node("client", incarnation, store=store))
+
+
+def places(cluster):
+    return {name: cluster.map.nodes[name].replica for name in cluster.map.live("client")}
+
+
+def test_clients_get_the_lowest_free_place_in_the_clocks_of_their_store():
+    cluster = with_servers("ps-0")
+    cluster.open("a", store_record(slack=1))
+    cluster.open("b", store_record("store-2", slack=1))
+    for name in ("client-0", "client-1", "client-2"):
+        push_to(cluster, name)
+    push_to(cluster, "client-3", "store-2")
+    cluster.set("nodes/reader-0", node("reader"))
+    assert places(cluster) == {"client-0": 0, "client-1": 1, "client-2": 2, "client-3": 0}
+    cluster.lose("client-1")
+    push_to(cluster, "client-4")
+    assert places(cluster)["client-4"] == 1
+    assert cluster.map.nodes["reader-0"].replica == -1
+    assert set(cluster.map.pushers(cluster.map.stores["a"])) == {0, 1, 2}
+
+
+def test_a_client_that_changes_its_store_leaves_its_place():
+    cluster = with_servers("ps-0")
+    cluster.open("a", store_record(slack=1))
+    cluster.open("b", store_record("store-2", slack=1))
+    push_to(cluster, "client-0")
+    push_to(cluster, "client-1", "store-2")
+    push_to(cluster, "client-0", "store-2")
+    assert places(cluster) == {"client-0": 1, "client-1": 0}
+    assert cluster.map.pushers(cluster.map.stores["a"]) == {}
+
+
+def test_a_client_that_restarts_gets_a_place_of_another_generation():
+    cluster = with_servers("ps-0")
+    store = cluster.open("a", store_record(slack=1))
+    push_to(cluster, "client-0")
+    before = cluster.map.pushers(store)
+    push_to(cluster, "client-0", incarnation=2)
+    assert cluster.map.pushers(store)[0] != before[0]
+
+
+def test_the_clocks_of_a_store_begin_with_its_wanted_number_of_clients():
+    cluster = with_servers("ps-0")
+    cluster.open("a", store_record(slack=0, summed_weight=1, replicas=2))
+    cluster.open("b", store_record("store-2"))
+    push_to(cluster, "client-0")
+    assert cluster.map.stores["a"].epoch == 0
+    push_to(cluster, "client-1")
+    assert cluster.map.stores["a"].epoch == 1
+    cluster.lose("client-1")
+    assert cluster.map.stores["a"].epoch == 1
+    assert cluster.map.stores["b"].epoch == 0
+
+
+# --- invalid stores -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"id": ""}, "its id has 0 bytes"),
+        ({"id": "é" * 101}, "its id has 202 bytes; 1 to 200 are allowed"),
+        ({"creator": "x" * 201}, "its creator has 201 bytes"),
+        ({"rules": ()}, "it has 0 rules; 1 to 256"),
+        ({"rules": (RuleRecord(rule="sgd"),) * 257}, "it has 257 rules"),
+        ({"rules": (RuleRecord(rule="magic"),)}, "unknown rule 'magic'; known rules: sgd,"),
+        ({"rules": (RuleRecord(rule="sgd", rate=-1.0),)}, "rule sgd: rate is -1.0"),
+        ({"rules": (RuleRecord(rule="sgd", weight_decay=1e300),)}, "rule sgd: weight_decay is 1e+300"),
+        ({"rules": (RuleRecord(rule="sgd", momentum=1.0),), "state_arrays": 1}, "momentum is 1.0; it must"),
+        ({"rules": (RuleRecord(rule="sgd", momentum=0.5),)}, "state_arrays is 0, and its rules keep 1"),
+        ({"rules": (RuleRecord(rule="adam"),), "state_arrays": 1}, "state_arrays is 1, and its rules keep 2"),
+        ({"rules": (RuleRecord(rule="adam", momentum=0.5),)}, "rule adam takes no momentum"),
+        ({"rules": (RuleRecord(rule="sgd", nesterov=True),)}, "nesterov needs a momentum above 0"),
+        ({"arrays": 2}, "the record names 2 arrays of 4096 bytes, the list others"),
+        ({"nbytes": 4095}, "the record names 1 arrays of 4095 bytes, the list others"),
+        ({"nbytes": -1}, "nbytes is -1"),
+        ({"state_arrays": 9}, "state_arrays is 9; 0 to 8"),
+        ({"shard_bytes": 4}, "shard_bytes is 4; 8 to"),
+        ({"servers": 65}, "servers is 65; 0 to 64"),
+        ({"servers": -1}, "servers is -1"),
+        ({"copies": 2}, "copies is 2; 1 to 1"),
+        ({"replicas": 0}, "replicas is 0"),
+        ({"most_weight": 1 << 40}, "most_weight is 1099511627776"),
+        ({"slack": -1}, "slack is -1"),
+        ({"slack": 1, "summed_weight": 1}, "summed_weight is 1 without bsp"),
+        ({"kernels": "quantum"}, "kernels is 'quantum'; known: auto"),
+        ({"in_place": True}, "in_place is for the store of a program"),
+        ({"first_clock": -1}, "first_clock is -1"),
+    ],
+    ids=str,
+)
+def test_a_bad_record_of_a_store_is_refused_with_field_and_value(fields, said):
+    cluster = with_servers("ps-0")
+    assert said in refused(cluster.create("a", store_record(**fields)))
+    assert cluster.map.stores == {}
+
+
+@pytest.mark.parametrize("pieces", [0, -1, 65, 1 << 40])
+def test_a_record_with_another_number_of_pieces_is_refused(pieces):
+    cluster = with_servers("ps-0")
+    cluster.create("a", store_record("other"))
+    record = store_record("x", pieces=pieces)
+    assert f"pieces is {pieces}; 1 to 64 are allowed" in refused(cluster.set("stores/b", record))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "stores/",
+        "stores//0",
+        "stores/a/",
+        "stores/a/64",
+        "stores/a/-1",
+        "stores/a/01",
+        "stores/a/0/0",
+        "stores/a\n",
+        "stores/" + "x" * 10_000,
+        "stores/" + "é" * 65 + "/0",
+    ],
+)
+def test_a_key_of_no_store_and_no_piece_is_refused(key):
+    cluster = with_servers()
+    before = cluster.map
+    for value in (store_record(), ArraysPiece(store="s", text=b"")):
+        reason = refused(cluster.apply(CompareAndSet(key=key, expected=0, value=msgspec.to_builtins(value))))
+        assert "no key" in reason
+        assert len(reason) < 500
+    assert cluster.map is before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"garbage",
+        b"[[]]",
+        b"{}",
+        b'[["w",[1' + b",1" * 20_000 + b"]]]",
+        b'[["w",[' + b"9" * 40_000 + b"]]]",
+        b'[["w",[1e999]]]',
+        b'[["w",[4],"float32",0,true,[],' + b"[" * 40_000 + b"]" * 40_000 + b"]]",
+        b'[["\xff",[4]]]',
+        b'[["\\ud800",[4]]]',
+    ],
+    ids=lambda text: text[:20].decode(errors="replace"),
+)
+def test_a_list_that_is_no_list_of_arrays_is_refused_and_costs_little(text):
+    cluster = with_servers("ps-0")
+    pieces = [ArraysPiece(store="s", text=text)] * 3
+    for number, piece in enumerate(pieces):
+        cluster.set(f"stores/a/{number}", piece)
+    begin = time.process_time()
+    refused(cluster.set("stores/a", store_record("s", pieces=1)))
+    refused(cluster.set("stores/a", store_record("s", pieces=3)))
+    assert time.process_time() - begin < 0.5
+    assert cluster.map.stores == {}
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        [ArrayRecord("w", (MOST_VALUES,))],
+        [ArrayRecord("w", (1 << 20, 1 << 20), cuts=(5, 1 << 19))],
+        [ArrayRecord("w", (MOST_VALUES // 7, 7), "float64")],
+        [ArrayRecord("w", (3, MOST_VALUES // 7))],
+        [ArrayRecord(str(n), (16_384,)) for n in range(10_000)],
+    ],
+    ids=["vector", "cuts", "rows", "long rows", "many arrays"],
+)
+def test_a_store_of_too_many_shards_is_refused_before_they_are_counted_one_by_one(arrays):
+    cluster = with_servers("ps-0")
+    begin = time.process_time()
+    reason = refused(cluster.create("a", store_record("s", arrays, shard_bytes=8), arrays))
+    assert time.process_time() - begin < 2.0
+    assert "shard_bytes=8 cuts its" in reason
+    assert f"raise it, so that there are at most {MAX_SHARDS}" in reason
+
+
+def test_ten_thousand_arrays_are_placed_in_a_moment():
+    cluster = with_servers("ps-0", "ps-1")
+    arrays = [ArrayRecord(f"layer-{number}/weights", (16, 16)) for number in range(10_000)]
+    record = store_record("s", arrays)
+    for number, piece in enumerate(cut_arrays("s", arrays)):
+        cluster.set(f"stores/a/{number}", piece)
+    begin = time.process_time()
+    cluster.set("stores/a", record)
+    assert time.process_time() - begin < 0.5
+    assert servers_of(cluster, "a") == ["ps-0", "ps-1"]
+
+
+def test_stores_that_wait_for_servers_are_not_read_again_with_each_command(monkeypatch):
+    cluster = with_servers()
+    arrays = [ArrayRecord(f"{number}", (8,)) for number in range(10_000)]
+    for number in range(6):
+        cluster.create(f"s{number}", store_record(f"id-{number}", arrays, servers=2), arrays)
+    monkeypatch.setattr(ControllerState, "_arrays_of", None)
+    cluster.join("ps-0")
+    cluster.join("ps-1")
+    assert {store.phase for store in cluster.map.stores.values()} == {"loading"}
+
+
+def test_a_cluster_takes_a_bounded_number_of_stores():
+    cluster = with_servers()
+    for number in range(MOST_STORES):
+        cluster.create(f"s{number}", store_record(f"id-{number}"))
+    assert f"the cluster has {MOST_STORES} stores: delete one" in refused(
+        cluster.create("one-more", store_record("x"))
+    )
+
+
+def test_the_lists_of_unfinished_stores_leave_when_there_are_too_many():
+    cluster = with_servers()
+    cluster.create("a", store_record())
+    for number in range(2 * UNFINISHED_PIECES):
+        piece = ArraysPiece(store=f"id-{number}", text=b"x")
+        cluster.set(f"stores/x{number}/{number % STORE_PIECES}", piece)
+    assert len(cluster.map.arrays) == UNFINISHED_PIECES + 1
+    assert "stores/a/0" in cluster.map.arrays
+    assert f"stores/x{2 * UNFINISHED_PIECES - 1}/{STORE_PIECES - 1}" in cluster.map.arrays
+
+
+class Stores(RuleBasedStateMachine):
+    """Servers and clients come and go while stores are created and deleted; the map stays sound."""
+
+    servers = st.sampled_from(["ps-0", "ps-1", "ps-2"])
+    clients = st.sampled_from([f"client-{number}" for number in range(4)])
+    names = st.sampled_from(["a", "b"])
+
+    def __init__(self):
+        super().__init__()
+        self.cluster = Cluster()
+        self.log = []
+        self.made = 0
+        apply = self.cluster.state.apply
+
+        def recorded(command):
+            self.log.append(command)
+            return apply(command)
+
+        self.cluster.state.apply = recorded
+
+    @rule(name=servers, incarnation=st.integers(1, 3), memory=st.sampled_from([100, 5000, 1 << 30]))
+    def a_server_joins(self, name, incarnation, memory):
+        self.cluster.set(f"nodes/{name}", node("ps", incarnation, info={"memory_bytes": memory}))
+
+    @rule(name=clients, incarnation=st.integers(1, 3), of=names)
+    def a_client_pushes(self, name, incarnation, of):
+        store = self.cluster.map.stores.get(of)
+        push_to(self.cluster, name, store.id if store is not None else "gone", incarnation)
+
+    @rule(name=servers | clients)
+    def a_node_is_lost(self, name):
+        if name in self.cluster.map.nodes:
+            self.cluster.lose(name)
+
+    @rule(name=names, servers=st.integers(0, 2), slack=st.sampled_from([None, 0, 3]))
+    def a_store_is_created(self, name, servers, slack):
+        self.made += 1
+        record = store_record(f"id-{self.made}", servers=servers, slack=slack, replicas=2)
+        self.cluster.create(name, record)
+
+    @rule(name=names)
+    def a_store_is_deleted(self, name):
+        if name in self.cluster.map.stores:
+            self.cluster.set(f"stores/{name}", replace(self.cluster.map.stores[name], phase="deleted"))
+
+    @rule(name=names)
+    def values_are_loaded(self, name):
+        if name in self.cluster.map.stores:
+            store = self.cluster.map.stores[name]
+            for server in sorted(set(store.buckets)):
+                self.cluster.serve(server, store.id)
+
+    @invariant()
+    def the_map_is_sound(self):
+        self.cluster.state.check_invariants()
+        cluster = self.cluster.map
+        for name, store in cluster.stores.items():
+            live = all(cluster.nodes[server].live for server in store.buckets)
+            assert live or store.phase == "failed"
+            assert f"stores/{name}/0" in cluster.arrays
+        generations = [store.generation for store in cluster.stores.values() if store.generation]
+        assert len(generations) == len(set(generations))
+
+    def teardown(self):
+        """The same commands give the same map."""
+        again = ControllerState(rules=TrainingRules())
+        for command in self.log:
+            again.apply(command)
+        assert again.map == self.cluster.map
+
+
+Stores.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStores = Stores.TestCase

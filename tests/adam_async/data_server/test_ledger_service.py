@@ -18,6 +18,7 @@ from adam_async.data_server.ledger_replication import Part
 from adam_async.data_server.questions import first_question
 from adam_async.data_server.service import DataServer
 from adam_async.data_server.state import Opening
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import DataError, first_cause
 from adam_async.messages import (
     CopyLedger,
@@ -143,7 +144,8 @@ class Party:
                 address=address_of(self.network),
                 identity=self.identity("controller", "controller"),
                 waits=self.waits,
-            )
+            ),
+            rules=TrainingRules(),
         )
         await self._stack.enter_async_context(self.controller)
         for number in range(servers):

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from adam_async.checkpoint import shard_transfer
 from adam_async.controller.role import RoleSettings
 from adam_async.data_server.service import DataServer
 from adam_async.messages import (
@@ -45,9 +46,10 @@ def ruinous(servers, shard):
     }
 
 
-async def test_messages_that_once_ended_a_run_are_refused_and_the_servers_continue():
+async def test_messages_that_once_ended_a_run_are_refused_and_the_servers_continue(monkeypatch):
+    monkeypatch.setattr(shard_transfer, "MESSAGE_BYTES", 16 << 10)
     network = LocalNetwork(rules=role_table(), config=LINKS)
-    async with asyncio.timeout(30), servers_of(network) as servers:
+    async with asyncio.timeout(30), servers_of(network, shard_bytes=16 << 10) as servers:
         data = DataServer(
             RoleSettings(
                 network=network,

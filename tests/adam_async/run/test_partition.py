@@ -12,7 +12,7 @@ from adam_async.model.partition.planner import layers_plan, vertical_plan
 from adam_async.run.cluster_map import RunRecord
 from adam_async.run.config import Config
 from adam_async.run.partition import check_crossings, plan_run, run_table, table_of
-from adam_async.run.shard_table import part_table, shard_table
+from adam_async.run.shard_table import part_table
 
 NETWORK = Network(digits())
 
@@ -28,7 +28,7 @@ def run_of(config):
 def test_a_run_of_one_worker_per_replica_is_not_cut():
     run = run_of(Config(plan="layers", replicas=3))
     assert run.plan is None
-    assert run_table(run, NETWORK) == shard_table(NETWORK.parameters)
+    assert run_table(run, NETWORK) == table_of(NETWORK)
 
 
 @pytest.mark.parametrize("halo", ["auto", "exchange", "recompute"])

@@ -1,6 +1,6 @@
 """Shards and buckets: complete, small enough, whole rows, balanced, and the same every time."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
@@ -8,27 +8,43 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.model.layer import ParameterSpec
 from adam_async.model.named import mnist_adam
 from adam_async.model.network import Network
 from adam_async.run.ids import NodeId
+from adam_async.run.partition import table_of
 from adam_async.run.shard_table import (
     NUM_BUCKETS,
     assign_buckets,
+    bytes_of_buckets,
+    count_shards,
     cut_tensor,
     holders,
     part_table,
     shard_table,
     spread,
 )
+from adam_async.run.store_record import ArrayRecord
 
 shapes = st.lists(st.integers(1, 12), min_size=1, max_size=3).map(tuple)
 limits = st.integers(1, 300)
 
 
-def parameters(*sizes):
-    fields = dict.fromkeys(ParameterSpec.__dataclass_fields__)
-    return [ParameterSpec(**{**fields, "name": f"t{n}", "shape": shape}) for n, shape in enumerate(sizes)]
+@dataclass(frozen=True)
+class Rows:
+    """Rows of an array, which one worker has."""
+
+    name: str
+    first_row: int
+    size: int
+    row_size: int
+
+
+def rows_of(array, start, stop):
+    return Rows(array.name, start, (stop - start) * array.row_size, array.row_size)
+
+
+def arrays(*sizes):
+    return [ArrayRecord(f"t{n}", shape) for n, shape in enumerate(sizes)]
 
 
 @given(shape=shapes, limit=limits)
@@ -60,7 +76,7 @@ def test_no_cut_is_made_without_need(shape, limit):
 
 @given(sizes=st.lists(shapes, min_size=1, max_size=5), limit=st.integers(16, 400))
 def test_a_table_numbers_shards_in_the_order_of_tensors_and_elements(sizes, limit):
-    table = shard_table(parameters(*sizes), shard_bytes=4 * limit, item_bytes=4)
+    table = shard_table(arrays(*sizes), shard_bytes=4 * limit)
     assert [shard.id for shard in table.shards] == list(range(len(table.shards)))
     assert [shard for shards in table.by_tensor.values() for shard in shards] == list(table.shards)
     for name, shape in ((f"t{n}", shape) for n, shape in enumerate(sizes)):
@@ -76,7 +92,7 @@ def test_a_table_numbers_shards_in_the_order_of_tensors_and_elements(sizes, limi
 @given(sizes=st.lists(shapes, min_size=1, max_size=5), servers=st.integers(1, 6))
 def test_the_same_model_is_placed_the_same_way_every_time(sizes, servers):
     names = [NodeId(f"ps-{n}") for n in range(servers)]
-    tables = [shard_table(parameters(*sizes), shard_bytes=256) for _ in range(2)]
+    tables = [shard_table(arrays(*sizes), shard_bytes=256) for _ in range(2)]
     assert tables[0] == tables[1]
     assert assign_buckets(tables[0], names) == assign_buckets(tables[1], names)
 
@@ -92,7 +108,7 @@ def test_spreading_is_balanced_to_the_largest_item(weights, bins):
 
 @given(sizes=st.lists(shapes, min_size=1, max_size=6), servers=st.integers(1, 5))
 def test_servers_are_balanced_by_bytes_to_the_heaviest_bucket(sizes, servers):
-    table = shard_table(parameters(*sizes), shard_bytes=256)
+    table = shard_table(arrays(*sizes), shard_bytes=256)
     names = [NodeId(f"ps-{n}") for n in range(servers)]
     primaries = assign_buckets(table, names)
     assert len(primaries) == NUM_BUCKETS
@@ -105,7 +121,7 @@ def test_servers_are_balanced_by_bytes_to_the_heaviest_bucket(sizes, servers):
 
 
 def test_the_paper_model_is_spread_over_three_servers_within_a_tenth():
-    table = shard_table(Network(mnist_adam()).parameters, shard_bytes=16 << 10)
+    table = table_of(Network(mnist_adam()), shard_bytes=16 << 10)
     assert max(shard.size * 4 for shard in table.shards) <= 16 << 10
     names = [NodeId("a"), NodeId("b"), NodeId("c")]
     primaries = assign_buckets(table, names)
@@ -116,7 +132,7 @@ def test_the_paper_model_is_spread_over_three_servers_within_a_tenth():
 
 @given(sizes=st.lists(shapes, min_size=1, max_size=6), servers=st.integers(1, 5))
 def test_holders_are_those_whose_buckets_hold_a_shard_and_no_others(sizes, servers):
-    table = shard_table(parameters(*sizes), shard_bytes=256)
+    table = shard_table(arrays(*sizes), shard_bytes=256)
     primaries = assign_buckets(table, [NodeId(f"ps-{n}") for n in range(servers)])
     found = holders(table, primaries)
     assert list(found) == sorted(set(found))
@@ -145,16 +161,15 @@ def test_a_range_ends_before_each_row_at_which_a_tensor_is_cut(cut, limit):
 
 @given(cuts=st.lists(cut_tensors(), min_size=1, max_size=4), limit=st.integers(16, 400))
 def test_the_tables_of_all_parts_hold_each_shard_once_with_its_number_and_bucket(cuts, limit):
-    whole = parameters(*[shape for shape, _ in cuts])
-    named = {f"t{number}": rows for number, (_, rows) in enumerate(cuts)}
-    table = shard_table(whole, shard_bytes=4 * limit, cuts=named)
+    whole = [ArrayRecord(f"t{n}", shape, cuts=rows) for n, (shape, rows) in enumerate(cuts)]
+    table = shard_table(whole, shard_bytes=4 * limit)
     seen = []
-    for part in range(1 + max(len(rows) for rows in named.values())):
+    for part in range(1 + max(len(array.cuts) for array in whole)):
         mine = []
-        for parameter in whole:
-            edges = (0, *named[parameter.name], parameter.shape[0])
+        for array in whole:
+            edges = (0, *array.cuts, array.shape[0])
             if part < len(edges) - 1:
-                mine.append(replace(parameter, first_row=0).rows(range(edges[part], edges[part + 1])))
+                mine.append(rows_of(array, edges[part], edges[part + 1]))
         cut = part_table(table, mine)
         for parameter in mine:
             ranges = [(spec.start, spec.stop) for spec in cut.by_tensor[parameter.name]]
@@ -170,14 +185,40 @@ def test_the_tables_of_all_parts_hold_each_shard_once_with_its_number_and_bucket
     assert sorted(seen) == list(range(len(table.shards)))
 
 
+@given(
+    cut=cut_tensors(),
+    limit=limits,
+    dtype=st.sampled_from(["float32", "float64"]),
+    split=st.booleans(),
+)
+def test_the_number_of_shards_of_an_array_is_that_of_its_table(cut, limit, dtype, split):
+    shape, rows = cut
+    array = ArrayRecord("t", shape, dtype, split=split, cuts=rows)
+    assert count_shards(array, 8 * limit) == len(shard_table([array], shard_bytes=8 * limit).shards)
+
+
+@pytest.mark.parametrize(("shape", "count"), [((), 1), ((0,), 0), ((0, 5), 0), ((5, 0), 0)])
+def test_a_scalar_has_one_shard_and_an_empty_array_none(shape, count):
+    array = ArrayRecord("t", shape)
+    assert len(shard_table([array]).shards) == count_shards(array, 64) == count
+
+
+@given(sizes=st.lists(shapes, min_size=1, max_size=5), limit=limits)
+def test_the_bytes_of_buckets_are_those_of_the_table(sizes, limit):
+    loads = [0] * NUM_BUCKETS
+    for shard in shard_table(arrays(*sizes), shard_bytes=4 * limit).shards:
+        loads[shard.bucket] += shard.nbytes
+    assert bytes_of_buckets(arrays(*sizes), shard_bytes=4 * limit) == tuple(loads)
+
+
 def test_a_part_that_has_all_rows_has_the_shards_of_the_whole():
-    whole = parameters((7, 3), (4,))
+    whole = arrays((7, 3), (4,))
     table = shard_table(whole, shard_bytes=64)
-    assert part_table(table, [replace(p, first_row=0) for p in whole]) == table
+    assert part_table(table, [rows_of(array, 0, array.shape[0]) for array in whole]) == table
 
 
 def test_impossible_placements_are_refused():
     with pytest.raises(ValueError, match="at least one value of 8 bytes, not 7"):
-        shard_table(parameters((3,)), shard_bytes=7, item_bytes=8)
+        shard_table([ArrayRecord("t", (3,), "float64")], shard_bytes=7)
     with pytest.raises(ValueError, match="at least one server"):
-        assign_buckets(shard_table(parameters((3,))), [])
+        assign_buckets(shard_table(arrays((3,))), [])

@@ -32,9 +32,10 @@ from adam_async.parameter_server.events import Acknowledge, Applied, PullArrived
 from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import ServerState
-from adam_async.parameter_server.storage import ShardStorage, initial_values
+from adam_async.parameter_server.storage import ShardStorage
 from adam_async.run.config import Config
-from adam_async.run.shard_table import assign_buckets, shard_table
+from adam_async.run.partition import table_of
+from adam_async.run.shard_table import assign_buckets
 from adam_async.worker.puller import Puller
 from adam_async.worker.push_plan import plan_pushes
 from adam_async.worker.replay_log import Reader, ReadLog
@@ -65,7 +66,8 @@ class SimulatedServer:
             for spec in specs
         ]
         for shard in shards:
-            shard.values[:] = initial_values(run.network, Dice(run.config.seed), shard.spec)
+            first = run.network.initial_values(Dice(run.config.seed), shard.spec.tensor)
+            shard.values[:] = first.reshape(-1)[shard.spec.start : shard.spec.stop]
         self.log = OrderLog([int(spec.id) for spec in specs])
         self.applier = Applier(run.rule, specs, run.network.dtype)
         self.state = ServerState(
@@ -217,11 +219,7 @@ class SimulatedRun:
         self.config = config
         self.dataset = dataset
         self.network = Network(spec, dtype=config.dtype, kernels="numpy")
-        self.table = shard_table(
-            self.network.parameters,
-            shard_bytes=config.shard_bytes,
-            item_bytes=self.network.dtype.itemsize,
-        )
+        self.table = table_of(self.network, shard_bytes=config.shard_bytes)
         self.names = [f"ps-{number}" for number in range(config.servers)]
         self.buckets = assign_buckets(self.table, self.names)
         self.rule = rule_of(config)

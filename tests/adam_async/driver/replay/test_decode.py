@@ -13,12 +13,12 @@ from adam_async.model.named import digits
 from adam_async.model.network import Network
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, OrderLog
 from adam_async.run.config import Config
-from adam_async.run.shard_table import shard_table
+from adam_async.run.partition import table_of
 from adam_async.worker.replay_log import Reader, ReadLog
 from adam_async.worker.weights import WorkerWeights
 
 NETWORK = Network(digits())
-TABLE = shard_table(NETWORK.parameters)
+TABLE = table_of(NETWORK)
 HEADER = Header(
     config=msgspec.to_builtins(Config(record=True)),
     spec=digits().to_dict(),

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from adam_async.controller.state import Invalid
-from tests.adam_async.controller.test_state import Cluster, run_record, training
+from tests.adam_async.cluster_maps import Cluster, run_record, training
 
 FIELDS = {"epoch": "epoch", "lending": "ledger_record"}
 """Field of the map by the key that sets it."""

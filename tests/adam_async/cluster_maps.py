@@ -1,0 +1,173 @@
+"""A controller's map with the training rules, and short words for the commands of tests."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from adam_async.controller.state import Changed, Command, CompareAndSet, ControllerState, Event, NodeLost
+from adam_async.driver.preparation import store_of
+from adam_async.driver.training_rules import TrainingRules
+from adam_async.model.named import mlp
+from adam_async.run.cluster_map import ClusterMap, NodeRecord, ResumeRecord, RunRecord, ready_word
+from adam_async.run.config import Config
+from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord, cut_arrays
+
+SPEC = mlp((16, 8, 4), input_shape=(1, 4, 4)).to_dict()
+
+SHAPES = {"fc1/weights": (8, 16), "fc1/biases": (8,), "fc2/weights": (4, 8), "fc2/biases": (4,)}
+"""Shapes of the arrays of this model."""
+
+
+def node(role: str = "worker", incarnation: int = 1, **fields: Any) -> NodeRecord:
+    """Return the record of a node as it joins."""
+    info = {"train_images": 100} if role == "data" else {}
+    return NodeRecord(
+        **{"role": role, "address": "local://1", "incarnation": incarnation, "info": info, **fields}
+    )
+
+
+def run_record(
+    id: str = "run-1",
+    *,
+    phase: Any = "preparing",
+    epoch: int = 0,
+    resumed: ResumeRecord | None = None,
+    **options: Any,
+) -> RunRecord:
+    """Return the record of a run with these options."""
+    config = msgspec.to_builtins(Config(**{"images_per_group": 10, "epochs": 2, **options}))
+    return RunRecord(
+        id=id, driver="driver", config=config, spec=SPEC, phase=phase, epoch=epoch, resumed=resumed
+    )
+
+
+def store_record(id: str = "store-1", listed: Sequence[ArrayRecord] = (), **fields: Any) -> StoreRecord:
+    """Return the record of a store with these arrays, one of 1024 float32 values by default."""
+    arrays = listed or ARRAYS
+    return StoreRecord(
+        **{
+            "id": id,
+            "rules": (RuleRecord(rule="sgd"),),
+            "arrays": len(arrays),
+            "nbytes": sum(array.nbytes for array in arrays),
+            "state_arrays": 0,
+            "pieces": len(cut_arrays(id, arrays)),
+            "shard_bytes": 256,
+            **fields,
+        }
+    )
+
+
+ARRAYS = (ArrayRecord("w", (64, 16)),)
+
+
+class Cluster:
+    """A controller's state; each command checks the invariants."""
+
+    def __init__(self) -> None:
+        self.state = ControllerState(rules=TrainingRules())
+
+    @property
+    def map(self) -> ClusterMap:
+        """The map."""
+        return self.state.map
+
+    def apply(self, command: Command) -> list[Event]:
+        """Apply one command."""
+        before = self.map.version
+        events = self.state.apply(command)
+        self.state.check_invariants()
+        assert self.map.version == before + any(isinstance(event, Changed) for event in events)
+        return events
+
+    def set(self, key: str, value: Any, expected: int | None = None) -> list[Event]:
+        """Set a key, by default at its present version."""
+        version = self._version(key) if expected is None else expected
+        return self.apply(CompareAndSet(key=key, expected=version, value=msgspec.to_builtins(value)))
+
+    def _version(self, key: str) -> int:
+        kind, _, name = key.partition("/")
+        if kind == "stores" and "/" in name:
+            old: Any = self.map.arrays.get(key)
+        elif name:
+            tables: dict[str, Any] = {
+                "nodes": self.map.nodes,
+                "stores": self.map.stores,
+                "run": self.map.pieces,
+            }
+            old = tables.get(kind, {}).get(key if kind == "run" else name)
+        else:
+            old = getattr(self.map, "ledger_record" if kind == "lending" else kind, None)
+        return old.changed if old is not None else 0
+
+    def join(self, *names: str, incarnation: int = 1, **fields: Any) -> None:
+        """Let nodes join; the text before the first hyphen is the role."""
+        for name in names:
+            self.set(f"nodes/{name}", node(name.partition("-")[0], incarnation, **fields))
+
+    def submit(self, record: RunRecord) -> list[Event]:
+        """Submit a run, and then its store, as a driver does; returns the events of the run."""
+        events = self.set("run", record)
+        config = msgspec.convert(record.config, Config)
+        arrays = tuple(ArrayRecord(name, shape, config.dtype) for name, shape in SHAPES.items())
+        self.create(record.id, store_of(record, config, arrays), arrays)
+        return events
+
+    def create(self, name: str, record: StoreRecord, arrays: Sequence[ArrayRecord] = ARRAYS) -> list[Event]:
+        """Create a store; returns the events of its record."""
+        pieces = cut_arrays(record.id, arrays)
+        for number, piece in enumerate(pieces):
+            self.set(f"stores/{name}/{number}", piece)
+        return self.set(f"stores/{name}", msgspec.structs.replace(record, pieces=len(pieces)))
+
+    def serve(self, name: str, id: str) -> None:
+        """Let a server report that it holds a store."""
+        record = self.map.nodes[name]
+        serves = (*(each for each in record.serves if each != id), id)
+        self.set(f"nodes/{name}", msgspec.structs.replace(record, serves=serves))
+
+    def open(self, name: str, record: StoreRecord, arrays: Sequence[ArrayRecord] = ARRAYS) -> StoreRecord:
+        """Create a store, and let its servers report that they hold it."""
+        self.create(name, record, arrays)
+        for server in sorted(set(self.map.stores[name].buckets)):
+            self.serve(server, record.id)
+        assert self.map.stores[name].phase == "open"
+        return self.map.stores[name]
+
+    def ready(self, *names: str, run: str = "run-1") -> None:
+        """Let nodes report that they are ready for a run."""
+        for name in names:
+            record = self.map.nodes[name]
+            if record.role == "ps":
+                self.serve(name, run)
+                continue
+            word = (
+                ready_word(run, self.map.replica_generation(record.replica))
+                if record.role == "worker"
+                else run
+            )
+            self.set(f"nodes/{name}", msgspec.structs.replace(record, ready=word))
+
+    def lose(self, name: str) -> None:
+        """Lose a node."""
+        self.apply(NodeLost(name, self.map.nodes[name].incarnation))
+
+    def end_epoch(self, **result: Any) -> None:
+        """End the epoch with a result."""
+        assert self.map.epoch is not None
+        self.set("epoch", msgspec.structs.replace(self.map.epoch, ended=True, result=result))
+
+
+def training(**options: Any) -> Cluster:
+    """Return a cluster in the first epoch of its run."""
+    cluster = Cluster()
+    servers = [f"ps-{number}" for number in range(options.get("servers", 1))]
+    count = options.get("replicas", 1) * options.get("partitions", 1)
+    workers = [f"worker-{number}" for number in range(count)]
+    cluster.join("driver", "data-0", *servers, *workers)
+    cluster.submit(run_record(**options))
+    cluster.ready("data-0", *servers, *workers)
+    assert cluster.map.run is not None
+    assert cluster.map.run.phase == "training"
+    return cluster

@@ -1,0 +1,611 @@
+"""Training runs on the controllers' map: placing, worker slots, epochs, ledger replicas, failures."""
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from adam_async.controller.state import (
+    DEPARTED_KEPT,
+    CompareAndSet,
+    Conflict,
+    ControllerState,
+    Invalid,
+    NodeLost,
+)
+from adam_async.driver.readiness import check_failed
+from adam_async.driver.training_rules import TrainingRules
+from adam_async.errors import LOST_SHARDS, RoleFailed
+from adam_async.run.cluster_map import EpochRecord, ResumeRecord, skipped_groups
+from tests.adam_async.cluster_maps import SPEC, Cluster, node, run_record, training
+
+
+def test_a_run_is_placed_when_as_many_servers_are_live_as_it_wants():
+    cluster = Cluster()
+    cluster.join("driver", "ps-1")
+    cluster.submit(run_record(servers=2))
+    assert cluster.map.buckets == ()
+    cluster.join("ps-0", "ps-2")
+    assert set(cluster.map.buckets) == {"ps-0", "ps-1"}
+    assert cluster.map.generation == 1
+
+
+def test_nodes_that_left_long_ago_leave_the_map_and_those_of_the_run_do_not():
+    cluster = training(servers=2)
+    cluster.lose("ps-1")
+    cluster.lose("driver")
+    for number in range(200):
+        cluster.join(f"worker-{number}-of-many", f"ps-{number}-of-many")
+        cluster.lose(f"worker-{number}-of-many")
+        cluster.lose(f"ps-{number}-of-many")
+        assert len(cluster.map.nodes) <= 6 + 2 * DEPARTED_KEPT
+    assert {"driver", "ps-0", "ps-1", "worker-0"} < set(cluster.map.nodes)
+    assert "worker-199-of-many" in cluster.map.nodes
+    assert "worker-100-of-many" not in cluster.map.nodes
+    cluster.join("worker-100-of-many", incarnation=2)
+    assert cluster.map.nodes["worker-100-of-many"].live
+
+
+def test_every_bucket_keeps_its_primary_while_others_come_and_go():
+    cluster = training(servers=2)
+    placed = cluster.map.buckets
+    cluster.join("ps-7")
+    cluster.lose("ps-7")
+    assert cluster.map.buckets == placed
+    assert cluster.map.run.phase == "training"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_shards_are_weighed_in_the_type_of_the_run(dtype):
+    cluster = training(servers=3, shard_bytes=64, dtype=dtype)
+    held = [cluster.map.buckets.count(server) for server in ("ps-0", "ps-1", "ps-2")]
+    assert sum(held) == len(cluster.map.buckets)
+    # In either type there are more shards than servers, so none of them may be left empty.
+    assert min(held) >= 1
+
+
+def test_every_live_worker_gets_the_lowest_free_replica():
+    cluster = Cluster()
+    cluster.join("driver", "worker-c", "worker-a", "worker-b")
+    cluster.submit(run_record(replicas=2))
+    replicas = {name: record.replica for name, record in cluster.map.nodes.items() if record.role == "worker"}
+    assert replicas == {"worker-a": 0, "worker-b": 1, "worker-c": 2}
+
+
+def test_a_worker_that_joins_takes_part_as_soon_as_it_is_ready():
+    cluster = training(replicas=2)
+    cluster.join("worker-9")
+    assert cluster.map.nodes["worker-9"].replica == 2
+    assert cluster.map.live_replicas() == (0, 1)
+    cluster.ready("worker-9")
+    assert cluster.map.live_replicas() == (0, 1, 2)
+    cluster.lose("worker-0")
+    cluster.join("worker-8")
+    assert cluster.map.nodes["worker-8"].replica == 0
+    cluster.end_epoch()
+    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
+    assert cluster.map.epoch.shares == {"1": (0, 5), "2": (5, 10)}
+    assert cluster.map.run.phase == "training"
+
+
+def test_a_run_begins_with_as_many_replicas_as_it_wants_and_more_if_they_are_ready():
+    cluster = Cluster()
+    cluster.join("driver", "data-0", "ps-0", "worker-0", "worker-1", "worker-2")
+    cluster.submit(run_record(replicas=2))
+    cluster.ready("data-0", "worker-0", "worker-1")
+    cluster.join("worker-3")
+    cluster.ready("worker-3", "ps-0")
+    assert cluster.map.run.phase == "training"
+    assert cluster.map.epoch.shares == {"0": (0, 3), "1": (3, 6), "3": (6, 10)}
+
+
+def test_a_departed_node_is_not_live_and_its_loss_changes_nothing():
+    cluster = training(replicas=2)
+    record = cluster.map.nodes["worker-1"]
+    cluster.set("nodes/worker-1", msgspec.structs.replace(record, live=False, left=True))
+    assert cluster.map.live_replicas() == (0,)
+    assert cluster.map.nodes["worker-1"].left
+    version = cluster.map.version
+    assert cluster.apply(NodeLost("worker-1", 1)) == []
+    assert cluster.map.version == version
+
+
+@pytest.mark.parametrize("missing", ["data-0", "ps-0", "worker-0"])
+def test_an_epoch_begins_only_when_everybody_is_ready(missing):
+    cluster = Cluster()
+    everybody = ("data-0", "ps-0", "worker-0")
+    cluster.join("driver", *everybody)
+    cluster.submit(run_record())
+    cluster.ready(*(name for name in everybody if name != missing))
+    assert cluster.map.run.phase == "preparing"
+    cluster.ready(missing)
+    assert (cluster.map.run.phase, cluster.map.run.epoch) == ("training", 1)
+    assert cluster.map.epoch.shares == {"0": (0, 10)}
+
+
+def test_shares_cover_the_groups_and_differ_by_one_at_most():
+    cluster = training(replicas=3)
+    assert cluster.map.epoch.groups == 10
+    assert sorted(cluster.map.epoch.shares.values()) == [(0, 3), (3, 6), (6, 10)]
+
+
+@pytest.mark.parametrize("consistency", ["ssp:3", "bsp"])
+def test_where_clocks_count_replicas_take_turns_of_a_step_from_where_all_have_met(consistency):
+    cluster = training(replicas=2, consistency=consistency, push_every=3)
+    epoch = cluster.map.epoch
+    assert (epoch.round_groups, epoch.first_clock) == (3, 0)
+    assert epoch.shares == {"0": (0, 2), "1": (1, 2)}
+    cluster.end_epoch(clock=2)
+    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
+    assert cluster.map.epoch.first_clock == 2
+
+
+def test_asynchronous_epochs_know_no_clock():
+    cluster = training(push_every=3)
+    cluster.end_epoch(clock=7)
+    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
+    assert (cluster.map.epoch.round_groups, cluster.map.epoch.first_clock) == (0, 0)
+
+
+def test_in_a_warm_start_the_lowest_replica_has_more():
+    cluster = training(replicas=2, warm_start=4)
+    assert cluster.map.epoch.shares == {"0": (0, 7), "1": (7, 10)}
+
+
+RESUMED = ResumeRecord(epoch=2, finished=((0, 4),), clock=9, results=({"images": 100, "clock": 5},))
+
+
+@pytest.mark.parametrize("consistency", ["asp", "bsp"])
+def test_a_resumed_run_begins_with_the_epoch_that_it_takes_up_and_its_results(consistency):
+    cluster = training(replicas=2, consistency=consistency, resumed=RESUMED)
+    run, epoch = cluster.map.run, cluster.map.epoch
+    assert (run.epoch, epoch.number, cluster.map.results) == (2, 2, RESUMED.results)
+    assert epoch.finished == ((0, 4),)
+    synchronous = consistency == "bsp"
+    assert epoch.shares == ({"0": (0, 2), "1": (1, 2)} if synchronous else {"0": (0, 7), "1": (7, 10)})
+    assert epoch.first_clock == (9 if synchronous else 0)
+    cluster.end_epoch(images=100, clock=12)
+    assert (cluster.map.run.phase, len(cluster.map.results)) == ("between", 2)
+
+
+def test_the_skipped_groups_of_an_epoch_and_their_replicas_go_into_the_next():
+    cluster = training(replicas=2)
+    assert (cluster.map.epoch.carried, cluster.map.epoch.behind) == (0, ())
+    cluster.end_epoch(images=69, skipped=31, behind=(1,), skipped_groups=((6, 10),))
+    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
+    epoch = cluster.map.epoch
+    assert (epoch.carried, epoch.behind) == (4, (1,))
+    assert epoch.shares == {"0": (0, 7), "1": (7, 10)}
+    assert skipped_groups(cluster.map.results) == [[(6, 10)]]
+
+
+def test_finished_ranges_beyond_the_epoch_are_cut_off():
+    resumed = msgspec.structs.replace(RESUMED, finished=((0, 4), (8, 90), (95, 99)))
+    assert training(resumed=resumed).map.epoch.finished == ((0, 4), (8, 10))
+
+
+def test_a_resumed_run_without_the_results_before_it_is_refused():
+    cluster = Cluster()
+    for results in ((), RESUMED.results * 3):
+        resumed = msgspec.structs.replace(RESUMED, epoch=3, results=results)
+        (event,) = cluster.submit(run_record(resumed=resumed))
+        assert isinstance(event, Invalid)
+        assert event.reason == f"run: it resumes epoch 3, but has the results of {len(results)} before it"
+
+
+def test_after_an_epoch_the_run_waits_for_its_driver_and_keeps_the_result():
+    cluster = training()
+    cluster.end_epoch(images=100, loss=0.5, train_s=1.0)
+    assert (cluster.map.run.phase, cluster.map.run.epoch) == ("between", 1)
+    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
+    assert (cluster.map.epoch.number, cluster.map.epoch.ended) == (2, False)
+    assert cluster.map.results == ({"images": 100, "loss": 0.5, "train_s": 1.0},)
+
+
+def test_with_concurrent_evaluation_the_next_epoch_begins_at_once_and_results_stay():
+    cluster = training(evaluation="concurrent")
+    cluster.end_epoch(images=1)
+    assert (cluster.map.run.phase, cluster.map.epoch.number) == ("training", 2)
+    cluster.end_epoch(images=2)
+    assert (cluster.map.run.phase, cluster.map.epoch.number) == ("between", 2)
+    assert cluster.map.results == ({"images": 1}, {"images": 2})
+
+
+def test_the_next_epoch_is_shared_among_those_who_are_left():
+    cluster = training(replicas=2)
+    cluster.lose("worker-0")
+    cluster.end_epoch()
+    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
+    assert cluster.map.epoch.shares == {"1": (0, 10)}
+
+
+@pytest.mark.parametrize(
+    ("lost", "reason"),
+    [
+        ("ps-0", f"ps-0 died: {LOST_SHARDS}"),
+        ("data-0", "the data server died: no other has joined"),
+        ("driver", "its driver driver left"),
+    ],
+)
+def test_a_run_fails_when_it_loses_what_it_cannot_do_without(lost, reason):
+    cluster = training()
+    cluster.lose(lost)
+    named = {"ps-0": "ps-0", "data-0": "the data server", "driver": ""}
+    assert cluster.map.run.lost == named[lost]
+    assert (cluster.map.run.phase, cluster.map.run.reason) == ("failed", reason)
+
+
+def test_a_run_does_not_fail_because_a_worker_reports_a_failure():
+    cluster = Cluster()
+    cluster.join("driver", "ps-0", "worker-0")
+    cluster.submit(run_record())
+    cluster.set("nodes/worker-0", msgspec.structs.replace(cluster.map.nodes["worker-0"], failed="me"))
+    assert cluster.map.run.phase == "preparing"
+
+
+def test_a_data_server_that_refuses_a_run_is_reported_as_refusing_and_not_as_dead():
+    cluster = Cluster()
+    cluster.join("driver", "data-0", "ps-0", "worker-0")
+    cluster.submit(run_record())
+    refusal = "step 1 (a:b): there is no module 'a'"
+    cluster.set("nodes/data-0", msgspec.structs.replace(cluster.map.nodes["data-0"], failed=refusal))
+    assert (cluster.map.run.phase, cluster.map.run.lost) == ("failed", "the data server")
+    assert cluster.map.run.reason == f"the data server cannot serve the run: data-0: {refusal}"
+    with pytest.raises(RoleFailed, match=r"^the data server cannot serve the run: data-0: step 1"):
+        check_failed(cluster.map, cluster.map.run.id)
+
+
+def test_a_run_goes_on_without_a_worker():
+    cluster = training()
+    cluster.lose("worker-0")
+    assert cluster.map.run.phase == "training"
+    assert cluster.map.live_replicas() == ()
+
+
+def test_a_primary_that_restarts_before_it_is_missed_has_lost_its_shards_all_the_same():
+    cluster = training()
+    cluster.join("ps-0", incarnation=2)
+    assert cluster.map.nodes["ps-0"].live
+    assert cluster.map.run.phase == "failed"
+    assert cluster.map.run.reason.startswith("ps-0 died")
+
+
+def test_a_worker_that_restarts_gets_a_replica_again_in_its_new_life():
+    cluster = training(replicas=2)
+    cluster.join("worker-1", incarnation=5)
+    record = cluster.map.nodes["worker-1"]
+    assert (record.incarnation, record.replica, record.ready) == (5, 1, "")
+    assert cluster.map.run.phase == "training"
+
+
+def test_a_node_that_sets_the_same_record_again_keeps_its_replica():
+    cluster = training()
+    cluster.set("nodes/worker-0", node(ready="run-1"))
+    assert cluster.map.nodes["worker-0"].replica == 0
+
+
+def test_a_failed_run_stays_failed_and_a_new_one_starts_afresh():
+    cluster = training()
+    cluster.lose("ps-0")
+    cluster.join("ps-0", incarnation=2)
+    assert cluster.map.run.phase == "failed"
+    cluster.submit(run_record("run-2"))
+    assert (cluster.map.run.id, cluster.map.run.phase) == ("run-2", "preparing")
+    assert set(cluster.map.buckets) == {"ps-0"}
+    assert cluster.map.generation == 2
+    assert cluster.map.epoch is None
+    assert {record.ready for record in cluster.map.nodes.values()} == {""}
+    assert cluster.map.nodes["worker-0"].replica == 0
+
+
+def test_a_finished_run_fails_no_more():
+    cluster = training()
+    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="finished"))
+    for name in ("ps-0", "data-0", "driver"):
+        cluster.lose(name)
+    assert cluster.map.run.phase == "finished"
+
+
+def test_the_death_of_an_earlier_incarnation_changes_nothing():
+    cluster = training()
+    version = cluster.map.version
+    assert cluster.apply(NodeLost("worker-0", 99)) == []
+    assert cluster.apply(NodeLost("nobody", 1)) == []
+    assert cluster.map.version == version
+
+
+# --- replicas of several workers ---------------------------------------------------------------
+
+
+def places(cluster):
+    """Where the live workers are."""
+    nodes = cluster.map.nodes
+    return {name: (nodes[name].replica, nodes[name].partition) for name in cluster.map.live("worker")}
+
+
+def test_workers_fill_one_replica_after_the_other_and_who_is_left_over_waits():
+    cluster = Cluster()
+    cluster.join("driver", *(f"worker-{number}" for number in range(5)))
+    cluster.submit(run_record(replicas=2, partitions=2))
+    assert list(places(cluster).values()) == [(0, 0), (0, 1), (1, 0), (1, 1), (-1, 0)]
+    cluster.join("worker-5")
+    assert places(cluster) | {"worker-4": (2, 0), "worker-5": (2, 1)} == places(cluster)
+
+
+def test_a_run_begins_when_all_workers_of_its_replicas_are_ready():
+    cluster = Cluster()
+    everybody = ("data-0", "ps-0", "worker-0", "worker-1", "worker-2")
+    cluster.join("driver", *everybody)
+    cluster.submit(run_record(partitions=3))
+    cluster.ready(*everybody[:-1])
+    assert (cluster.map.run.phase, cluster.map.live_replicas()) == ("preparing", ())
+    cluster.ready("worker-2")
+    assert (cluster.map.run.phase, cluster.map.live_replicas()) == ("training", (0,))
+
+
+def test_a_replica_that_lost_a_worker_is_out_until_the_spare_one_and_all_others_are_ready_anew():
+    cluster = training(replicas=2, partitions=2)
+    lives = cluster.map.replica_generations()
+    cluster.join("worker-9")
+    assert cluster.map.replica_generations() == lives
+    cluster.lose("worker-1")
+    assert places(cluster)["worker-9"] == (0, 1)
+    assert cluster.map.replica_generations() == {1: lives[1]}
+    cluster.ready("worker-9")
+    assert cluster.map.live_replicas() == (1,)
+    cluster.ready("worker-0")
+    again = cluster.map.replica_generations()
+    assert (again[1], set(again)) == (lives[1], {0, 1})
+    assert again[0] != lives[0]
+
+
+def test_a_worker_that_was_gone_and_is_back_gives_its_replica_another_life():
+    cluster = training()
+    before = cluster.map.replica_generation(0)
+    cluster.lose("worker-0")
+    assert cluster.map.replica_generation(0) == 0
+    cluster.join("worker-0")
+    assert cluster.map.replica_generation(0) not in (0, before)
+
+
+def test_of_two_replicas_that_lack_workers_the_higher_one_gives_its_own_to_the_lower():
+    cluster = training(replicas=3, partitions=2)
+    cluster.lose("worker-1")
+    assert places(cluster)["worker-0"] == (0, 0)
+    cluster.lose("worker-4")
+    assert places(cluster) == {
+        "worker-0": (0, 0),
+        "worker-2": (1, 0),
+        "worker-3": (1, 1),
+        "worker-5": (0, 1),
+    }
+
+
+class Members(RuleBasedStateMachine):
+    """Nodes join, restart, get ready and die while a driver advances the run; the map stays sound."""
+
+    PARTITIONS = 1
+
+    names = st.sampled_from(
+        ["driver", "data-0", "ps-0", "ps-1", *(f"worker-{number}" for number in range(5))]
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.cluster = Cluster()
+        self.log = []
+        self.runs = 0
+        apply = self.cluster.state.apply
+
+        def recorded(command):
+            self.log.append(command)
+            return apply(command)
+
+        self.cluster.state.apply = recorded
+
+    @rule(name=names, incarnation=st.integers(1, 3))
+    def joins(self, name, incarnation):
+        self.cluster.join(name, incarnation=incarnation)
+
+    @rule(name=names)
+    def gets_ready(self, name):
+        run = self.cluster.map.run
+        if run is not None and name in self.cluster.map.nodes:
+            self.cluster.ready(name, run=run.id)
+
+    @rule(name=names)
+    def dies(self, name):
+        if name in self.cluster.map.nodes:
+            self.cluster.lose(name)
+
+    @rule(concurrent=st.booleans())
+    def a_run_is_submitted(self, concurrent):
+        self.runs += 1
+        evaluation = "concurrent" if concurrent else "wait"
+        record = run_record(
+            f"run-{self.runs}", servers=2, replicas=2, partitions=self.PARTITIONS, evaluation=evaluation
+        )
+        self.cluster.submit(record)
+
+    @rule()
+    def the_epoch_ends(self):
+        epoch = self.cluster.map.epoch
+        if epoch is not None and not epoch.ended:
+            self.cluster.end_epoch(images=1)
+
+    @rule()
+    def the_driver_goes_on(self):
+        run = self.cluster.map.run
+        if run is not None and run.phase == "between":
+            self.cluster.set("run", msgspec.structs.replace(run, phase="training", epoch=run.epoch + 1))
+
+    @invariant()
+    def the_map_is_sound(self):
+        self.cluster.state.check_invariants()
+        cluster = self.cluster.map
+        if cluster.epoch is not None and cluster.run.phase in ("training", "between"):
+            assert len(cluster.results) == cluster.epoch.number - (not cluster.epoch.ended)
+
+    def teardown(self):
+        """The same commands give the same map."""
+        again = ControllerState(rules=TrainingRules())
+        for command in self.log:
+            again.apply(command)
+        assert again.map == self.cluster.map
+
+
+class MembersInTwos(Members):
+    PARTITIONS = 2
+
+
+class MembersInThrees(Members):
+    PARTITIONS = 3
+
+
+for machine in (Members, MembersInTwos, MembersInThrees):
+    machine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+TestMembers = Members.TestCase
+
+
+TestMembersInTwos = MembersInTwos.TestCase
+
+
+TestMembersInThrees = MembersInThrees.TestCase
+
+
+def test_an_epoch_without_a_run_is_only_a_record():
+    cluster = Cluster()
+    cluster.set("epoch", EpochRecord(run="x", number=1, groups=1, shares={}))
+    assert cluster.map.run is None
+
+
+# --- who lends ----------------------------------------------------------------------------------
+
+
+def ledger_replicas_of(cluster):
+    return [name for name, _ in cluster.map.ledger_record.ledger_replicas]
+
+
+def write_in(cluster, *names):
+    """Set the ledger replicas, as a ledger leader does when others have its ledger."""
+    ledger_record = cluster.map.ledger_record
+    ledger_replicas = tuple((name, cluster.map.nodes[name].incarnation) for name in names)
+    cluster.set("lending", msgspec.structs.replace(ledger_record, ledger_replicas=ledger_replicas))
+
+
+def three_ledger_replicas():
+    cluster = training()
+    cluster.join("data-1", "data-2")
+    cluster.ready("data-1", "data-2")
+    assert ledger_replicas_of(cluster) == ["data-0"]
+    write_in(cluster, "data-0", "data-2", "data-1")
+    return cluster
+
+
+def test_the_first_ready_data_server_leads_the_ledger():
+    cluster = Cluster()
+    cluster.join("driver", "data-0", "data-1")
+    cluster.submit(run_record())
+    assert cluster.map.ledger_record is None
+    cluster.ready("data-1")
+    cluster.ready("data-0")
+    assert ledger_replicas_of(cluster) == ["data-1"]
+    assert cluster.map.ledger_leaders == ("data-1",)
+    assert cluster.map.ledger_record.term == 1
+
+
+def test_when_the_ledger_leader_is_lost_the_next_replica_leads_in_a_new_term():
+    cluster = three_ledger_replicas()
+    cluster.lose("data-0")
+    assert (ledger_replicas_of(cluster), cluster.map.ledger_record.term) == (["data-2", "data-1"], 2)
+    cluster.lose("data-1")
+    assert (ledger_replicas_of(cluster), cluster.map.ledger_record.term) == (["data-2"], 2)
+    assert cluster.map.run.phase == "training"
+    cluster.lose("data-2")
+    assert cluster.map.run.phase == "failed"
+    assert cluster.map.run.lost == "the data server"
+
+
+def test_a_server_without_the_ledger_does_not_replace_the_last_ledger_replica():
+    cluster = training()
+    cluster.join("data-1")
+    cluster.ready("data-1")
+    cluster.lose("data-0")
+    assert cluster.map.run.reason == "the data server died: no other has all its leases"
+
+
+def test_before_the_first_epoch_any_ready_server_replaces_the_ledger_leader_in_a_new_term():
+    cluster = Cluster()
+    cluster.join("driver", "data-0", "data-1")
+    cluster.submit(run_record())
+    cluster.ready("data-0", "data-1")
+    cluster.lose("data-0")
+    assert (ledger_replicas_of(cluster), cluster.map.ledger_record.term) == (["data-1"], 2)
+
+
+def test_a_restarted_or_lost_data_server_does_not_become_a_ledger_replica():
+    cluster = three_ledger_replicas()
+    cluster.join("data-2", incarnation=2)
+    assert ledger_replicas_of(cluster) == ["data-0", "data-1"]
+    stale = msgspec.structs.replace(
+        cluster.map.ledger_record, ledger_replicas=(("data-0", 1), ("data-1", 1), ("data-2", 1))
+    )
+    cluster.lose("data-1")
+    cluster.set("lending", stale)
+    assert ledger_replicas_of(cluster) == ["data-0"]
+
+
+def test_a_change_by_a_replaced_ledger_leader_is_void():
+    cluster = three_ledger_replicas()
+    expected = cluster.map.ledger_record.changed
+    cluster.lose("data-0")
+    (event,) = cluster.set("lending", cluster.map.ledger_record, expected=expected)
+    assert isinstance(event, Conflict)
+
+
+def test_a_returned_ledger_leader_is_no_replica_before_it_has_the_ledger():
+    cluster = three_ledger_replicas()
+    cluster.lose("data-0")
+    cluster.join("data-0")
+    assert ledger_replicas_of(cluster) == ["data-2", "data-1"]
+
+
+def test_replicas_are_spread_over_the_ledger_replicas_and_a_new_run_has_none():
+    cluster = three_ledger_replicas()
+    assert all(cluster.map.ledger_leader_for(replica) == "local://1" for replica in range(4))
+    cluster.submit(run_record("run-2"))
+    assert cluster.map.ledger_record is None
+    assert cluster.map.ledger_leader_for(0) == ""
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("run/24", {"run": "r", "text": ""}, "no key"),
+        ("run", {"id": "r", "pieces": 25}, "run: a run has 1 to 24 pieces, not 25"),
+        ("nodes/data-0", {"role": "data", "address": "local://1", "incarnation": 1}, "train_images"),
+        ("epoch", {"run": "r", "number": "one", "groups": 1, "shares": {}}, "epoch: Expected `int`"),
+        ("run", {"id": "r", "driver": "d", "config": {}, "spec": SPEC}, "run: config lacks model"),
+        (
+            "run",
+            {"id": "r", "driver": "d", "config": {"rate": -1.0}, "spec": SPEC},
+            "run: rate must be a number of at least",
+        ),
+    ],
+)
+def test_a_value_that_the_rules_cannot_work_with_is_refused_with_a_reason(key, value, said):
+    cluster = Cluster()
+    (event,) = cluster.apply(CompareAndSet(key=key, expected=0, value=value))
+    assert isinstance(event, Invalid)
+    assert said in event.reason
+    assert cluster.map.version == 0
+
+
+def test_the_controllers_do_not_read_the_model_of_a_run():
+    record = msgspec.structs.replace(run_record(), spec={"layers": 7})
+    cluster = Cluster()
+    cluster.set("run", record)
+    assert cluster.map.run.spec == {"layers": 7}
