@@ -36,7 +36,9 @@ def permitted(key: str, record: StoreRecord | ArraysPiece) -> set[str]:
     """Return the roles that may set a key."""
     value = msgspec.to_builtins(record)
     expected = record.changed
-    found = {role: verdict(attempt(role, key, value, expected), MAP) for role in ROLES}
+    found = {
+        role: verdict(attempt(role, key, {**value, "creator": f"{role}-1"}, expected), MAP) for role in ROLES
+    }
     assert {refusal.code for refusal in found.values() if refusal} <= {FORBIDDEN}
     return {role for role, refusal in found.items() if refusal is None}
 
@@ -57,6 +59,13 @@ def test_clients_set_stores_of_clients_and_drivers_all(
     key: str, record: StoreRecord | ArraysPiece, roles: set[str]
 ) -> None:
     assert permitted(key, record) == roles
+
+
+def test_a_client_creates_stores_in_its_own_name_only() -> None:
+    value = msgspec.to_builtins(store("new", creator="client-2"))
+    refusal = verdict(attempt("client", "stores/new", value, 0), MAP)
+    assert refusal is not None
+    assert refusal.code == FORBIDDEN
 
 
 def test_a_reader_sends_servers_pulls_and_no_values() -> None:

@@ -106,7 +106,7 @@ def test_bad_arrays_are_refused_before_a_message(arrays: Any, claim: str) -> Non
 @pytest.mark.parametrize(
     ("arguments", "claim"),
     [
-        ({"name": ""}, "a store's name has 1 to 128 printable characters"),
+        ({"name": ""}, "a store's name has 1 to 128 bytes of printable characters"),
         ({"name": "a/b"}, "no slash"),
         ({"name": "x" * 10_240}, "1 to 128"),
         ({"name": 5}, "the name of a store is text, not 5"),
