@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from adam_async.cluster.networks import cluster_network
+from adam_async.errors import StoreError
 from adam_async.run.config import Waits
 from adam_async.store.arrays import Factors
 from adam_async.store.rules import Sgd
@@ -119,3 +120,32 @@ async def test_pushes_over_links_that_fail_are_applied_exactly_once(monkeypatch,
         assert oracle.slowest_s < WAITS.patience_s
         assert oracle.cancelled > 0 < sum([shard.duplicates for shard in shards])
         assert sum([len(network.links) for network in networks]) > 4 * CLIENTS, "links were dialled again"
+
+
+async def test_pushes_that_are_cancelled_before_their_turn_are_sent_in_the_order_of_the_calls():
+    async with ParameterStore.open("local", {"w": np.zeros(4)}, rule=Sgd(rate=1.0)) as store:
+        calls = [asyncio.create_task(store.push({"w": np.full(4, -1.0)})) for _ in range(3 * WINDOW)]
+        calls.append(asyncio.create_task(store.assign({"w": np.full(4, 100.0)})))
+        calls += [asyncio.create_task(store.push_pull({"w": np.full(4, -1.0)})) for _ in range(WINDOW)]
+        pulling = asyncio.create_task(store.pull())
+        await asyncio.sleep(0)
+        for call in calls:
+            call.cancel()
+        values = await pulling
+        np.testing.assert_array_equal(values["w"], np.full(4, 100.0 + WINDOW))
+        await asyncio.wait(calls)
+        assert all(call.cancelled() for call in calls)
+        await store.settled()
+        outcome = await store.push({"w": np.zeros(4)})
+        assert outcome.versions == {"w": 4 * WINDOW + 2}
+
+
+async def test_a_closed_store_ends_the_pushes_that_wait_for_their_turn():
+    async with store_servers(1) as cluster:
+        store = await ParameterStore.open(cluster.address, {"w": np.zeros(4)}, rule=Sgd(rate=1.0))
+        calls = [asyncio.create_task(store.push({"w": np.ones(4)})) for _ in range(3 * WINDOW)]
+        await asyncio.sleep(0)
+        await store.close()
+        await asyncio.gather(*calls)
+        with pytest.raises(StoreError, match="is closed: open it again"):
+            await store.push({"w": np.ones(4)})
