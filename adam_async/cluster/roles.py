@@ -6,7 +6,7 @@ after run until its block ends.
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from adam_async.controller.consensus_node import ConsensusSetup
@@ -113,7 +113,7 @@ def controller(
         BindRefused: Other machines can reach the address, and there is no token.
     """
     role = Controller(
-        place.settings("controller"),
+        replace(place, controller="").settings("controller"),  # a controller of a group is no member of it
         ConsensusSetup(entropy=place.entropy, file=file),
         peers=peers,
         alone=alone,

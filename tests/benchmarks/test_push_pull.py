@@ -1,4 +1,4 @@
-"""The benchmark of pushes and pulls measures the store, the client below it and a peer, each in its own row."""
+"""The benchmark of pushes and pulls has rows for the store, the client below it, and a peer."""
 
 import json
 import shlex

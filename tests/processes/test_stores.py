@@ -1,0 +1,116 @@
+"""Stores whose servers, clients and controllers are killed, as in the table of failures of the reference."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import pytest
+
+from adam_async import ParameterStore, Sgd, StoreError
+from tests.processes.commands import Command, address_of, started_by_hand
+
+pytestmark = pytest.mark.processes
+
+ZEROS = {"w": np.zeros(3)}
+ONES = {"w": np.ones(3)}
+STEPS = """
+import asyncio, sys
+import numpy as np
+from adam_async import ParameterStore
+
+async def main():
+    async with ParameterStore.open(sys.argv[1], name="clocks") as store:
+        await store.push({"w": np.ones(3)})
+        await store.tick()
+        print("one step", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def client_of_one_step(where: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program that ends one step of the store `clocks` and then does nothing."""
+    with subprocess.Popen([sys.executable, "-c", STEPS, where], stdout=subprocess.PIPE, text=True) as program:
+        try:
+            yield program
+        finally:
+            program.kill()
+
+
+async def push_until_it_fails(store: ParameterStore) -> StoreError:
+    with pytest.raises(StoreError) as failure:
+        while True:
+            await store.push(ONES)
+    return failure.value
+
+
+async def test_a_killed_server_is_named_to_every_client_and_the_store_can_be_created_again() -> None:
+    with ExitStack() as stack:
+        where, start = started_by_hand(stack)
+        server = start("ps", "--id", "ps-1", "--controller")
+        async with (
+            ParameterStore.open(where, ZEROS, rule=Sgd(rate=1.0)) as store,
+            ParameterStore.open(where, reader=True) as reader,
+        ):
+            await store.push(ONES)
+            assert (await reader.pull())["w"].tolist() == [-1, -1, -1]
+            server.signal(signal.SIGKILL)
+
+            assert "ps-1 died" in str(await push_until_it_fails(store))
+            with pytest.raises(StoreError, match="ps-1 died"):
+                await reader.pull()
+        with pytest.raises(StoreError, match="ps-1 died"):
+            await ParameterStore.open(where)
+        start("ps", "--id", "ps-2", "--controller")
+        async with ParameterStore.open(where, ZEROS) as store:
+            assert (await store.pull())["w"].tolist() == [0, 0, 0]
+
+
+async def test_a_killed_client_leaves_the_clocks_and_its_push_stays() -> None:
+    with ExitStack() as stack:
+        where, start = started_by_hand(stack)
+        start("ps", "--controller")
+        opening = ParameterStore.open(
+            where, ZEROS, name="clocks", rule=Sgd(rate=1.0), consistency="ssp:1", replicas=2
+        )
+        async with opening as store:
+            with client_of_one_step(where) as other:
+                assert other.stdout is not None
+                assert other.stdout.readline() == "one step\n"
+                for _ in range(5):  # four steps ahead, where the bound is one
+                    await store.tick()
+                waiting = asyncio.create_task(store.pull())
+                other.kill()
+                values = await asyncio.wait_for(waiting, 20)
+
+            assert values["w"].tolist() == [-1, -1, -1]
+
+
+async def test_pushes_and_pulls_go_on_without_one_of_three_controllers(
+    unused_tcp_port_factory, tmp_path
+) -> None:
+    ports = [unused_tcp_port_factory() for _ in range(3)]
+    peers = ",".join(f"{number}=tcp://127.0.0.1:{port}" for number, port in enumerate(ports, 1))
+    where = ",".join(f"tcp://127.0.0.1:{port}" for port in ports)
+    with ExitStack() as stack:
+        words = ("controller", "--peers", peers, "--id")
+        controllers = [
+            stack.enter_context(Command(*words, str(number), "--dir", str(tmp_path / str(number))))
+            for number in (1, 2, 3)
+        ]
+        for role in (*controllers, stack.enter_context(Command("ps", "--controller", where))):
+            address_of(role)
+        async with ParameterStore.open(where, ZEROS, rule=Sgd(rate=1.0)) as store:
+            await store.push(ONES)
+            controllers[0].signal(signal.SIGKILL)
+            controllers[0].process.wait()
+            for _ in range(200):
+                await store.push(ONES)
+            async with ParameterStore.open(where) as late:
+                assert (await late.pull())["w"].tolist() == [-201, -201, -201]
