@@ -18,7 +18,7 @@ The loss of a node is a command, `NodeLost`; `failure_detector` decides when to 
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, Unpack, assert_never
 
@@ -168,6 +168,10 @@ class Rules(Protocol):
 
     def in_use(self, cluster: ClusterMap) -> frozenset[str]:
         """Return the nodes that the map has to keep after their departure."""
+        ...
+
+    def lines(self, before: ClusterMap, after: ClusterMap) -> Iterable[str]:
+        """Return a log line for each important change of the program from one map to the next."""
         ...
 
     def check_invariants(self, cluster: ClusterMap) -> None:
