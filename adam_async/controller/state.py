@@ -375,9 +375,10 @@ class ControllerState:
 
     def _placing_of(self, name: str, store: StoreRecord) -> _Placing:
         """Choose the servers of a store: the least used, or if it does not fit, those with the most room."""
-        servers, used = self.map.live("ps"), self._used_bytes(without=name)
+        servers = self.map.live("ps")
         if len(servers) < max(store.servers, 1):
             return _Placing()
+        used = self._used_bytes(without=name)
         free = {
             server: int(self.map.nodes[server].info.get("memory_bytes", UNKNOWN_BYTES)) - used[server]
             for server in servers
