@@ -2,18 +2,16 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from adam_async.messages.body import ROLES
-from adam_async.messages.bounds import MOST_INFO_BYTES, MOST_VALUE_BYTES, Count, Images, Row
+from adam_async.messages.bounds import MOST_INFO_BYTES, MOST_VALUE_BYTES, Count
 from adam_async.run.cluster_map import (
     MOST_REASON,
     RUN_PIECES,
-    EpochRecord,
-    LedgerRecord,
     NodeRecord,
     RunInPieces,
     RunPiece,
@@ -40,27 +38,9 @@ PIECE_BYTES = 45 << 10
 """Size of one piece of a run, in bytes of JSON text; its record in the map is a third larger."""
 
 
-class _WorkerInfo(msgspec.Struct):
-    threads: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 1
-    in_flight: Count = 0
-
-
-class _DataInfo(msgspec.Struct):
-    name: str = ""
-    source: str = ""
-    shape: tuple[Row, Row, Row] = (1, 1, 1)
-    classes: Images = 0
-    train_images: Images = 0
-    test_images: Images = 0
-    digest: str = ""
-
-
 class _ServerInfo(msgspec.Struct):
     memory_bytes: Count = 0
 
-
-_INFO: Mapping[str, Any] = {"worker": _WorkerInfo, "data": _DataInfo, "ps": _ServerInfo}
-"""Types of the fields of `NodeRecord.info` that other roles calculate with, by role."""
 
 _IRRELEVANT = bytes(set(range(256)).difference(b'"[]{}'))
 
@@ -118,41 +98,15 @@ def check_node(record: NodeRecord) -> str:
     size = len(msgspec.json.encode(record.info))
     if size > MOST_INFO_BYTES:
         return f"info has {size} bytes as JSON text; {MOST_INFO_BYTES} are the most"
+    return info_problem(record, _ServerInfo) if record.role == "ps" else ""
+
+
+def info_problem(record: NodeRecord, kind: type[msgspec.Struct]) -> str:
+    """Return why a node's info has not the fields of a type; empty if it has."""
     try:
-        msgspec.convert(record.info, _INFO.get(record.role, dict[str, Any]))
+        msgspec.convert(record.info, kind)
     except msgspec.ValidationError as error:
         return f"info of the role {record.role}: {error}"
-    return ""
-
-
-def check_epoch(record: EpochRecord, old: EpochRecord | None) -> str:
-    """Return the fault of a change of a run's epoch; empty if it has none.
-
-    The controllers begin epochs and share them out. Nodes set only pause, end and result.
-    """
-    if old is None:
-        return "no epoch is in progress, and the controllers begin each of them"
-    fixed = msgspec.structs.replace(
-        record, paused=old.paused, ended=old.ended, result=old.result, changed=old.changed
-    )
-    if fixed != old:
-        return f"only paused, ended and result of epoch {old.number} of run {old.run} can be set"
-    if not 0 <= record.paused <= old.groups:
-        return f"paused is {record.paused}, and the epoch has {old.groups} groups"
-    return ""
-
-
-def check_ledger_record(record: LedgerRecord, old: LedgerRecord | None) -> str:
-    """Return the fault of a change of a run's ledger record; empty if it has none.
-
-    The controllers name the first ledger leader, and begin terms. Nodes set only the ledger replicas.
-    """
-    if not record.ledger_replicas:
-        return "the ledger record has no keepers: a run's ledger needs a replica"
-    if old is None:
-        return "no data server leads the ledger, and the controllers name the first one"
-    if (record.run, record.term) != (old.run, old.term):
-        return f"only the keepers of term {old.term} of run {old.run} can be set"
     return ""
 
 

@@ -126,6 +126,7 @@ class Controller(Role):
     ) -> None:
         super().__init__(settings)
         setup = setup or ConsensusSetup()
+        self._rules = rules
         self.machine = ReplicatedState(rules=rules, most_sessions=most_sessions)
         self.group = ConsensusNode(
             setup,
@@ -392,7 +393,7 @@ class Controller(Role):
         before, self._shown = self._shown, self.map
         if self._shown is not before:
             if self.group.leads:
-                report_changes(before, self._shown)
+                report_changes(before, self._shown, self._rules)
             self._answer_watches()
 
     # --- time --------------------------------------------------------------------------------

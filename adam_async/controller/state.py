@@ -18,7 +18,7 @@ The loss of a node is a command, `NodeLost`; `failure_detector` decides when to 
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, Unpack, assert_never
 
@@ -168,6 +168,10 @@ class Rules(Protocol):
 
     def in_use(self, cluster: ClusterMap) -> frozenset[str]:
         """Return the nodes that the map has to keep after their departure."""
+        ...
+
+    def lines(self, before: ClusterMap, after: ClusterMap) -> Iterable[str]:
+        """Return a log line for each important change of the program from one map to the next."""
         ...
 
     def check_invariants(self, cluster: ClusterMap) -> None:
@@ -371,9 +375,10 @@ class ControllerState:
 
     def _placing_of(self, name: str, store: StoreRecord) -> _Placing:
         """Choose the servers of a store: the least used, or if it does not fit, those with the most room."""
-        servers, used = self.map.live("ps"), self._used_bytes(without=name)
+        servers = self.map.live("ps")
         if len(servers) < max(store.servers, 1):
             return _Placing()
+        used = self._used_bytes(without=name)
         free = {
             server: int(self.map.nodes[server].info.get("memory_bytes", UNKNOWN_BYTES)) - used[server]
             for server in servers

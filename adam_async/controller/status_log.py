@@ -19,11 +19,13 @@ beside other roles reports changes of the cluster itself. The command `controlle
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from adam_async.controller.bootstrap import name_of
 from adam_async.controller.consensus import Core, Role
+from adam_async.controller.state import Rules
 from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.store_record import StorePhase
 
 logger = logging.getLogger(__name__)
 
@@ -187,33 +189,33 @@ NOTICE = "notice"
 """Key of a driver's `NodeRecord.info`: the newest sentence for the operator of the controllers."""
 
 
-def report_changes(before: ClusterMap, after: ClusterMap) -> None:
+def report_changes(before: ClusterMap, after: ClusterMap, rules: Rules) -> None:
     """Log the important changes from one map to the next, as the leader."""
-    for line in map_lines(before, after):
+    for line in (*map_lines(before, after), *rules.lines(before, after)):
         logger.info("%s", line)
 
 
 def map_lines(before: ClusterMap, after: ClusterMap) -> Iterator[str]:
-    """Yield lines for members that join, leave or are lost, for phases of the run and drivers' notices."""
+    """Yield lines for members that join, leave or are lost, for drivers' notices, and for clients' stores."""
     for name, node in after.nodes.items():
         was = before.nodes.get(name)
         if was is None or was.live != node.live or was.incarnation != node.incarnation:
             yield f"{name} {'joined' if node.live else 'left' if node.left else 'is lost'}"
         elif node.info.get(NOTICE) != was.info.get(NOTICE):
             yield f"{name} reports: {node.info.get(NOTICE)}"
-    run, ran = after.run, before.run
-    if run is not None and (ran is None or (ran.id, ran.phase, ran.epoch) != (run.id, run.phase, run.epoch)):
-        if run.phase == "failed":
-            yield f"run {run.id} failed: {run.reason}"
-        elif run.phase in ("preparing", "finished") or ran is None or ran.phase == "preparing":
-            yield f"run {run.id} {PHASES[run.phase]}"
+    for name, store in after.stores.items():
+        there = before.stores.get(name)
+        if not store.program and (there is None or (there.id, there.phase) != (store.id, store.phase)):
+            yield f"store {name!r} {STORE_PHASES[store.phase].format(reason=store.reason)}"
+    for name, store in before.stores.items():
+        if not store.program and name not in after.stores:
+            yield f"store {name!r} was deleted"
 
 
-PHASES = {
-    "preparing": "is preparing",
-    "training": "is training",
-    "between": "is training",
-    "finished": "has finished",
-    "failed": "has failed",
+STORE_PHASES: Mapping[StorePhase, str] = {
+    "placing": "waits for servers",
+    "loading": "waits for its values",
+    "open": "is open",
+    "failed": "failed: {reason}",
 }
-"""Phases of a run in words."""
+"""Phases of a store in words."""

@@ -23,14 +23,16 @@ the log: its replica number is free for a successor.
 """
 
 from collections import Counter
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 import msgspec
 
-from adam_async.controller.records import check_epoch, check_ledger_record, is_piece, joined
+from adam_async.controller.records import info_problem, is_piece, joined
 from adam_async.controller.state import without_stores
 from adam_async.driver.worker_assignment import assign_workers
 from adam_async.errors import ConfigError
+from adam_async.messages.bounds import Count, Images, Row
 from adam_async.run.cluster_map import (
     NO_SLOT,
     RESULTS_KEPT,
@@ -45,6 +47,34 @@ from adam_async.run.cluster_map import (
 from adam_async.run.config import FIELDS
 from adam_async.run.epoch_shares import covers, share_out, warm_groups
 from adam_async.run.option_sources import make_config
+
+
+class _WorkerInfo(msgspec.Struct):
+    threads: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 1
+    in_flight: Count = 0
+
+
+class _DataInfo(msgspec.Struct):
+    name: str = ""
+    source: str = ""
+    shape: tuple[Row, Row, Row] = (1, 1, 1)
+    classes: Images = 0
+    train_images: Images = 0
+    test_images: Images = 0
+    digest: str = ""
+
+
+_INFO: Mapping[str, type[msgspec.Struct]] = {"worker": _WorkerInfo, "data": _DataInfo}
+"""Types of the fields of `NodeRecord.info` that other roles calculate with, by role."""
+
+PHASES: Mapping[str, str] = {
+    "preparing": "is preparing",
+    "training": "is training",
+    "between": "is training",
+    "finished": "has finished",
+    "failed": "has failed",
+}
+"""Phases of a run in words."""
 
 
 class TrainingRules:
@@ -80,17 +110,20 @@ class TrainingRules:
         if key == "epoch":
             epoch = msgspec.convert(value, EpochRecord)
             # Without a run nothing reads the epoch.
-            problem = check_epoch(epoch, cluster.epoch) if cluster.run is not None else ""
+            problem = _check_epoch(epoch, cluster.epoch) if cluster.run is not None else ""
             return problem or _with(cluster, epoch=msgspec.structs.replace(epoch, changed=changed))
         if key == "lending":
             record = msgspec.convert(value, LedgerRecord)
-            problem = check_ledger_record(record, cluster.ledger_record)
+            problem = _check_ledger_record(record, cluster.ledger_record)
             return problem or _with(cluster, ledger_record=msgspec.structs.replace(record, changed=changed))
         piece = msgspec.structs.replace(msgspec.convert(value, RunPiece), changed=changed)
         return _with(cluster, pieces={**cluster.pieces, key: piece})
 
     def check_node(self, record: NodeRecord) -> str:
         """See `Rules.check_node`."""
+        kind = _INFO.get(record.role)
+        if kind is not None and (problem := info_problem(record, kind)):
+            return problem
         if record.role == "data" and record.live:
             images = record.info.get("train_images")
             if not isinstance(images, int) or images < 1:
@@ -116,6 +149,16 @@ class TrainingRules:
         """See `Rules.in_use`."""
         return frozenset({cluster.run.driver}) if cluster.run is not None else frozenset()
 
+    def lines(self, before: ClusterMap, after: ClusterMap) -> Iterator[str]:
+        """See `Rules.lines`."""
+        run, ran = after.run, before.run
+        if run is None or (ran and (ran.id, ran.phase, ran.epoch) == (run.id, run.phase, run.epoch)):
+            return
+        if run.phase == "failed":
+            yield f"run {run.id} failed: {run.reason}"
+        elif run.phase in ("preparing", "finished") or ran is None or ran.phase == "preparing":
+            yield f"run {run.id} {PHASES[run.phase]}"
+
     def check_invariants(self, cluster: ClusterMap) -> None:
         """See `Rules.check_invariants`."""
         workers = [cluster.nodes[name] for name in cluster.live("worker")]
@@ -136,6 +179,37 @@ class TrainingRules:
             assert spares < partitions, f"{spares} workers wait that could begin a replica"
             assert not spares or not lacking, f"{spares} workers wait, and replicas {lacking} lack some"
             assert len(lacking) <= 1, f"replicas {lacking} lack workers that others of them have"
+
+
+def _check_epoch(record: EpochRecord, old: EpochRecord | None) -> str:
+    """Return the fault of a change of a run's epoch; empty if it has none.
+
+    The controllers begin epochs and share them out. Nodes set only pause, end and result.
+    """
+    if old is None:
+        return "no epoch is in progress, and the controllers begin each of them"
+    fixed = msgspec.structs.replace(
+        record, paused=old.paused, ended=old.ended, result=old.result, changed=old.changed
+    )
+    if fixed != old:
+        return f"only paused, ended and result of epoch {old.number} of run {old.run} can be set"
+    if not 0 <= record.paused <= old.groups:
+        return f"paused is {record.paused}, and the epoch has {old.groups} groups"
+    return ""
+
+
+def _check_ledger_record(record: LedgerRecord, old: LedgerRecord | None) -> str:
+    """Return the fault of a change of a run's ledger record; empty if it has none.
+
+    The controllers name the first ledger leader, and begin terms. Nodes set only the ledger replicas.
+    """
+    if not record.ledger_replicas:
+        return "the ledger record has no keepers: a run's ledger needs a replica"
+    if old is None:
+        return "no data server leads the ledger, and the controllers name the first one"
+    if (record.run, record.term) != (old.run, old.term):
+        return f"only the keepers of term {old.term} of run {old.run} can be set"
+    return ""
 
 
 def _with(cluster: ClusterMap, **fields: Any) -> ClusterMap:

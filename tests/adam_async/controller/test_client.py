@@ -17,8 +17,9 @@ from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import DeadlineExceeded, RoleDied, RoleUnreachable, RunFailed, first_cause
 from adam_async.run.cluster_map import EpochRecord, NodeRecord
 from adam_async.run.config import Waits
+from adam_async.run.store_record import ArrayRecord, RuleRecord
 from adam_async.runtime.traffic import Traffic
-from tests.adam_async.cluster_maps import run_record
+from tests.adam_async.cluster_maps import ARRAYS, run_record, store_record
 from tests.adam_async.runs import NETWORKS, Rough, address_of, entropy_of, turns, until
 from tests.transport.testing import Faults
 from transport import Identity
@@ -241,6 +242,38 @@ async def test_a_value_that_the_controller_refuses_is_an_error_with_its_reason()
         member = await table.joined("worker-0")
         with pytest.raises(RunFailed, match=r"refused nodes/worker-0.*Expected `str`"):
             await member.set_node(address=7)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_store_is_created_once_seen_by_all_and_deleted(network):
+    arrays = [ArrayRecord(f"layer-{number}/weights", (8, 8)) for number in range(5000)]
+    async with table_of(NETWORKS[network]()) as table:
+        client = await table.joined("client-0", role="client")
+        other = await table.joined("client-1", role="client")
+        await client.create_store("a", store_record("id-1", arrays, creator="client-0"), arrays)
+        await other.wait_for(lambda m: "a" in m.stores, "the store", 20.0)
+        await other.create_store("a", store_record("id-2", arrays, creator="client-1"), arrays)
+        assert other.map.stores["a"].id == table.controller.map.stores["a"].id == "id-1"
+        assert len(other.map.arrays) == client.map.stores["a"].pieces > 1
+        await other.delete_store("a", "id-1")
+        await client.wait_for(lambda m: not m.stores and not m.arrays, "the deletion", 20.0)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_refused_store_costs_its_creator_no_link_and_others_nothing(network):
+    async with table_of(NETWORKS[network]()) as table:
+        client = await table.joined("client-0", role="client")
+        huge = [ArrayRecord("w", (1 << 20, 1 << 20))]
+        bad = {
+            "unknown rule 'x'": store_record(creator="client-0", rules=(RuleRecord(rule="x"),)),
+            "shard_bytes is 1; 8 to": store_record(creator="client-0", shard_bytes=1),
+            "into 17179869184 shards; raise it": store_record("id", huge, creator="client-0"),
+        }
+        for said, record in bad.items():
+            with pytest.raises(RunFailed, match=said):
+                await client.create_store("a", record, huge if "shards" in said else ARRAYS)
+        await client.create_store("a", store_record(creator="client-0"), ARRAYS)
+        assert client.map.stores["a"].phase == "placing"
 
 
 @pytest.mark.parametrize("network", ["local", "tcp"])

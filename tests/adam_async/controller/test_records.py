@@ -11,18 +11,12 @@ from adam_async.run.cluster_map import NodeRecord
 @pytest.mark.parametrize(
     ("role", "info", "said"),
     [
-        ("worker", {"threads": "many"}, "threads"),
-        ("worker", {"threads": 0}, "threads"),
-        ("worker", {"in_flight": -1}, "in_flight"),
-        ("data", {"train_images": 1 << 40}, "train_images"),
-        ("data", {"shape": [1, 8]}, "shape"),
-        ("data", {"classes": None}, "classes"),
-        ("data", {"name": 7}, "name"),
+        ("ps", {"memory_bytes": "much"}, "memory_bytes"),
+        ("ps", {"memory_bytes": -1}, "memory_bytes"),
+        ("ps", {"memory_bytes": 1 << 60}, "memory_bytes"),
     ],
 )
-def test_fields_that_other_roles_calculate_with_have_their_types(
-    role: str, info: dict[str, Any], said: str
-) -> None:
+def test_the_memory_of_a_server_has_its_type(role: str, info: dict[str, Any], said: str) -> None:
     record = NodeRecord(role=role, address="local://1", incarnation=1, info=info)
     assert said in check_node(record)
 

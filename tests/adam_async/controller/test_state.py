@@ -501,6 +501,19 @@ def test_stores_that_wait_for_servers_are_not_read_again_with_each_command(monke
     assert {store.phase for store in cluster.map.stores.values()} == {"loading"}
 
 
+def test_a_command_beside_many_stores_takes_a_moment():
+    cluster = with_servers("ps-0")
+    for number in range(MOST_STORES):
+        cluster.create(f"s{number}", store_record(f"id-{number}", servers=1 + number % 2))
+    begin = time.process_time()
+    cluster.join("worker-0")
+    assert time.process_time() - begin < 0.3
+    begin = time.process_time()
+    cluster.join("ps-1")
+    assert time.process_time() - begin < 1.0
+    assert {store.phase for store in cluster.map.stores.values()} == {"loading"}
+
+
 def test_a_cluster_takes_a_bounded_number_of_stores():
     cluster = with_servers()
     for number in range(MOST_STORES):

@@ -10,7 +10,10 @@ from msgspec.structs import replace
 from adam_async.controller import status_log as status_log_module
 from adam_async.controller.bootstrap import name_of
 from adam_async.controller.status_log import GROUPLESS_S, LEADERLESS_S, LOST_S, StatusLog, map_lines
-from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
+from adam_async.errors import LOST_SHARDS
+from adam_async.run.cluster_map import ClusterMap, NodeRecord
+from adam_async.run.store_record import cut_arrays
+from tests.adam_async.cluster_maps import ARRAYS, Cluster, node, store_record, training
 from tests.adam_async.controller.consensus.small_group import SmallGroup
 from tests.adam_async.controller.simulated_group import simulated
 
@@ -18,7 +21,6 @@ A, B, C = "controller-1/a", "controller-2/b", "controller-3/c"
 THREE = (A, B, C)
 WORKER = NodeRecord(role="worker", address="tcp://a:1", incarnation=1)
 DRIVER = NodeRecord(role="driver", address="", incarnation=2)
-RUN = RunRecord(id="r", driver="driver", config={}, spec={})
 NAMES = [name_of(each) for each in THREE]
 
 seeds = pytest.mark.parametrize("seed", range(4))
@@ -342,9 +344,30 @@ def test_a_notice_of_a_driver_is_a_line_once():
     assert list(map_lines(after, after)) == []
 
 
-def test_a_run_that_begins_ends_or_fails_is_a_line_and_its_epochs_are_none():
-    phases = ("preparing", 0), ("training", 1), ("between", 1), ("training", 2), ("failed", 2)
-    maps = [ClusterMap()]
-    maps += [ClusterMap(run=replace(RUN, phase=phase, epoch=epoch, reason="why")) for phase, epoch in phases]
+def test_a_store_of_clients_makes_a_line_for_each_phase():
+    cluster = Cluster()
+    maps = [cluster.map]
+    store = store_record()
+    for key, record in (
+        ("stores/a/0", cut_arrays(store.id, ARRAYS)[0]),
+        ("stores/a", store),
+        ("nodes/ps-0", node("ps")),
+        ("nodes/ps-0", node("ps", serves=(store.id,))),
+        ("nodes/ps-0", node("ps", live=False)),
+        ("stores/a", replace(store, phase="deleted")),
+    ):
+        cluster.set(key, record)
+        maps.append(cluster.map)
     lines = [line for before, after in pairwise(maps) for line in map_lines(before, after)]
-    assert lines == ["run r is preparing", "run r is training", "run r failed: why"]
+    assert [line for line in lines if line.startswith("store")] == [
+        "store 'a' waits for servers",
+        "store 'a' waits for its values",
+        "store 'a' is open",
+        f"store 'a' failed: ps-0 died: {LOST_SHARDS}",
+        "store 'a' was deleted",
+    ]
+
+
+def test_the_store_of_a_run_makes_no_line():
+    cluster = training()
+    assert not [line for line in map_lines(ClusterMap(), cluster.map) if line.startswith("store")]

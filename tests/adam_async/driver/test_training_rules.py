@@ -1,10 +1,12 @@
 """Training runs on the controllers' map: placing, worker slots, epochs, ledger replicas, failures."""
 
-import msgspec
+from itertools import pairwise
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec.structs import replace
 
 from adam_async.controller.state import (
     DEPARTED_KEPT,
@@ -17,7 +19,7 @@ from adam_async.controller.state import (
 from adam_async.driver.readiness import check_failed
 from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import LOST_SHARDS, RoleFailed
-from adam_async.run.cluster_map import EpochRecord, ResumeRecord, skipped_groups
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, ResumeRecord, skipped_groups
 from tests.adam_async.cluster_maps import SPEC, Cluster, node, run_record, training
 
 
@@ -84,7 +86,7 @@ def test_a_worker_that_joins_takes_part_as_soon_as_it_is_ready():
     cluster.join("worker-8")
     assert cluster.map.nodes["worker-8"].replica == 0
     cluster.end_epoch()
-    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
+    cluster.set("run", replace(cluster.map.run, phase="training", epoch=2))
     assert cluster.map.epoch.shares == {"1": (0, 5), "2": (5, 10)}
     assert cluster.map.run.phase == "training"
 
@@ -103,7 +105,7 @@ def test_a_run_begins_with_as_many_replicas_as_it_wants_and_more_if_they_are_rea
 def test_a_departed_node_is_not_live_and_its_loss_changes_nothing():
     cluster = training(replicas=2)
     record = cluster.map.nodes["worker-1"]
-    cluster.set("nodes/worker-1", msgspec.structs.replace(record, live=False, left=True))
+    cluster.set("nodes/worker-1", replace(record, live=False, left=True))
     assert cluster.map.live_replicas() == (0,)
     assert cluster.map.nodes["worker-1"].left
     version = cluster.map.version
@@ -137,14 +139,14 @@ def test_where_clocks_count_replicas_take_turns_of_a_step_from_where_all_have_me
     assert (epoch.round_groups, epoch.first_clock) == (3, 0)
     assert epoch.shares == {"0": (0, 2), "1": (1, 2)}
     cluster.end_epoch(clock=2)
-    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
+    cluster.set("run", replace(cluster.map.run, phase="training", epoch=2))
     assert cluster.map.epoch.first_clock == 2
 
 
 def test_asynchronous_epochs_know_no_clock():
     cluster = training(push_every=3)
     cluster.end_epoch(clock=7)
-    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
+    cluster.set("run", replace(cluster.map.run, phase="training", epoch=2))
     assert (cluster.map.epoch.round_groups, cluster.map.epoch.first_clock) == (0, 0)
 
 
@@ -173,7 +175,7 @@ def test_the_skipped_groups_of_an_epoch_and_their_replicas_go_into_the_next():
     cluster = training(replicas=2)
     assert (cluster.map.epoch.carried, cluster.map.epoch.behind) == (0, ())
     cluster.end_epoch(images=69, skipped=31, behind=(1,), skipped_groups=((6, 10),))
-    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
+    cluster.set("run", replace(cluster.map.run, phase="training", epoch=2))
     epoch = cluster.map.epoch
     assert (epoch.carried, epoch.behind) == (4, (1,))
     assert epoch.shares == {"0": (0, 7), "1": (7, 10)}
@@ -181,14 +183,14 @@ def test_the_skipped_groups_of_an_epoch_and_their_replicas_go_into_the_next():
 
 
 def test_finished_ranges_beyond_the_epoch_are_cut_off():
-    resumed = msgspec.structs.replace(RESUMED, finished=((0, 4), (8, 90), (95, 99)))
+    resumed = replace(RESUMED, finished=((0, 4), (8, 90), (95, 99)))
     assert training(resumed=resumed).map.epoch.finished == ((0, 4), (8, 10))
 
 
 def test_a_resumed_run_without_the_results_before_it_is_refused():
     cluster = Cluster()
     for results in ((), RESUMED.results * 3):
-        resumed = msgspec.structs.replace(RESUMED, epoch=3, results=results)
+        resumed = replace(RESUMED, epoch=3, results=results)
         (event,) = cluster.submit(run_record(resumed=resumed))
         assert isinstance(event, Invalid)
         assert event.reason == f"run: it resumes epoch 3, but has the results of {len(results)} before it"
@@ -198,7 +200,7 @@ def test_after_an_epoch_the_run_waits_for_its_driver_and_keeps_the_result():
     cluster = training()
     cluster.end_epoch(images=100, loss=0.5, train_s=1.0)
     assert (cluster.map.run.phase, cluster.map.run.epoch) == ("between", 1)
-    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
+    cluster.set("run", replace(cluster.map.run, phase="training", epoch=2))
     assert (cluster.map.epoch.number, cluster.map.epoch.ended) == (2, False)
     assert cluster.map.results == ({"images": 100, "loss": 0.5, "train_s": 1.0},)
 
@@ -216,7 +218,7 @@ def test_the_next_epoch_is_shared_among_those_who_are_left():
     cluster = training(replicas=2)
     cluster.lose("worker-0")
     cluster.end_epoch()
-    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="training", epoch=2))
+    cluster.set("run", replace(cluster.map.run, phase="training", epoch=2))
     assert cluster.map.epoch.shares == {"1": (0, 10)}
 
 
@@ -240,7 +242,7 @@ def test_a_run_does_not_fail_because_a_worker_reports_a_failure():
     cluster = Cluster()
     cluster.join("driver", "ps-0", "worker-0")
     cluster.submit(run_record())
-    cluster.set("nodes/worker-0", msgspec.structs.replace(cluster.map.nodes["worker-0"], failed="me"))
+    cluster.set("nodes/worker-0", replace(cluster.map.nodes["worker-0"], failed="me"))
     assert cluster.map.run.phase == "preparing"
 
 
@@ -249,7 +251,7 @@ def test_a_data_server_that_refuses_a_run_is_reported_as_refusing_and_not_as_dea
     cluster.join("driver", "data-0", "ps-0", "worker-0")
     cluster.submit(run_record())
     refusal = "step 1 (a:b): there is no module 'a'"
-    cluster.set("nodes/data-0", msgspec.structs.replace(cluster.map.nodes["data-0"], failed=refusal))
+    cluster.set("nodes/data-0", replace(cluster.map.nodes["data-0"], failed=refusal))
     assert (cluster.map.run.phase, cluster.map.run.lost) == ("failed", "the data server")
     assert cluster.map.run.reason == f"the data server cannot serve the run: data-0: {refusal}"
     with pytest.raises(RoleFailed, match=r"^the data server cannot serve the run: data-0: step 1"):
@@ -301,7 +303,7 @@ def test_a_failed_run_stays_failed_and_a_new_one_starts_afresh():
 
 def test_a_finished_run_fails_no_more():
     cluster = training()
-    cluster.set("run", msgspec.structs.replace(cluster.map.run, phase="finished"))
+    cluster.set("run", replace(cluster.map.run, phase="finished"))
     for name in ("ps-0", "data-0", "driver"):
         cluster.lose(name)
     assert cluster.map.run.phase == "finished"
@@ -438,7 +440,7 @@ class Members(RuleBasedStateMachine):
     def the_driver_goes_on(self):
         run = self.cluster.map.run
         if run is not None and run.phase == "between":
-            self.cluster.set("run", msgspec.structs.replace(run, phase="training", epoch=run.epoch + 1))
+            self.cluster.set("run", replace(run, phase="training", epoch=run.epoch + 1))
 
     @invariant()
     def the_map_is_sound(self):
@@ -493,7 +495,7 @@ def write_in(cluster, *names):
     """Set the ledger replicas, as a ledger leader does when others have its ledger."""
     ledger_record = cluster.map.ledger_record
     ledger_replicas = tuple((name, cluster.map.nodes[name].incarnation) for name in names)
-    cluster.set("lending", msgspec.structs.replace(ledger_record, ledger_replicas=ledger_replicas))
+    cluster.set("lending", replace(ledger_record, ledger_replicas=ledger_replicas))
 
 
 def three_ledger_replicas():
@@ -550,9 +552,7 @@ def test_a_restarted_or_lost_data_server_does_not_become_a_ledger_replica():
     cluster = three_ledger_replicas()
     cluster.join("data-2", incarnation=2)
     assert ledger_replicas_of(cluster) == ["data-0", "data-1"]
-    stale = msgspec.structs.replace(
-        cluster.map.ledger_record, ledger_replicas=(("data-0", 1), ("data-1", 1), ("data-2", 1))
-    )
+    stale = replace(cluster.map.ledger_record, ledger_replicas=(("data-0", 1), ("data-1", 1), ("data-2", 1)))
     cluster.lose("data-1")
     cluster.set("lending", stale)
     assert ledger_replicas_of(cluster) == ["data-0"]
@@ -605,7 +605,33 @@ def test_a_value_that_the_rules_cannot_work_with_is_refused_with_a_reason(key, v
 
 
 def test_the_controllers_do_not_read_the_model_of_a_run():
-    record = msgspec.structs.replace(run_record(), spec={"layers": 7})
+    record = replace(run_record(), spec={"layers": 7})
     cluster = Cluster()
     cluster.set("run", record)
     assert cluster.map.run.spec == {"layers": 7}
+
+
+def test_a_run_that_begins_ends_or_fails_is_a_line_and_its_epochs_are_none():
+    phases = ("preparing", 0), ("training", 1), ("between", 1), ("training", 2), ("failed", 2)
+    run, maps = run_record("r"), [ClusterMap()]
+    maps += [ClusterMap(run=replace(run, phase=phase, epoch=epoch, reason="why")) for phase, epoch in phases]
+    lines = [line for before, after in pairwise(maps) for line in TrainingRules().lines(before, after)]
+    assert lines == ["run r is preparing", "run r is training", "run r failed: why"]
+
+
+@pytest.mark.parametrize(
+    ("role", "info", "said"),
+    [
+        ("worker", {"threads": "many"}, "threads"),
+        ("worker", {"threads": 0}, "threads"),
+        ("worker", {"in_flight": -1}, "in_flight"),
+        ("data", {"train_images": 1 << 40}, "train_images"),
+        ("data", {"train_images": 0}, "train_images"),
+        ("data", {"shape": [1, 8]}, "shape"),
+        ("data", {"classes": None}, "classes"),
+        ("data", {"name": 7}, "name"),
+    ],
+)
+def test_fields_that_other_roles_calculate_with_have_their_types(role, info, said):
+    (event,) = Cluster().set("nodes/x", node(role, info=info))
+    assert said in event.reason
