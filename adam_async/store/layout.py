@@ -17,8 +17,8 @@ from adam_async.run.shard_table import ShardSpec, ShardTable
 from adam_async.run.store_record import ArrayRecord
 
 MESSAGE_BYTES = 4 << 20
-"""Bytes of values after which the shards of a server continue in the next message, unless one shard is larger:
-the server receives one message while it applies the one before."""
+"""Bytes of values after which the shards of a server continue in the next message, unless one shard is
+larger: the server receives one message while it applies the one before."""
 
 MESSAGE_SHARDS = 512
 """Maximum number of shards of one message; their numbers and versions must fit into a frame's meta."""

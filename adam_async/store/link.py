@@ -1,8 +1,8 @@
-"""One client's work on a store: it joins, creates, loads, pushes, pulls and leaves. `ParameterStore` is its face.
+"""One client of a store: it joins, creates, loads, pushes, pulls and leaves. `ParameterStore` is its face.
 
-The client is a member of the cluster, with the role `client`, or `reader`, which has no place in the clocks and
-may not push. With clocks a push in bsp names the step that it belongs to; in ssp the end of the step, a tick,
-names it, so that a step may have any number of pushes.
+The client is a member of the cluster, with the role `client`, or `reader`, which has no place in the clocks
+and may not push. With clocks a push in bsp names the step that it belongs to; in ssp the end of the step, a
+tick, names it, so that a step may have any number of pushes.
 """
 
 import asyncio
@@ -161,7 +161,7 @@ class StoreLink:
 
     # --- opening -------------------------------------------------------------------------------
 
-    async def open(self) -> None:
+    async def start(self) -> None:
         """Join the cluster, create or find the store, and begin to serve calls.
 
         Raises:
@@ -276,16 +276,21 @@ class StoreLink:
             if now.phase == "loading" and mine and not loaded:
                 if wish.values is None:
                     raise StoreError(
-                        f"the creator of store {wish.name!r} left before it had loaded the values: open it with "
-                        "arrays, which loads them"
+                        f"the creator of store {wish.name!r} left before it had loaded the values: open it "
+                        "with arrays, which loads them"
                     )
                 await self._load(now, arrays)
                 loaded = True
                 continue
-            version = now.changed
+            changed = partial(
+                _has_changed,
+                key=key,
+                version=now.changed,
+                creator_was_live=creator is not None and creator.live,
+            )
             left_s = ends_at - asyncio.get_running_loop().time()
             await membership.wait_for(
-                lambda cluster: _has_changed(cluster, key, version, creator is not None and creator.live),
+                changed,
                 f"store {wish.name!r} to open: {_state_of(now, membership.map)}",
                 max(left_s, 0.001),
             )
@@ -347,8 +352,8 @@ class StoreLink:
                 and replica_generation([(mine.incarnation, mine.placed)], 1) != session.incarnation
             ):
                 raise StoreError(
-                    f"the controllers did not hear of this client of store {name!r} for too long, and gave up "
-                    "its place: open the store again"
+                    f"the controllers did not hear of this client of store {name!r} for too long, and gave "
+                    "up its place: open the store again"
                 )
 
     # --- pushes --------------------------------------------------------------------------------
@@ -726,7 +731,7 @@ class _PullInProgress:
         self.late: tuple[int, ...] = ()
 
     def into(self, message: ShardMessage) -> NDArray[Any] | None:
-        """Return memory for the answer: a range of an array, if the message is one; pooled memory otherwise."""
+        """Return memory for the answer if it is one range of an array; None for pooled memory."""
         if len(message.runs) != 1:
             return None
         (run,) = message.runs
@@ -820,7 +825,8 @@ def _targets(
         flags = array.flags
         if not flags.c_contiguous or not flags.writeable or not array.dtype.isnative:
             raise StoreError(
-                f"out of {name[:80]!r} must be C-contiguous, writable and of native byte order: give a plain array"
+                f"out of {name[:80]!r} must be C-contiguous, writable and of native byte order: give a plain "
+                "array"
             )
         found[name] = array.reshape(-1)
     return found
@@ -859,7 +865,8 @@ def _compare(wish: StoreWish, store: StoreRecord, arrays: Sequence[ArrayRecord])
             raise StoreError(f"store {wish.name!r} has no {shown}; it has {len(arrays)} others")
         if (other.shape, other.dtype) != (mine.shape, mine.dtype):
             raise StoreError(
-                f"{shown} is {other.dtype}{other.shape} in store {wish.name!r}, and {mine.dtype}{mine.shape} here"
+                f"{shown} is {other.dtype}{other.shape} in store {wish.name!r}, "
+                f"and {mine.dtype}{mine.shape} here"
             )
         rules = [
             msgspec.structs.replace(rule, rate=0.0)

@@ -1,4 +1,4 @@
-"""A parameter store: named arrays on parameter servers, for any program that pushes gradients and pulls values.
+"""A parameter store: named arrays on parameter servers, for programs that push gradients and pull values.
 
     async with ParameterStore.open("local", {"w": np.zeros(784)}, rule=Sgd(rate=0.1)) as store:
         values = await store.pull()
@@ -6,10 +6,10 @@
 
 Theory of operation
 -------------------
-A store is a record in the cluster map and shards on servers (`run.store_record`). `open` joins the cluster as a
-client, creates the store if it is not there, loads the values that it creates it with, and waits until the
-controllers have opened it. In stores with clocks (ssp, bsp) each client is a replica: the controllers give it a
-place in the clocks, and its loss frees the place.
+A store is a record in the cluster map and shards on servers (`run.store_record`). `open` joins the cluster as
+a client, creates the store if it is not there, loads the values that it creates it with, and waits until the
+controllers have opened it. In stores with clocks (ssp, bsp) each client is a replica: the controllers give it
+a place in the clocks, and its loss frees the place.
 
 Every push has a number on each shard, and is repeated over new links until it is answered, so it is applied
 exactly once (`parameter_server.session`). A call that is cancelled leaves its messages on their way:
@@ -59,8 +59,9 @@ RESERVED = "__metadata__"
 class ParameterStore:
     """One client of a store. `ParameterStore.open` makes it.
 
-    Methods may be called from several tasks of its loop: pushes are ordered as they are called. Errors name the
-    array and the remedy (`StoreError`), or the server and its deadline (`ShardUnavailable`, `DeadlineExceeded`).
+    Methods may be called from several tasks of its loop: pushes are ordered as they are called. Errors name
+    the array and the remedy (`StoreError`), or the server and its deadline (`ShardUnavailable`,
+    `DeadlineExceeded`).
     """
 
     def __init__(self, opening: "Opening", link: StoreLink) -> None:
@@ -89,8 +90,8 @@ class ParameterStore:
         """Open a store: `async with` it, or `await` it and `close` it.
 
         Args:
-            where: ``local`` for servers in this loop, or addresses of controllers, ``tcp://host:port``, joined
-                by commas.
+            where: ``local`` for servers in this loop, or addresses of controllers, ``tcp://host:port``,
+                joined by commas.
             arrays: Names to arrays with their first values, or to `ArraySpec` for zeros; None joins a store
                 that is there. Joining compares names, shapes, types and rules, but neither values nor rates.
             name: Name of the store in its cluster.
@@ -112,8 +113,8 @@ class ParameterStore:
             ConfigError: An argument is invalid; the message has its name and value.
 
         `async with` and `await` raise:
-            StoreError: The store differs from the arguments, is absent or present against `create`, or failed,
-                such as one that exceeds the memory of its servers.
+            StoreError: The store differs from the arguments, is absent or present against `create`, or
+                failed, such as one that exceeds the memory of its servers.
             RoleUnreachable: No controller answers at `where` within `start_s`.
             HandshakeRejected: The token is another one.
             DeadlineExceeded: A named wait took too long, such as that for enough servers, `prepare_s`.
@@ -183,7 +184,8 @@ class ParameterStore:
         """Pull values of all arrays, or of some.
 
         The values contain all pushes that this client called before. With clocks they wait for the slowest
-        client, as the consistency says. Each shard is one version; different shards may be of different moments.
+        client, as the consistency says. Each shard is one version; different shards may be of different
+        moments.
 
         Args:
             names: Arrays to pull; None for all.
@@ -221,8 +223,8 @@ class ParameterStore:
             weight: With bsp, the weight of this client's gradients in the mean of the step.
 
         Raises:
-            StoreError: A name, shape, type or value does not fit; nothing was applied. Or the store is closed,
-                or this client is a reader.
+            StoreError: A name, shape, type or value does not fit, and nothing was applied; the store is
+                closed; or this client is a reader.
             ShardUnavailable: A server did not answer within `patience_s`.
         """
         return await self._link.push(gradients, read=read, rate=rate, weight=weight)
@@ -235,7 +237,10 @@ class ParameterStore:
         rate: float | None = None,
         weight: int = 1,
     ) -> Values:
-        """Push gradients, end the step in a store with clocks, and pull the same arrays; see `push` and `pull`."""
+        """Push gradients, end the step in a store with clocks, and pull the same arrays.
+
+        See `push` and `pull`. A cancelled call may have pushed and ended the step.
+        """
         return await self._link.push_pull(gradients, read=read, rate=rate, weight=weight)
 
     async def assign(self, arrays: Mapping[str, NDArray[Any]]) -> PushOutcome:
@@ -326,6 +331,7 @@ class Opening:
         if self._task is not None:
             raise StoreError("this store was opened before: call ParameterStore.open again")
         opened: asyncio.Future[StoreLink] = asyncio.get_running_loop().create_future()
+        # Awaiting has no block, so `close` ends the task in place of a group.
         self._task = asyncio.create_task(self._run(opened), name=f"store-{self._wish.name}")
         try:
             link = await asyncio.shield(opened)
@@ -370,7 +376,7 @@ class Opening:
 
         async def attempt() -> None:
             try:
-                await link.open()
+                await link.start()
             except Exception as error:
                 failures.append(error)
 

@@ -1,7 +1,7 @@
 """The stores of a cluster, as a member without a place in their clocks sees them: list, details, deletion.
 
-The cluster map has names, rules and clients; versions, clocks and staleness come from the servers, which report
-the counts of a store to clients and readers.
+The cluster map has names, rules and clients; versions, clocks and staleness come from the servers, which
+report the counts of a store to clients and readers.
 """
 
 import asyncio

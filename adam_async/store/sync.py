@@ -7,9 +7,9 @@
 All open stores of a process share one thread with an event loop, so stores at ``local`` share their servers.
 The first one starts the thread, and the end of the last one ends it. Several threads may call.
 
-Ctrl-C cancels the call that it interrupts: a push that has left goes on, as `settled` waits for it. The thread
-is a daemon, so a store that was not closed does not keep its process. A child process of a fork has no such
-thread, and its calls are refused.
+Ctrl-C cancels the call that it interrupts; a push that was sent goes on, and `settled` waits for it. The
+thread is a daemon, so a store that was not closed does not keep its process. A child process of a fork has no
+such thread, and its calls are refused.
 """
 
 import asyncio
@@ -84,8 +84,8 @@ class StoreThread:
 class Call(Future[_T]):
     """A coroutine on the thread, and the future of its outcome.
 
-    A future of `asyncio.run_coroutine_threadsafe` is done as soon as it is cancelled; this one is done when the
-    coroutine has ended.
+    A future of `asyncio.run_coroutine_threadsafe` is done as soon as it is cancelled; this one is done when
+    the coroutine has ended.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, _T]) -> None:
@@ -109,9 +109,7 @@ class Call(Future[_T]):
 
     def start(self, group: asyncio.TaskGroup) -> None:
         """Start it, on its thread."""
-        self._task = group.create_task(
-            self._run(), name=f"adam-store/{getattr(self._work, '__qualname__', 'call')}"
-        )
+        self._task = group.create_task(self._run(), name="adam-store/call")
         self._task.add_done_callback(self._ended)
 
     def _cancel(self) -> None:

@@ -106,7 +106,7 @@ async def test_keys_of_a_reader_show_stores_and_delete_none(
 
 
 async def test_a_controller_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RoleUnreachable, match="cannot reach the controller at tcp://127.0.0.1:9"):
+    with pytest.raises(RoleUnreachable, match=r"cannot reach the controller at tcp://127\.0\.0\.1:9"):
         await command(capsys, "tcp://127.0.0.1:9", "list", wait=timedelta(seconds=0.2))
 
 

@@ -1,4 +1,4 @@
-"""Bad calls: each is one error that names array, value and cure, changes nothing, and harms no other client."""
+"""Bad calls: each is one error that names array, value and cure, and it harms no other client."""
 
 import asyncio
 import math
@@ -65,7 +65,7 @@ async def test_a_bad_gradient_is_refused_whole(gradients: dict[Any, Any], claim:
 @pytest.mark.parametrize("rate", [math.inf, -math.inf, math.nan, -1.0, 1e13, "0.1", 1j])
 async def test_a_rate_is_a_finite_number(rate: Any) -> None:
     async with ParameterStore.open("local", {"b": np.zeros(2)}) as store:
-        with pytest.raises(StoreError, match="rate is a number from 0 to 1e.12, not "):
+        with pytest.raises(StoreError, match=r"rate is a number from 0 to 1e\+12, not "):
             await store.push({"b": np.ones(2)}, rate=rate)
         with pytest.raises(StoreError, match="weight is a whole number"):
             await store.push({"b": np.ones(2)}, weight=0)
@@ -234,7 +234,7 @@ async def test_a_closed_store_says_so_and_may_be_closed_again() -> None:
 async def test_an_opening_opens_once() -> None:
     opening = ParameterStore.open("local", {"b": np.zeros(2)})
     async with opening:
-        with pytest.raises(StoreError, match="was opened before: call ParameterStore.open again"):
+        with pytest.raises(StoreError, match=r"was opened before: call ParameterStore\.open again"):
             await opening
 
 
@@ -265,7 +265,7 @@ async def _error_of(work: Any) -> StoreError:
 async def test_a_store_larger_than_the_memory_of_the_servers_is_refused() -> None:
     async with servers(1) as where, ParameterStore.open(where, {"b": np.zeros(2)}) as small:
         with pytest.raises(
-            StoreError, match="servers have [0-9]+ bytes free: add servers, or delete a store"
+            StoreError, match=r"servers have [0-9]+ bytes free: add servers, or delete a store"
         ):
             await ParameterStore.open(
                 where, {"huge": ArraySpec((1 << 38,))}, name="huge", shard_bytes=1 << 36

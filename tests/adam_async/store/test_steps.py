@@ -1,11 +1,12 @@
 """Clocks of clients: ssp and bsp between clients that join late, leave, or are lost."""
 
 import asyncio
+import sys
 
 import numpy as np
 import pytest
 
-from adam_async import DeadlineExceeded, ParameterStore, Sgd
+from adam_async import DeadlineExceeded, ParameterStore, Sgd, Waits
 from tests.adam_async.store.servers import SHORT, servers
 
 START = {"w": np.zeros(4)}
@@ -96,3 +97,36 @@ async def test_a_reader_never_holds_clients_back() -> None:
         for _ in range(3):
             await one.push_pull(ONES)
         np.testing.assert_array_equal((await reader.pull())["w"], np.full(4, -3.0))
+
+
+@pytest.mark.processes
+async def test_a_lost_client_frees_its_place_after_the_grace_and_the_others_go_on() -> None:
+    async with (
+        servers(1, waits=Waits(grace_s=0.2)) as where,
+        ParameterStore.open(where, START, rule=Sgd(rate=1.0), consistency="bsp", replicas=2) as store,
+    ):
+        other = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", CLIENT, where, stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            assert other.stdout is not None
+            await store.push_pull(ONES)
+            assert await other.stdout.readline() == b"stepped\n"
+        finally:
+            other.kill()
+            await other.communicate()
+        values = await store.push_pull(ONES)  # the servers wait for the lost client for its grace
+        assert values.clock == 2
+        np.testing.assert_array_equal(values["w"], np.full(4, -3.0))
+
+
+CLIENT = """
+import sys, threading
+import numpy as np
+from adam_async import sync
+store = sync.ParameterStore.open(sys.argv[1])
+store.push_pull({"w": np.full(4, 3.0)})
+print("stepped", flush=True)
+threading.Event().wait()
+"""
+"""Program of a client in another process: it takes one step, and stays."""
