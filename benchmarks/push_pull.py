@@ -41,7 +41,8 @@ from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
 from adam_async.run.config import Config, Waits
 from adam_async.run.ids import ShardId
-from adam_async.run.shard_table import ShardSpec, shard_table
+from adam_async.run.partition import table_of
+from adam_async.run.shard_table import ShardSpec
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
@@ -160,7 +161,7 @@ async def measure(controller: str, sizes: list[int]) -> dict[int, float]:
             config = msgspec.to_builtins(Config(rate=RATE))
             await member.submit_run(RunRecord(id=run, driver="driver", config=config, spec=spec.to_dict()))
             cluster = await placed(member, run)
-            table = shard_table(Network(spec).parameters)
+            table = table_of(Network(spec))
             client = ParameterClient(
                 Endpoint(net, identity, Traffic("bench")),
                 SessionIdentity(run=run, session=1, incarnation=1, replica=0, generation=cluster.generation),
