@@ -28,7 +28,7 @@ from adam_async.model.network import Network as Model
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity, StepPush
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.run.cluster_map import NodeRecord, RunRecord
+from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
 from adam_async.run.config import Config, Waits
 from adam_async.run.partition import arrays_of, table_of
 from adam_async.runtime.channel import Endpoint
@@ -254,22 +254,27 @@ class Servers:
         )
         self.tasks.append(self._group.create_task(member.run(), name="driver"))
         await member.wait_for(lambda m: "driver-0" in m.nodes, "the driver to join", 30.0)
-        run = RunRecord(
-            id="run", driver="driver-0", config=msgspec.to_builtins(self.config), spec=self.spec.to_dict()
-        )
+        config = msgspec.to_builtins(self.config)
+        run = RunRecord(id="run", driver="driver-0", config=config, spec=self.spec.to_dict())
         await member.submit_run(run)
         arrays = arrays_of(self.model, None)
-        await member.create_store("run", store_of(run, self.config, arrays), arrays)
-        placed = await member.wait_for(lambda m: bool(m.buckets), "the store to be placed", 30.0)
+        await member.create_store(run.id, store_of(run, self.config, arrays), arrays)
+        placed = await member.wait_for(lambda m: bool(m.buckets), "the shards to be placed", 30.0)
+        await self._load(placed, driver)
+        self.map = await member.wait_for(
+            lambda m: m.run_store is not None and m.run_store.phase == "open",
+            "the servers to be ready",
+            30.0,
+        )
+
+    async def _load(self, placed: ClusterMap, driver: Identity) -> None:
+        """Load the first values, as a driver does."""
+        tensors = RunTensors(self.model, self.table, None)
+        fill_from(tensors, self.model, None, seed=self.config.seed)
         copies = ShardCopies(
             network=self.network, identity=driver, waits=self.waits, traffic=Traffic(driver.node)
         )
-        tensors = RunTensors(self.model, self.table, None)
-        fill_from(tensors, self.model, None, seed=self.config.seed)
         await copies.load(placed, placed.run_store, self.table, tensors, first_states(tensors))
-        self.map = await member.wait_for(
-            lambda m: m.run_store is not None and m.run_store.phase == "open", "the store to open", 30.0
-        )
 
     def identity(self, role: str, number: int = 0) -> Identity:
         incarnation = int.from_bytes(self.entropy(7), "little")
