@@ -463,6 +463,11 @@ class ServerState:
                 del shard.last_number[session]
 
     @property
+    def live(self) -> Mapping[Replica, int]:
+        """Live generation of each replica; empty before the map names any."""
+        return self._replicas.live
+
+    @property
     def generations_forgotten(self) -> int:
         """Number of generations with dropped push numbers."""
         return self._replicas.ended.forgotten
