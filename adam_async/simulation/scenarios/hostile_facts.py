@@ -27,6 +27,7 @@ def facts_of(cluster: TrainingCluster, target: str, *, sender: Identity, map_ses
     assert run is not None
     return Facts(
         run=run.id,
+        store=f"{sender.node}-{sender.incarnation:x}",
         generation=seen.generation,
         shards=tuple(int(shard.spec.id) for shard in shards) or (0, 1),
         sizes=tuple(shard.spec.size for shard in shards) or (4, 4),

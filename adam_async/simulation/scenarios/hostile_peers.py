@@ -89,10 +89,10 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
 """Machines by role."""
 
 SENDERS: Mapping[str, tuple[str, ...]] = {
-    "ps": ("worker", "worker", "driver"),
+    "ps": ("worker", "worker", "driver", "client", "client", "reader"),
     "data": ("worker", "driver", "data"),
     "worker": ("worker", "driver", "ps", "data"),
-    "controller": ("worker", "driver", "data", "ps", "controller"),
+    "controller": ("worker", "driver", "data", "ps", "controller", "client", "reader"),
 }
 """Roles that hostile peers prove to a target. A hostile `controller` is in no group of controllers:
 members of one trust each other."""

@@ -44,7 +44,7 @@ NAME = "counts"
 
 CONSISTENCIES = ("asp", "ssp:2", "bsp")
 
-COLUMNS = 128
+COLUMNS = 80
 """Number of pushes to a store before its clients delete it."""
 
 HEIGHTS: Mapping[str, int] = {"wide": 4, "narrow": 2}
@@ -58,10 +58,10 @@ SHARD_BYTES = COLUMNS * 8
 BEGUN_WITH = 2
 """Number of clients that the first step of a store waits for."""
 
-PACE_S = 0.15
+PACE_S = 0.3
 """Mean pause of a client between two steps, in seconds."""
 
-READ_S = 0.4
+READ_S = 0.6
 """Mean pause between two pulls of the reader, in seconds."""
 
 OPEN_AGAIN_S = 0.2
@@ -104,6 +104,7 @@ class StoreClients:
         self._dice = world.dice.fork("stores")
         self._going_on = True
         self._working: set[str] = set()
+        self._idle = asyncio.Event()
         for name in CLIENTS:
             world.node(name).start(self._run_client)
         world.node(READER).start(self._run_reader)
@@ -121,6 +122,7 @@ class StoreClients:
     async def _serve_again(self, node: Node, dice: Dice, *, reader: bool) -> None:
         while self._going_on:
             self._working.add(node.name)
+            self._idle.clear()
             try:
                 await self._use(node, dice, reader=reader)
             except* (AdamError, TransportError) as errors:
@@ -129,6 +131,8 @@ class StoreClients:
             finally:
                 self._open.pop(node.name, None)
                 self._working.discard(node.name)
+                if not self._working:
+                    self._idle.set()
             await asyncio.sleep(dice.around(OPEN_AGAIN_S))
 
     async def _use(self, node: Node, dice: Dice, *, reader: bool) -> None:
@@ -215,7 +219,6 @@ class StoreClients:
         outcome = await link.push(gradients, weight=weight)
         pushes.acknowledged(column, _rows_of(outcome))
         self._ledger.counts["pushes to stores"] += 1
-        self._ledger.operations += 1
 
     async def _pull(self, opened: "_OpenStore") -> None:
         link, pushes = opened.link, opened.pushes
@@ -269,8 +272,8 @@ class StoreClients:
         self._going_on = False
         try:
             async with asyncio.timeout(END_S):
-                while self._working:
-                    await asyncio.sleep(PACE_S)
+                if self._working:
+                    await self._idle.wait()
         except TimeoutError:
             text = f"{', '.join(sorted(self._working))} went on for {END_S:g} s"
             raise Violation("clients of stores are answered", text) from None
