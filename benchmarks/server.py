@@ -47,7 +47,7 @@ from adam_async.parameter_server.decode_push import read_gradients
 from adam_async.parameter_server.service import TURN_WORK
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.storage import ShardStorage
-from adam_async.run.shard_table import shard_table
+from adam_async.run.partition import table_of
 from adam_async.runtime.machine import cache_kb, processor_name
 from adam_async.worker.push_plan import PushBuffer, PushMessage, plan_pushes
 
@@ -87,7 +87,7 @@ class Server:
         self.case = case
         network = Network(MODELS[case.model]())
         self._network, self._images = network, images
-        table = shard_table(network.parameters)
+        table = table_of(network)
         self._table = table.shards
         rule = Sgd(momentum=case.momentum)
         storage = ShardStorage(network.parameters, rule)

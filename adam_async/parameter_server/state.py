@@ -463,6 +463,11 @@ class ServerState:
                 del shard.last_number[session]
 
     @property
+    def live(self) -> Mapping[Replica, int]:
+        """Live generation of each replica; empty before the map names any."""
+        return self._replicas.live
+
+    @property
     def generations_forgotten(self) -> int:
         """Number of generations with dropped push numbers."""
         return self._replicas.ended.forgotten
@@ -505,7 +510,8 @@ class ServerState:
         unknown = [number for number in asked.shards if ShardId(number) not in self.shards]
         if unknown:
             return Refuse(request, "not-primary", f"not the primary of shards {unknown[:8]}")
-        return tuple([self.shards[ShardId(number)] for number in asked.shards])
+        shards = tuple([self.shards[ShardId(number)] for number in asked.shards])
+        return shards or Refuse(request, "malformed", f"{type(asked).__name__} names no shard")
 
     def _answer_waiting(self) -> list[Effect]:
         """Answer the requests whose values are ready, unless a batch is in progress: its end answers them."""

@@ -29,7 +29,6 @@ from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, holders, shard_table
 from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord, joined_arrays
 from adam_async.runtime.channel import Endpoint
-from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
 from adam_async.store.arrays import (
     ArraySpec,
@@ -93,12 +92,13 @@ class StoreLink:
     def __init__(self, wish: StoreWish, access: ServerAccess, group: asyncio.TaskGroup) -> None:
         self._wish = wish
         self._network = access.network
+        self._entropy = access.entropy
         self._waits = wish.waits
         self._group = group
         self.tasks: list[asyncio.Task[None]] = []
         """Background tasks, which its owner cancels at the end."""
         role = "reader" if wish.reader else "client"
-        incarnation = int.from_bytes(system_entropy(7), "little")
+        incarnation = int.from_bytes(access.entropy(7), "little")
         self._identity = Identity(role=role, node=f"{role}-{incarnation:014x}", incarnation=incarnation)
         self._traffic = Traffic(self._identity.node, timeline=None)
         self._membership = Membership(
@@ -116,6 +116,8 @@ class StoreLink:
         self._is_summed = wish.is_summed
         self.layout: StoreLayout
         self.store: StoreRecord
+        self.session: SessionIdentity
+        """Its place among the clients of the store."""
         self._client: ParameterClient
         self._seen: NDArray[np.int64]
         """Newest version of each shard that this client has seen."""
@@ -196,7 +198,7 @@ class StoreLink:
             rates.update({array.rule: mine[array.name] for array in arrays})
             self._rates = tuple(rates[number] for number in range(len(rates)))
         self._seen = np.zeros(len(table.shards), np.int64)
-        session = await self._take_place(store)
+        session = self.session = await self._take_place(store)
         cluster = membership.map
         self._client = ParameterClient(
             Endpoint(self._network, self._identity, self._traffic),
@@ -327,7 +329,7 @@ class StoreLink:
             incarnation = replica_generation([(placed.incarnation, placed.placed)], 1)
         return SessionIdentity(
             run=store.id,
-            session=int.from_bytes(system_entropy(7), "little"),
+            session=int.from_bytes(self._entropy(7), "little"),
             incarnation=incarnation,
             replica=replica,
             generation=store.generation,
@@ -607,7 +609,7 @@ class StoreLink:
             behind = ", ".join(f"client {number}" for number in pull.late) or "a client"
             raise DeadlineExceeded(f"{behind} to end step {bound}", self._waits.clock_s) from None
         if self.slack is not None and not self._wish.reader and not self._started:
-            self.clock, self._started = pull.clock, True
+            self.clock, self._started = max(pull.clocks, default=0), True
         return pull.values()
 
     def _send_pull(self, pull: "_PullInProgress", sent: "asyncio.Future[int]") -> None:
@@ -727,7 +729,8 @@ class _PullInProgress:
         self._read = np.full(len(link.layout.table.shards), -1, np.int64)
         self.missing = len(link.layout.messages(names))
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.clock = 0
+        self.clocks: list[int] = []
+        """Clock of each answer."""
         self.late: tuple[int, ...] = ()
 
     def into(self, message: ShardMessage) -> NDArray[Any] | None:
@@ -750,7 +753,7 @@ class _PullInProgress:
     def answered(self, message: ShardMessage, answer: ValuesMessage, flat: NDArray[Any]) -> None:
         self._link.note_versions(message.shards, answer.versions)
         self._read[list(message.shards)] = answer.versions
-        self.clock = max(self.clock, answer.clock)
+        self.clocks.append(answer.clock)
         arrays, given, at = self._link.layout.arrays, self._given, 0
         if len(message.runs) > 1:
             for run in message.runs:
@@ -774,7 +777,8 @@ class _PullInProgress:
             array = flat.reshape(record.shape)
             array.flags.writeable = False
             arrays[name] = array
-        return Values(arrays, ReadVersions(self._link.store.id, self._read), self.clock)
+        clock = min(self.clocks, default=0)
+        return Values(arrays, ReadVersions(self._link.store.id, self._read), clock)
 
 
 class _StartValues:

@@ -5,7 +5,7 @@ end of the last one ends them with all stores in them.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
@@ -24,10 +24,12 @@ class ServerAccess:
     Attributes:
         network: Links to them.
         controllers: Addresses of the controllers, joined by commas.
+        entropy: Returns random bytes, for identities and sessions.
     """
 
     network: Network
     controllers: str
+    entropy: Callable[[int], bytes] = system_entropy
 
 
 class _LocalServers:

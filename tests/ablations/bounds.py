@@ -192,4 +192,27 @@ BOUNDS = (
         breaks="damage is noticed",
         scenario="training",
     ),
+    Ablation(
+        name="a repeated push is applied once",
+        patch=patches.apply_pushes_again,
+        guard=TEST_SERVER + "test_state.py::test_a_retried_push_is_applied_once_and_answered_again",
+        breaks="I2",
+        scenario="training",
+    ),
+    Ablation(
+        name="a pull waits for the clock that it names",
+        patch=patches.answer_pulls_at_once,
+        guard=TEST_SERVER
+        + "test_consistency.py::test_a_pull_for_a_clock_is_answered_when_the_last_replica_gets_there",
+        breaks="the run ends, or staleness",
+        scenario="training",
+    ),
+    Ablation(
+        name="a client learns of the end of its store",
+        patch=patches.use_stores_after_loss,
+        guard="tests/adam_async/simulation/scenarios/test_store_clients.py"
+        "::test_clients_of_a_deleted_store_open_the_next_one",
+        breaks="clients of stores are answered",
+        scenario="training",
+    ),
 )

@@ -35,12 +35,14 @@ from adam_async.data_server.ledger_service import LedgerService
 from adam_async.data_server.state import DataState
 from adam_async.errors import ConfigError
 from adam_async.messages import GetMap, body, tensors
-from adam_async.parameter_server import question_checks
+from adam_async.parameter_server import question_checks, waiting_requests
+from adam_async.parameter_server.events import QueuedPull, SendValues
 from adam_async.parameter_server.question_checks import QuestionChecks
 from adam_async.parameter_server.sender_checks import SenderChecks
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.waiting_requests import EpochGate
 from adam_async.run.ids import ShardId
+from adam_async.store.link import StoreLink
 from transport import keys
 from transport.budget import Account
 from transport.decoder import FrameDecoder
@@ -433,6 +435,19 @@ def apply_pushes_again(order: Any, self: ServerState, event: Any) -> Any:
         if shard is not None and shard.last_number.get(session) == number:
             shard.last_number[session] = number - 1
     return order(self, event)
+
+
+@replaces(waiting_requests, "_answer")
+def answer_pulls_at_once(answer: Any, queued: Any) -> Any:
+    """Answer a pull whatever the clock of the values is."""
+    if isinstance(queued, QueuedPull):
+        return SendValues(queued.request, queued.shards)
+    return answer(queued)
+
+
+@replaces(StoreLink, "_follow")
+async def use_stores_after_loss(*_: Any) -> None:
+    """Go on with a store after its deletion, and without a place in its clocks."""
 
 
 @replaces(DataState, "_replicas_changed")

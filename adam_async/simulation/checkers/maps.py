@@ -1,13 +1,18 @@
 """Pure: checks that the cluster map only ever goes forward (I3, I4).
 
-Each generation has one table of buckets, and each term of a run's ledger has one leader. Neither number goes
-back. A replaced incarnation of a node is never live again.
+Each placement of a store has one table of buckets, and each term of a run's ledger has one leader. Neither
+number goes back. A store has one id for its life, its phases go forward, and a removed one never returns. A
+replaced incarnation of a node is never live again.
 """
 
 from adam_async.controller.map_history import changed
 from adam_async.controller.replicated_state import ReplicatedState
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
+from adam_async.run.store_record import StoreRecord
 from adam_async.simulation.scenario import Violation
+
+PHASES = ("placing", "loading", "open", "failed")
+"""Phases of a store in the map, in the only order of their changes."""
 
 
 class Maps:
@@ -16,7 +21,10 @@ class Maps:
     def __init__(self) -> None:
         self.lost = 0
         self._map = ClusterMap()
-        self._buckets: dict[int, tuple[str, ...]] = {}
+        self._buckets: dict[int, tuple[str, tuple[str, ...]]] = {}
+        """Id of the store and its buckets, by generation."""
+        self._removed: set[str] = set()
+        """Ids of removed stores."""
         self._ledger_leaders: dict[tuple[str, int], tuple[str, int]] = {}
         self._over: set[tuple[str, int]] = set()
         """Replaced incarnations, by node."""
@@ -45,7 +53,12 @@ class Maps:
             was = before.nodes.get(name)
             if was is not node:
                 self._check_node(name, was, node)
-        self._check_buckets(before, after)
+        if after.placements < before.placements:
+            text = f"the number of placements went back from {before.placements} to {after.placements}"
+            raise Violation("I4", text)
+        for name in before.stores.keys() | after.stores.keys():
+            if before.stores.get(name) is not after.stores.get(name):
+                self._check_store(name, before.stores.get(name), after.stores.get(name))
         self._check_ledger(before, after)
 
     def _check_node(self, name: str, was: NodeRecord | None, node: NodeRecord) -> None:
@@ -59,12 +72,20 @@ class Maps:
         if node.live and (name, node.incarnation) in self._over:
             raise Violation("I4", f"{name} is live as incarnation {node.incarnation} after a later one")
 
-    def _check_buckets(self, before: ClusterMap, after: ClusterMap) -> None:
-        if after.generation < before.generation:
-            text = f"the generation went back from {before.generation} to {after.generation}"
-            raise Violation("I4", text)
-        if after.buckets and self._buckets.setdefault(after.generation, after.buckets) != after.buckets:
-            raise Violation("I3", f"generation {after.generation} has two tables of buckets")
+    def _check_store(self, name: str, was: StoreRecord | None, store: StoreRecord | None) -> None:
+        if was is not None and (store is None or store.id != was.id):
+            self._removed.add(was.id)
+        if store is None:
+            return
+        if store.id in self._removed:
+            raise Violation("I4", f"store {name} is {store.id} again, which was removed")
+        if was is not None and was.id == store.id and PHASES.index(store.phase) < PHASES.index(was.phase):
+            raise Violation("I4", f"store {name} went back from {was.phase} to {store.phase}")
+        if not store.buckets:
+            return
+        table = (store.id, store.buckets)
+        if self._buckets.setdefault(store.generation, table) != table:
+            raise Violation("I3", f"generation {store.generation} has two tables of buckets")
 
     def _check_ledger(self, before: ClusterMap, after: ClusterMap) -> None:
         ledger_record, old = after.ledger_record, before.ledger_record

@@ -27,6 +27,7 @@ def facts_of(cluster: TrainingCluster, target: str, *, sender: Identity, map_ses
     assert run is not None
     return Facts(
         run=run.id,
+        store=f"{sender.node}-{sender.incarnation:x}",
         generation=seen.generation,
         shards=tuple(int(shard.spec.id) for shard in shards) or (0, 1),
         sizes=tuple(shard.spec.size for shard in shards) or (4, 4),
@@ -50,38 +51,38 @@ def facts_of(cluster: TrainingCluster, target: str, *, sender: Identity, map_ses
     )
 
 
-def next_push(server: ParameterServer, cluster: ClusterMap) -> tuple[Push | None, NDArray[Any]]:
-    """Return the next push of a worker to the first shard of a server, and its gradient, of zeros.
+def next_push(
+    server: ParameterServer, cluster: ClusterMap, *, by_client: bool
+) -> tuple[Push | None, NDArray[Any]]:
+    """Return the next push of a worker or client to the first shard of a server, and its gradient, of zeros.
 
-    The push is None while no worker has pushed.
+    The push is None while none of them has pushed.
     """
-    state = server.state
-    shard = next(iter(state.shards.values())) if state is not None else None
-    if state is None or shard is None:
-        return None, np.zeros(0)
-    zeros = np.zeros(shard.spec.size, shard.values.dtype)
-    replicas = {
-        replica_generation: replica for replica, replica_generation in cluster.replica_generations().items()
-    }
-    for (session, replica_generation), number in reversed(shard.last_number.items()):
-        if replica_generation in replicas:
-            push = Push(
-                run=state.run,
-                session=session,
-                incarnation=replica_generation,
-                replica=replicas[replica_generation],
-                clock=1,
-                images=1,
-                rate=0.0,
-                generation=state.generation,
-                parts=(Part(factors=False, count=1),),
-                shards=(int(shard.spec.id),),
-                numbers=(number + 1,),
-                versions=(0,),
-                own_applied=(0,),
-            )
-            return push, zeros
-    return None, zeros
+    for served in reversed(tuple(server.stores.values())):
+        store, state = cluster.store(served.store.id), served.state
+        if store is None or bool(store.program) == by_client or not state.shards:
+            continue
+        shard = next(iter(state.shards.values()))
+        replicas = {generation: replica for replica, (generation, _) in cluster.pushers(store).items()}
+        for (session, generation), number in reversed(shard.last_number.items()):
+            if generation in replicas:
+                push = Push(
+                    run=state.run,
+                    session=session,
+                    incarnation=generation,
+                    replica=replicas[generation],
+                    clock=1,
+                    images=1,
+                    rate=0.0,
+                    generation=state.generation,
+                    parts=(Part(factors=False, count=1),),
+                    shards=(int(shard.spec.id),),
+                    numbers=(number + 1,),
+                    versions=(0,),
+                    own_applied=(0,),
+                )
+                return push, np.zeros(shard.spec.size, shard.values.dtype)
+    return None, np.zeros(0)
 
 
 def next_clock(server: ParameterServer) -> tuple[int, tuple[int, ...]]:

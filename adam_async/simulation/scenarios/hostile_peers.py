@@ -89,10 +89,10 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
 """Machines by role."""
 
 SENDERS: Mapping[str, tuple[str, ...]] = {
-    "ps": ("worker", "worker", "driver"),
+    "ps": ("worker", "worker", "driver", "client", "client", "reader"),
     "data": ("worker", "driver", "data"),
     "worker": ("worker", "driver", "ps", "data"),
-    "controller": ("worker", "driver", "data", "ps", "controller"),
+    "controller": ("worker", "driver", "data", "ps", "controller", "client", "reader"),
 }
 """Roles that hostile peers prove to a target. A hostile `controller` is in no group of controllers:
 members of one trust each other."""
@@ -209,9 +209,9 @@ class HostilePeers:
         """The newest incarnation of a server."""
         return self._cluster.servers[target]
 
-    def next_push(self, target: str) -> tuple[Push | None, NDArray[Any]]:
-        """Return a worker's next push to a server's first shard, of zeros; None before its first push."""
-        return next_push(self._cluster.servers[target], self._cluster.map)
+    def next_push(self, target: str, *, by_client: bool) -> tuple[Push | None, NDArray[Any]]:
+        """Return the next push of a worker or client to a server's first shard; None before the first."""
+        return next_push(self._cluster.servers[target], self._cluster.map, by_client=by_client)
 
     @property
     def map(self) -> ClusterMap:
@@ -458,10 +458,11 @@ class _Peer:
             await asyncio.sleep(0.2)
 
     async def push_for_others(self) -> bool:
-        """Push in the session of a training worker, under its next number."""
-        self._as, self._network = "worker", network_of(self._node, token=_keys_of("worker"))
+        """Push in the session of a training worker, or of a client of a store, under its next number."""
+        self._as = self._dice.choose(["worker", "client"])
+        self._network = network_of(self._node, token=_keys_of(self._as))
         for _ in range(MOST_PUSHES):
-            push, zeros = self._peers.next_push(self._target)
+            push, zeros = self._peers.next_push(self._target, by_client=self._as == "client")
             if push is None:
                 await asyncio.sleep(HELD_S)
                 continue

@@ -17,6 +17,7 @@ from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
 from adam_async.simulation.scenarios.hostile_peers import HOSTILES, KINDS, TARGETS, HostilePeers
+from adam_async.simulation.scenarios.store_clients import StoreClients, draw_stores
 from adam_async.simulation.scenarios.training import (
     LEAST_OPERATIONS,
     SETTLE_S,
@@ -50,7 +51,7 @@ CHECK_S = 0.5
 def draw_plan(dice: Dice) -> Plan:
     """Draw each kind of hostile peer once and some more, the options of the run, and its conditions."""
     kinds = [*KINDS, *(dice.choose([*KINDS]) for _ in range(2 + dice.below(4)))]
-    drawn = draw_setup(dice.fork("setup"), TRAINING)
+    drawn = draw_setup(dice.fork("setup"), TRAINING) | draw_stores(dice.fork("stores"))
     settings = {name: value for name, value in drawn.items() if name not in SETTINGS}
     if "resumed" in drawn:
         settings.pop("checkpoint_every", None)
@@ -81,6 +82,7 @@ class _Run:
         self.ledger = ledger
         self.cluster = TrainingCluster(world, setup_of(plan.options.settings, TRAINING), ledger)
         self.peers = HostilePeers(world, self.cluster, ledger)
+        self.clients = StoreClients(world, self.cluster, ledger, self.cluster.setup.stores)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -90,6 +92,7 @@ class _Run:
             ]
             await strike_all(self.world, self.plan.faults, self.ledger, own=self.peers.strikes)
             result = await run_result(self.cluster)
+            await self.clients.stop()
             await asyncio.sleep(SETTLE_S)
             await self._wait_for_memory()
             for watch in watches:
@@ -158,7 +161,7 @@ HOSTILE = Scenario(
     kinds=tuple(KINDS),
     least_operations=LEAST_OPERATIONS,
     limit_s=400.0,
-    marks=("refused", "links closed", "said without an answer"),
+    marks=("refused", "links closed", "said without an answer", "pushes to stores"),
     plan=draw_plan,
     run=run,
 )

@@ -20,12 +20,15 @@ from adam_async.controller.role import RoleSettings
 from adam_async.data_server.client import DataClient, ImageGroup, WorkerPlace
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.service import DataServer
+from adam_async.driver.preparation import store_of
 from adam_async.errors import AdamError, DeadlineExceeded
 from adam_async.messages import Body, Finished, LeaseGroups, pack
 from adam_async.model.named import mlp
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, ResumeRecord, RunRecord, ready_word
 from adam_async.run.config import Config, Waits
 from adam_async.run.group_limits import GroupLimits
+from adam_async.run.option_sources import make_config
+from adam_async.run.store_record import ArrayRecord
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.machine import ProcessMemory
 from adam_async.runtime.random_streams import Dice
@@ -162,15 +165,24 @@ class ShortRuns:
                     if run is None or run.over:
                         self._ledger.counts["runs failed"] += run is not None and run.phase == "failed"
                         runs += 1
-                        await membership.submit_run(draw_run(self._world.dice.fork(f"run-{runs}"), runs))
-                    elif cluster.nodes[node.name].ready != run.id:
-                        await membership.set_node(ready=run.id)
+                        run = draw_run(self._world.dice.fork(f"run-{runs}"), runs)
+                        await membership.submit_run(run)
+                        await self._create_store(membership, run)
+                    elif cluster.run_store is None:
+                        await self._create_store(membership, run)  # the controller was frozen before
+                    elif run.id not in cluster.nodes[node.name].serves:
+                        await membership.set_node(serves=(run.id,))
                     elif run.phase == "between":
                         self._end_epoch(run, cluster.results[-1])
                         await membership.update_run(_next_epoch)
                     elif cluster.epoch is not None and cluster.epoch.paused:
                         self._ledger.counts["pauses"] += 1
                         await membership.update_epoch(lambda epoch: msgspec.structs.replace(epoch, paused=0))
+
+    async def _create_store(self, membership: Membership, run: RunRecord) -> None:
+        """Create the store of a run; this machine serves it without values."""
+        arrays = (ArrayRecord("w", (4,)),)
+        await membership.create_store(run.id, store_of(run, make_config(run.config), arrays), arrays)
 
     def _end_epoch(self, run: RunRecord, result: Mapping[str, Any]) -> None:
         """Check that a finished epoch counted every image once, and count its trained groups."""

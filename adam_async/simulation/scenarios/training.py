@@ -1,5 +1,7 @@
 """A whole cluster learns digits while controllers, workers and a data server are lost, and links break.
 
+Clients of a store beside the run are lost, too (`store_clients.py`).
+
 Every role is a machine of its own: three controllers with a disk each, two parameter servers, two data
 servers, two replicas, a driver. The state of parameter servers and driver has one copy, so faults only delay
 these roles. The invariants: the run ends in time; every epoch counts every image once; the model learns; each
@@ -16,6 +18,7 @@ from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation
+from adam_async.simulation.scenarios.store_clients import CLIENTS, StoreClients, draw_stores
 from adam_async.simulation.scenarios.training_cluster import (
     CONTROLLERS,
     IMAGES,
@@ -26,6 +29,7 @@ from adam_async.simulation.scenarios.training_cluster import (
     images,
 )
 from adam_async.simulation.scenarios.training_faults import (
+    CLIENT_KINDS,
     CONTROLLER_KINDS,
     LEAST_S,
     LINK_KINDS,
@@ -75,12 +79,12 @@ def draw_plan(dice: Dice) -> Plan:
     """Draw a fault of each kind and some more."""
     kinds = [*TRAIN.kinds, *(dice.choose(TRAIN.kinds) for _ in range(dice.below(4)))]
     faults = [_draw_fault(dice, kind) for kind in kinds]
-    settings = draw_setup(dice.fork("setup"), TRAINING)
+    settings = draw_setup(dice.fork("setup"), TRAINING) | draw_stores(dice.fork("stores"))
     return Plan(options=draw_options(dice, settings), faults=in_order(faults))
 
 
 def _draw_fault(dice: Dice, kind: str) -> Fault:
-    worker = dice.choose(WORKERS)
+    worker = dice.choose(CLIENTS if kind in CLIENT_KINDS else WORKERS)
     targets: tuple[str, ...] = (worker,)
     lasts_s, amount = dice.between(LEAST_S, 6.0), 0.0
     match kind:
@@ -93,6 +97,8 @@ def _draw_fault(dice: Dice, kind: str) -> Fault:
                 lasts_s = 0.0
             else:
                 amount = float(dice.below(2))
+        case "client-cut" | "client-reset":
+            targets = (worker, dice.choose(SERVERS))
         case _ if kind in CONTROLLER_KINDS:
             targets = () if dice.chance(0.5) else (dice.choose(list(CONTROLLERS)),)
         case "kill-lender":
@@ -159,11 +165,13 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     images()
     setup = setup_of(plan.options.settings, TRAINING)
     cluster = TrainingCluster(world, setup, ledger)
+    clients = StoreClients(world, cluster, ledger, setup.stores)
     async with asyncio.TaskGroup() as group:
         watch = group.create_task(cluster.watch(), name="watch")
         strikes = TrainingFaults(world, cluster, ledger).strikes
         await strike_all(world, plan.faults, ledger, own=strikes)
         result = await run_result(cluster)
+        await clients.stop()
         await asyncio.sleep(SETTLE_S)
         watch.cancel()
     check_result(cluster, result, ledger)
@@ -180,12 +188,17 @@ TRAIN = Scenario(
         *LINK_KINDS,
         "kill-lender",
         *CONTROLLER_KINDS,
+        *CLIENT_KINDS,
     ),
     least_operations=LEAST_OPERATIONS,
     limit_s=400.0,
     marks=(
         "leaders struck",
         "trained again",
+        "stores created",
+        "stores deleted",
+        "stores read",
+        "pushes to stores",
         "a controller was sent a whole state",
         "controller.busy",
         "controller.message.twice",

@@ -38,6 +38,9 @@ LINK_KINDS = ("cut", "cut-one-way", "reset", "damage")
 CONTROLLER_KINDS = ("controller-kill", "controller-crash", "controller-freeze")
 """Kinds of faults of a controller; half of them strike the leader."""
 
+CLIENT_KINDS = ("client-kill", "client-crash", "client-freeze", "client-cut", "client-reset")
+"""Kinds of faults of a client of stores, or of its link to a parameter server."""
+
 VICTIM_S = 60.0
 """Time limit of the wait for a target, in seconds."""
 
@@ -59,6 +62,7 @@ class TrainingFaults:
         self.strikes: dict[str, Strike] = {
             **dict.fromkeys(CONTROLLER_KINDS, self._controller),
             **dict.fromkeys(LINK_KINDS, self._link),
+            **dict.fromkeys(CLIENT_KINDS, self._client),
             "freeze": self._freeze,
             "kill-lender": self._kill_ledger_leader,
         }
@@ -84,6 +88,18 @@ class TrainingFaults:
             if kind != "freeze":
                 self._cluster.controllers.pop(name, None)
             await KINDS[kind](world, msgspec.structs.replace(fault, kind=kind, targets=(name,)))
+
+    async def _client(self, world: World, fault: Fault) -> None:
+        """Strike a client of stores once it runs, or its link to a server once there is one."""
+        kind = fault.kind.removeprefix("client-")
+        if kind == "reset":
+            client, server = fault.targets
+            missing = f"{client} had no connection to {server}"
+            await _find_victim(fault, lambda: world.network.reset(client, server), missing)
+            return
+        client = fault.targets[0]
+        await _find_victim(fault, lambda: is_running(world.nodes[client]), f"{client} did not run")
+        await KINDS[kind](world, msgspec.structs.replace(fault, kind=kind))
 
     async def _link(self, world: World, fault: Fault) -> None:
         """Cut, reset or damage one of the present links of a worker."""

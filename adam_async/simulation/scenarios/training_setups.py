@@ -2,8 +2,8 @@
 
 One seed in twenty draws plain asynchronous training. The others draw the consistency mode, the partitions,
 the intervals of pushes, the update rule, one of four small networks, an interruption with a resume, a late
-worker, and profiling. The settings of a plan are options of `Config`, and four of this scenario's own:
-`resumed`, `late_s`, `network` and `profiled`. A plan without settings trains plainly.
+worker, and profiling. The settings of a plan are options of `Config`, and five of this scenario's own:
+`resumed`, `late_s`, `network`, `profiled` and `stores`. A plan without settings trains plainly.
 
     settings = draw_setup(dice, TRAINING)      # {"consistency": "bsp", "rule": "adam", "rate": 0.005}
     setup = setup_of(settings, TRAINING)
@@ -21,7 +21,7 @@ from adam_async.run.config import Config
 from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.plan import Setting
 
-OWN = ("resumed", "late_s", "network", "profiled")
+OWN = ("resumed", "late_s", "network", "profiled", "stores")
 """Settings that are not options of a run."""
 
 PLAIN = 0.05
@@ -148,6 +148,8 @@ class Setup:
     """The network."""
     profiled: bool
     """Whether roles record profiles, and the driver gathers them."""
+    stores: str
+    """Consistency of the stores beside the run."""
 
     @property
     def pace(self) -> float:
@@ -171,6 +173,7 @@ def setup_of(settings: Draw, plain: Config) -> Setup:
         late_s=float(settings.get("late_s", 0.0)),
         spec=NETWORKS[network],
         profiled=bool(settings.get("profiled", False)),
+        stores=str(settings.get("stores", "asp")),
     )
 
 

@@ -24,6 +24,7 @@ from adam_async.data_server.staging.plan import File
 from adam_async.data_server.state import GroupsReported, LeaseAsked, Opening
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord, RunRecord
 from adam_async.run.ids import Replica
+from adam_async.run.store_record import ArrayRecord, ArraysPiece, RuleRecord, StoreRecord, cut_arrays
 from adam_async.runtime.trace_events import Part as ProfilePart
 
 
@@ -61,6 +62,8 @@ class Facts:
     """Facts that a peer knows of the cluster, the receiver and itself. Sizes count numbers, not bytes."""
 
     run: str = "run"
+    store: str = "store"
+    """Id of a store that the sender creates."""
     generation: int = 1
     shards: tuple[int, ...] = (0, 1)
     """Shards of the receiving server."""
@@ -173,6 +176,17 @@ def _with_a_controller(facts: Facts) -> list[Example]:
         run=facts.run, number=facts.epoch, groups=8, shares={"0": (0, 8)}, result={"loss": 1.0}
     )
     ledger_record = LedgerRecord(run=facts.run, term=facts.ledger_term, ledger_replicas=((facts.node, 1),))
+    store = StoreRecord(
+        id=facts.store,
+        creator=facts.node,
+        rules=(RuleRecord(rule="sgd", rate=0.1),),
+        arrays=1,
+        nbytes=16,
+        state_arrays=0,
+        pieces=1,
+        shard_bytes=16,
+    )
+    (piece,) = cut_arrays(facts.store, [ArrayRecord("w", (4,))])
     change = Change(version=facts.version, nodes={facts.node: node}, placements=facts.generation)
     keyed = msgspec.structs.replace
     return [
@@ -183,6 +197,8 @@ def _with_a_controller(facts: Facts) -> list[Example]:
         _text(keyed(ask, key="run"), RunRecord, run, "run"),
         _text(keyed(ask, key="epoch"), EpochRecord, epoch, "epoch"),
         _text(keyed(ask, key="lending"), LedgerRecord, ledger_record, "lending"),
+        _text(keyed(ask, key="stores/hostile/0"), ArraysPiece, piece, "piece"),
+        _text(keyed(ask, key="stores/hostile"), StoreRecord, store, "store"),
         Example(body=m.WatchMap(after=facts.version, group=facts.group, wait_s=0.1)),
         _text(
             m.MapState(version=facts.version, group=facts.group, controllers=("tcp://controller-1:7000",)),

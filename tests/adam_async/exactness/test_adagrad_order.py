@@ -12,7 +12,7 @@ from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
 from adam_async.model.rules import make_rule, new_scratch
 from adam_async.run.config import Config
-from adam_async.run.shard_table import shard_table
+from adam_async.run.partition import table_of
 from tests.adam_async.exactness.serial import assert_equal_bits, order_of
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset
 
@@ -87,7 +87,7 @@ async def test_two_workers_step_as_one_process_does_in_the_order_that_each_shard
     header, logs = load_record(result.record, origin="the run")
     recording = make_recording(header, logs, result.model)
     alone = OneProcess(config, tiny_dataset())
-    shards = shard_table(alone.model.parameters, shard_bytes=config.shard_bytes).shards
+    shards = table_of(alone.model, shard_bytes=config.shard_bytes).shards
     history = [[alone.weights[s.tensor].reshape(-1)[s.start : s.stop].copy()] for s in shards]
     made = {}
     waiting = [(reads, group) for reads in recording.reads.values() for group in range(len(reads.numbers))]

@@ -9,7 +9,7 @@ from adam_async.model.keyed_random import Dice
 from adam_async.model.named import mlp
 from adam_async.model.network import Network as Model
 from adam_async.run.config import Config
-from adam_async.run.shard_table import shard_table
+from adam_async.run.partition import table_of
 from adam_async.worker import puller, push_plan
 from adam_async.worker.push_plan import PushBuffer, plan_pushes, plan_stages
 from tests.adam_async.exactness.serial import RULES, assert_close, assert_equal_bits, lockstep_sgd
@@ -47,7 +47,7 @@ async def train(config, network=None):
 
 def planned(**options):
     model = Model(DEEP, dtype="float64")
-    table = shard_table(model.parameters, shard_bytes=4096, item_bytes=8)
+    table = table_of(model, shard_bytes=4096)
     return model, plan_pushes(model, table, ["ps-0", "ps-1", "ps-2", "ps-3"] * 16, images=4, **options)
 
 

@@ -21,7 +21,7 @@ from adam_async.model.network import Network as Model
 from adam_async.parameter_server.events import PushArrived
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.config import Config
-from adam_async.run.shard_table import shard_table
+from adam_async.run.partition import table_of
 from adam_async.worker.bounded_stepper import BoundedStepper
 from adam_async.worker.weights import WorkerWeights
 from dataflow.errors import NodeFailed
@@ -148,7 +148,7 @@ async def test_no_replica_leads_by_more_than_the_bound_and_reads_have_all_that_i
 
 
 def _shards(config, model):
-    table = shard_table(model.parameters, shard_bytes=config.shard_bytes, item_bytes=model.dtype.itemsize)
+    table = table_of(model, shard_bytes=config.shard_bytes)
     return table.shards
 
 

@@ -5,7 +5,7 @@ import pytest
 from adam_async.model.named import digits
 from adam_async.model.network import Network as Model
 from adam_async.run.config import Config
-from adam_async.run.shard_table import shard_table
+from adam_async.run.partition import table_of
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of
 
 IMAGES, STEPS, ITEM = 6, 10, 4
@@ -24,7 +24,7 @@ async def run(protocol, network, sharding):
         weights="copy",
         **sharding,
     )
-    table = shard_table(Model(digits()).parameters, shard_bytes=config.shard_bytes)
+    table = table_of(Model(digits()), shard_bytes=config.shard_bytes)
     async with cluster_of(config, NETWORKS[network]()) as cluster:
         result = await cluster.train()
         servers_of_tensor = {

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from adam_async.model.named import digits
 from adam_async.model.network import Network
 from adam_async.run.config import Config
-from adam_async.run.shard_table import assign_buckets, shard_table
+from adam_async.run.partition import table_of
+from adam_async.run.shard_table import assign_buckets
 from adam_async.worker.gradient_clipping import Scaling, gradient_norms, norm_of
 from adam_async.worker.push_plan import PushBuffer, plan_pushes
 
@@ -20,7 +21,7 @@ IMAGES = 4
 def buffer_of(protocol, *, servers=2, groups=1, dtype="float64", scale=1.0, seed=0):
     """A step's buffer, its tensors' dense gradients in float64, and weights."""
     network = Network(digits(), dtype=dtype)
-    table = shard_table(network.parameters, shard_bytes=8 << 10, item_bytes=network.dtype.itemsize)
+    table = table_of(network, shard_bytes=8 << 10)
     buckets = assign_buckets(table, [f"ps-{n}" for n in range(servers)])
     plan = plan_pushes(network, table, buckets, images=IMAGES * groups, wanted=protocol)
     dice = np.random.default_rng(seed)

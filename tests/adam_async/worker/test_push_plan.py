@@ -8,7 +8,8 @@ import pytest
 from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits, mlp
 from adam_async.model.network import Network as Model
-from adam_async.run.shard_table import assign_buckets, shard_table
+from adam_async.run.partition import table_of
+from adam_async.run.shard_table import assign_buckets
 from adam_async.worker import push_plan
 from adam_async.worker.push_plan import PushBuffer, choose_protocol, factorable_tensors, plan_pushes
 from tests.adam_async.runs import with_frozen
@@ -22,8 +23,7 @@ class Layout:
 
     def __init__(self, *, shard_bytes=16 << 10, servers=3, spec=None, dtype=np.float64):
         self.model = Model(spec or digits(), dtype)
-        item_bytes = self.model.dtype.itemsize
-        self.table = shard_table(self.model.parameters, shard_bytes=shard_bytes, item_bytes=item_bytes)
+        self.table = table_of(self.model, shard_bytes=shard_bytes)
         self.buckets = assign_buckets(self.table, [f"ps-{number}" for number in range(servers)])
         self.weights = self.model.initial_weights(Dice(1))
 

@@ -43,6 +43,12 @@ class Gate:
         self._open.set()
 
 
+def storage_of(cluster):
+    """The memory of the newest store of the first server."""
+    stores = list(cluster.servers[0].stores.values())
+    return stores[-1]._storage if stores else None
+
+
 async def test_a_thread_still_in_a_cancelled_run_writes_into_the_memory_of_that_run_only():
     async with cluster_of(config_of()) as fresh:
         expected = (await fresh.train()).weights
@@ -59,7 +65,7 @@ async def test_a_thread_still_in_a_cancelled_run_writes_into_the_memory_of_that_
                 await old
             cluster.driver._asked = config_of(weights="aliased")
             new = asyncio.create_task(cluster.train(), name="new")
-            await until(lambda: cluster.servers[0]._storage is not memory)
+            await until(lambda: storage_of(cluster) not in (None, memory))
             before = {name: values.copy() for name, values in memory.weights.items()}
         finally:
             gate.open()
@@ -68,7 +74,7 @@ async def test_a_thread_still_in_a_cancelled_run_writes_into_the_memory_of_that_
             name for name, values in memory.weights.items() if not np.array_equal(values, before[name])
         ]
         assert changed, "the thread finished its step where it had begun it"
-        assert cluster.workers[0]._run_session._mode._trainer._storage is cluster.servers[0]._storage
+        assert cluster.workers[0]._run_session._mode._trainer._storage is storage_of(cluster)
     assert result.weights.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_array_equal(result.weights[name], values)
@@ -77,7 +83,7 @@ async def test_a_thread_still_in_a_cancelled_run_writes_into_the_memory_of_that_
 async def test_steps_that_the_servers_count_are_the_groups_that_were_trained():
     async with cluster_of(config_of(epochs=3, threads=2, in_flight=5, replicas=2)) as cluster:
         result = await cluster.train()
-        storage = cluster.servers[0]._storage
+        storage = storage_of(cluster)
         versions = {int(shard.version) for shard in cluster.servers[0].state.shards.values()}
     groups = 3 * 15
     assert versions == {groups}
@@ -100,7 +106,7 @@ async def test_a_worker_whose_servers_have_left_a_run_waits_for_the_next_one():
         storage_pool.has_servers = True
         worker._storage_pool, shared = storage_pool, worker._storage_pool
         missed = asyncio.create_task(cluster.train(), name="missed")
-        await until(lambda: any(n.role == "ps" and n.ready for n in worker._membership.map.nodes.values()))
+        await until(lambda: any(n.role == "ps" and n.serves for n in worker._membership.map.nodes.values()))
         assert worker._run_session is None
         missed.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -124,7 +130,7 @@ async def test_a_session_that_has_not_begun_reports_no_counts():
             waits=PATIENT,
             buffers=BufferPool(),
             compute=ComputeSettings(threads=1, in_flight=1),
-            storage=cluster.servers[0]._storage,
+            storage=storage_of(cluster),
         )
         session = RunSession(setup)
         counts = session.statistics()

@@ -15,6 +15,7 @@ from adam_async.controller.consensus import (
 )
 from adam_async.controller.consensus.messages import Snapshot
 from adam_async.controller.replicated_state import Open, ReplicatedState, Set, command_bytes, first_state
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.simulation.checkers.commits import Commits
 from adam_async.simulation.scenario import Violation
 
@@ -29,7 +30,7 @@ class Node:
         saved = Saved(me=me, term=term, snapshot=saved.snapshot, entries=entries)
         self.commits = commits
         self.core = Core(saved, Settings(), draw=lambda: 0.5, now=0.0)
-        self.machine = ReplicatedState()
+        self.machine = ReplicatedState(rules=TrainingRules())
         self.machine.restore(saved.snapshot.state)
         commits.saw(self.core, self.machine, None, ())
 

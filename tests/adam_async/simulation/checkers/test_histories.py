@@ -41,7 +41,7 @@ def test_a_version_that_a_watcher_does_not_get_is_reported():
 def test_two_maps_of_one_version_are_reported():
     histories = Histories(Clock())
     histories.shown("v", "g", ClusterMap(version=1), whole=True)
-    histories.shown("w", "g", ClusterMap(version=1, generation=7), whole=True)
+    histories.shown("w", "g", ClusterMap(version=1, placements=7), whole=True)
     with pytest.raises(Violation, match="I6: version 1 is"):
         histories.check()
 

@@ -1,11 +1,13 @@
-"""A map that goes back, a second table, a second ledger leader or a returning incarnation is refused."""
+"""A map that goes back, a second table, a second ledger leader, a returning store or incarnation is refused."""
 
 import msgspec
 import pytest
 
 from adam_async.controller.map_history import difference
 from adam_async.controller.replicated_state import Open, ReplicatedState, Set, command_bytes
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.run.cluster_map import ClusterMap, LedgerRecord, NodeRecord
+from adam_async.run.store_record import RuleRecord, StoreRecord
 from adam_async.simulation.checkers.maps import Maps
 from adam_async.simulation.scenario import Violation
 
@@ -18,6 +20,22 @@ def ledger_record(term, *ledger_replicas, run="r"):
     return LedgerRecord(run=run, term=term, ledger_replicas=tuple((name, 1) for name in ledger_replicas))
 
 
+def stores(generation, *buckets, id="s", phase="open"):
+    record = StoreRecord(
+        id=id,
+        rules=(RuleRecord(rule="sgd"),),
+        arrays=1,
+        nbytes=4,
+        state_arrays=0,
+        pieces=1,
+        shard_bytes=4,
+        phase=phase,
+        buckets=buckets,
+        generation=generation,
+    )
+    return {"stores": {"default": record}, "placements": generation}
+
+
 def follow(*fields):
     maps = Maps()
     for version, each in enumerate(fields, start=1):
@@ -27,18 +45,18 @@ def follow(*fields):
 
 def test_a_map_that_goes_forward_passes():
     maps = follow(
-        {"nodes": {"a": node(1, changed=1)}, "generation": 1, "buckets": ("a",)},
-        {"nodes": {"a": node(1, changed=2, live=False)}, "generation": 1, "buckets": ()},
+        {"nodes": {"a": node(1, changed=1)}, **stores(1, phase="placing")},
+        {"nodes": {"a": node(1, changed=1)}, **stores(1, "a")},
+        {"nodes": {"a": node(1, changed=2, live=False)}, **stores(1, "a", phase="failed")},
         {
             "nodes": {"a": node(2, changed=3)},
-            "generation": 2,
-            "buckets": ("b",),
+            **stores(2, "b", id="t"),
             "ledger_record": ledger_record(1, "d", "e"),
         },
-        {"nodes": {"a": node(2, changed=3)}, "generation": 2, "ledger_record": ledger_record(2, "e")},
+        {"nodes": {"a": node(2, changed=3)}, "placements": 2, "ledger_record": ledger_record(2, "e")},
         {
             "nodes": {"a": node(2, changed=3)},
-            "generation": 2,
+            "placements": 2,
             "ledger_record": ledger_record(1, "d", run="another"),
         },
     )
@@ -48,12 +66,10 @@ def test_a_map_that_goes_forward_passes():
 @pytest.mark.parametrize(
     ("before", "after", "what"),
     [
-        ({"generation": 2}, {"generation": 1}, "I4: the generation went back"),
-        (
-            {"generation": 1, "buckets": ("a",)},
-            {"generation": 1, "buckets": ("b",)},
-            "I3: generation 1 has two tables",
-        ),
+        ({"placements": 2}, {"placements": 1}, "I4: the number of placements went back"),
+        (stores(1, "a"), stores(1, "b"), "I3: generation 1 has two tables"),
+        (stores(1, "a"), stores(1, "a", id="t"), "I3: generation 1 has two tables"),
+        (stores(1, "a"), stores(1, "a", phase="loading"), "I4: store default went back from open to loading"),
         (
             {"ledger_record": ledger_record(1, "d")},
             {"ledger_record": ledger_record(1, "e")},
@@ -72,13 +88,18 @@ def test_a_map_that_goes_back_or_has_two_versions_of_one_number_is_refused(befor
         follow(before, after)
 
 
+def test_a_removed_store_never_returns():
+    with pytest.raises(Violation, match="I4: store default is s again, which was removed"):
+        follow(stores(1, "a"), {"placements": 1}, stores(2, "a"))
+
+
 def test_a_replaced_incarnation_never_returns():
     with pytest.raises(Violation, match="I4: a is live as incarnation 1 after a later one"):
         follow(*({"nodes": {"a": node(number, changed=at)}} for at, number in enumerate((1, 2, 1))))
 
 
 def test_each_version_of_a_machine_is_checked_once_with_none_left_out():
-    machine, maps = ReplicatedState(), Maps()
+    machine, maps = ReplicatedState(rules=TrainingRules()), Maps()
     session = machine.apply(1, command_bytes(Open())).at
     for number, incarnation in enumerate((1, 2), start=1):
         value = {"role": "ps", "address": "local://x", "incarnation": incarnation}

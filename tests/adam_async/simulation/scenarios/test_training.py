@@ -14,6 +14,7 @@ from adam_async.parameter_server.state import ServerState
 from adam_async.simulation.plan import Fault, Options, Plan
 from adam_async.simulation.runner import draw_case, run_case, run_seed
 from adam_async.simulation.scenarios import SCENARIOS, training, training_faults
+from adam_async.simulation.scenarios.store_clients import CLIENTS
 from adam_async.simulation.scenarios.training import BRIEF_S, TRAIN
 from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, IMAGES, WORKERS, images
 from adam_async.simulation.scenarios.training_faults import CONTROLLER_KINDS
@@ -38,7 +39,7 @@ def test_every_plan_has_each_kind_and_spares_roles_with_the_only_copy_of_their_s
     for plan in plans:
         assert {fault.kind for fault in plan.faults} == set(TRAIN.kinds)
         for fault in plan.faults:
-            alone = len(fault.targets) == 1 and fault.targets[0] not in (*WORKERS, *CONTROLLERS)
+            alone = len(fault.targets) == 1 and fault.targets[0] not in (*WORKERS, *CONTROLLERS, *CLIENTS)
             brief = fault.kind == "freeze" and fault.lasts_s <= BRIEF_S
             assert not alone or brief, fault
     assert len({plan.faults for plan in plans}) == 200

@@ -4,7 +4,8 @@ import pytest
 
 from adam_async.errors import ConfigError
 from adam_async.model.network import Network
-from adam_async.run.shard_table import assign_buckets, shard_table
+from adam_async.run.partition import table_of
+from adam_async.run.shard_table import assign_buckets
 from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.scenarios.training import TRAINING
 from adam_async.simulation.scenarios.training_cluster import SERVERS
@@ -55,7 +56,7 @@ def test_a_setup_is_plain_without_drawn_options_and_network() -> None:
 
 def test_messages_of_a_wide_network_leave_while_the_rest_of_its_step_is_computed() -> None:
     model = Network(NETWORKS["wide"])
-    table = shard_table(model.parameters, shard_bytes=int(WIDE["shard_bytes"]), item_bytes=4)
+    table = table_of(model, shard_bytes=int(WIDE["shard_bytes"]))
     buckets = assign_buckets(table, SERVERS)
     pushes = plan_pushes(model, table, buckets, images=int(WIDE["images_per_group"]), wanted="delta")
 

@@ -1,0 +1,308 @@
+"""Clients of stores beside a training run: they push, pull, tick, leave, and delete and create stores.
+
+Each client is a machine of its own. Its program opens the store of all clients, which the first one creates,
+and works on it until it is full or the dice say so; then it deletes the store, and all clients open the next
+one. A program that fails opens the store again. One more machine reads the store, and never holds the others
+back.
+
+Every push adds 1 to a column of its own (`checkers.store_pushes`). One array is float64 and one float32, so
+each push has messages of two families. The seed draws the consistency.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from adam_async.errors import AdamError, first_cause
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.config import Waits
+from adam_async.runtime.random_streams import Dice
+from adam_async.simulation.checkers.store_pushes import Pulled, StorePushes
+from adam_async.simulation.nodes import Node, World
+from adam_async.simulation.plan import Setting
+from adam_async.simulation.scenario import Ledger, Violation
+from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, TrainingCluster, network_of
+from adam_async.store.arrays import records_of
+from adam_async.store.link import StoreLink, StoreWish
+from adam_async.store.local_servers import ServerAccess
+from adam_async.store.rules import Sgd
+from adam_async.store.store import slack_of
+from adam_async.store.values import PushOutcome, Values
+from transport import TransportError
+
+CLIENTS = ("client-0", "client-1", "client-2")
+"""Machines of the clients."""
+
+READER = "reader-0"
+"""Machine of the reader."""
+
+NAME = "counts"
+"""Name of the store."""
+
+CONSISTENCIES = ("asp", "ssp:2", "bsp")
+
+COLUMNS = 80
+"""Number of pushes to a store before its clients delete it."""
+
+HEIGHTS: Mapping[str, int] = {"wide": 4, "narrow": 2}
+"""Rows of each array."""
+
+ROWS = sum(HEIGHTS.values())
+
+SHARD_BYTES = COLUMNS * 8
+"""Size of a row of the float64 array: a shard. Both rows of the float32 array are one shard."""
+
+BEGUN_WITH = 2
+"""Number of clients that the first step of a store waits for."""
+
+PACE_S = 0.3
+"""Mean pause of a client between two steps, in seconds."""
+
+READ_S = 0.6
+"""Mean pause between two pulls of the reader, in seconds."""
+
+OPEN_AGAIN_S = 0.2
+"""Pause between the failure of a store and the next attempt to open it, in seconds."""
+
+END_S = 30.0
+"""Time limit of the last steps of all clients after the end of the run, in seconds."""
+
+WAITS = Waits(dial_s=20.0, call_s=20.0, answer_s=0.5, patience_s=60.0, clock_s=60.0, prepare_s=60.0)
+
+
+def draw_stores(dice: Dice) -> dict[str, Setting]:
+    """Draw the settings of the stores of a plan."""
+    return {"stores": dice.choose(CONSISTENCIES)}
+
+
+@dataclass(slots=True, eq=False)
+class _OpenStore:
+    """One client's open store."""
+
+    name: str
+    link: StoreLink
+    pushes: StorePushes
+    dice: Dice
+    step: int
+    """Steps that it has ended: ticks, and with bsp also the push of a step."""
+
+
+class StoreClients:
+    """All clients of a run, over all incarnations of their machines."""
+
+    def __init__(self, world: World, cluster: TrainingCluster, ledger: Ledger, consistency: str) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+        self._slack = slack_of(consistency)
+        self._stores: dict[str, StorePushes] = {}
+        """Pushes to each store, by its id."""
+        self._open: dict[str, _OpenStore] = {}
+        """Open store of each client."""
+        self._dice = world.dice.fork("stores")
+        self._going_on = True
+        self._working: set[str] = set()
+        self._idle = asyncio.Event()
+        for name in CLIENTS:
+            world.node(name).start(self._run_client)
+        world.node(READER).start(self._run_reader)
+
+    # --- programs ----------------------------------------------------------------------------
+
+    async def _run_client(self, node: Node) -> None:
+        dice = self._dice.fork(f"{node.name}/{node.incarnation}")
+        await self._serve_again(node, dice, reader=False)
+
+    async def _run_reader(self, node: Node) -> None:
+        dice = self._dice.fork(f"{node.name}/{node.incarnation}")
+        await self._serve_again(node, dice, reader=True)
+
+    async def _serve_again(self, node: Node, dice: Dice, *, reader: bool) -> None:
+        while self._going_on:
+            self._working.add(node.name)
+            self._idle.clear()
+            try:
+                await self._use(node, dice, reader=reader)
+            except* (AdamError, TransportError) as errors:
+                self._ledger.counts["stores opened again"] += 1
+                self._ledger.note("store", node.name, str(first_cause(errors)))
+            finally:
+                self._open.pop(node.name, None)
+                self._working.discard(node.name)
+                if not self._working:
+                    self._idle.set()
+            await asyncio.sleep(dice.around(OPEN_AGAIN_S))
+
+    async def _use(self, node: Node, dice: Dice, *, reader: bool) -> None:
+        """Open the store, work on it, and leave it."""
+        access = ServerAccess(
+            network=network_of(node), controllers=",".join(CONTROLLERS.values()), entropy=node.entropy
+        )
+        async with asyncio.TaskGroup() as group:
+            link = StoreLink(self._wish(reader=reader), access, group)
+            await link.open()
+            pushes = self._pushes_to(link.store.id)
+            if reader:
+                await self._read(node.name, link, pushes, dice)
+            else:
+                opened = self._open[node.name] = _OpenStore(node.name, link, pushes, dice, link.clock)
+                await self._work(opened)
+            self._open.pop(node.name, None)
+            await link.leave()
+            for task in link.tasks:
+                task.cancel()
+
+    def _wish(self, *, reader: bool) -> StoreWish:
+        values = {
+            "wide": np.zeros((HEIGHTS["wide"], COLUMNS)),
+            "narrow": np.zeros((HEIGHTS["narrow"], COLUMNS), np.float32),
+        }
+        records, rules = records_of(values, Sgd(rate=1.0))
+        return StoreWish(
+            name=NAME,
+            create="never" if reader else "auto",
+            values=None if reader else values,
+            records=() if reader else records,
+            rules=() if reader else rules,
+            slack=self._slack,
+            replicas=BEGUN_WITH,
+            servers=0,
+            shard_bytes=SHARD_BYTES,
+            reader=reader,
+            waits=WAITS,
+        )
+
+    def _pushes_to(self, store: str) -> StorePushes:
+        pushes = self._stores.get(store)
+        if pushes is None:
+            self._ledger.counts["stores created"] += 1
+            pushes = self._stores[store] = StorePushes(
+                store, rows=ROWS, columns=COLUMNS, summed=self._slack == 0
+            )
+        return pushes
+
+    async def _work(self, opened: "_OpenStore") -> None:
+        """Push, end the step and pull, again and again; several pushes at once where no step is summed."""
+        link, pushes, dice = opened.link, opened.pushes, opened.dice
+        while self._going_on:
+            if pushes.full or dice.chance(0.005):
+                await link.delete()
+                self._ledger.counts["stores deleted"] += 1
+                return
+            if dice.chance(0.01):
+                return  # leaves its place to the next
+            async with asyncio.TaskGroup() as group:
+                count = 1 + dice.below(3) if self._slack != 0 else 1
+                for _ in range(min(count, pushes.room)):
+                    group.create_task(self._push(opened), name=f"{opened.name}/push")
+            await link.tick()
+            opened.step = link.clock
+            await self._pull(opened)
+            await asyncio.sleep(dice.around(PACE_S))
+
+    async def _push(self, opened: "_OpenStore") -> None:
+        link, pushes, weight = opened.link, opened.pushes, 1
+        if pushes.full:
+            return  # other clients took the last columns before this task began
+        if self._slack == 0:
+            weight += opened.dice.below(3)
+            opened.step = link.clock + 1  # with bsp the push ends the step on its shards
+        column = pushes.begin(opened.name, clock=opened.step, weight=weight)
+        gradients: dict[str, Any] = {
+            "wide": np.zeros((HEIGHTS["wide"], COLUMNS)),
+            "narrow": np.zeros((HEIGHTS["narrow"], COLUMNS), np.float32),
+        }
+        for gradient in gradients.values():
+            gradient[:, column] = -1
+        outcome = await link.push(gradients, weight=weight)
+        pushes.acknowledged(column, _rows_of(outcome))
+        self._ledger.counts["pushes to stores"] += 1
+
+    async def _pull(self, opened: "_OpenStore") -> None:
+        link, pushes = opened.link, opened.pushes
+        at, slack = link.clock, self._slack
+        known = [other for other in self._open.values() if other is not opened and self._is_known(other.link)]
+        mine = self._is_known(link)
+        before = pushes.before()
+        values = await link.pull(None, None)
+        newest = self._cluster.map
+        others = [(other.name, other.step) for other in known if _is_live(other.link, newest)]
+        bound = max(at - slack, 0) if slack is not None else 0
+        pulled = Pulled(
+            rows=_rows(values),
+            versions=_versions(values),
+            bound=bound,
+            at=at if mine and _is_live(link, newest) else None,
+            others=others if mine else (),
+        )
+        pushes.pulled(opened.name, before, pulled)
+
+    def _is_known(self, link: StoreLink) -> bool:
+        """Whether all servers of a store know the place of a client in its clocks."""
+        session = link.session
+        for name in set(link.store.buckets):
+            served = self._cluster.servers[name].stores.get(session.run)
+            if served is None or served.state.live.get(session.replica) != session.incarnation:
+                return False
+        return True
+
+    async def _read(self, name: str, link: StoreLink, pushes: StorePushes, dice: Dice) -> None:
+        while self._going_on:
+            await self._look(name, link, pushes)
+            await asyncio.sleep(dice.around(READ_S))
+        await self._look(name, link, pushes)
+
+    async def _look(self, name: str, link: StoreLink, pushes: StorePushes) -> None:
+        before = pushes.before()
+        values = await link.pull(None, None)
+        pulled = Pulled(rows=_rows(values), versions=_versions(values), bound=values.clock)
+        pushes.pulled(name, before, pulled)
+        self._ledger.counts["stores read"] += 1
+
+    # --- the end -----------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Let all clients end their last step, and leave.
+
+        Raises:
+            Violation: A client goes on for `END_S`.
+        """
+        self._going_on = False
+        try:
+            async with asyncio.timeout(END_S):
+                if self._working:
+                    await self._idle.wait()
+        except TimeoutError:
+            text = f"{', '.join(sorted(self._working))} went on for {END_S:g} s"
+            raise Violation("clients of stores are answered", text) from None
+
+
+def _is_live(link: StoreLink, cluster: ClusterMap) -> bool:
+    """Whether the controllers have not given the place of a client away."""
+    store = cluster.store(link.store.id)
+    if store is None:
+        return False
+    generation, _ = cluster.pushers(store).get(link.session.replica, (0, frozenset()))
+    return generation == link.session.incarnation
+
+
+def _rows(values: Values) -> Any:
+    return np.concatenate([values[name].astype(np.float64) for name in HEIGHTS])
+
+
+def _versions(values: Values) -> list[int]:
+    """Return the version of each row."""
+    wide, narrow = HEIGHTS["wide"], HEIGHTS["narrow"]
+    versions = values.read.of_shards.tolist()
+    return [*versions[:wide], *versions[wide:] * narrow]
+
+
+def _rows_of(outcome: PushOutcome) -> list[int]:
+    """Return the rows that refused a push."""
+    rows: list[int] = []
+    for shard in outcome.refused:
+        first = 0 if shard.name == "wide" else HEIGHTS["wide"]
+        rows += range(first + shard.start // COLUMNS, first + shard.stop // COLUMNS)
+    return rows
