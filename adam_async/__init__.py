@@ -33,11 +33,14 @@ if TYPE_CHECKING:
         RoleDied,
         RunFailed,
         ShardUnavailable,
+        StepFailed,
     )
     from adam_async.model.spec import ModelSpec
+    from adam_async.run.arrays import ArraySpec, Factors
     from adam_async.run.config import Config, Waits
     from adam_async.run.option_sources import make_config
     from adam_async.run.result import EpochResult, RunResult
+    from adam_async.run.train_step import Batch, Gradients, Metrics, StepOutcome, TrainStep
     from adam_async.runtime.disk import Disk
     from adam_async.runtime.timeline import Timeline
 
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdamError",
+    "ArraySpec",
+    "Batch",
     "Checkpoint",
     "CheckpointError",
     "Config",
@@ -55,7 +60,10 @@ __all__ = [
     "Disk",
     "Diverged",
     "EpochResult",
+    "Factors",
+    "Gradients",
     "LocalCluster",
+    "Metrics",
     "Model",
     "ModelSpec",
     "Predictions",
@@ -64,7 +72,10 @@ __all__ = [
     "RunFailed",
     "RunResult",
     "ShardUnavailable",
+    "StepFailed",
+    "StepOutcome",
     "Timeline",
+    "TrainStep",
     "Waits",
     "from_object",
     "load_checkpoint",
@@ -80,6 +91,7 @@ _HOMES = {
     "checkpoint.files": ("load_checkpoint",),
     "cluster.local": ("LocalCluster",),
     "cluster.processes": ("ProcessCluster",),
+    "run.arrays": ("ArraySpec", "Factors"),
     "run.config": ("Config", "Waits"),
     "run.option_sources": ("make_config",),
     "data_server.dataset": ("Dataset", "make_dataset"),
@@ -87,6 +99,7 @@ _HOMES = {
     "data_server.sources.objects": ("from_object",),
     "data_server.sources.synthetic": ("synthetic",),
     "run.result": ("EpochResult", "RunResult"),
+    "run.train_step": ("Batch", "Gradients", "Metrics", "StepOutcome", "TrainStep"),
     "errors": (
         "AdamError",
         "ConfigError",
@@ -96,6 +109,7 @@ _HOMES = {
         "RoleDied",
         "RunFailed",
         "ShardUnavailable",
+        "StepFailed",
     ),
     "model.spec": ("ModelSpec",),
     "runtime.disk": ("Disk",),

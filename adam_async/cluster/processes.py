@@ -41,7 +41,7 @@ from adam_async.run.option_sources import for_children
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.stragglers import texts_for
 from adam_async.run.token_file import derived_text
-from adam_async.run.user_code import import_layers
+from adam_async.run.user_code import add_import_folder, import_layers, import_words, named_step
 from adam_async.runtime.child_process import ChildProcess, how_it_ended
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
@@ -83,6 +83,10 @@ class ProcessCluster:
         layers: Further kinds of layers that it may use, by import path: ``{"mine": "package.module:Mine"}``.
             Python has to find the module in `environment`.
         environment: Environment of the children; None: that of this process.
+        step: Import path of the factory of a step to train in the place of a network,
+            ``package.module:factory``. Workers may import this module.
+        step_args: Arguments of the factory.
+        step_path: Folders that this process and the workers add to their `sys.path`.
         on_line: Called with each event, and with each line of a child's stderr; by default they are logged.
         entropy: Random bytes for the cluster's token and the driver's incarnation.
         timeline: Records the work of the driver; after a training it has the profiles of the children too.
@@ -92,7 +96,7 @@ class ProcessCluster:
 
     Raises:
         ConfigError: `config.slow` names an unknown node, an address of `data` is invalid, or `layers` cannot
-            be imported.
+            be imported, or the step cannot be made or does not go with an option.
     """
 
     def __init__(
@@ -113,8 +117,13 @@ class ProcessCluster:
         checkpoint: Path | None = None,
         resume: Path | None = None,
         init: TrainedModel | None = None,
+        step: str | None = None,
+        step_args: Mapping[str, Any] | None = None,
+        step_path: Sequence[Path] = (),
     ) -> None:
-        self._layer_names = dict(layers)
+        for folder in step_path:
+            add_import_folder(folder)
+        self._imports = import_words(layers, step, step_path)
         self._setup = ClusterSetup(
             config=config,
             inputs=RunInputs(
@@ -123,6 +132,7 @@ class ProcessCluster:
                 transforms=transforms,
                 layers=import_layers(layers),
                 init=init,
+                step=named_step(step, step_args),
             ),
             hosts=hosts_of(config, data, starts_own=dataset is not None),
             dataset=dataset,
@@ -166,7 +176,7 @@ class ProcessCluster:
         # Standalone data servers accept their own token only, or none if they have none.
         token = setup.token if setup.hosts else setup.entropy(32).hex()
         room = self.timeline.limit_events if self.timeline is not None else 0
-        self._orders = orders_for(token or "", config.waits, profile_events=room, layers=self._layer_names)
+        self._orders = orders_for(token or "", config.waits, profile_events=room)
         self._death = asyncio.get_running_loop().create_future()
         async with AsyncExitStack() as stack:
             inputs = await setup.with_checkpoints(stack)
@@ -210,6 +220,7 @@ class ProcessCluster:
         config, setup = self.config, self._setup
         common = ("--controller", controller, "--bind", LOOPBACK)
         counts = ("--threads", str(threads), "--in-flight", str(config.in_flight))
+        worker = (*common, *counts, *self._imports)
         data_servers = 0 if setup.hosts or setup.dataset is not None else config.data_servers
         cache = one_of(config.cache, data_servers)
         images = ["--data", config.data, "--damaged", config.damaged, "--cache", cache]
@@ -221,7 +232,7 @@ class ProcessCluster:
         children = [
             *(self._start("data", f"data-{n}", *common, *images) for n in range(data_servers)),
             *(self._start("ps", f"ps-{n}", *common) for n in range(config.servers)),
-            *(self._start("worker", f"worker-{n}", *common, *counts) for n in range(config.workers)),
+            *(self._start("worker", f"worker-{n}", *worker) for n in range(config.workers)),
         ]
         for child in children:
             await self._address(child)
@@ -442,9 +453,7 @@ class ProcessCluster:
         return f"<ProcessCluster {', '.join(self.children) or 'not started'}>"
 
 
-def orders_for(
-    token: str, waits: Waits, *, profile_events: int, layers: Mapping[str, str] = {}
-) -> dict[str, bytes]:
+def orders_for(token: str, waits: Waits, *, profile_events: int) -> dict[str, bytes]:
     """Return the first stdin line for the children of each role, with the keys of that role only.
 
     Raises:
@@ -453,7 +462,7 @@ def orders_for(
     lines = {}
     for role in CHILDREN:
         keys = derived_text(token, role) if token else ""
-        orders = Orders(token=keys, waits=waits, profile_events=profile_events, layers=dict(layers))
+        orders = Orders(token=keys, waits=waits, profile_events=profile_events)
         lines[role] = msgspec.json.encode(orders) + b"\n"
     return lines
 

@@ -21,6 +21,7 @@ from adam_async.messages import REFUSED, Part, Pushed, ShardState
 from adam_async.messages import Values as ValuesMessage
 from adam_async.model.rules import make_rule
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity, StepPush
+from adam_async.run.arrays import ArraySpec, Factors
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, replica_generation
 from adam_async.run.config import Waits
 from adam_async.run.ids import ShardId
@@ -30,8 +31,6 @@ from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
 from adam_async.store.arrays import (
-    ArraySpec,
-    Factors,
     Gradient,
     InitialArrays,
     flat_factors,
