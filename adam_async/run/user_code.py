@@ -130,7 +130,7 @@ def import_named(kind: str, where: str) -> Callable[..., Any]:
         within = "" if error.name and f"{name}.".startswith(f"{error.name}.") else f" that {name} imports"
         raise ConfigError(
             f"{where} ({kind}): there is no module {error.name!r}{within}; install it, or name the folder it "
-            "is in with PYTHONPATH, for data servers too"
+            "is in with PYTHONPATH, for data servers too, or that of a step or layer with --step-path"
         ) from error
     except (Exception, SystemExit) as error:  # user code may raise anything
         raise ConfigError(f"{where} ({kind}): importing {name} failed: {error!r}") from error

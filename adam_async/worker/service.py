@@ -105,10 +105,11 @@ class ModelWorker(Role):
             try:
                 await self._train(cluster, node.replica, storage, step)
             except ExceptionGroup as errors:
-                cause = first_cause(errors)
-                if isinstance(cause, StepFailed):
-                    await self._report_failed(run, cause)
-                raise
+                failure = first_cause(errors).__cause__  # of the node of the graph that ran the step
+                if not isinstance(failure, StepFailed):
+                    raise
+                await self._report_failed(run, failure)
+                raise failure from failure.__cause__
 
     def _step_of(self, run: RunRecord) -> TrainStep | None:
         """Make the step of a run; None for a run that trains a network.
