@@ -32,10 +32,19 @@ from adam_async.data_server.service import DataServer
 from adam_async.driver.driver import OUTSIDE, Driver
 from adam_async.driver.readiness import LONGER
 from adam_async.driver.settings import DriverSettings, RunInputs
-from adam_async.errors import LOST_SHARDS, BindFailed, DeadlineExceeded, RoleDied, RunFailed, first_cause
+from adam_async.errors import (
+    LOST_SHARDS,
+    BindFailed,
+    DeadlineExceeded,
+    RoleDied,
+    RoleFailed,
+    RunFailed,
+    first_cause,
+)
 from adam_async.model.spec import ModelSpec
 from adam_async.run.addresses import controller_names
 from adam_async.run.cache_size import one_of
+from adam_async.run.cluster_map import failure_of
 from adam_async.run.config import Config, Waits
 from adam_async.run.option_sources import for_children
 from adam_async.run.result import OnEpoch, RunResult
@@ -373,13 +382,14 @@ class ProcessCluster:
             if self._stopping.is_set() or child in self._given_up:
                 return
             how = how_it_ended(code)
+            refusal = self._refusal_of(node)
             served = served or child.served_s > 0
             if child.served_s >= SOUND_S:
                 left = RESTARTS
             # A child that ended by itself before it served cannot start; `_open` reports it. A killed
             # controller can start, and the other controllers need it to form their group.
             could_start = served or (code < 0 and role == "controller")
-            restart = could_start and left > 0 and self._may_restart(role, node)
+            restart = could_start and left > 0 and not refusal and self._may_restart(role, node)
             self._note(f"{node} died: {how}{'; starting it again' if restart else ''}")
             if served and left == 0 and self._others_suffice(node):
                 self._note(f"{node} was started again {RESTARTS} times and is left: the others go on")
@@ -390,7 +400,12 @@ class ProcessCluster:
                 if role == "ps":
                     how = f"{how}; {LOST_SHARDS}"
                 if served and not self._death.done():
-                    self._death.set_exception(RoleDied(node, how))
+                    died = (
+                        RoleFailed(node, f"cannot train the run: {refusal}")
+                        if refusal
+                        else RoleDied(node, how)
+                    )
+                    self._death.set_exception(died)
                     self._death.exception()  # marks it as retrieved: without a `train`, no wait retrieves it
                 return
             left -= 1
@@ -399,6 +414,16 @@ class ProcessCluster:
                 if self._stopping.is_set():
                     return
             child = self._child(role, node, words)
+
+    def _refusal_of(self, node: str) -> str:
+        """Return the reason that a worker has reported before it ended, such as an error of the run's step.
+
+        A restart would not cure it.
+        """
+        cluster = self._driver.map if self._driver is not None else None
+        if cluster is None or cluster.run is None or node not in cluster.nodes:
+            return ""
+        return failure_of(cluster.nodes[node], cluster.run.id)
 
     def _may_restart(self, role: str, node: str) -> bool:
         """Whether no state of the run is lost with a role, so that it can be started again."""

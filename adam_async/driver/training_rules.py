@@ -4,8 +4,8 @@ The standing rules, each of which reads the map and may change it:
 
     drop      the stores of earlier runs leave the map
     strike    a lost data server is no ledger replica; a new leader begins a new term
-    fail      the run's store, the last ledger replica or the driver is lost, or a worker cannot train the
-              run: the run has failed
+    fail      the run's store, the last ledger replica or the driver is lost, or too few workers can train
+              the run: the run has failed
     number    a live worker without a slot gets one: a replica, and a part of its model
     lead      a data server is ready: it leads the run's ledger; the next replica replaces a lost leader
     begin     the store, a data server and the wanted number of replicas are ready: the run begins
@@ -242,16 +242,17 @@ def _fail_if_lost(cluster: ClusterMap) -> ClusterMap:
 
 
 def _refusal(cluster: ClusterMap, run: RunRecord) -> tuple[str, str]:
-    """Return a worker that cannot train the run, and the reason; empty texts without one.
+    """Return a worker that cannot train the run, and the reason; empty texts while the others suffice.
 
-    A worker that joins a run in progress and refuses it costs the run nothing.
+    One worker alone must not end a run by its record: others may be able to train it.
     """
-    for name in cluster.live("worker"):
-        node = cluster.nodes[name]
-        why = failure_of(node, run.id)
-        if why and (run.phase == "preparing" or node.ready):
-            return name, f"{name} cannot train the run: {why}"
-    return "", ""
+    workers = cluster.live("worker")
+    refusals = {name: why for name in workers if (why := failure_of(cluster.nodes[name], run.id))}
+    needed = int(run.config["replicas"]) * cluster.partitions if run.phase == "preparing" else 1
+    if not refusals or len(workers) - len(refusals) >= needed:
+        return "", ""
+    name, why = next(iter(refusals.items()))
+    return name, f"{name} cannot train the run: {why}"
 
 
 def _number_workers(cluster: ClusterMap) -> ClusterMap:

@@ -121,7 +121,7 @@ async def test_the_saved_model_of_a_step_is_a_plain_file_of_its_arrays():
         result = await cluster.train()
     saved = load_tensors(dump_model(result.model, result.weights))
     assert text_of(saved) == text_of(result.weights)
-    with pytest.raises(ConfigError, match="use result.weights"):
+    with pytest.raises(ConfigError, match=r"use result\.weights"):
         Model.of(result)
 
 

@@ -24,7 +24,6 @@ from adam_async.run.cluster_map import (
     NodeRecord,
     ResumeRecord,
     RunRecord,
-    failed_word,
     ready_word,
     skipped_groups,
 )
@@ -335,32 +334,6 @@ def test_a_run_does_not_fail_because_a_worker_reports_a_failure():
     cluster.set("run", run_record())
     cluster.set("nodes/worker-0", msgspec.structs.replace(cluster.map.nodes["worker-0"], failed="me"))
     assert cluster.map.run.phase == "preparing"
-
-
-@pytest.mark.parametrize(("takes_part", "phase"), [(True, "failed"), (False, "training")])
-def test_a_worker_that_cannot_train_a_run_in_progress_fails_it_only_if_it_takes_part(takes_part, phase):
-    cluster = training()
-    worker, run = cluster.map.nodes["worker-0"], cluster.map.run.id
-    if not takes_part:
-        cluster.join("worker-1")
-        worker = cluster.map.nodes["worker-1"]
-    name = "worker-0" if takes_part else "worker-1"
-    cluster.set(f"nodes/{name}", msgspec.structs.replace(worker, failed=failed_word("other", "old news")))
-    assert cluster.map.run.phase == "training"
-    cluster.set(f"nodes/{name}", msgspec.structs.replace(worker, failed=failed_word(run, "step a:b: no")))
-    assert cluster.map.run.phase == phase
-    if takes_part:
-        with pytest.raises(RoleFailed, match="^worker-0 cannot train the run: step a:b: no"):
-            check_failed(cluster.map, run)
-
-
-def test_a_worker_that_refuses_a_run_in_preparation_fails_it():
-    cluster = Cluster()
-    cluster.join("driver", "ps-0", "worker-0")
-    cluster.set("run", run_record())
-    why = failed_word(cluster.map.run.id, "no")
-    cluster.set("nodes/worker-0", msgspec.structs.replace(cluster.map.nodes["worker-0"], failed=why))
-    assert (cluster.map.run.phase, cluster.map.run.lost) == ("failed", "worker-0")
 
 
 def test_a_data_server_that_refuses_a_run_is_reported_as_refusing_and_not_as_dead():

@@ -188,7 +188,7 @@ def test_a_worker_imports_only_the_steps_of_the_modules_that_it_allows(monkeypat
     ],
 )
 def test_an_allowed_module_that_cannot_be_imported_is_named(module, said):
-    with pytest.raises(ConfigError, match=f"--allow-step.*{said}"):
+    with pytest.raises(ConfigError, match=rf"--allow-step.*{said}"):
         allow_steps([module])
 
 
@@ -213,7 +213,7 @@ def test_the_words_of_a_worker_name_all_that_it_may_import(tmp_path: Path):
     )
     assert read_layers(["mine=a.b:Mine", "other=a.b:Other"]) == {"mine": "a.b:Mine", "other": "a.b:Other"}
     for wrong in (["mine"], ["=a.b:C"], ["mine=a:B", "mine=a:C"]):
-        with pytest.raises(ConfigError, match="KIND=package.module:Class"):
+        with pytest.raises(ConfigError, match=r"KIND=package\.module:Class"):
             read_layers(wrong)
 
 
