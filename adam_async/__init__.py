@@ -39,15 +39,17 @@ if TYPE_CHECKING:
         RoleDied,
         RunFailed,
         ShardUnavailable,
+        StepFailed,
         StoreError,
     )
     from adam_async.model.spec import ModelSpec
+    from adam_async.run.arrays import ArraySpec, Factors
     from adam_async.run.config import Config, Waits
     from adam_async.run.option_sources import make_config
     from adam_async.run.result import EpochResult, RunResult
+    from adam_async.run.train_step import Batch, Gradients, Metrics, StepOutcome, TrainStep
     from adam_async.runtime.disk import Disk
     from adam_async.runtime.timeline import Timeline
-    from adam_async.store.arrays import ArraySpec, Factors
     from adam_async.store.rules import Adagrad, Adam, AdamW, Sgd
     from adam_async.store.store import ParameterStore
     from adam_async.store.values import PushOutcome, ReadVersions, Values
@@ -60,6 +62,7 @@ __all__ = [
     "AdamError",
     "AdamW",
     "ArraySpec",
+    "Batch",
     "Checkpoint",
     "CheckpointError",
     "Config",
@@ -71,7 +74,9 @@ __all__ = [
     "Diverged",
     "EpochResult",
     "Factors",
+    "Gradients",
     "LocalCluster",
+    "Metrics",
     "Model",
     "ModelSpec",
     "ParameterStore",
@@ -84,8 +89,11 @@ __all__ = [
     "RunResult",
     "Sgd",
     "ShardUnavailable",
+    "StepFailed",
+    "StepOutcome",
     "StoreError",
     "Timeline",
+    "TrainStep",
     "Values",
     "Waits",
     "from_object",
@@ -100,12 +108,12 @@ __all__ = [
 _HOMES = {
     "store.store": ("ParameterStore",),
     "store.rules": ("Adagrad", "Adam", "AdamW", "Sgd"),
-    "store.arrays": ("ArraySpec", "Factors"),
     "store.values": ("PushOutcome", "ReadVersions", "Values"),
     "checkpoint.manifest": ("Checkpoint", "CheckpointError"),
     "checkpoint.files": ("load_checkpoint",),
     "cluster.local": ("LocalCluster",),
     "cluster.processes": ("ProcessCluster",),
+    "run.arrays": ("ArraySpec", "Factors"),
     "run.config": ("Config", "Waits"),
     "run.option_sources": ("make_config",),
     "data_server.dataset": ("Dataset", "make_dataset"),
@@ -113,6 +121,7 @@ _HOMES = {
     "data_server.sources.objects": ("from_object",),
     "data_server.sources.synthetic": ("synthetic",),
     "run.result": ("EpochResult", "RunResult"),
+    "run.train_step": ("Batch", "Gradients", "Metrics", "StepOutcome", "TrainStep"),
     "errors": (
         "AdamError",
         "ConfigError",
@@ -122,6 +131,7 @@ _HOMES = {
         "RoleDied",
         "RunFailed",
         "ShardUnavailable",
+        "StepFailed",
         "StoreError",
     ),
     "model.spec": ("ModelSpec",),

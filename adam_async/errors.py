@@ -12,6 +12,7 @@
       ShardUnavailable     5    the primary of a shard was unreachable for too long
       BindFailed           7    an address is taken, or belongs to another machine
       RunFailed            8    the run ended for another reason
+        StepFailed         8    a method of a user's step raised, or returned a wrong value
         Diverged           9    the training loss is not finite, or far beyond that of guessing
 
 The command line adds 6 (a peer refused the handshake), 130 and 143 (ended by a signal);
@@ -115,6 +116,18 @@ class RunFailed(AdamError):
     """The run ended early; the message has the first cause."""
 
     exit_code = 8
+
+
+class StepFailed(RunFailed):
+    """A method of a user's step raised, or its result is wrong; `__cause__` is the step's own error.
+
+    The message has the step, the method, and the value with its remedy.
+    """
+
+    def __init__(self, step: str, method: str, what: str) -> None:
+        super().__init__(f"step {step} failed in {method}: {what}")
+        self.step = step
+        self.method = method
 
 
 class Diverged(RunFailed):

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -19,8 +20,8 @@ import httpx
 import numpy as np
 import pytest
 
-from adam_async import Config
-from tests.processes.commands import Command, address_of
+from adam_async import Config, LocalCluster
+from tests.processes.commands import Command, address_of, run
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
@@ -44,6 +45,29 @@ def test_every_example_is_short_and_run_here(name: str) -> None:
 
 async def test_in_the_graph_the_second_tag_overtakes_the_first() -> None:
     assert await load("01_graph.py").main() == [(2, 43), (1, 21)]
+
+
+SERIAL = {"threads": 1, "in_flight": 1, "rate": 0.1}
+LOCKSTEP = {"replicas": 2, "servers": 2, "consistency": "bsp", "rate": 0.3}
+
+
+@pytest.mark.parametrize("options", [SERIAL, LOCKSTEP])
+async def test_the_step_in_numpy_learns_the_digits(options: dict[str, object]) -> None:
+    step = load("numpy_step.py").mlp(hidden=64)
+    async with LocalCluster(Config(data="digits", **options), step=step) as cluster:
+        result = await cluster.train()
+
+    assert result.test_accuracy > 0.85
+
+
+@pytest.mark.processes
+def test_the_step_in_numpy_learns_the_digits_by_its_own_command_with_processes() -> None:
+    text = (ROOT / "examples" / "numpy_step.py").read_text()
+    words = shlex.split(re.search(r"^    adam-async (train .*)$", text, re.MULTILINE)[1])
+    code, output = run(*words, "--processes", "--replicas", "2", "--consistency", "bsp", "--rate", "0.3")
+
+    assert code == 0, output
+    assert float(re.search(r"test accuracy (\d+\.\d+)% after 12 epochs", output)[1]) > 85
 
 
 async def test_the_tensor_comes_back_as_it_went() -> None:

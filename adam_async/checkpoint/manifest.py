@@ -17,6 +17,7 @@ progress of training after it: a resumed run trains the groups between the two a
 The manifest has a checksum of itself, so that a reader detects any change in it.
 """
 
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -34,7 +35,8 @@ from adam_async.run.cluster_map import ResumeRecord
 from adam_async.run.config import FIELDS, Config
 from adam_async.run.option_sources import make_config
 from adam_async.run.result import EpochResult
-from adam_async.run.user_code import check_named, named_functions
+from adam_async.run.train_step import StepSpec
+from adam_async.run.user_code import NamedStep, check_named, named_functions
 
 FORMAT = "adam-async/checkpoint/1"
 """Name and version of the format."""
@@ -312,12 +314,14 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
     return wanted
 
 
-def resumed_spec(manifest: Manifest, spec: ModelSpec | None) -> ModelSpec:
-    """Return the model of a checkpoint.
+def resumed_spec(manifest: Manifest, spec: ModelSpec | None) -> ModelSpec | None:
+    """Return the model of a checkpoint; None if its run trains a step of the user's.
 
     Raises:
         CheckpointError: The caller has another model.
     """
+    if StepSpec.from_dict(manifest.spec) is not None:
+        return None
     there = ModelSpec.from_dict(manifest.spec)
     if spec is not None and spec.to_dict() != there.to_dict():
         raise CheckpointError(
@@ -325,6 +329,26 @@ def resumed_spec(manifest: Manifest, spec: ModelSpec | None) -> ModelSpec:
             "leave the model out, it is in the checkpoint"
         )
     return there
+
+
+def check_resumed_step(manifest: Manifest, step: NamedStep | None) -> None:
+    """Check that a resumed run has the step of its checkpoint.
+
+    The caller names it once more, because a checkpoint alone must not cause the import of a module.
+
+    Raises:
+        CheckpointError: The step or its arguments differ; names those of the checkpoint.
+    """
+    there = StepSpec.from_dict(manifest.spec)
+    if there is None and step is not None:
+        raise CheckpointError(f"{manifest.name} holds a network, not step {step.name}: leave --step out")
+    if there is None or (step is not None and (step.name, dict(step.args)) == (there.name, there.args)):
+        return
+    args = f" --step-args '{json.dumps(there.args)}'" if there.args else ""
+    raise CheckpointError(
+        f"{manifest.name} is of a run with step {there.name}, whose module would be imported and run: if you "
+        f"trust it, give --step {there.name}{args} (in Python, give the same step)"
+    )
 
 
 def resumed_transforms(

@@ -24,6 +24,7 @@ from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network
 from adam_async.model.spec import ModelSpec
+from adam_async.run.step_model import RunModel, StepModel
 from adam_async.runtime.disk import Disk
 
 FILE_NAME = "model.safetensors"
@@ -53,9 +54,9 @@ class SavedModel:
 
 
 def dump_model(
-    network: Network, weights: Mapping[str, NDArray[Any]], class_names: Sequence[str] = ()
+    network: RunModel, weights: Mapping[str, NDArray[Any]], class_names: Sequence[str] = ()
 ) -> bytes:
-    """Write a model as the bytes of its file.
+    """Write a model as the bytes of its file. The file of a step has its arrays, and no metadata.
 
     Args:
         weights: Its tensors by name; converted to the network's dtype if they have another.
@@ -66,6 +67,8 @@ def dump_model(
     """
     _check(network, weights, "the weights")
     tensors = {p.name: np.ascontiguousarray(weights[p.name], network.dtype) for p in network.parameters}
+    if isinstance(network, StepModel):
+        return bytes(save_tensors(tensors))
     # One entry: the library writes several in an order that changes from process to process.
     ours: dict[str, Any] = {"format_version": FORMAT, "spec": network.spec.to_dict()}
     if class_names:
@@ -74,7 +77,7 @@ def dump_model(
 
 
 async def save_model(
-    network: Network,
+    network: RunModel,
     weights: Mapping[str, NDArray[Any]],
     folder: Path,
     disk: Disk,
@@ -177,7 +180,7 @@ def _metadata(header: dict[str, Any], origin: str) -> tuple[ModelSpec, tuple[str
         raise SavedModelError(f"{origin} holds no valid spec: {error}") from None
 
 
-def _check(network: Network, weights: Mapping[str, NDArray[Any]], origin: str) -> None:
+def _check(network: RunModel, weights: Mapping[str, NDArray[Any]], origin: str) -> None:
     wanted = {parameter.name: parameter.shape for parameter in network.parameters}
     missing = sorted(wanted.keys() - weights.keys())
     unknown = sorted(weights.keys() - wanted.keys())

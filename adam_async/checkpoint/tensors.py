@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 
 from adam_async.checkpoint.manifest import Checkpoint, CheckpointError
 from adam_async.messages import check_tensor
-from adam_async.model.network import Network
 from adam_async.model.rules import Rule
 from adam_async.run.shard_table import ShardSpec, ShardTable
+from adam_async.run.step_model import RunModel
 from transport import RemoteProtocolError
 
 
 class RunTensors:
     """Whole tensors, and the part of each shard in them; without a rule the values alone."""
 
-    def __init__(self, network: Network, table: ShardTable, rule: Rule | None) -> None:
+    def __init__(self, network: RunModel, table: ShardTable, rule: Rule | None) -> None:
         self.table = table
         self._state_names = rule.state_names if rule is not None else ()
         self._scalar_names = rule.scalar_names if rule is not None else ()

@@ -24,6 +24,7 @@ from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import PREDICT_BATCH, Network
 from adam_async.report.evaluate import Evaluation, Exam
+from adam_async.run.step_model import StepModel
 
 if TYPE_CHECKING:
     from adam_async.run.result import RunResult
@@ -110,7 +111,16 @@ class Model:
 
     @classmethod
     def of(cls, result: "RunResult") -> Self:
-        """Make a model from the result of a training."""
+        """Make a model from the result of a training.
+
+        Raises:
+            ConfigError: The run trained a step of the user's, which has arrays only.
+        """
+        if isinstance(result.model, StepModel):
+            raise ConfigError(
+                f"step {result.model.spec.name} is no network, so that no Model can be made of it: use "
+                "result.weights, its arrays by name"
+            )
         return cls(result.model, result.weights, result.class_names)
 
     def save(self, folder: str | Path) -> Path:

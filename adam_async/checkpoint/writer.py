@@ -21,13 +21,13 @@ from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.tensors import RunTensors
 from adam_async.errors import DeadlineExceeded, RunFailed
 from adam_async.messages import ShardState
-from adam_async.model.network import Network as Model
 from adam_async.model.rules import rule_of
 from adam_async.run.cluster_map import ClusterMap, ResumeRecord, RunRecord
 from adam_async.run.config import Config
 from adam_async.run.partition import table_of
 from adam_async.run.progress import Progress
 from adam_async.run.result import CheckpointResult, EpochResult
+from adam_async.run.step_model import RunModel
 from transport import TransportError
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Checkpointer:
         folder: CheckpointFolder,
         copies: ShardCopies,
         config: Config,
-        model: Model,
+        model: RunModel,
         common: Manifest,
         spawn: Spawn,
         note: Callable[[str], None],
@@ -257,7 +257,7 @@ class Checkpointer:
         self._noting_failed = True
 
 
-def make_tensors(model: Model, config: Config, plan: dict[str, Any] | None) -> RunTensors:
+def make_tensors(model: RunModel, config: Config, plan: dict[str, Any] | None) -> RunTensors:
     """Allocate all tensors of a run with their rule state."""
     table = table_of(model, shard_bytes=config.shard_bytes, plan=plan)
     rule = rule_of(config)

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from adam_async.data_server.dataset import Dataset
+from adam_async.model.layer import Layer
+from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network
 from adam_async.model.rules import rule_of
 from adam_async.model.spec import ModelSpec
@@ -20,6 +22,7 @@ class BaselineAround:
     Args:
         model_text: Contents of the model file, if `config` names one.
         init: Saved model that the run begins with, as for `choose_model`.
+        layers: Kinds of layers that the model may use.
 
     Raises:
         ConfigError: The model is unknown or does not fit the data.
@@ -35,12 +38,13 @@ class BaselineAround:
         model_text: str | None,
         spec: ModelSpec | None = None,
         init: ModelSpec | None = None,
+        layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
     ) -> None:
         self._config = config
         self._threads = threads
         self._dataset = dataset
         spec = spec or choose_model(config.model, data, text=model_text, init=init)
-        self.network = Network(spec, dtype=config.dtype, kernels=config.kernels)
+        self.network = Network(spec, dtype=config.dtype, kernels=config.kernels, layers=layers)
         self._rates: list[float] = []
         self._sgemm: list[float] = []
 

@@ -16,6 +16,7 @@ from adam_async.model.partition.prediction import crossing_bytes
 from adam_async.report.report import Report
 from adam_async.run.progress import Progress
 from adam_async.run.result import EpochResult
+from adam_async.run.step_model import RunModel, StepModel
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -97,7 +98,7 @@ class LiveTable:
         progress = self._progress
         if progress.model is not None:
             self.introduce(progress.data, progress.model)
-            if progress.plan is not None and not self._cut_shown:
+            if progress.plan is not None and not self._cut_shown and isinstance(progress.model, Network):
                 self._cut_shown = True
                 self.print(cut_line(progress.model, progress.plan, together=progress.together))
         leader = self._leader()
@@ -149,7 +150,7 @@ class LiveTable:
             self._live.start()
             self.refresh()
 
-    def introduce(self, data: Mapping[str, Any], model: Network) -> None:
+    def introduce(self, data: Mapping[str, Any], model: RunModel) -> None:
         """Print data and model, once. `refresh` calls it as soon as the driver knows them."""
         if not self._introduced:
             self._introduced = True
@@ -181,13 +182,16 @@ class LiveTable:
             self._stream.flush()
 
 
-def introduction(data: Mapping[str, Any], model: Network) -> list[str]:
+def introduction(data: Mapping[str, Any], model: RunModel) -> list[str]:
     """Return the lines about the data and the model, with the reason for the data."""
     shape = "x".join(str(size) for size in data["shape"])
     images = (
         f"{_count(data['train_images'])} training and {_count(data['test_images'])} test images of {shape}, "
         f"{data['classes']} classes"
     )
+    if isinstance(model, StepModel):
+        arrays = f"{_count(model.num_parameters)} values in {len(model.arrays)} arrays"
+        return [f"data   {data['name']}: {data['source']}; {images}", f"step   {model.spec.name}: {arrays}"]
     size = (
         f"{_count(model.num_parameters)} parameters, {_count(model.multiply_adds)} multiply-adds forward "
         "per image (our definition of its connections)"
@@ -266,10 +270,12 @@ def summary(report: Report) -> list[str]:
     last = report.epochs[-1].epoch if report.epochs else None
     kept = f" (of epoch {totals.kept_epoch}, which is kept)" if totals.kept_epoch not in (None, last) else ""
     connections = totals.images_per_s * report.model.multiply_adds
+    rate = f"{_count(totals.images_per_s)} images/s"
+    if connections:  # those of a step are unknown
+        rate += f" ({connections / 1e9:.2f} billion connections/s, multiply-adds forward)"
     lines.append(
         f"test accuracy {totals.test_accuracy:.2%} after {epochs} epoch{'s' if epochs != 1 else ''}{kept}, "
-        f"{_count(totals.images_per_s)} images/s ({connections / 1e9:.2f} billion connections/s, "
-        f"multiply-adds forward), {totals.train_s:.1f} s of training, {totals.peak_rss_mb:.0f} MB"
+        f"{rate}, {totals.train_s:.1f} s of training, {totals.peak_rss_mb:.0f} MB"
     )
     return lines
 

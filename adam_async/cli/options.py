@@ -243,6 +243,15 @@ class TrainOptions:
     init: Path | None = None
     """Begin with the tensors of this saved model that have the same name and shape; other tensors begin
     fresh."""
+    step: str | None = None
+    """Train this step of yours in the place of a network: package.module:factory
+    (docs/how-to/train-your-own-step.md)."""
+    step_args: str | None = None
+    """Arguments of the factory of --step, as a JSON object such as '{"hidden": 64}'."""
+    layers: Annotated[tuple[str, ...], Parameter(name="--layer", negative="")] = ()
+    """Layer of yours that the model may use: KIND=package.module:Class; repeatable."""
+    step_path: Annotated[tuple[Path, ...], _OnlyOn] = ()
+    """Folder with the modules of --step and --layer, added to Python's sys.path; repeatable."""
     controller: str | None = None
     """tcp://HOST:PORT of the controller of a cluster started by hand, or of several with commas between them;
     no role is started then."""
@@ -367,6 +376,13 @@ class WorkerOptions(MemberOptions):
     controller: Annotated[str, Parameter(name=("--join", "--controller"))]
     """tcp://HOST:PORT of the controller, or of several with commas between them; the worker joins a run in
     progress."""
+    allow_step: Annotated[tuple[str, ...], _OnlyOn] = ()
+    """Module package.module whose steps runs may train here (`train --step`); repeatable. The worker imports
+    and runs it."""
+    layers: Annotated[tuple[str, ...], Parameter(name="--layer", negative="")] = ()
+    """Layer of yours that models may use: KIND=package.module:Class; repeatable."""
+    step_path: Annotated[tuple[Path, ...], _OnlyOn] = ()
+    """Folder with the modules of --allow-step and --layer, added to Python's sys.path; repeatable."""
 
 
 @options

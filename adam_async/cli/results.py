@@ -12,9 +12,9 @@ from adam_async.checkpoint.model_file import FILE_NAME, save_model
 from adam_async.cli.options import TrainOptions
 from adam_async.driver.driver import Driver
 from adam_async.errors import AdamError, ConfigError, RecordError, first_cause
-from adam_async.model.network import Network
 from adam_async.report.report import Report, write
 from adam_async.run.result import RunResult
+from adam_async.run.step_model import RunModel
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.timeline import Timeline
@@ -69,7 +69,7 @@ async def write_results(
 
 
 async def save_somewhere(
-    network: Network,
+    network: RunModel,
     weights: Mapping[str, NDArray[Any]],
     folder: Path,
     disk: Disk,

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import timedelta
+from typing import TypedDict
 
 import msgspec
 
@@ -45,13 +46,14 @@ from adam_async.controller.log_file import LogFile
 from adam_async.controller.service import Controller
 from adam_async.data_server.sources.damage import Policy
 from adam_async.errors import ConfigError
+from adam_async.model.layer import Layer
 from adam_async.run.addresses import check_address, check_addresses, own_peer, read_peers
 from adam_async.run.cache_size import cache_limits
 from adam_async.run.config import MAX_THREADS_PER_CORE, MOST, Waits
 from adam_async.run.image_size import read_image_size
 from adam_async.run.stragglers import check_own, pace_of
 from adam_async.run.token_file import holds_keys
-from adam_async.run.user_code import import_layers
+from adam_async.run.user_code import StepSource, add_import_folder, allow_steps, import_layers, read_layers
 from adam_async.runtime.child_process import address_line
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
@@ -71,6 +73,14 @@ data host is a data server without a controller."""
 
 KEYS_OF_NEXT = {"controller": "ps", "ps": "data", "data": "worker", "data-host": "driver", "worker": "driver"}
 """Role of the command in a role's line; the line names a file with the keys of that role."""
+
+
+class _Imports(TypedDict):
+    """User code that a worker may run."""
+
+    layers: Mapping[str, type[Layer]]
+    steps: StepSource
+
 
 Open = Callable[[Place], AbstractAsyncContextManager[Role]]
 
@@ -141,14 +151,31 @@ async def serve_worker(
             f"--threads must be within 0 and {cores * MAX_THREADS_PER_CORE} on {cores} cores and --in-flight "
             f"within 0 and {MOST['in_flight']}, not {threads} and {in_flight}"
         )
+    imports = _imports_of(options)
     return await _serve_member(
         "worker",
         options,
         environment,
         lambda place: model_worker(
-            place, threads=threads or cores, in_flight=in_flight, pace=pace_of(options.slow, place.node)
+            dataclasses.replace(place, **imports),
+            threads=threads or cores,
+            in_flight=in_flight,
+            pace=pace_of(options.slow, place.node),
         ),
     )
+
+
+def _imports_of(options: WorkerOptions) -> _Imports:
+    """Import the layers and the modules of steps that a worker's command line names.
+
+    Raises:
+        ConfigError: A folder, module or layer does not exist, or fails in its import.
+    """
+    for folder in options.step_path:
+        add_import_folder(folder)
+        if not options.supervised:  # the parent has printed it
+            sys.stderr.write(f"imports also find modules in {printable(str(folder.resolve()))}\n")
+    return {"layers": import_layers(read_layers(options.layers)), "steps": allow_steps(options.allow_step)}
 
 
 async def _serve_member(
@@ -192,7 +219,6 @@ async def _serve(
                     orders.waits,
                     open_role,
                     orders.profile_events,
-                    orders.layers,
                 ),
                 name=f"{role}/serve",
             )
@@ -221,7 +247,6 @@ async def _stay(
     waits: Waits,
     open_role: Open,
     profile_events: int = 0,
-    layers: Mapping[str, str] = {},
 ) -> None:
     """Open the role, print its line as soon as it has joined, and serve until cancelled.
 
@@ -249,7 +274,6 @@ async def _stay(
             waits=waits,
             entropy=system_entropy,
             timeline=Timeline(node, limit_events=profile_events) if profile_events else None,
-            layers=import_layers(layers),
         )
         running = await stack.enter_async_context(open_role(place))
         await running.joined()

@@ -49,7 +49,15 @@ from adam_async.run.memory_need import check_memory
 from adam_async.run.model_selection import image_size
 from adam_async.run.option_sources import COMMAND_LINE, ENVIRONMENT, from_environment, from_toml, make_config
 from adam_async.run.result import OnEpoch, RunResult
-from adam_async.run.user_code import named_functions
+from adam_async.run.user_code import (
+    NamedStep,
+    add_import_folder,
+    import_layers,
+    named_functions,
+    named_step,
+    read_layers,
+    read_step_args,
+)
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes, describe_machine, usable_cores
@@ -90,6 +98,16 @@ class Contents:
     init: Model | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Imports:
+    """User code that options name."""
+
+    layers: Mapping[str, str]
+    """Import paths of layers by kind."""
+    step_args: Mapping[str, Any]
+    step: NamedStep | None
+
+
 async def run_training(options: TrainOptions, environment: Mapping[str, str], terminal: Terminal) -> int:
     """Train a model, and write the results that the options name.
 
@@ -99,6 +117,7 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
     async with Disk() as disk:
         resumed = await newest_manifest(options.resume, disk) if options.resume is not None else None
         config = await configure(options, environment, disk, resumed)
+        imports = _import_code(options, terminal)
         contents = await _read_contents(options, config, disk, resumed, terminal)
         timeline = Timeline() if options.profile is not None else None
         dataset = None
@@ -109,7 +128,7 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
         kept: Kept | None = None
         try:
             async with open_cluster(
-                options, config, contents, environment, dataset, terminal, timeline
+                options, config, contents, environment, dataset, terminal, timeline, imports
             ) as cluster:
                 driver = cluster.driver
                 driver.listen(terminal.notice)
@@ -121,7 +140,9 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                 )
                 async with table:
                     terminal.give_way(table.aside)
-                    around = await _measure_before(options, driver, dataset, contents, resumed, table)
+                    around = await _measure_before(
+                        options, driver, dataset, contents, resumed, table, imports
+                    )
                     try:
                         result = await cluster.train(table.on_epoch)
                     except asyncio.CancelledError:  # an interruption, or a failure of the driver or a role
@@ -155,6 +176,23 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
             "--checkpoint-misses 0 allows that"
         )
     return 0
+
+
+def _import_code(options: TrainOptions, terminal: Terminal) -> Imports:
+    """Import the step that the command line names, before anything starts.
+
+    Raises:
+        ConfigError: It cannot be imported, or an option does not go with it.
+    """
+    for folder in options.step_path:
+        add_import_folder(folder)
+        terminal.notice(f"imports also find modules in {folder.resolve()}")
+    if options.step is None and options.step_args is not None:
+        raise ConfigError("--step-args are for the factory of --step, which is not given")
+    if options.step is not None and options.model is not None:
+        raise ConfigError("--model and --step both name what is trained: leave one of them out")
+    args = read_step_args(options.step_args)
+    return Imports(read_layers(options.layers), args, named_step(options.step, args))
 
 
 async def _read_contents(
@@ -222,9 +260,10 @@ async def _measure_before(
     contents: Contents,
     resumed: Manifest | None,
     table: LiveTable,
+    imports: Imports,
 ) -> BaselineAround | None:
-    """Measure the kernels alone, if there is a report and there are images for it."""
-    if options.report is None or dataset is None:
+    """Measure the kernels alone, if there is a report, a network, and images for it."""
+    if options.report is None or dataset is None or imports.step is not None:
         return None
     data = await driver.wait_for_data()
     around = BaselineAround(
@@ -235,6 +274,7 @@ async def _measure_before(
         model_text=contents.model_text,
         spec=resumed_spec(resumed, None) if resumed is not None else None,
         init=contents.init.network.spec if contents.init is not None else None,
+        layers=import_layers(imports.layers),
     )
     check_memory(around.network, driver.config, available_bytes())
     table.introduce(data, around.network)
@@ -373,13 +413,14 @@ async def open_cluster(
     environment: Mapping[str, str],
     dataset: Dataset | None,
     terminal: Terminal,
-    timeline: Timeline | None = None,
+    timeline: Timeline | None,
+    imports: Imports,
 ) -> AsyncIterator[Trainable]:
     """Start the roles of the configuration, or join running ones."""
     role = "driver" if options.controller is not None else ""
     token = await read_token(options.token_file, environment, role=role)
     if options.controller is not None:
-        async with _join(options, config, contents, token) as driver:
+        async with _join(options, config, contents, token, imports) as driver:
             yield Remote(driver)
     elif config.processes:
         async with ProcessCluster(
@@ -393,6 +434,10 @@ async def open_cluster(
             checkpoint=options.checkpoint,
             resume=options.resume,
             init=contents.init,
+            layers=imports.layers,
+            step=options.step,
+            step_args=imports.step_args,
+            step_path=options.step_path,
         ) as processes:
             yield processes
     else:
@@ -406,13 +451,16 @@ async def open_cluster(
             checkpoint=options.checkpoint,
             resume=options.resume,
             init=contents.init,
+            layers=import_layers(imports.layers),
+            step=options.step,
+            step_args=imports.step_args,
         ) as local:
             yield local
 
 
 @asynccontextmanager
 async def _join(
-    options: TrainOptions, config: Config, contents: Contents, token: str | None
+    options: TrainOptions, config: Config, contents: Contents, token: str | None, imports: Imports
 ) -> AsyncIterator[Driver]:
     assert options.controller is not None
     waits = config.waits if config.waits.meet_s else waits_at_start(options.wait, config.waits)
@@ -433,5 +481,7 @@ async def _join(
             checkpoints=folder,
             resume=resume,
             init=contents.init,
+            layers=import_layers(imports.layers),
+            step=imports.step,
         )
         yield await stack.enter_async_context(Driver(config, settings, inputs))

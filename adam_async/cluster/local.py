@@ -41,6 +41,8 @@ from adam_async.run.config import Config
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.stragglers import pace_of
 from adam_async.run.token_file import root_token
+from adam_async.run.train_step import TrainStep, check_step_options
+from adam_async.run.user_code import StepSource, named_step
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import ProcessMemory, available_bytes, process_memory, usable_cores
@@ -75,6 +77,9 @@ class LocalCluster:
         checkpoint: Folder for checkpoints; None: that of `resume`, or no checkpoints.
         resume: Folder of checkpoints whose run the first training continues.
         init: Saved model that each training begins with: tensors with the name and shape of one of the run's.
+        step: Step to train in the place of a network, or the import path of its factory,
+            ``package.module:factory``. All replicas share the object.
+        step_args: Arguments of the factory.
         make_pool: Makes every role's compute pool; a simulation passes its own.
         process_memory: Returns the process and its memory use.
         available_bytes: Returns the memory that this process could use.
@@ -83,8 +88,8 @@ class LocalCluster:
     compute threads to finish their group. A role that fails cancels the block and raises its error there.
 
     Raises:
-        ConfigError: `config.slow` names an unknown node, `config.weights` does not fit the network, or there
-            are two kinds of data.
+        ConfigError: `config.slow` names an unknown node, `config.weights` does not fit the network, there
+            are two kinds of data, or the step cannot be made or does not go with an option.
         DataError: On entering: `config.data` cannot be loaded.
     """
 
@@ -107,6 +112,8 @@ class LocalCluster:
         checkpoint: Path | None = None,
         resume: Path | None = None,
         init: TrainedModel | None = None,
+        step: TrainStep | str | None = None,
+        step_args: Mapping[str, Any] | None = None,
         make_pool: MakePool = ComputePool,
         process_memory: Callable[[], ProcessMemory] = process_memory,
         available_bytes: Callable[[], int] = available_bytes,
@@ -118,6 +125,10 @@ class LocalCluster:
                 f"{', '.join(hosts)}: give the dataset here, or name them by import path"
             )
         one_process = network is None or isinstance(network, LocalNetwork)
+        named = named_step(step, step_args)
+        if named is not None:
+            check_step_options(config)
+            config = msgspec.structs.replace(config, weights="copy")
         self._setup = ClusterSetup(
             config=msgspec.structs.replace(config, weights=config.weights_in(one_process=one_process)),
             inputs=RunInputs(
@@ -127,6 +138,7 @@ class LocalCluster:
                 functions=functions,
                 layers=layers,
                 init=init,
+                step=named,
                 # A caller's network or a slowed role between the workers of a replica has to have its effect.
                 together=config.partitions > 1 and network is None and not config.slow,
             ),
@@ -304,6 +316,7 @@ class LocalCluster:
                 entropy=setup.entropy,
                 storage_pool=self._storage_pool,
                 layers=setup.inputs.layers,
+                steps=StepSource(given=setup.inputs.step),
             )
             self.workers.append(await stack.enter_async_context(worker))
 

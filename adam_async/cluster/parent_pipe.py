@@ -35,8 +35,6 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     waits: Waits
     profile_events: int = 0
     """Maximum number of events of a profile; 0: no profile."""
-    layers: dict[str, str] = {}
-    """Kinds of layers to import, as `import_layers` takes them."""
 
 
 def die_with_parent() -> None:

@@ -32,16 +32,25 @@ from adam_async.data_server.service import DataServer
 from adam_async.driver.driver import OUTSIDE, Driver
 from adam_async.driver.readiness import LONGER
 from adam_async.driver.settings import DriverSettings, RunInputs
-from adam_async.errors import LOST_SHARDS, BindFailed, DeadlineExceeded, RoleDied, RunFailed, first_cause
+from adam_async.errors import (
+    LOST_SHARDS,
+    BindFailed,
+    DeadlineExceeded,
+    RoleDied,
+    RoleFailed,
+    RunFailed,
+    first_cause,
+)
 from adam_async.model.spec import ModelSpec
 from adam_async.run.addresses import controller_names
 from adam_async.run.cache_size import one_of
+from adam_async.run.cluster_map import failure_of
 from adam_async.run.config import Config, Waits
 from adam_async.run.option_sources import for_children
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.stragglers import texts_for
 from adam_async.run.token_file import derived_text
-from adam_async.run.user_code import import_layers
+from adam_async.run.user_code import add_import_folder, import_layers, import_words, named_step
 from adam_async.runtime.child_process import ChildProcess, how_it_ended
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
@@ -83,6 +92,10 @@ class ProcessCluster:
         layers: Further kinds of layers that it may use, by import path: ``{"mine": "package.module:Mine"}``.
             Python has to find the module in `environment`.
         environment: Environment of the children; None: that of this process.
+        step: Import path of the factory of a step to train in the place of a network,
+            ``package.module:factory``. Workers may import this module.
+        step_args: Arguments of the factory.
+        step_path: Folders that this process and the workers add to their `sys.path`.
         on_line: Called with each event, and with each line of a child's stderr; by default they are logged.
         entropy: Random bytes for the cluster's token and the driver's incarnation.
         timeline: Records the work of the driver; after a training it has the profiles of the children too.
@@ -92,7 +105,7 @@ class ProcessCluster:
 
     Raises:
         ConfigError: `config.slow` names an unknown node, an address of `data` is invalid, or `layers` cannot
-            be imported.
+            be imported, or the step cannot be made or does not go with an option.
     """
 
     def __init__(
@@ -113,8 +126,13 @@ class ProcessCluster:
         checkpoint: Path | None = None,
         resume: Path | None = None,
         init: TrainedModel | None = None,
+        step: str | None = None,
+        step_args: Mapping[str, Any] | None = None,
+        step_path: Sequence[Path] = (),
     ) -> None:
-        self._layer_names = dict(layers)
+        for folder in step_path:
+            add_import_folder(folder)
+        self._imports = import_words(layers, step, step_path)
         self._setup = ClusterSetup(
             config=config,
             inputs=RunInputs(
@@ -123,6 +141,7 @@ class ProcessCluster:
                 transforms=transforms,
                 layers=import_layers(layers),
                 init=init,
+                step=named_step(step, step_args),
             ),
             hosts=hosts_of(config, data, starts_own=dataset is not None),
             dataset=dataset,
@@ -166,7 +185,7 @@ class ProcessCluster:
         # Standalone data servers accept their own token only, or none if they have none.
         token = setup.token if setup.hosts else setup.entropy(32).hex()
         room = self.timeline.limit_events if self.timeline is not None else 0
-        self._orders = orders_for(token or "", config.waits, profile_events=room, layers=self._layer_names)
+        self._orders = orders_for(token or "", config.waits, profile_events=room)
         self._death = asyncio.get_running_loop().create_future()
         async with AsyncExitStack() as stack:
             inputs = await setup.with_checkpoints(stack)
@@ -210,6 +229,7 @@ class ProcessCluster:
         config, setup = self.config, self._setup
         common = ("--controller", controller, "--bind", LOOPBACK)
         counts = ("--threads", str(threads), "--in-flight", str(config.in_flight))
+        worker = (*common, *counts, *self._imports)
         data_servers = 0 if setup.hosts or setup.dataset is not None else config.data_servers
         cache = one_of(config.cache, data_servers)
         images = ["--data", config.data, "--damaged", config.damaged, "--cache", cache]
@@ -221,7 +241,7 @@ class ProcessCluster:
         children = [
             *(self._start("data", f"data-{n}", *common, *images) for n in range(data_servers)),
             *(self._start("ps", f"ps-{n}", *common) for n in range(config.servers)),
-            *(self._start("worker", f"worker-{n}", *common, *counts) for n in range(config.workers)),
+            *(self._start("worker", f"worker-{n}", *worker) for n in range(config.workers)),
         ]
         for child in children:
             await self._address(child)
@@ -362,13 +382,14 @@ class ProcessCluster:
             if self._stopping.is_set() or child in self._given_up:
                 return
             how = how_it_ended(code)
+            refusal = self._refusal_of(node)
             served = served or child.served_s > 0
             if child.served_s >= SOUND_S:
                 left = RESTARTS
             # A child that ended by itself before it served cannot start; `_open` reports it. A killed
             # controller can start, and the other controllers need it to form their group.
             could_start = served or (code < 0 and role == "controller")
-            restart = could_start and left > 0 and self._may_restart(role, node)
+            restart = could_start and left > 0 and not refusal and self._may_restart(role, node)
             self._note(f"{node} died: {how}{'; starting it again' if restart else ''}")
             if served and left == 0 and self._others_suffice(node):
                 self._note(f"{node} was started again {RESTARTS} times and is left: the others go on")
@@ -379,7 +400,12 @@ class ProcessCluster:
                 if role == "ps":
                     how = f"{how}; {LOST_SHARDS}"
                 if served and not self._death.done():
-                    self._death.set_exception(RoleDied(node, how))
+                    died = (
+                        RoleFailed(node, f"cannot train the run: {refusal}")
+                        if refusal
+                        else RoleDied(node, how)
+                    )
+                    self._death.set_exception(died)
                     self._death.exception()  # marks it as retrieved: without a `train`, no wait retrieves it
                 return
             left -= 1
@@ -388,6 +414,16 @@ class ProcessCluster:
                 if self._stopping.is_set():
                     return
             child = self._child(role, node, words)
+
+    def _refusal_of(self, node: str) -> str:
+        """Return the reason that a worker has reported before it ended, such as an error of the run's step.
+
+        A restart would not cure it.
+        """
+        cluster = self._driver.map if self._driver is not None else None
+        if cluster is None or cluster.run is None or node not in cluster.nodes:
+            return ""
+        return failure_of(cluster.nodes[node], cluster.run.id)
 
     def _may_restart(self, role: str, node: str) -> bool:
         """Whether no state of the run is lost with a role, so that it can be started again."""
@@ -442,9 +478,7 @@ class ProcessCluster:
         return f"<ProcessCluster {', '.join(self.children) or 'not started'}>"
 
 
-def orders_for(
-    token: str, waits: Waits, *, profile_events: int, layers: Mapping[str, str] = {}
-) -> dict[str, bytes]:
+def orders_for(token: str, waits: Waits, *, profile_events: int) -> dict[str, bytes]:
     """Return the first stdin line for the children of each role, with the keys of that role only.
 
     Raises:
@@ -453,7 +487,7 @@ def orders_for(
     lines = {}
     for role in CHILDREN:
         keys = derived_text(token, role) if token else ""
-        orders = Orders(token=keys, waits=waits, profile_events=profile_events, layers=dict(layers))
+        orders = Orders(token=keys, waits=waits, profile_events=profile_events)
         lines[role] = msgspec.json.encode(orders) + b"\n"
     return lines
 

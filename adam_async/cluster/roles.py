@@ -22,6 +22,7 @@ from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.config import Waits
+from adam_async.run.user_code import StepSource
 from adam_async.runtime.machine import available_bytes
 from adam_async.runtime.timeline import Timeline
 from adam_async.worker.run_session import ComputeSettings
@@ -55,7 +56,8 @@ class Place:
         waits: Deadlines.
         entropy: Random bytes for the incarnation and session ids.
         timeline: Records the work of the role.
-        layers: Kinds of layers that models may use, the same in all roles of a cluster.
+        layers: Kinds of layers that models may use, the same in all workers of a cluster.
+        steps: Steps of the user's that a worker may run.
     """
 
     node: str
@@ -67,6 +69,7 @@ class Place:
     entropy: Callable[[int], bytes]
     timeline: Timeline | None = None
     layers: Mapping[str, type[Layer]] = field(default_factory=lambda: BUILTIN_LAYERS)
+    steps: StepSource = field(default_factory=StepSource)
 
     def settings(self, role: str) -> RoleSettings:
         """Return the settings of a role for a new incarnation of the node."""
@@ -160,5 +163,6 @@ def model_worker(
         buffers=place.buffers,
         entropy=place.entropy,
         layers=place.layers,
+        steps=place.steps,
     )
     return _listening(role, place)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import uvloop
 
@@ -39,6 +39,7 @@ from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec
 from adam_async.run.config import Config
 from adam_async.run.result import EpochResult, RunResult
+from adam_async.run.train_step import TrainStep
 from adam_async.runtime.callbacks import ending_on_errors
 from adam_async.runtime.disk import Disk
 
@@ -108,6 +109,8 @@ class LocalCluster:
         checkpoint: Path | None = None,
         resume: Path | None = None,
         init: Model | None = None,
+        step: TrainStep | str | None = None,
+        step_args: Mapping[str, Any] | None = None,
     ) -> None:
         check_dataset(dataset)
         check_init(init)
@@ -121,6 +124,8 @@ class LocalCluster:
             checkpoint=checkpoint,
             resume=resume,
             init=init,
+            step=step,
+            step_args=step_args,
         )
         self._loop_factory = loop_factory
         self._news = _News()

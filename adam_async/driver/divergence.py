@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from math import inf, isfinite, log
 
 from adam_async.errors import Diverged
-from adam_async.model.network import Network as Model
 from adam_async.run.config import Config
 from adam_async.run.result import EpochResult
+from adam_async.run.step_model import RunModel, StepModel
 
 TIMES_GUESSING = 10.0
 """Largest loss that is no divergence, in multiples of the loss of guessing; fresh models begin near 1."""
@@ -21,8 +21,10 @@ CHANCES = 1.5
 """Test accuracy that is more than chance, in multiples of one over the number of classes."""
 
 
-def largest_loss(model: Model) -> float:
+def largest_loss(model: RunModel) -> float:
     """Return the loss beyond which a run diverges; infinite for losses without a scale of their own."""
+    if isinstance(model, StepModel):
+        return inf
     last = model.layers[-1]
     if model.spec.layers[-1].kind != "softmax_cross_entropy":
         return inf
@@ -45,8 +47,10 @@ def divergence(loss: float, *, largest: float, epoch: int, rate: float) -> str:
     )
 
 
-def guessing_loss(model: Model, classes: int) -> float:
+def guessing_loss(model: RunModel, classes: int) -> float:
     """Return the smallest loss that is no better than guessing; infinite for losses without such a scale."""
+    if isinstance(model, StepModel):
+        return inf
     last = model.layers[-1]
     if model.spec.layers[-1].kind != "softmax_cross_entropy" or getattr(last, "class_weights", None):
         return inf
@@ -74,7 +78,7 @@ def guessing(
 class LossChecks:
     """Checks of the losses of one run."""
 
-    def __init__(self, config: Config, model: Model, warn: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, model: RunModel, warn: Callable[[str], None]) -> None:
         self._config = config
         self._model = model
         self._warn = warn

@@ -15,7 +15,13 @@ import msgspec
 from numpy.typing import NDArray
 
 from adam_async.checkpoint.files import CheckpointFolder
-from adam_async.checkpoint.manifest import Checkpoint, CheckpointError, resumed_config, resumed_spec
+from adam_async.checkpoint.manifest import (
+    Checkpoint,
+    CheckpointError,
+    check_resumed_step,
+    resumed_config,
+    resumed_spec,
+)
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.controller.client import Membership
 from adam_async.driver.augmentation import transforms_of
@@ -33,7 +39,7 @@ from adam_async.driver.snapshot import pull_snapshot, reading_client
 from adam_async.driver.starting_values import StartingValues
 from adam_async.driver.training_run import DriverParts, TrainingRun
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RunFailed, first_cause
-from adam_async.model.network import Network as Model
+from adam_async.model.network import Network
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
 from adam_async.run.config import Config
 from adam_async.run.learning_rate import Schedule, decide, squared_norm_of
@@ -42,7 +48,9 @@ from adam_async.run.partition import arrays_of, table_of
 from adam_async.run.progress import Progress
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.series import Series
+from adam_async.run.step_model import RunModel, arrays_of_step
 from adam_async.run.stragglers import describe
+from adam_async.run.train_step import check_step_options
 from adam_async.runtime.traffic import CommonStatistics, Traffic
 
 OUTSIDE = "the cluster is not running: train within its block, `async with cluster: await cluster.train()`"
@@ -58,7 +66,8 @@ class Driver:
 
     Raises:
         CheckpointError: Checkpoints are taken with concurrent evaluation, or the resumed one does not fit.
-        ConfigError: Two inputs set the first weights.
+        ConfigError: Two inputs set the first weights, or an option does not go with a step.
+        StepFailed: The `arrays` of the step raised.
     """
 
     def __init__(self, config: Config, settings: DriverSettings, inputs: RunInputs | None = None) -> None:
@@ -67,6 +76,7 @@ class Driver:
         self._identity = settings.identity
         self._asked = self.config = _config_of(config, inputs)
         if inputs.resume is not None:
+            check_resumed_step(inputs.resume.manifest, inputs.step)
             inputs = replace(inputs, spec=resumed_spec(inputs.resume.manifest, inputs.spec))
         self._inputs = inputs
         self._waits = config.waits
@@ -322,6 +332,7 @@ class Driver:
     async def _submit(self, record: RunRecord, prepared: PreparedRun, resumed: Checkpoint | None) -> None:
         self._recorder = None
         if self.config.record:
+            assert isinstance(prepared.model, Network), "a run with a step is not recorded"
             self._recorder = Recorder(
                 run=record, model=prepared.model, data=prepared.data, queries=self._queries, pool=self._pool
             )
@@ -397,14 +408,14 @@ class Driver:
         again = resumed.trained_again - resumed.manifest.trained_again
         self.note(f"resumed from {resumed.manifest.name}; {again} groups or a few more are trained again")
 
-    async def evaluate(self, model: Model, weights: Mapping[str, NDArray[Any]]) -> float:
+    async def evaluate(self, model: RunModel, weights: Mapping[str, NDArray[Any]]) -> float:
         """Return the share of the data server's test images that the weights classify correctly."""
         model.use_ready()
         return await self._parts.evaluator.accuracy(model, weights, self._counts.data_address())
 
     # --- results of an interrupted run -------------------------------------------------------
 
-    async def weights_so_far(self) -> tuple[Model, Mapping[str, NDArray[Any]], int]:
+    async def weights_so_far(self) -> tuple[RunModel, Mapping[str, NDArray[Any]], int]:
         """Return the model of an interrupted run, its weights, and their epoch if that is the best one.
 
         Without a kept epoch the weights are the latest of the servers, and the number is 0.
@@ -489,6 +500,14 @@ class Driver:
 
 def _config_of(config: Config, inputs: RunInputs) -> Config:
     """Return the configuration of a driver's runs, checked against their inputs."""
+    if inputs.step is not None:
+        check_step_options(config)
+        if inputs.spec is not None or inputs.init is not None:
+            raise ConfigError(
+                f"step {inputs.step.name} sets arrays and first values itself: leave spec and init out"
+            )
+        first = next(iter(arrays_of_step(inputs.step.name, inputs.step.step).values()))
+        config = msgspec.structs.replace(config, dtype=first.dtype)
     if config.weights == "auto":  # a cluster in one process has decided it before
         config = msgspec.structs.replace(config, weights="copy")
     if inputs.resume is not None:

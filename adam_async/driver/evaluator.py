@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.messages import ReadTest, TestImages, pack, unpack
-from adam_async.model.network import Network as Model
 from adam_async.run.config import Waits
+from adam_async.run.step_model import RunModel, StepModel
 from adam_async.runtime.traffic import Traffic
 from dataflow import ComputePool
 from transport import Identity, Network
@@ -45,13 +45,16 @@ class Evaluator:
         """Images and labels; key True: those of the validation split, key False: test images."""
 
     async def accuracy(
-        self, model: Model, weights: Mapping[str, NDArray[Any]], address: str, *, validation: bool = False
+        self, model: RunModel, weights: Mapping[str, NDArray[Any]], address: str, *, validation: bool = False
     ) -> float:
         """Return the share of the test images that the weights classify correctly; 0 without images.
 
         Args:
             address: Address of a data server; the first evaluation reads the images from it.
             validation: Use the images of the validation split, the same in all runs of one driver.
+
+        Raises:
+            StepFailed: The model is a step, and its evaluation raised or has no accuracy.
         """
         if validation not in self._sets:
             self._sets[validation] = await self._read(address, validation=validation)
@@ -96,6 +99,8 @@ def _images_in(most_bytes: int, tensors: Sequence[NDArray[Any]]) -> int:
 
 @np.errstate(over="ignore", invalid="ignore")
 def _count_right(
-    model: Model, weights: Mapping[str, NDArray[Any]], images: NDArray[Any], labels: NDArray[Any]
-) -> int:
+    model: RunModel, weights: Mapping[str, NDArray[Any]], images: NDArray[Any], labels: NDArray[Any]
+) -> float:
+    if isinstance(model, StepModel):
+        return model.count_right(weights, images, labels)
     return int(np.count_nonzero(model.predict(weights, images) == labels)) if len(labels) else 0

@@ -17,7 +17,9 @@ from adam_async.run.config import Config
 from adam_async.run.model_selection import check_fits, check_size, choose_model
 from adam_async.run.partition import check_crossings, plan_run, table_of
 from adam_async.run.shard_table import ShardTable
+from adam_async.run.step_model import RunModel, StepModel
 from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord
+from adam_async.run.train_step import StepSpec
 from dataflow import ComputePool
 from transport import LinkConfig
 
@@ -32,8 +34,8 @@ class PreparedRun:
         trained_again: Groups that a resumed run trains a second time.
     """
 
-    spec: ModelSpec
-    model: Model
+    spec: ModelSpec | StepSpec
+    model: RunModel
     data: dict[str, Any]
     plan: dict[str, Any] | None
     trained_again: int
@@ -85,20 +87,25 @@ def store_of(record: RunRecord, config: Config, arrays: Sequence[ArrayRecord]) -
 
 async def prepare_model(
     data: dict[str, Any], config: Config, inputs: RunInputs, pool: ComputePool
-) -> tuple[ModelSpec, Model]:
-    """Choose a run's model, and make its network.
+) -> tuple[ModelSpec | StepSpec, RunModel]:
+    """Choose a run's model, and make its network; or check its step.
 
     Args:
         pool: Makes the network, on one of its threads.
 
     Raises:
         CheckpointError: The data are not those of the resumed checkpoint.
-        ConfigError: The model, the image size or the validation split does not fit the data.
+        ConfigError: The model, the image size or the validation split does not fit the data; or the step is
+            no step.
+        StepFailed: The `arrays` of the step raised.
     """
     if inputs.resume is not None:
         check_data(inputs.resume.manifest, data)
     check_size(config.size, data)
     check_validation(config.validation, data)
+    if inputs.step is not None:
+        step = inputs.step.spec(data)
+        return step, StepModel(inputs.step.step, step, keep_going=config.keep_going)
     if inputs.spec is not None:
         check_fits(inputs.spec, data, layers=inputs.layers)
     init = inputs.init.network.spec if inputs.init is not None else None
@@ -109,7 +116,7 @@ async def prepare_model(
 
 
 async def prepare_plan(
-    model: Model, config: Config, inputs: RunInputs, pool: ComputePool
+    model: RunModel, config: Config, inputs: RunInputs, pool: ComputePool
 ) -> dict[str, Any] | None:
     """Return the partition plan of a run, that of its checkpoint or a new one; None without partitions.
 
@@ -117,6 +124,8 @@ async def prepare_plan(
         ConfigError: The model cannot be partitioned over so many workers, or the values that cross between
             partitions do not fit into one message.
     """
+    if isinstance(model, StepModel):
+        return None
     resume = inputs.resume
     plan = resume.manifest.plan if resume is not None else await plan_here(model, config, pool)
     if plan is not None and not inputs.together:

@@ -10,6 +10,7 @@ from adam_async.checkpoint.trained_model import Model as TrainedModel
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec
+from adam_async.run.user_code import NamedStep
 from adam_async.runtime.machine import ProcessMemory, process_memory
 from adam_async.runtime.timeline import Timeline
 from dataflow import ComputePool, MakePool
@@ -49,6 +50,7 @@ class RunInputs:
         checkpoints: Folder of the checkpoints that the runs take; None: no checkpoints.
         resume: Checkpoint that the first run continues; its model and rate are in force.
         init: Saved model with the first values of each run; see `fill_from`.
+        step: Step of the user's that the runs train in the place of a network.
         together: Whether the first worker of each replica trains all parts of a partitioned model.
     """
 
@@ -60,4 +62,5 @@ class RunInputs:
     checkpoints: CheckpointFolder | None = None
     resume: Checkpoint | None = None
     init: TrainedModel | None = None
+    step: NamedStep | None = None
     together: bool = False

@@ -6,11 +6,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from adam_async.model.network import Network
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.shard_table import ShardTable, holders
+from adam_async.run.step_model import RunModel
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from adam_async.worker.puller import Landing, Puller
@@ -54,7 +54,7 @@ def reading_client(
 
 
 async def pull_snapshot(
-    network: Network, table: ShardTable, cluster: ClusterMap, client: ParameterClient, *, clock: int = 0
+    network: RunModel, table: ShardTable, cluster: ClusterMap, client: ParameterClient, *, clock: int = 0
 ) -> ModelSnapshot:
     """Pull every tensor once. Each shard is one version; different shards may be of different moments.
 

@@ -18,8 +18,8 @@ from adam_async.driver.readiness import Readiness
 from adam_async.errors import ConfigError, DeadlineExceeded
 from adam_async.messages import ShardState
 from adam_async.model.keyed_random import Dice
-from adam_async.model.network import Network
 from adam_async.run.config import Config
+from adam_async.run.step_model import RunModel, StepModel
 from dataflow import ComputePool
 from transport import RemoteError, TransportError
 
@@ -48,6 +48,7 @@ class StartingValues:
             CheckpointError: The checkpoint has other tensors than the run.
             DeadlineExceeded: The shards were not placed, or the servers did not take them, in `prepare_s`.
             TransportError: A server refused its shards, or did not answer.
+            StepFailed: The run's step did not return its first values.
         """
         if isinstance(source, Checkpoint):
             tensors = make_tensors(prepared.model, config, prepared.plan)
@@ -75,7 +76,7 @@ class StartingValues:
             raise DeadlineExceeded("the servers to take up their shards", waits.prepare_s) from None
 
 
-def fill_from(tensors: RunTensors, network: Network, init: Model | None, *, seed: int) -> str:
+def fill_from(tensors: RunTensors, network: RunModel, init: Model | None, *, seed: int) -> str:
     """Set the tensors of a run to those of a saved model, or draw them.
 
     Args:
@@ -88,7 +89,12 @@ def fill_from(tensors: RunTensors, network: Network, init: Model | None, *, seed
 
     Raises:
         ConfigError: The models have no tensor in common.
+        StepFailed: A step did not return its first values.
     """
+    if isinstance(network, StepModel):
+        for name, array in network.initial(seed).items():
+            tensors.weights[name][...] = array
+        return ""
     fresh = []
     dice = Dice(seed)
     for name, array in tensors.weights.items():

@@ -4,7 +4,8 @@ The standing rules, each of which reads the map and may change it:
 
     drop      the stores of earlier runs leave the map
     strike    a lost data server is no ledger replica; a new leader begins a new term
-    fail      the run's store, the last ledger replica or the driver is lost: the run has failed
+    fail      the run's store, the last ledger replica or the driver is lost, or too few workers can train
+              the run: the run has failed
     number    a live worker without a slot gets one: a replica, and a part of its model
     lead      a data server is ready: it leads the run's ledger; the next replica replaces a lost leader
     begin     the store, a data server and the wanted number of replicas are ready: the run begins
@@ -43,6 +44,7 @@ from adam_async.run.cluster_map import (
     RunInPieces,
     RunPiece,
     RunRecord,
+    failure_of,
 )
 from adam_async.run.config import FIELDS
 from adam_async.run.epoch_shares import covers, share_out, warm_groups
@@ -305,10 +307,26 @@ def _fail_if_lost(cluster: ClusterMap) -> ClusterMap:
         others = "no other has all its leases" if live else "no other has joined"
         lost, reason = ledger_leader, f"{ledger_leader} died: {others}"
     if not reason:
+        lost, reason = _refusal(cluster, run)
+    if not reason:
         return cluster
     changed = cluster.version + 1
     failed = msgspec.structs.replace(run, phase="failed", reason=reason, lost=lost, changed=changed)
     return _with(cluster, run=failed)
+
+
+def _refusal(cluster: ClusterMap, run: RunRecord) -> tuple[str, str]:
+    """Return a worker that cannot train the run, and the reason; empty texts while the others suffice.
+
+    One worker alone must not end a run by its record: others may be able to train it.
+    """
+    workers = cluster.live("worker")
+    refusals = {name: why for name in workers if (why := failure_of(cluster.nodes[name], run.id))}
+    needed = int(run.config["replicas"]) * cluster.partitions if run.phase == "preparing" else 1
+    if not refusals or len(workers) - len(refusals) >= needed:
+        return "", ""
+    name, why = next(iter(refusals.items()))
+    return name, f"{name} cannot train the run: {why}"
 
 
 def _number_workers(cluster: ClusterMap) -> ClusterMap:

@@ -21,6 +21,7 @@ from adam_async.run.learning_rate import default_rate, squared_norm_of
 from adam_async.run.result import EpochResult, RunResult
 from adam_async.run.series import Sample
 from adam_async.run.staleness import StalenessReport, add_up, add_up_by_name
+from adam_async.run.step_model import RunModel, StepModel
 from adam_async.run.waits import WaitReport, waits_of
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import Machine
@@ -308,13 +309,15 @@ def build_report(
             multiply_adds=model.multiply_adds,
             dtype=str(model.dtype),
             kernels=model.kernels,
-            working_sets=[_fitted(each, machine) for each in working_sets(model, config.images_per_group)],
+            working_sets=_working_sets(model, config, machine),
             spec=model.spec.to_dict(),
         ),
         data=msgspec.convert(result.data, DataReport),
         epochs=[_epoch(epoch) for epoch in result.epochs],
         totals=totals,
-        baseline=_baseline(baseline, totals.images_per_s, model) if baseline is not None else None,
+        baseline=_baseline(baseline, totals.images_per_s, model)
+        if baseline is not None and isinstance(model, Network)
+        else None,
         series=list(result.series),
         events=msgspec.convert(result.events, list[EventReport]),
         checkpoints=msgspec.convert(result.checkpoints, list[CheckpointReport], from_attributes=True),
@@ -411,6 +414,13 @@ def _staleness(roles: Collection[Mapping[str, Any]]) -> StalenessReport:
         by_replica=add_up_by_name(values.get("staleness_by_replica", {}) for values in roles),
         by_tensor=add_up_by_name(values.get("staleness_by_tensor", {}) for values in roles),
     )
+
+
+def _working_sets(model: RunModel, config: Config, machine: Machine) -> list[WorkingSetReport]:
+    """Measure the working sets of a network; those of a step are unknown."""
+    if isinstance(model, StepModel):
+        return []
+    return [_fitted(each, machine) for each in working_sets(model, config.images_per_group)]
 
 
 def _fitted(each: WorkingSet, machine: Machine) -> WorkingSetReport:

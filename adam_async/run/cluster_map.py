@@ -374,3 +374,14 @@ def replica_generation(members: Sequence[tuple[int, int]], partitions: int) -> i
 def ready_word(run: str, replica_generation: int) -> str:
     """Return the text by which a worker is ready for a run in one generation of its replica."""
     return f"{run}/{replica_generation}"
+
+
+def failed_word(run: str, why: str) -> str:
+    """Return the text by which a worker reports that it cannot train a run."""
+    return f"{run}: {why}"[:MOST_REASON]
+
+
+def failure_of(node: NodeRecord, run: str) -> str:
+    """Return why a worker cannot train a run; empty if it reports nothing of this run."""
+    before, _, why = node.failed.partition(": ")
+    return why if before == run else ""

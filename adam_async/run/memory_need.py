@@ -6,9 +6,9 @@ parameters: 4 times the size of the parameters in place with plain SGD, 6.8 time
 """
 
 from adam_async.errors import ConfigError
-from adam_async.model.network import Network
 from adam_async.model.rules import rule_of
 from adam_async.run.config import Config
+from adam_async.run.step_model import RunModel
 
 COMMON = 4
 """Memory for values at the servers, gradients and copies of an evaluation, in multiples of all parameters."""
@@ -20,7 +20,7 @@ OF_REPLICA = 3
 """Memory for a replica's copy, gradients, pushes and pulls, in multiples of all parameters."""
 
 
-def parameter_bytes(model: Network, config: Config) -> int:
+def parameter_bytes(model: RunModel, config: Config) -> int:
     """Estimate the memory of a run on one machine that grows with the parameters, in bytes.
 
     Args:
@@ -33,7 +33,7 @@ def parameter_bytes(model: Network, config: Config) -> int:
     return sizes * model.num_parameters * model.dtype.itemsize
 
 
-def check_memory(model: Network, config: Config, available_bytes: int) -> None:
+def check_memory(model: RunModel, config: Config, available_bytes: int) -> None:
     """Check that the parameters of a run fit the memory of the machine.
 
     Args:

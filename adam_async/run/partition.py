@@ -11,6 +11,7 @@ from adam_async.model.partition.prediction import LayerTimes
 from adam_async.run.cluster_map import RunRecord
 from adam_async.run.config import Config
 from adam_async.run.shard_table import SHARD_BYTES, ShardTable, shard_table
+from adam_async.run.step_model import RunModel, StepModel
 from adam_async.run.store_record import ArrayRecord
 
 
@@ -56,13 +57,18 @@ def check_crossings(network: Network, plan: dict[str, Any], config: Config, *, m
         )
 
 
-def arrays_of(network: Network, plan: dict[str, Any] | None) -> tuple[ArrayRecord, ...]:
+def arrays_of(network: RunModel, plan: dict[str, Any] | None) -> tuple[ArrayRecord, ...]:
     """Return the arrays of a model for its store: no shard crosses a border of two parts of the plan.
 
     Args:
-        network: The model.
+        network: The model, or a step of the user's, which has no plan.
         plan: Its partition plan, as `PartitionPlan.to_dict` gave it; None without partitions.
     """
+    if isinstance(network, StepModel):
+        return tuple(
+            ArrayRecord(name, spec.shape, spec.dtype, split=spec.split)
+            for name, spec in network.arrays.items()
+        )
     cuts = planned_cuts(plan, network.layers)
     dtype = network.dtype.name
     return tuple(
@@ -72,12 +78,12 @@ def arrays_of(network: Network, plan: dict[str, Any] | None) -> tuple[ArrayRecor
 
 
 def table_of(
-    network: Network, *, shard_bytes: int = SHARD_BYTES, plan: dict[str, Any] | None = None
+    network: RunModel, *, shard_bytes: int = SHARD_BYTES, plan: dict[str, Any] | None = None
 ) -> ShardTable:
     """Return the shards of a model: a function of its parameters, `shard_bytes` and its partition plan."""
     return shard_table(arrays_of(network, plan), shard_bytes=shard_bytes)
 
 
-def run_table(run: RunRecord, network: Network) -> ShardTable:
+def run_table(run: RunRecord, network: RunModel) -> ShardTable:
     """Return the shards of a run's model."""
     return table_of(network, shard_bytes=int(run.config["shard_bytes"]), plan=run.plan)

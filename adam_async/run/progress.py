@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adam_async.messages import read_number
-from adam_async.model.network import Network as Model
 from adam_async.run.result import EpochResult
 from adam_async.run.series import Sample, Series
 from adam_async.run.staleness import add_up
+from adam_async.run.step_model import RunModel
 from adam_async.run.waits import waits_of
 
 RECENT_S = 3.0
@@ -25,7 +25,7 @@ class Progress:
     """Description of the data by their server; empty until it has joined."""
     validation: int = 0
     """Training images that the run holds back from training."""
-    model: Model | None = None
+    model: RunModel | None = None
     plan: dict[str, Any] | None = None
     """Partition plan, as `PartitionPlan.to_dict` gives it; None if not cut, or not known yet."""
     together: bool = False

@@ -7,8 +7,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from adam_async.errors import RecordError
-from adam_async.model.network import Network as Model
 from adam_async.run.series import Sample
+from adam_async.run.step_model import RunModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,8 @@ class RunResult:
     epochs: tuple[EpochResult, ...]
     weights: Mapping[str, NDArray[Any]]
     """Values after `kept_epoch`, by tensor."""
-    model: Model
+    model: RunModel
+    """The network; in a run with a step of the user's a `StepModel`."""
     data: dict[str, Any]
     statistics: dict[str, dict[str, Any]]
     events: tuple[dict[str, Any], ...]

@@ -1,16 +1,76 @@
-"""User code by import path: steps ``package.module:function``, and layers ``package.module:Class``.
+"""User code by import path: transforms ``package.module:function``, layers and steps.
 
 A class cannot travel to another process, but its import path can: the receiver imports its module, and so
-runs it.
+runs it. A layer is ``package.module:Class``, and the factory of a step ``package.module:factory``.
+
+The record of a run names its step, and a party with the token of a cluster can submit any record. So a worker
+imports only the modules that its own command line allows, and calls only what such a module defines.
 """
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from adam_async.errors import ConfigError
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
+from adam_async.run.train_step import MOST_STEP_ARGS, MOST_STEP_NAME, StepSpec, TrainStep
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedStep:
+    """A step with the name and the arguments that the record of its run has."""
+
+    step: TrainStep
+    name: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+    def spec(self, data: Mapping[str, Any]) -> StepSpec:
+        """Return its record for data: their image shape and number of classes."""
+        channels, rows, columns = data["shape"]
+        return StepSpec(
+            name=self.name,
+            args=dict(self.args),
+            shape=(int(channels), int(rows), int(columns)),
+            classes=int(data["classes"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepSource:
+    """The steps that a worker may run.
+
+    Attributes:
+        allowed: Modules whose steps it imports.
+        given: Step of its own process.
+    """
+
+    allowed: frozenset[str] = frozenset()
+    given: NamedStep | None = None
+
+    def step_for(self, spec: StepSpec) -> TrainStep:
+        """Return the step of a run.
+
+        Raises:
+            ConfigError: The step may not be imported, which the error tells how to allow; or its import or
+                factory fails.
+        """
+        given = self.given
+        if given is not None and (given.name, dict(given.args)) == (spec.name, spec.args):
+            return given.step
+        module = spec.name.partition(":")[0]
+        if module not in self.allowed:
+            raise ConfigError(
+                f"the run trains with step {spec.name!r:.200}, and this worker imports no step of "
+                f"{module!r:.200}: if you trust it, start the worker with --allow-step {module[:200]}, and "
+                "with --step-path DIR if the module is in folder DIR"
+            )
+        return import_step(spec.name, spec.args).step
 
 
 def functions_for(
@@ -70,7 +130,7 @@ def import_named(kind: str, where: str) -> Callable[..., Any]:
         within = "" if error.name and f"{name}.".startswith(f"{error.name}.") else f" that {name} imports"
         raise ConfigError(
             f"{where} ({kind}): there is no module {error.name!r}{within}; install it, or name the folder it "
-            "is in with PYTHONPATH, for data servers too"
+            "is in with PYTHONPATH, for data servers too, or that of a step or layer with --step-path"
         ) from error
     except (Exception, SystemExit) as error:  # user code may raise anything
         raise ConfigError(f"{where} ({kind}): importing {name} failed: {error!r}") from error
@@ -103,3 +163,129 @@ def import_layers(names: Mapping[str, str]) -> Mapping[str, type[Layer]]:
             raise ConfigError(f"layer {kind!r} ({name}): expected a class that derives from Layer")
         found[kind] = layer
     return {**BUILTIN_LAYERS, **found}
+
+
+def named_step(step: TrainStep | str | None, args: Mapping[str, Any] | None) -> NamedStep | None:
+    """Return a caller's step, a ready object or an import path, with its name; None without one.
+
+    Raises:
+        ConfigError: There are arguments without an import path, or the step cannot be made.
+    """
+    if isinstance(step, str):
+        return import_step(step, args or {})
+    if args:
+        raise ConfigError(
+            "step_args are arguments of a factory, and step names none: give step='package.module:factory'"
+        )
+    if step is None:
+        return None
+    kind = type(step)
+    return NamedStep(step, f"{kind.__module__}:{kind.__qualname__}"[:MOST_STEP_NAME])
+
+
+def import_step(path: str, args: Mapping[str, Any]) -> NamedStep:
+    """Import a step's factory, and call it.
+
+    Args:
+        path: ``package.module:factory``; the module itself must define the factory.
+        args: Arguments of the factory, which JSON can hold.
+
+    Raises:
+        ConfigError: The path, the arguments, the import or the factory is wrong; names the cause.
+    """
+    where = "step"
+    module, colon, name = path.partition(":")
+    if not colon or "." in name or len(path) > MOST_STEP_NAME:
+        raise ConfigError(
+            f"{where} is {path!r:.200}: give package.module:factory, a function or class of the module"
+        )
+    try:
+        text = msgspec.json.encode(args)
+        same = msgspec.json.decode(text)
+    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{where} {path}: its arguments have no form in JSON: {error}") from None
+    if not isinstance(same, dict) or same != dict(args) or len(text) > MOST_STEP_ARGS:
+        raise ConfigError(
+            f"{where} {path}: its arguments are an object of JSON values of at most {MOST_STEP_ARGS} bytes, "
+            f"not {args!r:.80}"
+        )
+    factory = import_named(path, where)
+    home = getattr(factory, "__module__", None)
+    if home != module:
+        # Else the name of any import of an allowed module, such as `system` of `os`, could be called.
+        raise ConfigError(f"{where} {path}: {module} does not define {name}: define a factory in the module")
+    try:
+        step = factory(**same)
+    except Exception as error:  # user code may raise anything
+        raise ConfigError(f"{where} {path}: {name}(**{same}) failed: {error!r}") from error
+    return NamedStep(step, path, same)
+
+
+def read_step_args(text: str | None) -> dict[str, Any]:
+    """Read the arguments of a step from JSON text.
+
+    Raises:
+        ConfigError: The text is no JSON object.
+    """
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any]) if text is not None else {}
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"--step-args must be a JSON object such as '{{\"hidden\": 64}}', not {text!r:.80}: {error}"
+        ) from None
+
+
+def add_import_folder(folder: Path) -> None:
+    """Let imports find the modules of a folder, after those of all other folders.
+
+    Raises:
+        ConfigError: There is no such folder.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"--step-path {folder} is no folder: name the one that has the module of the step")
+    found = str(folder.resolve())
+    if found not in sys.path:
+        sys.path.append(found)
+
+
+def allow_steps(modules: Sequence[str]) -> StepSource:
+    """Import the modules of steps that a worker allows, so that no run waits for it.
+
+    Raises:
+        ConfigError: A module cannot be imported.
+    """
+    for name in modules:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ConfigError(f"--allow-step {name!r} is no name of a module such as package.module")
+        try:
+            import_module(name)
+        except (Exception, SystemExit) as error:  # user code may raise anything
+            raise ConfigError(
+                f"--allow-step {name}: its import failed: {error!r}; install it, or name its folder with "
+                "--step-path DIR"
+            ) from error
+    return StepSource(frozenset(modules))
+
+
+def read_layers(texts: Sequence[str]) -> dict[str, str]:
+    """Read kinds of layers, each ``kind=package.module:Class``; returns import paths by kind.
+
+    Raises:
+        ConfigError: A text has another form, or a kind is named twice.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        kind, equals, path = text.partition("=")
+        if not (kind and equals and path) or kind in found:
+            raise ConfigError(f"--layer {text!r}: give each kind of layer once, as KIND=package.module:Class")
+        found[kind] = path
+    return found
+
+
+def import_words(layers: Mapping[str, str], step: str | None, folders: Sequence[Path]) -> tuple[str, ...]:
+    """Return the words of a worker's command line that let it import these layers and this step."""
+    words = [word for folder in folders for word in ("--step-path", str(folder.resolve()))]
+    words += [word for kind, path in layers.items() for word in ("--layer", f"{kind}={path}")]
+    if step is not None:
+        words += ["--allow-step", step.partition(":")[0]]
+    return tuple(words)

@@ -4,71 +4,16 @@ Letters: K rows of a batch, I inputs, R outputs.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import isfinite, prod
-from operator import index
+from math import isfinite
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from adam_async.errors import ConfigError, StoreError
+from adam_async.run.arrays import ArraySpec, Factors
 from adam_async.run.store_record import DTYPES, ArrayRecord, RuleRecord, check_arrays
 from adam_async.store.rules import Rule
-
-
-@dataclass(frozen=True, slots=True)
-class ArraySpec:
-    """The shape and type of an array of a store.
-
-    Attributes:
-        shape: Lengths of its axes; empty for a scalar.
-        dtype: ``float32`` or ``float64``.
-        split: Whether servers may share it, cut into shards along its first axis.
-
-    Raises:
-        ConfigError: The shape is no sequence of whole numbers, or the type is another one.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str = "float32"
-    split: bool = True
-
-    def __post_init__(self) -> None:
-        try:
-            shape = tuple(index(length) for length in self.shape)
-        except TypeError:
-            raise ConfigError(f"shape is a tuple of whole numbers, not {self.shape!r}") from None
-        try:
-            dtype = np.dtype(self.dtype).name
-        except TypeError:
-            dtype = str(self.dtype)
-        if dtype not in DTYPES:
-            raise ConfigError(f"dtype is {' or '.join(DTYPES)}, not {self.dtype!r}")
-        object.__setattr__(self, "shape", shape)
-        object.__setattr__(self, "dtype", dtype)
-
-    @property
-    def size(self) -> int:
-        """Number of values."""
-        return prod(self.shape)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Factors:
-    """The gradient of a weight matrix (R, I) as two factors: the sum over K rows of errors^T activations.
-
-    Factors travel instead of the gradient (Adam, section 3.5.2), which pays off if K * (R + I) is less than
-    R * I. The gradient is a sum; divide one factor by K for a mean.
-
-    Attributes:
-        activations: (K, I).
-        errors: (K, R).
-    """
-
-    activations: NDArray[Any]
-    errors: NDArray[Any]
-
 
 Gradient = ArrayLike | Factors
 

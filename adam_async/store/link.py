@@ -23,6 +23,7 @@ from adam_async.messages import REFUSED, Part, Pushed, ShardState
 from adam_async.messages import Values as ValuesMessage
 from adam_async.model.rules import rule_of
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity, StepPush
+from adam_async.run.arrays import ArraySpec, Factors
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, replica_generation
 from adam_async.run.config import Waits
 from adam_async.run.ids import ShardId
@@ -31,8 +32,6 @@ from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord, jo
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from adam_async.store.arrays import (
-    ArraySpec,
-    Factors,
     Gradient,
     InitialArrays,
     flat_factors,

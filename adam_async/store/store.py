@@ -33,13 +33,14 @@ from safetensors.numpy import save as save_tensors
 from adam_async.cluster.networks import cluster_network
 from adam_async.errors import ConfigError, RunFailed, StoreError, first_cause
 from adam_async.run.addresses import check_addresses
+from adam_async.run.arrays import ArraySpec
 from adam_async.run.config import Waits
 from adam_async.run.shard_table import NUM_BUCKETS, SHARD_BYTES
 from adam_async.run.store_record import store_key
 from adam_async.run.token_file import check_token_is_for
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
-from adam_async.store.arrays import ArraySpec, Gradient, InitialArrays, records_of
+from adam_async.store.arrays import Gradient, InitialArrays, records_of
 from adam_async.store.link import StoreLink, StoreWish
 from adam_async.store.local_servers import ServerAccess, local_servers
 from adam_async.store.rules import Rule, Sgd

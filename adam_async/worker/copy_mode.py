@@ -41,7 +41,7 @@ class CopyMode:
 
     Args:
         setup: The run.
-        model: The network.
+        model: The network, or a step of the user's.
         session: Identity of the worker towards the servers.
         buffers: Memory for pulled values.
         in_flight: Groups in flight; a single one waits for its pull, otherwise pulls run in the background.

@@ -38,6 +38,8 @@ from adam_async.run.config import Config, Waits, default_in_flight, replica_in_f
 from adam_async.run.group_limits import GroupLimits
 from adam_async.run.partition import run_table
 from adam_async.run.shard_table import ShardTable, holders, part_table
+from adam_async.run.step_model import RunModel, StepModel
+from adam_async.run.train_step import StepSpec, TrainStep
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.machine import pinned_cpus, usable_cores
 from adam_async.runtime.timeline import Timeline
@@ -109,6 +111,8 @@ class SessionSetup:
     storage: ShardStorage | None = None
     """Memory of the servers, for a run in place."""
     layers: Mapping[str, type[Layer]] = field(default_factory=lambda: BUILTIN_LAYERS)
+    step: TrainStep | None = None
+    """Step of a run that trains no network."""
     timeline: Timeline | None = None
     """Timeline that notes the events of each group."""
 
@@ -134,8 +138,7 @@ class RunSession:
         run = self._run = self._run_record()
         config = self._config = msgspec.convert(run.config, Config)
         self._threads = setup.compute.threads * (self._cluster.partitions if run.together else 1)
-        spec = ModelSpec.from_dict(run.spec)
-        self._model = Model(spec, dtype=config.dtype, kernels=config.kernels, layers=setup.layers)
+        self._model = self._new_model()
         self._share = self._new_share()
         self._kernels = self._new_kernels()
         self._limits = self._new_limits()
@@ -168,6 +171,21 @@ class RunSession:
         assert run is not None
         return run
 
+    def _new_model(self) -> RunModel:
+        setup, config = self._setup, self._config
+        step = StepSpec.from_dict(self._run.spec)
+        if step is not None:
+            assert setup.step is not None, "the worker has the step of its run"
+            return StepModel(setup.step, step, keep_going=config.keep_going)
+        spec = ModelSpec.from_dict(self._run.spec)
+        return Model(spec, dtype=config.dtype, kernels=config.kernels, layers=setup.layers)
+
+    @property
+    def _network(self) -> Model:
+        """The model of a run that trains a network."""
+        assert isinstance(self._model, Model), "a step has no network"
+        return self._model
+
     @property
     def _replica_generation(self) -> int:
         return self._setup.cluster.replica_generation(self._setup.replica)
@@ -183,11 +201,13 @@ class RunSession:
             return _Share(table)
         plan = PartitionPlan.from_dict(self._run.plan)
         if self._run.together:
-            return _Share(table, joint=JointNetwork(self._model, plan))
-        partition = Partition(self._model, plan, self._setup.part)
+            return _Share(table, joint=JointNetwork(self._network, plan))
+        partition = Partition(self._network, plan, self._setup.part)
         return _Share(part_table(table, partition.network.parameters), partition=partition)
 
-    def _new_kernels(self) -> KernelChange:
+    def _new_kernels(self) -> KernelChange | None:
+        if isinstance(self._model, StepModel):
+            return None
         # In these runs bits must not depend on the moment at which compiled kernels are ready.
         waits = self._run.plan is not None or self._config.synchronous or self._config.record
         return KernelChange(self._model, self._share.joint or self._model, waits=waits, cores=usable_cores())
@@ -200,12 +220,19 @@ class RunSession:
         limits = GroupLimits(
             images=config.images_per_group,
             pixels=pixels,
-            classes=prod(self._model.layers[-1].input_shapes[0]),
+            classes=self._classes,
             epochs=config.epochs,
             validation=config.validation,
         )
         limits.map_changed(self._cluster)
         return limits
+
+    @property
+    def _classes(self) -> int:
+        """Number of classes of the labels."""
+        if isinstance(self._model, StepModel):
+            return self._model.spec.classes
+        return prod(self._model.layers[-1].input_shapes[0])
 
     def _new_client(self) -> ParameterClient:
         setup, cluster = self._setup, self._cluster
@@ -292,7 +319,7 @@ class RunSession:
         if setup.storage is not None:
             clock = None if timeline is None else timeline.clock
             return InPlaceMode(
-                mode, model=self._model, storage=setup.storage, threads=setup.compute.threads, clock=clock
+                mode, model=self._network, storage=setup.storage, threads=setup.compute.threads, clock=clock
             )
         if self._config.record and setup.compute.threads > 1:
             raise ConfigError(
@@ -327,7 +354,8 @@ class RunSession:
             if self._pool is None:
                 with self._enough_memory():
                     self._pool = await stack.enter_async_context(self._new_pool())
-            await self._kernels.prepare(self._pool)
+            if self._kernels is not None:
+                await self._kernels.prepare(self._pool)
             # After compiling, or a worker that joins a run in progress would begin with old values.
             await self._mode.prepare()
             stack.callback(group.create_task(self._data.run(), name=f"{node}/data").cancel)
@@ -344,7 +372,9 @@ class RunSession:
                     ),
                 )
             )
-            stack.callback(group.create_task(self._change_kernels(), name=f"{node}/kernels").cancel)
+            if self._kernels is not None:
+                change = self._change_kernels(self._kernels)
+                stack.callback(group.create_task(change, name=f"{node}/kernels").cancel)
             self.prepared.set()
             if self._pulls_to_begin:
                 while not self._data.has_group:
@@ -404,11 +434,11 @@ class RunSession:
                 f"{self._threads} threads ({error}); lower in_flight, images_per_group or threads"
             ) from None
 
-    async def _change_kernels(self) -> None:
+    async def _change_kernels(self, kernels: KernelChange) -> None:
         engine, pool = self._engine, self._pool
         assert engine is not None
         assert pool is not None
-        await self._kernels.run(pool, lambda: engine.statistics().finished)
+        await kernels.run(pool, lambda: engine.statistics().finished)
 
     async def _feed(self, engine: Engine) -> None:
         """Keep the engine full.
@@ -512,7 +542,8 @@ class RunSession:
         """Counts of this run on this worker."""
         engine = self._engine.statistics() if self._engine is not None else None
         counts = self._mode.statistics()
-        counts.kernels = self._kernels.statistics(engine.finished if engine is not None else 0)
+        if self._kernels is not None:
+            counts.kernels = self._kernels.statistics(engine.finished if engine is not None else 0)
         counts.cpus = self._cpus
         counts.parameters = self._client.statistics()
         counts.data = self._data.statistics()

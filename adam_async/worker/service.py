@@ -3,17 +3,21 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from adam_async.controller.role import Role, RoleSettings, reply_when_room
-from adam_async.errors import RunFailed
+from adam_async.errors import AdamError, DeadlineExceeded, RunFailed, StepFailed, first_cause
 from adam_async.messages import Body, GetRecord, Greet, RecordPart, pack, part_refusal, unpack
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.parameter_server.storage import ShardStorage, StoragePool
-from adam_async.run.cluster_map import ClusterMap, RunRecord, ready_word
+from adam_async.run.cluster_map import ClusterMap, RunRecord, failed_word, ready_word
+from adam_async.run.step_model import StepModel
+from adam_async.run.train_step import StepSpec, TrainStep
+from adam_async.run.user_code import StepSource
 from adam_async.runtime.clock import LoopLag
 from adam_async.worker.run_session import ComputeSettings, RunSession, SessionSetup
 from adam_async.worker.statistics import WorkerStatistics
@@ -32,6 +36,7 @@ class ModelWorker(Role):
         entropy: Source of random bytes for the session id.
         storage_pool: Memory of the servers of this process, for runs in place.
         layers: Kinds of layers that a model may use.
+        steps: Steps of the user's that runs may train with.
 
     Leaving the block says goodbye to the controller: other replicas get its leases at once, and with `ssp`
     and `bsp` wait for it no longer. The block ends after the jobs of the compute threads; pushes on their way
@@ -47,10 +52,12 @@ class ModelWorker(Role):
         entropy: Callable[[int], bytes],
         storage_pool: StoragePool | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
+        steps: StepSource | None = None,
     ) -> None:
         super().__init__(settings, info={"threads": compute.threads, "in_flight": compute.in_flight})
         self._buffers = buffers
         self._layers = layers
+        self._steps = steps or StepSource()
         self._compute = compute
         self._entropy = entropy
         self._storage_pool = storage_pool or StoragePool()
@@ -89,9 +96,44 @@ class ModelWorker(Role):
             if in_place and storage is None:
                 continue  # its servers have left this run for a newer one, which a later map brings
             done = (run.id, replica_generation)
-            await self._train(cluster, node.replica, storage)
+            try:
+                step = self._step_of(run)
+            except AdamError as error:  # the worker stays for the runs that it may train
+                logger.warning("%s refuses run %s: %s", self._identity.node, run.id, error)
+                await self._report_failed(run, error)
+                continue
+            try:
+                await self._train(cluster, node.replica, storage, step)
+            except ExceptionGroup as errors:
+                failure = first_cause(errors).__cause__  # of the node of the graph that ran the step
+                if not isinstance(failure, StepFailed):
+                    raise
+                await self._report_failed(run, failure)
+                raise failure from failure.__cause__
 
-    async def _train(self, cluster: ClusterMap, replica: int, storage: ShardStorage | None) -> None:
+    def _step_of(self, run: RunRecord) -> TrainStep | None:
+        """Make the step of a run; None for a run that trains a network.
+
+        Raises:
+            ConfigError: The worker may not import it, or cannot make it.
+            StepFailed: Its `arrays` raised.
+        """
+        spec = StepSpec.from_dict(run.spec)
+        if spec is None:
+            return None
+        step = self._steps.step_for(spec)
+        StepModel(step, spec)  # checks it before anything depends on it
+        return step
+
+    async def _report_failed(self, run: RunRecord, error: AdamError) -> None:
+        """Report in the cluster map that this worker cannot train a run."""
+        with suppress(TimeoutError, DeadlineExceeded):
+            async with asyncio.timeout(self._waits.call_s):
+                await self._membership.set_node(failed=failed_word(run.id, str(error)))
+
+    async def _train(
+        self, cluster: ClusterMap, replica: int, storage: ShardStorage | None, step: TrainStep | None
+    ) -> None:
         """Train one run until it ends, or until the replica begins another generation."""
         run = cluster.run
         assert run is not None
@@ -113,6 +155,7 @@ class ModelWorker(Role):
             compute=self._compute,
             storage=storage,
             layers=self._layers,
+            step=step,
             timeline=self._timeline,
         )
         session = self._run_session = RunSession(setup)

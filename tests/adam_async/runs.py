@@ -185,7 +185,7 @@ def cluster_of(
     return LocalCluster(
         config,
         dataset=dataset or tiny_dataset(),
-        spec=spec or digits(),
+        spec=None if options.get("step") else spec or digits(),
         network=network,
         address=address_of(network),
         entropy=entropy_of("cluster that resumes" if options.get("resume") else "cluster"),

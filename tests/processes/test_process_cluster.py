@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from adam_async.cluster.processes import ProcessCluster
-from adam_async.errors import LOST_SHARDS, DeadlineExceeded, RoleDied
+from adam_async.errors import LOST_SHARDS, DeadlineExceeded, RoleDied, RoleFailed
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.run.config import Waits
 from adam_async.run.option_sources import make_config
 from tests.adam_async.runs import tiny_dataset
-from tests.processes.commands import PATIENCE_S, Command, children_of, command_line, run, until, watched
+from tests.processes.commands import PATIENCE_S, ROOT, Command, children_of, command_line, run, until, watched
 
 pytestmark = pytest.mark.processes
 
@@ -28,6 +28,21 @@ def test_child_processes_train_the_digits() -> None:
     assert re.search(r"test accuracy [5-9]\d\.\d+% after 4 epochs", output), output
     assert "|" not in output, "no child had anything to complain about"
     assert "event" not in output
+
+
+@pytest.mark.parametrize("how", ["raises", "loss"])
+async def test_a_mistake_of_a_step_ends_the_run_of_processes_and_is_named(how: str) -> None:
+    async with ProcessCluster(
+        make_config({"epochs": 2, "replicas": 2}),
+        dataset=tiny_dataset(),
+        step="tests.adam_async.steps:wrong",
+        step_args={"how": how},
+        step_path=[ROOT],
+    ) as cluster:
+        with pytest.raises(
+            RoleFailed, match=r"worker-. cannot train the run: step .*:wrong failed in step: "
+        ):
+            await cluster.train()
 
 
 def test_no_process_imports_a_module_that_lies_in_the_working_directory(tmp_path: Path) -> None:

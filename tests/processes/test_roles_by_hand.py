@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from adam_async.run.token_file import derived_text
-from tests.processes.commands import Command, address_of, run, started_by_hand
+from tests.processes.commands import ROOT, Command, address_of, run, started_by_hand
 
 pytestmark = pytest.mark.processes
 
@@ -156,6 +156,37 @@ def test_an_error_is_one_line(words: tuple[str, ...], code: int, claim: str) -> 
     assert claim in output
     assert output.startswith("adam-async: ")
     assert output.count("\n") == 1
+
+
+STEP = ("--step", "tests.adam_async.steps:softmax", "--step-path", str(ROOT), "--epochs", "2")
+
+
+def test_a_worker_refuses_a_step_that_it_does_not_allow_and_trains_the_next_run() -> None:
+    with ExitStack() as stack:
+        meet, start = started_by_hand(stack)
+        start("ps", "--controller")
+        start("data", "--data", "digits", "--controller")
+        worker = start("worker", "--id", "w-0", "--threads", "1", "--join")
+        code, output = run("train", *STEP, "--controller", meet)
+        assert code == 4, output
+        assert "w-0 cannot train the run: " in output
+        assert "start the worker with --allow-step tests.adam_async.steps" in output
+        worker.wait_for("w-0 refuses run")
+        code, output = run("train", "--epochs", "1", "--controller", meet)
+        assert code == 0, output
+
+
+def test_a_worker_trains_a_step_that_its_command_line_allows() -> None:
+    with ExitStack() as stack:
+        meet, start = started_by_hand(stack)
+        start("ps", "--controller")
+        start("data", "--data", "digits", "--controller")
+        allow = ("--allow-step", "tests.adam_async.steps", "--step-path", str(ROOT))
+        worker = start("worker", "--threads", "1", *allow, "--join")
+        assert f"imports also find modules in {ROOT}" in worker.output
+        code, output = run("train", *STEP, "--controller", meet)
+        assert code == 0, output
+        assert "step   tests.adam_async.steps:softmax: 651 values in 3 arrays" in output
 
 
 def test_an_unknown_layer_of_a_model_file_is_named(tmp_path: Path) -> None:

@@ -19,13 +19,14 @@ import numpy as np
 from adam_async.errors import AdamError, first_cause
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
+from adam_async.run.ids import Replica
 from adam_async.runtime.random_streams import Dice
 from adam_async.simulation.checkers.store_pushes import Pulled, StorePushes
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Setting
 from adam_async.simulation.scenario import Ledger, Violation
 from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, TrainingCluster, network_of
-from adam_async.store.arrays import records_of
+from adam_async.store.arrays import InitialArrays, records_of
 from adam_async.store.link import StoreLink, StoreWish
 from adam_async.store.local_servers import ServerAccess
 from adam_async.store.rules import Sgd
@@ -142,7 +143,7 @@ class StoreClients:
         )
         async with asyncio.TaskGroup() as group:
             link = StoreLink(self._wish(reader=reader), access, group)
-            await link.open()
+            await link.start()
             pushes = self._pushes_to(link.store.id)
             if reader:
                 await self._read(node.name, link, pushes, dice)
@@ -155,7 +156,7 @@ class StoreClients:
                 task.cancel()
 
     def _wish(self, *, reader: bool) -> StoreWish:
-        values = {
+        values: InitialArrays = {
             "wide": np.zeros((HEIGHTS["wide"], COLUMNS)),
             "narrow": np.zeros((HEIGHTS["narrow"], COLUMNS), np.float32),
         }
@@ -167,6 +168,7 @@ class StoreClients:
             records=() if reader else records,
             rules=() if reader else rules,
             slack=self._slack,
+            is_summed=self._slack == 0,
             replicas=BEGUN_WITH,
             servers=0,
             shard_bytes=SHARD_BYTES,
@@ -244,7 +246,7 @@ class StoreClients:
         session = link.session
         for name in set(link.store.buckets):
             served = self._cluster.servers[name].stores.get(session.run)
-            if served is None or served.state.live.get(session.replica) != session.incarnation:
+            if served is None or served.state.live.get(Replica(session.replica)) != session.incarnation:
                 return False
         return True
 

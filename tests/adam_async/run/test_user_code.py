@@ -1,7 +1,9 @@
 """A step may name a function by where it is; what cannot be imported is told apart."""
 
+import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -9,8 +11,19 @@ from adam_async.data_server.transforms.recipe import Recipe, read_steps
 from adam_async.errors import ConfigError, DataError
 from adam_async.model.keyed_random import Dice
 from adam_async.model.layers import BUILTIN_LAYERS
-from adam_async.run.user_code import import_layers
+from adam_async.run.train_step import StepSpec
+from adam_async.run.user_code import (
+    StepSource,
+    add_import_folder,
+    allow_steps,
+    import_layers,
+    import_words,
+    named_step,
+    read_layers,
+    read_step_args,
+)
 from tests.adam_async.runs import Trap
+from tests.adam_async.steps import Softmax
 
 MODULE = """
 import numpy as np
@@ -118,3 +131,95 @@ def test_a_named_layer_is_imported_beside_those_of_the_package():
 def test_a_path_that_is_no_layer_is_refused_with_its_kind(name, said):
     with pytest.raises(ConfigError, match=said):
         import_layers({"mine": name})
+
+
+STEPS = "tests.adam_async.steps"
+
+
+def test_a_step_is_made_by_its_factory_and_keeps_its_name():
+    named = named_step(f"{STEPS}:softmax", {"factors": ["w"]})
+    assert (named.name, named.args, named.step.factors) == (f"{STEPS}:softmax", {"factors": ["w"]}, ["w"])
+    own = Softmax()
+    named = named_step(own, None)
+    assert (named.name, named.step) == (f"{STEPS}:Softmax", own)
+    assert named_step(None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("step", "args", "said"),
+    [
+        (f"{STEPS}:dataclass", {}, f"{STEPS} does not define dataclass: define a factory"),
+        ("os:system", {"command": "true"}, "os does not define system"),
+        (f"{STEPS}:Wrong.evaluate", {}, "give package.module:factory"),
+        (STEPS, {}, "give package.module:factory"),
+        (f"{STEPS}:nothing", {}, "has no 'nothing'"),
+        ("no_such_module:f", {}, "there is no module 'no_such_module'.*--step-path"),
+        (f"{STEPS}:softmax", {"hidden": 3}, "softmax.*failed: TypeError.*hidden"),
+        (f"{STEPS}:softmax", {"factors": {1, 2}}, "its arguments"),
+        (f"{STEPS}:softmax", {"factors": [float("nan")]}, "its arguments"),
+        (f"{STEPS}:softmax", {"factors": ["w" * 40_000]}, "at most 32768 bytes"),
+        (None, {"hidden": 3}, "step names none"),
+        (Softmax(), {"hidden": 3}, "step names none"),
+    ],
+)
+def test_a_step_that_cannot_be_made_is_named(step, args, said):
+    with pytest.raises(ConfigError, match=said):
+        named_step(step, args)
+
+
+def test_a_worker_imports_only_the_steps_of_the_modules_that_it_allows(monkeypatch):
+    spec = StepSpec(name=f"{STEPS}:softmax", args={"factors": ["w"]}, shape=(1, 8, 8), classes=10)
+    assert allow_steps([STEPS]).step_for(spec).factors == ["w"]
+    for source in (StepSource(), allow_steps(["tests.adam_async.runs"]), allow_steps(["tests.adam_async"])):
+        with pytest.raises(ConfigError, match=f"start the worker with --allow-step {STEPS}"):
+            source.step_for(spec)
+    mine = named_step(f"{STEPS}:softmax", spec.args)
+    assert StepSource(given=mine).step_for(spec) is mine.step
+    with pytest.raises(ConfigError, match="--allow-step"):
+        StepSource(given=mine).step_for(msgspec.structs.replace(spec, args={}))
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("no_such_module", "its import failed: ModuleNotFoundError"),
+        ("users_package.broken", "not today"),
+        ("a:b", "is no name of a module"),
+    ],
+)
+def test_an_allowed_module_that_cannot_be_imported_is_named(module, said):
+    with pytest.raises(ConfigError, match=rf"--allow-step.*{said}"):
+        allow_steps([module])
+
+
+def test_folders_of_imports_come_last_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.path", ["first"])
+    for _ in range(2):
+        add_import_folder(tmp_path)
+    assert sys.path == ["first", str(tmp_path.resolve())]
+    with pytest.raises(ConfigError, match="is no folder"):
+        add_import_folder(tmp_path / "nothing")
+
+
+def test_the_words_of_a_worker_name_all_that_it_may_import(tmp_path: Path):
+    words = import_words({"mine": "a.b:Mine"}, "c.d:make", [tmp_path])
+    assert words == (
+        "--step-path",
+        str(tmp_path.resolve()),
+        "--layer",
+        "mine=a.b:Mine",
+        "--allow-step",
+        "c.d",
+    )
+    assert read_layers(["mine=a.b:Mine", "other=a.b:Other"]) == {"mine": "a.b:Mine", "other": "a.b:Other"}
+    for wrong in (["mine"], ["=a.b:C"], ["mine=a:B", "mine=a:C"]):
+        with pytest.raises(ConfigError, match=r"KIND=package\.module:Class"):
+            read_layers(wrong)
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "3", '{"a": NaN}'])
+def test_arguments_of_a_step_are_a_json_object(text):
+    assert read_step_args('{"hidden": 64}') == {"hidden": 64}
+    assert read_step_args(None) == {}
+    with pytest.raises(ConfigError, match="--step-args must be a JSON object"):
+        read_step_args(text)

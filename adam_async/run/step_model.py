@@ -1,0 +1,334 @@
+"""Pure: a step of the user's in the place of a network: checked arrays, contexts, gradients and accuracy.
+
+`StepModel` has the face of a network (`model.network.Trainable`), so that workers plan, push and pull in the
+same way: `forward` runs the whole step, and `backward` has nothing left to do.
+"""
+
+import operator
+from collections.abc import Callable, Mapping
+from math import isfinite
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.errors import ConfigError, StepFailed
+from adam_async.model.keyed_random import Dice
+from adam_async.model.layer import ParameterSpec
+from adam_async.model.network import Network
+from adam_async.run.arrays import ArraySpec
+from adam_async.run.store_record import ArrayRecord, check_arrays
+from adam_async.run.train_step import (
+    Batch,
+    Gradients,
+    StepOutcome,
+    StepSpec,
+    TrainStep,
+    array_problem,
+)
+
+EVALUATE_IMAGES = 256
+"""Maximum number of images of a batch that a step evaluates."""
+
+_T = TypeVar("_T")
+
+
+def arrays_of_step(name: str, step: TrainStep) -> dict[str, ArraySpec]:
+    """Return the arrays of a step, checked, and check that it has all methods.
+
+    Args:
+        name: Name of the step, for errors.
+
+    Raises:
+        ConfigError: The step lacks a method, or an array is not valid; names it, and the remedy.
+        StepFailed: `arrays` raised.
+    """
+    for method in ("initial", "step", "evaluate"):
+        if not callable(getattr(step, method, None)):
+            raise ConfigError(
+                f"step {name} ({type(step).__name__}) has no method {method}: define arrays, initial, step "
+                "and evaluate (docs/how-to/train-your-own-step.md)"
+            )
+    arrays: object = _call(name, "arrays", lambda: step.arrays)
+    if not isinstance(arrays, Mapping) or not arrays:
+        raise ConfigError(f"step {name}: arrays is {arrays!r:.80}, expected names with their ArraySpec")
+    for array, found in arrays.items():
+        if not isinstance(array, str) or not isinstance(found, ArraySpec):
+            raise ConfigError(
+                f"step {name}: array {array!r:.80} is a {type(found).__name__}, expected an "
+                "ArraySpec(shape, dtype)"
+            )
+        if not found.size:
+            raise ConfigError(
+                f"step {name}: array {array!r:.80} has shape {found.shape}, which has no value: leave it out"
+            )
+    try:
+        check_arrays([ArrayRecord(each, it.shape, it.dtype) for each, it in arrays.items()], rules=1)
+    except ConfigError as error:
+        raise ConfigError(f"step {name}: {error}") from None
+    types = {found.dtype: array for array, found in arrays.items()}
+    if len(types) > 1:
+        (one, first), (other, second) = list(types.items())[:2]
+        raise ConfigError(
+            f"step {name}: array {first!r:.80} is {one} and {second!r:.80} {other}: give all arrays one type"
+        )
+    return dict(arrays)
+
+
+def _call(step: str, method: str, function: Callable[[], _T]) -> _T:
+    """Call a method of a step; an error names step and method."""
+    try:
+        return function()
+    except (StepFailed, MemoryError):
+        raise
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise StepFailed(step, method, text) from error
+
+
+class StepContext:
+    """The batch and the gradients of one group in flight."""
+
+    def __init__(self, gradients: Gradients) -> None:
+        self.gradients = gradients
+        self.batch: Batch | None = None
+        self.images = 0
+        """Weight of the gradients: the number of examples that they are a mean over."""
+
+    def load(
+        self,
+        images: NDArray[np.uint8],
+        labels: NDArray[np.int64],
+        *,
+        dice: Dice | None = None,
+        keys: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Take a group. Its arrays may be those of other replicas too, so the step gets read-only views.
+
+        Args:
+            dice: Unused: a step has keys of its own.
+            keys: Epoch and number of the group.
+        """
+        self.gradients.begin()
+        self.batch = Batch(_read_only(images), _read_only(labels), *keys)
+        self.images = len(labels)
+
+
+class StepModel:
+    """A step with its checked arrays.
+
+    Args:
+        step: The step.
+        spec: Its record.
+        keep_going: Whether a loss that is not finite is allowed.
+
+    Raises:
+        ConfigError: The step lacks a method, or an array is not valid; names it, and the remedy.
+        StepFailed: `arrays` raised.
+    """
+
+    def __init__(self, step: TrainStep, spec: StepSpec, *, keep_going: bool = False) -> None:
+        self.spec = spec
+        self.step = step
+        self._keep_going = keep_going
+        self.arrays = arrays_of_step(spec.name, step)
+        self._factored = self._checked_factors()
+        self._dtype = np.dtype(next(iter(self.arrays.values())).dtype)
+        self._parameters = tuple(
+            ParameterSpec(name=name, shape=array.shape, layer=spec.name, kind=name)
+            for name, array in self.arrays.items()
+        )
+
+    def _checked_factors(self) -> frozenset[str]:
+        named = frozenset(getattr(self.step, "factors", ()))
+        for name in sorted(named, key=repr):
+            if name not in self.arrays or len(self.arrays[name].shape) != 2:
+                raise ConfigError(
+                    f"step {self.spec.name}: factors names {name!r:.80}, which is no matrix of its arrays: "
+                    "leave it out"
+                )
+        return named
+
+    # --- the face of a network -----------------------------------------------------------------
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32 or float64."""
+        return self._dtype
+
+    @property
+    def kernels(self) -> str:
+        """The word ``step``: it computes by itself."""
+        return "step"
+
+    @property
+    def parameters(self) -> tuple[ParameterSpec, ...]:
+        """All arrays, in the order of the step."""
+        return self._parameters
+
+    @property
+    def trained(self) -> tuple[ParameterSpec, ...]:
+        """All arrays: each has a gradient."""
+        return self._parameters
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """No array."""
+        return frozenset()
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Shape of one image."""
+        return self.spec.shape
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of values of all arrays."""
+        return sum(array.size for array in self.arrays.values())
+
+    @property
+    def multiply_adds(self) -> int:
+        """0: the arithmetic of a step is unknown."""
+        return 0
+
+    def parameter(self, name: str) -> ParameterSpec:
+        """Look an array up by its name."""
+        return next(parameter for parameter in self._parameters if parameter.name == name)
+
+    def use_ready(self) -> None:
+        """Has no effect: a step has no kernels of this package."""
+
+    def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Has no effect: a step has no kernels of this package."""
+
+    def context(self, group_size: int) -> StepContext:
+        """Allocate the gradients of one group of up to `group_size` images."""
+        return StepContext(Gradients(self.spec.name, self.arrays, self._factored, group_size))
+
+    def forward(self, weights: Mapping[str, NDArray[Any]], context: StepContext) -> float:
+        """Run the step on the loaded group, and return its loss.
+
+        Raises:
+            StepFailed: The step raised, or its result is wrong.
+        """
+        batch = context.batch
+        assert batch is not None, "a group is loaded before its step"
+        values = {name: _read_only(weights[name]) for name in self.arrays}
+        outcome = _call(self.spec.name, "step", lambda: self.step.step(values, batch, context.gradients))
+        if not isinstance(outcome, StepOutcome):
+            raise self._failed(
+                "step", f"it returned {outcome!r:.80}: return StepOutcome(loss, weight=len(batch))"
+            )
+        context.images = self._weight(outcome.weight, len(batch))
+        context.gradients.check(context.images)
+        return self._loss(outcome.loss, batch)
+
+    def backward(self, weights: Mapping[str, NDArray[Any]], context: StepContext) -> None:
+        """Has no effect: `forward` has computed the gradients."""
+
+    def delta(self, context: StepContext, name: str, *, out: NDArray[Any]) -> None:
+        """Write the gradient of one array into `out`."""
+        pair = context.gradients.factors(name, context.images)
+        if pair is None:
+            out[...] = context.gradients.dense(name)
+        else:
+            np.matmul(pair[1].T, pair[0], out=out)
+
+    def factors(self, context: StepContext, name: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        """Return activations (weight, I) and errors (weight, R) of one array; None for a dense gradient."""
+        return context.gradients.factors(name, context.images)
+
+    # --- the rest of a step --------------------------------------------------------------------
+
+    def initial(self, seed: int) -> dict[str, NDArray[Any]]:
+        """Draw the first values of all arrays.
+
+        Raises:
+            StepFailed: The step raised, or an array is missing, superfluous, not finite or of another shape
+                or type.
+        """
+        found = _call(self.spec.name, "initial", lambda: self.step.initial(seed))
+        if not isinstance(found, Mapping):
+            raise self._failed("initial", f"it returned {found!r:.80}: return a value for each array by name")
+        if missing := [name for name in self.arrays if name not in found]:
+            raise self._failed("initial", f"it returned no value of array {missing[0]!r}")
+        if unknown := [name for name in found if name not in self.arrays]:
+            raise self._failed("initial", f"it has no array {unknown[0]!r:.80}: add it to `arrays`")
+        for name, spec in self.arrays.items():
+            if problem := array_problem(found[name], spec.shape, spec.dtype):
+                raise self._failed("initial", f"the value of array {name!r} {problem}")
+            if not np.isfinite(found[name]).all():
+                raise self._failed("initial", f"the value of array {name!r} has entries that are not finite")
+        return dict(found)
+
+    def count_right(
+        self, values: Mapping[str, NDArray[Any]], images: NDArray[Any], labels: NDArray[Any]
+    ) -> float:
+        """Return the number of right answers for images, by the accuracy of batches.
+
+        Raises:
+            StepFailed: The step raised, or returned no accuracy.
+        """
+        given = {name: _read_only(values[name]) for name in self.arrays}
+        right = 0.0
+        for start in range(0, len(labels), EVALUATE_IMAGES):
+            part = slice(start, start + EVALUATE_IMAGES)
+            batch = Batch(_read_only(images[part]), _read_only(labels[part]), number=start // EVALUATE_IMAGES)
+            right += len(batch) * self._accuracy(given, batch)
+        return right
+
+    def _accuracy(self, values: Mapping[str, NDArray[Any]], batch: Batch) -> float:
+        metrics = _call(self.spec.name, "evaluate", lambda: self.step.evaluate(values, batch))
+        if not isinstance(metrics, Mapping) or "accuracy" not in metrics:
+            raise self._failed(
+                "evaluate", f"it returned {metrics!r:.80}, without accuracy: return {{'accuracy': share}}"
+            )
+        found = self._number("evaluate", "accuracy", metrics["accuracy"])
+        if not 0 <= found <= 1:
+            raise self._failed("evaluate", f"its accuracy is {found}: return a share from 0 to 1")
+        return found
+
+    def _loss(self, loss: object, batch: Batch) -> float:
+        found = self._number("step", "loss", loss)
+        if not isfinite(found) and not self._keep_going:
+            raise self._failed(
+                "step",
+                f"its loss is {found} in group {batch.number} of epoch {batch.epoch}: lower the rate "
+                "(--rate), limit the gradient (--clip 1), or train on in any case with --keep-going",
+            )
+        return found
+
+    def _weight(self, weight: object, images: int) -> int:
+        try:
+            found = operator.index(weight)  # type: ignore[arg-type]
+        except TypeError:
+            found = 0
+        if not 1 <= found <= images:
+            raise self._failed(
+                "step",
+                f"its weight is {weight!r:.80}: return the number of examples that the gradient is a mean "
+                f"over, a whole number from 1 to {images}",
+            )
+        return found
+
+    def _number(self, method: str, what: str, value: object) -> float:
+        try:
+            return float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise self._failed(method, f"its {what} is {value!r:.80}: return a number") from None
+
+    def _failed(self, method: str, what: str) -> StepFailed:
+        return StepFailed(self.spec.name, method, what)
+
+    def __repr__(self) -> str:
+        return f"<StepModel {self.spec.name} {self.num_parameters} values, {self._dtype}>"
+
+
+RunModel = Network | StepModel
+"""What a run trains."""
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    view = array.view()
+    view.flags.writeable = False
+    return view

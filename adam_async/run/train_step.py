@@ -1,0 +1,322 @@
+"""Pure: a step of the user's: what a run trains if it trains no network of this package.
+
+A step names the arrays of a run, draws their first values, computes the gradients of a batch, and evaluates
+a batch. The workers' compute threads call `step`, and the driver's call `evaluate`; servers, data, clocks and
+checkpoints are those of every run.
+
+    class Logistic(TrainStep):
+        arrays = {"w": ArraySpec((10, 64))}
+
+        def initial(self, seed): ...
+        def step(self, values, batch, out):
+            out["w"] = gradient
+            return StepOutcome(loss, weight=len(batch))
+        def evaluate(self, values, batch):
+            return {"accuracy": share}
+
+Letters: N images of a batch, C channels, H rows, W columns.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from adam_async.errors import ConfigError, StepFailed
+from adam_async.run.arrays import ArraySpec, Factors
+from adam_async.run.config import OF_CUTS, Config
+
+MOST_STEP_NAME = 512
+"""Maximum length of a step's import path, in characters."""
+
+MOST_STEP_ARGS = 32 << 10
+"""Maximum length of the arguments of a step, in bytes of JSON text."""
+
+Metrics = Mapping[str, float]
+"""Results of an evaluation by name. ``accuracy`` is required: the share of right answers, from 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One group of images.
+
+    Attributes:
+        images: uint8 of shape (N, C, H, W), read-only.
+        labels: int64 of shape (N,), read-only; class 0, 1, ...
+        epoch: Epoch of the group, from 1; 0 in an evaluation.
+        number: Number of the group in its epoch, from 0. With the epoch it is a key for random values that
+            are the same whichever worker trains the group.
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    epoch: int = 0
+    number: int = 0
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def scaled(self, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """Return the images as numbers from 0 to 1, shape (N, C, H, W)."""
+        return np.divide(self.images, 255, dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """The result of a step beside its gradients.
+
+    Attributes:
+        loss: Mean loss of the batch.
+        weight: Number of examples that the gradients are a mean over, from 1 to N; the share of the batch in
+            the mean over all replicas in bsp.
+    """
+
+    loss: float
+    weight: int
+
+
+class Gradients(MutableMapping[str, NDArray[Any]]):
+    """The gradients of one batch, which a step fills: each array once.
+
+    ``out["w"]`` is an array of zeros to write into. ``out["w"] = gradient`` copies a dense gradient, and
+    ``out["w"] = Factors(activations, errors)`` takes the two factors of a matrix.
+
+    Args:
+        step: Name of the step, for errors.
+        arrays: The arrays of the step.
+        factored: Names of arrays whose gradients travel as factors.
+        rows: Maximum number of rows of these factors.
+    """
+
+    def __init__(
+        self, step: str, arrays: Mapping[str, ArraySpec], factored: Collection[str], rows: int
+    ) -> None:
+        self._step = step
+        self._arrays = arrays
+        self._rows = rows
+        self._dense = {
+            name: np.zeros(spec.shape, spec.dtype) for name, spec in arrays.items() if name not in factored
+        }
+        self._factored = {
+            name: (
+                np.zeros((rows, arrays[name].shape[1]), arrays[name].dtype),
+                np.zeros((rows, arrays[name].shape[0]), arrays[name].dtype),
+            )
+            for name in factored
+        }
+        self._given: dict[str, int] = {}
+        """Names of filled arrays, with the rows of their factors, or 0."""
+
+    def begin(self) -> None:
+        """Forget the gradients of the batch before."""
+        self._given.clear()
+
+    def check(self, weight: int) -> None:
+        """Check that all gradients of a batch are here.
+
+        Raises:
+            StepFailed: One is missing, or has more rows of factors than the batch's weight.
+        """
+        for name in self._arrays:
+            rows = self._given.get(name)
+            if rows is None:
+                raise self._failed(f"it set no gradient of array {name!r}: fill out[{name!r}]")
+            if rows > weight:
+                raise self._failed(
+                    f"the factors of array {name!r} have {rows} rows and the weight is {weight}: give one "
+                    "row for each example that counts, and their number as weight"
+                )
+
+    def dense(self, name: str) -> NDArray[Any]:
+        """The gradient of an array that does not travel as factors."""
+        return self._dense[name]
+
+    def factors(self, name: str, rows: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        """Activations and errors with this number of rows; None for a dense gradient."""
+        pair = self._factored.get(name)
+        return None if pair is None else (pair[0][:rows], pair[1][:rows])
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        self._check_name(name)
+        if name in self._factored:
+            raise self._failed(
+                f"the gradient of array {name!r} travels as factors: set out[{name!r}] = Factors(...), or "
+                "leave the name out of `factors`"
+            )
+        dense = self._dense[name]
+        if name not in self._given:
+            self._given[name] = 0
+            dense.fill(0)
+        return dense
+
+    def __setitem__(self, name: str, gradient: NDArray[Any] | Factors) -> None:
+        self._check_name(name)
+        spec = self._arrays[name]
+        if isinstance(gradient, Factors):
+            self._set_factors(name, spec, gradient)
+            return
+        if name in self._factored:
+            self[name]  # raises the error
+        if gradient is self._dense[name]:  # from `out["w"] += gradient`
+            return
+        self._check_array(f"the gradient of array {name!r}", gradient, spec.shape, spec.dtype)
+        self._dense[name][...] = gradient
+        self._given[name] = 0
+
+    def _set_factors(self, name: str, spec: ArraySpec, factors: Factors) -> None:
+        if len(spec.shape) != 2:
+            raise self._failed(f"array {name!r} has shape {spec.shape}, and only a matrix has factors")
+        rows, inputs = spec.shape
+        count = len(factors.activations) if np.ndim(factors.activations) else 0
+        most = self._rows if name in self._factored else max(count, 1)
+        if not 1 <= count <= most:
+            raise self._failed(
+                f"the factors of array {name!r} have {count} rows: give 1 to {most}, one for each example"
+            )
+        what = f"of the factors of array {name!r}"
+        self._check_array(f"`activations` {what}", factors.activations, (count, inputs), spec.dtype)
+        self._check_array(f"`errors` {what}", factors.errors, (count, rows), spec.dtype)
+        pair = self._factored.get(name)
+        if pair is None:
+            np.matmul(factors.errors.T, factors.activations, out=self._dense[name])
+            self._given[name] = 0
+            return
+        for mine, given in zip(pair, (factors.activations, factors.errors), strict=True):
+            mine[:count] = given
+            mine[count:] = 0
+        self._given[name] = count
+
+    def __delitem__(self, name: str) -> None:
+        raise self._failed(f"the gradient of array {name!r} cannot be removed: set it to 0")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def _check_name(self, name: object) -> None:
+        if name not in self._arrays:
+            some = ", ".join(map(repr, list(self._arrays)[:5]))
+            raise self._failed(f"it has no array {str(name)[:80]!r}; it has {len(self._arrays)}: {some}")
+
+    def _check_array(self, what: str, array: object, shape: tuple[int, ...], dtype: str) -> None:
+        if problem := array_problem(array, shape, dtype):
+            raise self._failed(f"{what} {problem}")
+
+    def _failed(self, what: str) -> StepFailed:
+        return StepFailed(self._step, "step", what)
+
+
+class TrainStep(Protocol):
+    """A step of the user's. Derive from this class, or define the same names.
+
+    Several threads call `step` of one object at once, each with other arguments, and in one process all
+    replicas share the object: keep nothing of a batch in it.
+    """
+
+    arrays: Mapping[str, ArraySpec]
+    """The arrays, all of one type."""
+
+    factors: Collection[str] = ()
+    """Names of matrices whose gradients `step` always gives as `Factors`. They travel as factors if that
+    takes fewer bytes; factors of other matrices are multiplied on the worker."""
+
+    def initial(self, seed: int) -> Mapping[str, NDArray[Any]]:
+        """Return the first values of all arrays; the same seed gives the same values."""
+
+    def step(self, values: Mapping[str, NDArray[Any]], batch: Batch, out: Gradients) -> StepOutcome:
+        """Fill `out` with the gradients of a batch's mean loss, and return the loss and the weight.
+
+        Args:
+            values: Values by name, read-only.
+            batch: Images and labels.
+            out: Takes the gradient of each array.
+        """
+
+    def evaluate(self, values: Mapping[str, NDArray[Any]], batch: Batch) -> Metrics:
+        """Return the results on a batch, ``accuracy`` among them."""
+
+
+class StepSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A step in the record of a run, in the place of the spec of a network."""
+
+    name: str
+    """Import path, ``package.module:factory``; or the class of a step that only this process has."""
+    args: dict[str, Any] = {}
+    """Arguments of the factory."""
+    shape: tuple[int, int, int]
+    """Shape of an image: channels, rows, columns."""
+    classes: int
+    """Number of classes of the labels."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as the `spec` of a `RunRecord`."""
+        return {"step": msgspec.to_builtins(self)}
+
+    @classmethod
+    def from_dict(cls, spec: Mapping[str, Any]) -> Self | None:
+        """Read the `spec` of a `RunRecord`; None for that of a network.
+
+        Raises:
+            ConfigError: A field is missing or out of bounds.
+        """
+        if "step" not in spec:
+            return None
+        try:
+            found = msgspec.convert(spec["step"], cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"the record of a step is invalid: {error}") from None
+        if len(found.name) > MOST_STEP_NAME or not all(
+            length > 0 for length in (*found.shape, found.classes)
+        ):
+            raise ConfigError(
+                f"the record of step {found.name[:80]!r} is invalid: images {found.shape}, "
+                f"{found.classes} classes"
+            )
+        return found
+
+
+def array_problem(array: object, shape: tuple[int, ...], dtype: str) -> str:
+    """Return what is wrong with an array, and the remedy; empty if its shape and type are these."""
+    if not isinstance(array, np.ndarray):
+        return f"is a {type(array).__name__}: give a numpy array of shape {shape}"
+    if array.dtype.name != dtype:
+        return f"has values of type {array.dtype}, the array {dtype}: convert it with .astype({dtype!r})"
+    if array.shape != shape:
+        return f"has shape {array.shape}, expected {shape}"
+    return ""
+
+
+def check_step_options(config: Config) -> None:
+    """Check that the options of a run go with a step.
+
+    Raises:
+        ConfigError: One needs a network of this package; names it, and the remedy.
+    """
+    if config.weights == "aliased":
+        raise ConfigError(
+            "weights=aliased trains in place, which a step cannot, because it gets read-only values: "
+            "leave weights out"
+        )
+    if config.partitions > 1:
+        raise ConfigError(
+            f"partitions={config.partitions} cuts a network layer by layer, and a step has no layers: leave "
+            "partitions out, and add replicas"
+        )
+    for name, usual in OF_CUTS.items():
+        if getattr(config, name) != usual:
+            raise ConfigError(
+                f"{name}={getattr(config, name)} is about a cut network, and a step has no layers: "
+                f"leave {name} out"
+            )
+    if config.record:
+        raise ConfigError(
+            "record needs a network of this package, because a replay repeats its arithmetic: leave record "
+            "out, or train without step"
+        )
+    if config.model != "auto":
+        raise ConfigError(f"model={config.model} and step both name what is trained: leave one of them out")
