@@ -26,10 +26,11 @@ import uvloop
 from numpy.typing import NDArray
 
 from adam_async.errors import DeadlineExceeded, StoreError
+from adam_async.run.arrays import ArraySpec
 from adam_async.run.config import Waits
 from adam_async.run.shard_table import SHARD_BYTES
 from adam_async.store import store as face
-from adam_async.store.arrays import ArraySpec, Gradient, InitialArrays
+from adam_async.store.arrays import Gradient, InitialArrays
 from adam_async.store.rules import Rule, Sgd
 from adam_async.store.values import PushOutcome, ReadVersions, Values
 
