@@ -121,7 +121,7 @@ class Vector:
                 versions=(self._clock - 1,),
                 own_applied=(0,),
                 clock=self._clock,
-                images=1,
+                weight=1,
                 rate=RATE,
                 pull=True,
             )
@@ -163,7 +163,9 @@ async def measure(controller: str, sizes: list[int]) -> dict[int, float]:
             table = shard_table(Network(spec).parameters)
             client = ParameterClient(
                 Endpoint(net, identity, Traffic("bench")),
-                SessionIdentity(run=run, session=1, incarnation=1, replica=0, generation=cluster.generation),
+                SessionIdentity(
+                    store=run, session=1, incarnation=1, replica=0, generation=cluster.generation
+                ),
                 addresses={"ps-0": cluster.nodes["ps-0"].address},
                 waits=waits,
             )

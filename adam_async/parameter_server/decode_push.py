@@ -25,8 +25,8 @@ def read_gradients(
         raise RemoteProtocolError(
             "push", "shards, numbers, versions and own_applied of a Push differ in length"
         )
-    if push.images < 1:
-        raise RemoteProtocolError("push", f"a Push is of at least one image, not of {push.images}")
+    if push.weight < 1:
+        raise RemoteProtocolError("push", f"a Push has a weight of at least 1, not {push.weight}")
     parts: list[DeltaPart | FactorPart] = []
     rest = iter(tensors)
     at = 0

@@ -139,21 +139,25 @@ class ServedStore:
         self._appliers = _appliers_of(shards, rules)
         self._applier = next(iter(self._appliers.values()), None)
         self.state = ServerState(
-            run=store.id,
+            store=store.id,
             generation=store.generation,
             shards=shards,
             clocked=store.slack is not None,
-            group_images=store.summed_weight,
+            summed_weight=store.summed_weight,
             scale_by_staleness=store.scale_by_staleness,
-            log=OrderLog([int(shard.spec.id) for shard in shards]) if store.record else None,
+            # Only the driver of a run reads the log, and a replay has no assignments.
+            log=OrderLog([int(shard.spec.id) for shard in shards])
+            if store.record and store.program
+            else None,
         )
         self._checks = QuestionChecks(
             self.state,
-            most_images=store.most_weight,
+            table.shards,
+            most_weight=store.most_weight,
             resumed_epoch=store.first_epoch,
             resumed_clock=store.first_clock,
         )
-        self._sender_checks = SenderChecks()
+        self._sender_checks = SenderChecks(program=bool(store.program))
         self._missing = {int(shard.spec.id) for shard in shards}
         self._work: _Work | None = None
         """The batch or sum that was taken from the queue and is not finished."""
@@ -202,9 +206,9 @@ class ServedStore:
             if begun is not None and begun.run == store.program and begun.number != self._epoch:
                 self._epoch_began(begun.number, begun.first_clock, groups=begun.groups)
         elif store.epoch != self._epoch:
-            self._epoch_began(store.epoch, store.first_clock, groups=MOST_STEPS)
+            self._epoch_began(store.epoch, store.first_clock, groups=None)
 
-    def _epoch_began(self, number: int, first_clock: int, *, groups: int) -> None:
+    def _epoch_began(self, number: int, first_clock: int, *, groups: int | None) -> None:
         self._epoch = number
         self._checks.epoch_began(number, first_clock=first_clock, groups=groups)
         self._follow_up(self.state.handle(EpochBegan(number, first_clock)))
@@ -239,12 +243,12 @@ class ServedStore:
     def _take(self, request: Request, body: Body) -> bool:
         """Pass a question to the state, and perform its effects."""
         state, host = self.state, self._host
+        if isinstance(body, LoadShards):
+            self._load(request, body)
+            return True
         if self._missing:
-            if isinstance(body, LoadShards):
-                self._load(request, body)
-            else:
-                text = f"{host.node} waits for {len(self._missing)} shards of store {self.store.id}"
-                request.fail("not-ready", text)
+            text = f"{host.node} waits for {len(self._missing)} shards of store {self.store.id}"
+            request.fail("not-ready", text)
             return True
         timeline = host.timeline
         begin = timeline.clock() if timeline is not None else 0.0
@@ -255,7 +259,7 @@ class ServedStore:
                 gradients, finite = PushGradients(), None
                 dtype = self._dtype_of(body.shards)
                 gradients = read_gradients(body, request.message.tensors, self._specs, dtype)
-                if state.synchronous:
+                if state.synchronous and not body.assign:
                     finite = self._check_gradients(body, gradients)
                 effects = state.handle(PushArrived(request, body, gradients, finite))
             case Pull():
@@ -268,9 +272,6 @@ class ServedStore:
                 effects = state.handle(RecordArrived(request, body))
             case Tick():
                 effects = state.handle(TickArrived(request, body))
-            case LoadShards():
-                effects = []
-                self._load(request, body)
             case GetRecord():
                 effects = []
                 self._send_record(request, body)
@@ -301,12 +302,15 @@ class ServedStore:
         if isinstance(body, SESSION_TYPES):
             text = self._sender_checks.refusal(request.link.peer, body)
             if text:
-                request.fail("not-yours", text)
-                self._close_behind(request.link, text)
+                self._refuse_sender(request, text)
                 return False
             if surplus := self._sender_checks.surplus():
                 self.state.forget(surplus)
         return True
+
+    def _refuse_sender(self, request: Request, text: str) -> None:
+        request.fail("not-yours", text)
+        self._close_behind(request.link, text)
 
     def _close_behind(self, link: Link, text: str) -> None:
         """Close a link once its peer has the refusal, so that one with an old identity learns the reason."""
@@ -330,8 +334,11 @@ class ServedStore:
     def _load(self, request: Request, body: LoadShards) -> None:
         """Load shards before the start; a repetition after all are loaded changes nothing."""
         state = self.state
+        if text := self._sender_checks.load_refusal(request.link.peer):
+            self._refuse_sender(request, text)
+            return
         if body.generation != state.generation:
-            request.fail("wrong-run", f"store {body.run} is in generation {state.generation} here")
+            request.fail("wrong-run", f"store {body.store} is in generation {state.generation} here")
             return
         if self._missing:
             self._missing -= load_states(state.shards, body, request.message.tensors)
@@ -491,10 +498,6 @@ class ServedStore:
 
     def __repr__(self) -> str:
         return f"<ServedStore {self.store.id} {len(self.state.shards)} shards, {len(self._missing)} missing>"
-
-
-MOST_STEPS = 1 << 40
-"""Number of steps of a store without a program that the bounds of clocks allow for: it has no end."""
 
 
 def rule_of(record: RuleRecord) -> Rule:

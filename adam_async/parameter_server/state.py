@@ -75,7 +75,12 @@ from adam_async.parameter_server.push_queue import PushQueue
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, OrderLog
 from adam_async.parameter_server.replica_clocks import ReplicaClocks
 from adam_async.parameter_server.shard import Session, Shard
-from adam_async.parameter_server.statistics import ServerStatistics, count_shards
+from adam_async.parameter_server.statistics import (
+    ServerStatistics,
+    StoreStatistics,
+    count_clients,
+    count_shards,
+)
 from adam_async.parameter_server.waiting_requests import MOST_WAITING, EpochGate, WaitingRequests
 from adam_async.run.ids import Replica, ShardId, Version
 
@@ -92,13 +97,13 @@ answers."""
 
 
 class ServerState:
-    """The shards of one server in one run, and the pushes and pulls in progress on them.
+    """The shards of one store on one server, and the pushes and pulls in progress on them.
 
     Args:
         generation: Version of the bucket assignment that made this server a primary.
         shards: The shards whose primary this server is.
         clocked: Whether workers wait for one another (ssp, bsp), so that answers to pushes carry a clock.
-        group_images: Images of a whole group in bsp, where pushes are added up; 0 in other modes.
+        summed_weight: Weight of a sum in bsp, where pushes are added up; 0 in other modes.
         scale_by_staleness: Whether a push's rate is divided by 1 + its staleness.
         log: Log of the order in which pushes are applied.
     """
@@ -106,19 +111,19 @@ class ServerState:
     def __init__(
         self,
         *,
-        run: str,
+        store: str,
         generation: int,
         shards: Iterable[Shard],
         clocked: bool = False,
-        group_images: int = 0,
+        summed_weight: int = 0,
         scale_by_staleness: bool = False,
         log: OrderLog | None = None,
     ) -> None:
-        self.run = run
+        self.store = store
         self.generation = generation
         self.shards: Mapping[ShardId, Shard] = {shard.spec.id: shard for shard in shards}
         self._clocked = clocked
-        self._group_images = group_images
+        self._summed_weight = summed_weight
         self._scales = scale_by_staleness
         self.log = log
         self._queue = PushQueue()
@@ -129,7 +134,7 @@ class ServerState:
         self._replicas = ReplicaClocks(clocked=clocked)
         self.batches = 0
         self.batched_pushes = 0
-        if group_images:
+        if summed_weight:
             for shard in self.shards.values():
                 shard.pending = PendingContributions(reached=shard.slowest_clock())
 
@@ -202,7 +207,7 @@ class ServerState:
     @property
     def synchronous(self) -> bool:
         """Whether pushes are added up, so that the server must check their gradients on arrival."""
-        return self._group_images > 0
+        return self._summed_weight > 0
 
     @property
     def idle(self) -> bool:
@@ -213,8 +218,8 @@ class ServerState:
 
     def _order(self, event: PushArrived) -> list[Effect]:
         push = event.push
-        if push.run != self.run:
-            return [Refuse(event.request, "wrong-run", f"this server is on run {self.run}, not {push.run}")]
+        if push.store != self.store:
+            return [Refuse(event.request, "wrong-run", f"this is store {self.store}, not {push.store}")]
         session: Session = (push.session, push.incarnation)
         # In another version of the assignment no shard may be ours: answer as another server would.
         ours = self.shards if push.generation == self.generation else {}
@@ -241,7 +246,7 @@ class ServerState:
             else:
                 problems.append(Problem(place, GAP, last + 1))
         queued = QueuedPush(event.request, push, shards, event.gradients, accepted, problems)
-        if self._group_images and not push.assign:
+        if self._summed_weight and not push.assign:
             assert event.finite is not None
             return self._contribute(queued, event.finite)
         # A duplicate waits behind the queued push that it repeats; with an empty queue there is none.
@@ -296,7 +301,7 @@ class ServerState:
                     shards=tuple(shard for shard, _ in members),
                     pushes=pushes,
                     places=tuple(zip(*(places for _, places in members), strict=True)),
-                    scale=self._group_images / sum(queued.push.images for queued in pushes),
+                    scale=self._summed_weight / sum(queued.push.weight for queued in pushes),
                 )
             )
 
@@ -376,7 +381,7 @@ class ServerState:
     def _record(self, event: RecordArrived) -> list[Effect]:
         """Count steps applied in place, also those of an ended generation: the memory has them already."""
         record = event.record
-        if record.run != self.run or record.generation != self.generation:
+        if record.store != self.store or record.generation != self.generation:
             return [self._wrong_run(event.request, record)]
         # Every record is counted on all its shards or on none, so that they agree in number.
         shards = [self.shards.get(ShardId(number)) for number in record.shards]
@@ -414,7 +419,7 @@ class ServerState:
 
     def _tick(self, event: TickArrived) -> list[Effect]:
         tick = event.tick
-        if tick.run != self.run or tick.generation != self.generation:
+        if tick.store != self.store or tick.generation != self.generation:
             return [self._wrong_run(event.request, tick)]
         if self._replicas.is_over(tick):
             return [_refuse_over(event.request, tick)]
@@ -430,7 +435,7 @@ class ServerState:
                 text = f"push {last} on shard {number} has not arrived, and a tick behind it cannot count"
                 return [Refuse(event.request, "gap", text)]
         # In bsp pushes do not queue, so no queued push of the session can be in front of the tick.
-        if not self.idle and not self._group_images:
+        if not self.idle and not self._summed_weight:
             self._queue.add(QueuedTick(event.request, tick))
             return []
         return self._ticked(event.request, tick)
@@ -500,7 +505,7 @@ class ServerState:
         return []
 
     def _asked_for(self, request: Request, asked: Pull | ReadShards) -> tuple[Shard, ...] | Refuse:
-        if asked.run != self.run or asked.generation != self.generation:
+        if asked.store != self.store or asked.generation != self.generation:
             return self._wrong_run(request, asked)
         unknown = [number for number in asked.shards if ShardId(number) not in self.shards]
         if unknown:
@@ -520,9 +525,9 @@ class ServerState:
         return self.waiting.next_deadline()
 
     def _wrong_run(self, request: Request, asked: Record | Tick | Pull | ReadShards) -> Refuse:
-        here = f"{self.run} generation {self.generation}"
-        there = f"{asked.run} generation {asked.generation}"
-        return Refuse(request, "wrong-run", f"this server is on run {here}, not {there}")
+        here = f"{self.store} generation {self.generation}"
+        there = f"{asked.store} generation {asked.generation}"
+        return Refuse(request, "wrong-run", f"this is store {here}, not {there}")
 
     def forget(self, sessions: Iterable[Session]) -> None:
         """Forget the pushes of sessions whose generations were never live, to make room for others."""
@@ -541,6 +546,23 @@ class ServerState:
         for queued in self._queue:
             if isinstance(queued, QueuedPush):
                 assert len(queued.accepted) + len(queued.problems) == len(queued.push.shards)
+
+    def store_statistics(self) -> StoreStatistics:
+        """Counts of the store on this server, for its clients."""
+        shards = self.shards.values()
+        return StoreStatistics(
+            shards=len(shards),
+            bytes=sum([shard.values.nbytes for shard in shards]),
+            state_bytes=sum([array.nbytes for shard in shards for array in shard.rule_state.values()]),
+            versions={str(shard.spec.id): int(shard.version) for shard in shards},
+            clients=count_clients(shards),
+            refused=sum([shard.refused for shard in shards]),
+            duplicates=sum([shard.duplicates for shard in shards]),
+            waiting=len(self.waiting),
+            waiting_for=[int(replica) for replica in self.waiting.waiting_for()],
+            batches=self.batches,
+            batched_pushes=self.batched_pushes,
+        )
 
     def statistics(self) -> ServerStatistics:
         """Counts of the shards, and of the requests that wait."""

@@ -308,7 +308,7 @@ class StoreLink:
             replica = placed.replica
             incarnation = replica_generation([(placed.incarnation, placed.placed)], 1)
         return SessionIdentity(
-            run=store.id,
+            store=store.id,
             session=int.from_bytes(system_entropy(7), "little"),
             incarnation=incarnation,
             replica=replica,
@@ -320,7 +320,7 @@ class StoreLink:
         name, node = self._wish.name, self._identity.node
         async for cluster in self._membership.changes():
             store = cluster.stores.get(name)
-            if store is None or store.id != session.run:
+            if store is None or store.id != session.store:
                 raise StoreError(f"store {name!r} was deleted")
             if store.phase == "failed":
                 raise StoreError(f"store {name!r} failed: {store.reason}")
@@ -477,7 +477,7 @@ class StoreLink:
                     versions=tuple(versions[list(shards)].tolist()),
                     own_applied=(0,) * len(shards),
                     clock=clock,
-                    images=weight,
+                    weight=weight,
                     rate=message.rate,
                     epoch=1 if self.slack is not None and not assign else 0,
                     assign=assign,

@@ -9,11 +9,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import msgspec
 import numpy as np
 
+from adam_async.checkpoint.shard_transfer import ShardCopies
+from adam_async.checkpoint.tensors import RunTensors
 from adam_async.cluster.local import LocalCluster
 from adam_async.controller.client import Membership
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset, make_dataset
+from adam_async.driver.preparation import store_of
+from adam_async.driver.starting_values import fill_from, first_states
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import first_cause
 from adam_async.messages import role_table
 from adam_async.model.layer import Layer, Slots, Weights
@@ -23,8 +28,9 @@ from adam_async.model.network import Network as Model
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity, StepPush
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.run.cluster_map import NodeRecord, RunRecord
+from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
 from adam_async.run.config import Config, Waits
+from adam_async.run.partition import arrays_of
 from adam_async.run.shard_table import shard_table
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
@@ -208,9 +214,8 @@ class Servers:
         self.spec, self._group = spec, group
         self.entropy = entropy_of("servers")
         self.model = Model(spec, dtype=config.dtype)
-        self.table = shard_table(
-            self.model.parameters, shard_bytes=config.shard_bytes, item_bytes=self.model.dtype.itemsize
-        )
+        self.arrays = arrays_of(self.model, None)
+        self.table = shard_table(self.arrays, shard_bytes=config.shard_bytes)
         self.servers: list[ParameterServer] = []
         self.tasks = []
 
@@ -223,7 +228,8 @@ class Servers:
                     address=address,
                     identity=self.identity("controller"),
                     waits=self.waits,
-                )
+                ),
+                rules=TrainingRules(),
             )
         )
         for number in range(self.config.servers):
@@ -250,15 +256,28 @@ class Servers:
         )
         self.tasks.append(self._group.create_task(member.run(), name="driver"))
         await member.wait_for(lambda m: "driver-0" in m.nodes, "the driver to join", 30.0)
-        config = msgspec.to_builtins(self.config)
-        await member.submit_run(
-            RunRecord(id="run", driver="driver-0", config=config, spec=self.spec.to_dict())
+        record = RunRecord(
+            id="run",
+            driver="driver-0",
+            config=msgspec.to_builtins(self.config),
+            spec=self.spec.to_dict(),
         )
+        await member.submit_run(record)
+        await member.create_store("run", store_of(record, self.config, self.arrays), self.arrays)
+        placed = await member.wait_for(lambda m: bool(m.buckets), "the shards to be placed", 30.0)
+        await self.load(placed, driver)
         self.map = await member.wait_for(
-            lambda m: bool(m.buckets) and all(m.nodes[name].ready == "run" for name in set(m.buckets)),
-            "the servers to be ready",
-            30.0,
+            lambda m: m.run_store.phase == "open", "the servers to have all values", 30.0
         )
+
+    async def load(self, placed: ClusterMap, driver: Identity) -> None:
+        """Load the first values into the servers, as the run's driver."""
+        tensors = RunTensors(self.model, self.table, None)
+        fill_from(tensors, self.model, None, seed=self.config.seed)
+        copies = ShardCopies(
+            network=self.network, identity=driver, waits=self.waits, traffic=Traffic(driver.node)
+        )
+        await copies.load(placed, placed.run_store, self.table, tensors, first_states(tensors))
 
     def identity(self, role: str, number: int = 0) -> Identity:
         incarnation = int.from_bytes(self.entropy(7), "little")
@@ -276,7 +295,7 @@ class Servers:
         client = ParameterClient(
             Endpoint(self.network, identity, Traffic(identity.node)),
             SessionIdentity(
-                run="run",
+                store="run",
                 session=replica + 100,
                 incarnation=identity.incarnation,
                 replica=replica,
@@ -327,7 +346,7 @@ class HandClient:
                 versions=(read,) * len(message.shards),
                 own_applied=(own_applied,) * len(message.shards),
                 clock=self.clock,
-                images=1,
+                weight=1,
                 rate=rate,
             )
             self.client.push(message.server, step, on_free=free)

@@ -66,12 +66,12 @@ def next_push(server: ParameterServer, cluster: ClusterMap) -> tuple[Push | None
     for (session, replica_generation), number in reversed(shard.last_number.items()):
         if replica_generation in replicas:
             push = Push(
-                run=state.run,
+                store=state.store,
                 session=session,
                 incarnation=replica_generation,
                 replica=replicas[replica_generation],
                 clock=1,
-                images=1,
+                weight=1,
                 rate=0.0,
                 generation=state.generation,
                 parts=(Part(factors=False, count=1),),

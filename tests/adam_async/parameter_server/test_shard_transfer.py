@@ -33,7 +33,7 @@ def shards_of(rule, *, seed=1, numbers=(3, 5), size=4):
 
 def said(shards, rule):
     told, tensors = read_states(list(shards.values()), rule)
-    return LoadShards(run="run", generation=1, arrays=told.arrays), tensors
+    return LoadShards(store="run", generation=1, arrays=told.arrays), tensors
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
