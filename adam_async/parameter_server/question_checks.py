@@ -130,11 +130,11 @@ class QuestionChecks:
             case Push():
                 text = self._push(body)
             case Tick():
-                text = _twice(body.shards) or self._epoch(body.epoch) or self._clock(body.clock)
+                text = self._repeated(body.shards) or self._epoch(body.epoch) or self._clock(body.clock)
             case Record():
                 text = self._record(body)
             case Pull():
-                text = _twice(body.shards) or self._clock(body.clock) or self._mixed(body.shards)
+                text = self._repeated(body.shards) or self._clock(body.clock) or self._mixed(body.shards)
             case ReadShards():
                 text = _twice(body.shards) or self._mixed(body.shards)
         if text:
@@ -154,17 +154,21 @@ class QuestionChecks:
             or not 1 <= push.weight <= self._most_weight
         ):
             text = (
-                _twice(push.shards)
+                self._repeated(push.shards)
                 or self._epoch(push.epoch)
                 or self._clock(push.clock)
                 or self._weight(push.weight)
+                or self._mixed(push.shards)
             )
-            text = text or self._mixed(push.shards)
             if text:
                 return text
         if push.assign and (text := _assignment(push)):
             return text
         if push.generation != self._state.generation:
+            return ""
+        group = self._state.group(push.shards)
+        tables = group.shared() if group is not None else None
+        if tables is not None and max(push.versions) <= tables.version and not any(push.own_applied):
             return ""
         shards = self._state.shards
         for number, version, own_applied, count in zip(
@@ -177,9 +181,9 @@ class QuestionChecks:
                 return f"{own_applied} pushes on shard {number} came before push {count}"
         return ""
 
-    def _mixed(self, shards: Sequence[int]) -> str:
+    def _mixed(self, shards: tuple[int, ...]) -> str:
         """Name the first shard of another rule or type than the first one's; empty if there is none."""
-        if len(self._families) < 2 or len(shards) < 2:
+        if len(self._families) < 2 or len(shards) < 2 or self._state.group(shards) is not None:
             return ""
         specs = self._specs
         known = [specs[number] for number in shards if number < len(specs)]
@@ -187,6 +191,9 @@ class QuestionChecks:
             if (spec.rule, spec.dtype) != (known[0].rule, known[0].dtype):
                 return f"shards {known[0].id} and {spec.id} differ in rule or type: send a message for each"
         return ""
+
+    def _repeated(self, shards: tuple[int, ...]) -> str:
+        return "" if self._state.group(shards) is not None else _twice(shards)
 
     def _record(self, record: Record) -> str:
         text = _twice(record.shards)
@@ -226,12 +233,19 @@ class QuestionChecks:
         if isinstance(body, (Tick, Record)) or (isinstance(body, Push) and not body.pull):
             return None
         known = self._state.shards
+        group = self._state.group(body.shards)
+        if group is not None and not isinstance(body, ReadShards):
+            return _refuse_size(group.nbytes + PADDING_BYTES, most_bytes)
         shards = [known[ShardId(number)] for number in body.shards if ShardId(number) in known]
         size = state_bytes(shards) if isinstance(body, ReadShards) else answer_bytes(shards)
-        if size <= most_bytes:
-            return None
-        text = f"the answer would have {size} bytes, and a message {most_bytes}: ask for fewer shards"
-        return Refusal("too-large", text)
+        return _refuse_size(size, most_bytes)
+
+
+def _refuse_size(size: int, most_bytes: int) -> Refusal | None:
+    if size <= most_bytes:
+        return None
+    text = f"the answer would have {size} bytes, and a message {most_bytes}: ask for fewer shards"
+    return Refusal("too-large", text)
 
 
 def _assignment(push: Push) -> str:

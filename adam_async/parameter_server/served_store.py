@@ -71,6 +71,7 @@ from adam_async.parameter_server.question_checks import (
 from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.sender_checks import SenderChecks
 from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard_group import ShardGroup, applied_clock
 from adam_async.parameter_server.shard_transfer import load_states, read_states
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.storage import ShardStorage, StoragePool, own_shards
@@ -230,12 +231,12 @@ class ServedStore:
         """Answer a question, now or later. Returns whether the store takes messages of this type."""
         if isinstance(body, Push) and body.pull and not self._missing:
             # Charge on arrival: the answer has values and their versions, so it cannot wait for room later.
-            shards = self.state.shards
-            nbytes = 0
-            for number in set(body.shards):
-                shard = shards.get(ShardId(number))
-                if shard is not None:
-                    nbytes += shard.values.nbytes
+            shards, group = self.state.shards, self.state.group(body.shards)
+            if group is not None:
+                nbytes = group.nbytes
+            else:
+                found = [shards.get(ShardId(number)) for number in set(body.shards)]
+                nbytes = sum([shard.values.nbytes for shard in found if shard is not None])
             request.charge(nbytes, partial(self._take, request, body))
             return True
         return self._take(request, body)
@@ -258,7 +259,9 @@ class ServedStore:
             case Push():
                 gradients, finite = PushGradients(), None
                 dtype = self._dtype_of(body.shards)
-                gradients = read_gradients(body, request.message.tensors, self._specs, dtype)
+                gradients = read_gradients(
+                    body, request.message.tensors, self._specs, dtype, state.group(body.shards)
+                )
                 if state.synchronous and not body.assign:
                     finite = self._check_gradients(body, gradients)
                 effects = state.handle(PushArrived(request, body, gradients, finite))
@@ -474,8 +477,10 @@ class ServedStore:
 
     def _values(self, shards: Sequence[Shard]) -> Message:
         body = Values(
-            versions=tuple([shard.version for shard in shards]),
-            clock=min((shard.applied_clock() for shard in shards), default=0),
+            versions=shards.versions()
+            if isinstance(shards, ShardGroup)
+            else tuple([shard.version for shard in shards]),
+            clock=applied_clock(shards),
         )
         return pack(body, [self._copy(shards)])
 
@@ -485,14 +490,12 @@ class ServedStore:
     def _copy(self, shards: Sequence[Shard]) -> NDArray[Any]:
         """Copy shards one after the other into pooled memory: links never read live values."""
         dtype = shards[0].values.dtype
-        size = 0
-        for shard in shards:
-            size += len(shard.values)
+        size = _values_count(shards)
         copy: NDArray[Any] = self._host.buffers.lend(size * dtype.itemsize, dtype, (size,))[0]
         at = 0
-        for shard in shards:
-            end = at + len(shard.values)
-            copy[at:end] = shard.values
+        for part in shards.strips if isinstance(shards, ShardGroup) else shards:
+            end = at + len(part.values)
+            copy[at:end] = part.values
             at = end
         return copy
 
@@ -544,10 +547,14 @@ class _Work:
 
 
 def _values_count(shards: Sequence[Shard]) -> int:
+    if isinstance(shards, ShardGroup):
+        return shards.size
     return sum([len(shard.values) for shard in shards])
 
 
 def _values_bytes(shards: Sequence[Shard]) -> int:
+    if isinstance(shards, ShardGroup):
+        return shards.nbytes
     return sum([shard.values.nbytes for shard in shards])
 
 

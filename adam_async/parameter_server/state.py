@@ -74,7 +74,8 @@ from adam_async.parameter_server.events import (
 from adam_async.parameter_server.push_queue import PushQueue
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, OrderLog
 from adam_async.parameter_server.replica_clocks import ReplicaClocks
-from adam_async.parameter_server.shard import Session, Shard
+from adam_async.parameter_server.shard import Session, Shard, ShardTables
+from adam_async.parameter_server.shard_group import ShardGroup, applied_clock, same
 from adam_async.parameter_server.statistics import (
     ServerStatistics,
     StoreStatistics,
@@ -83,6 +84,9 @@ from adam_async.parameter_server.statistics import (
 )
 from adam_async.parameter_server.waiting_requests import MOST_WAITING, EpochGate, WaitingRequests
 from adam_async.run.ids import Replica, ShardId, Version
+
+MOST_GROUPS = 256
+"""Maximum number of groups of shards that the server keeps. A bound is necessary, because peers choose them."""
 
 MAX_BATCH = 32
 """Maximum number of pushes of a batch, so that the first of them is not acknowledged too late."""
@@ -126,6 +130,7 @@ class ServerState:
         self._summed_weight = summed_weight
         self._scales = scale_by_staleness
         self.log = log
+        self._groups: dict[tuple[int, ...], ShardGroup] = {}
         self._queue = PushQueue()
         self._taken: Apply | ApplySum | None = None
         self.waiting = WaitingRequests()
@@ -209,6 +214,19 @@ class ServerState:
         """Whether pushes are added up, so that the server must check their gradients on arrival."""
         return self._summed_weight > 0
 
+    def group(self, numbers: tuple[int, ...]) -> ShardGroup | None:
+        """Return the shards of a message; None if one is not here, or named twice, or of another family."""
+        group = self._groups.get(numbers)
+        if group is None:
+            found = [shard for number in numbers if (shard := self.shards.get(ShardId(number))) is not None]
+            families = {(shard.spec.rule, shard.spec.dtype) for shard in found}
+            if not len(found) == len(numbers) == len(set(numbers)) or len(families) != 1:
+                return None
+            if len(self._groups) >= MOST_GROUPS:
+                self._groups.clear()
+            group = self._groups[numbers] = ShardGroup(found)
+        return group
+
     @property
     def idle(self) -> bool:
         """Whether nothing is queued or being applied."""
@@ -222,29 +240,25 @@ class ServerState:
             return [Refuse(event.request, "wrong-run", f"this is store {self.store}, not {push.store}")]
         session: Session = (push.session, push.incarnation)
         # In another version of the assignment no shard may be ours: answer as another server would.
-        ours = self.shards if push.generation == self.generation else {}
-        shards = tuple([ours.get(ShardId(number)) for number in push.shards])
+        group = self.group(push.shards) if push.generation == self.generation else None
+        shards: tuple[Shard | None, ...]
+        if group is not None:
+            shards = group
+        else:
+            ours = self.shards if push.generation == self.generation else {}
+            shards = tuple([ours.get(ShardId(number)) for number in push.shards])
         # Numbers that were ordered before the end are answered again: their pushes took effect.
         if self._replicas.is_over(push) and _has_new_number(push, shards, session):
             return [_refuse_over(event.request, push)]
         # Later pushes of a waiting session wait too, or their numbers would look like a gap.
         if push.epoch > self._epoch or session in self.epoch_gate:
             return self._wait_for_epoch(event, session)
-        accepted: list[int] = []
-        problems: list[Problem] = []
-        for place, shard in enumerate(shards):
-            if shard is None:
-                problems.append(Problem(place, NOT_PRIMARY))
-                continue
-            last, number = shard.last_number.get(session, 0), push.numbers[place]
-            if number == last + 1:
-                shard.last_number[session] = number
-                accepted.append(place)
-            elif number <= last:
-                shard.duplicates += 1
-                problems.append(Problem(place, DUPLICATE))
-            else:
-                problems.append(Problem(place, GAP, last + 1))
+        tables = group.own_tables() if group is not None and same(push.numbers) else None
+        accepted: Sequence[int]
+        if group is not None and tables is not None:
+            accepted, problems = _order_together(group, tables, session, push.numbers[0])
+        else:
+            accepted, problems = _order_apart(shards, session, push.numbers)
         queued = QueuedPush(event.request, push, shards, event.gradients, accepted, problems)
         if self._summed_weight and not push.assign:
             assert event.finite is not None
@@ -336,17 +350,8 @@ class ServerState:
         self._taken = None
         pushes = event.batch.pushes
         shards = event.batch.shards()
-        for place, shard, finite in zip(pushes[0].accepted, shards, event.finite, strict=True):
-            for queued, ok in zip(pushes, finite, strict=True):
-                if ok:
-                    push = queued.push
-                    since = shard.version - push.versions[place] - push.own_applied[place]
-                    # Negative if the client claims more own pushes than were applied: it counts as current.
-                    shard.count_staleness(push.replica, since if since > 0 else 0)
-                    shard.version = Version(shard.version + 1)
-                else:
-                    shard.refused += 1
-                    queued.problems.append(Problem(place, REFUSED))
+        if not _count_together(shards, pushes, event.finite):
+            _count_apart(shards, pushes, event.finite)
         # Clocks advance after the values: a pull for a clock must find its pushes applied.
         for queued in pushes:
             push = queued.push
@@ -366,13 +371,18 @@ class ServerState:
 
     def _acknowledgement(self, queued: QueuedPush) -> Acknowledge:
         """Answer a push with the current versions; with values only if no shard of it is open."""
-        versions = tuple([0 if shard is None else shard.version for shard in queued.shards])
+        group = queued.shards if isinstance(queued.shards, ShardGroup) else None
+        versions: tuple[int, ...]
+        if group is not None:
+            versions = group.versions()
+        else:
+            versions = tuple([0 if shard is None else shard.version for shard in queued.shards])
         problems = tuple(queued.problems)
         # The client sends an open push again, and that answer will bring the values.
         if not queued.push.pull or any(p.status in (GAP, NOT_PRIMARY) for p in queued.problems):
             return Acknowledge(queued.request, Pushed(versions=versions, problems=problems))
-        shards = tuple([shard for shard in queued.shards if shard is not None])
-        clock = min([shard.applied_clock() for shard in shards], default=0) if self._clocked else 0
+        shards = group or tuple([shard for shard in queued.shards if shard is not None])
+        clock = applied_clock(shards) if self._clocked else 0
         body = Pushed(versions=versions, problems=problems, clock=clock)
         return Acknowledge(queued.request, body, shards)
 
@@ -404,7 +414,7 @@ class ServerState:
         all_steps = Counter([step.staleness for step in record.steps])
         refused = {place for step in record.steps for place in step.refused}
         for place, shard in enumerate(ours):
-            shard.last_number[session] = last_step
+            shard.own().last_number[session] = last_step
             applied = all_steps
             if place in refused:
                 applied = Counter([step.staleness for step in record.steps if place not in step.refused])
@@ -429,7 +439,12 @@ class ServerState:
         if tick.epoch > self._epoch or session in self.epoch_gate:
             return self._wait_for_epoch(event, session)
         # A tick claims all earlier pushes of its session. If a broken link lost one, the clock must wait.
-        for number, last in zip(tick.shards, tick.numbers, strict=False):
+        group = self.group(tick.shards)
+        tables = group.own_tables() if group is not None and tick.numbers and same(tick.numbers) else None
+        apart = zip(tick.shards, tick.numbers, strict=False)
+        if tables is not None and tables.last_number.get(session, 0) >= tick.numbers[0]:
+            apart = zip((), (), strict=True)
+        for number, last in apart:
             shard = self.shards.get(ShardId(number))
             if shard is not None and shard.last_number.get(session, 0) < last:
                 text = f"push {last} on shard {number} has not arrived, and a tick behind it cannot count"
@@ -441,8 +456,10 @@ class ServerState:
         return self._ticked(event.request, tick)
 
     def _ticked(self, request: Request, tick: Tick) -> list[Effect]:
-        found = [self.shards.get(ShardId(number)) for number in tick.shards]
-        shards = [shard for shard in found if shard is not None]
+        shards: Sequence[Shard] | None = self.group(tick.shards)
+        if shards is None:
+            found = [self.shards.get(ShardId(number)) for number in tick.shards]
+            shards = [shard for shard in found if shard is not None]
         self._replicas.advance(shards, Replica(tick.replica), tick.incarnation, tick.clock)
         self._reach(shards)
         return [AcknowledgeTick(request), *self._answer_waiting()]
@@ -463,9 +480,12 @@ class ServerState:
 
     def _forget(self, replica_generations: Set[int | None]) -> None:
         """Drop the push numbers of generations. From then on the server refuses their pushes."""
-        for shard in self.shards.values() if replica_generations - {None} else ():
-            for session in [session for session in shard.last_number if session[1] in replica_generations]:
-                del shard.last_number[session]
+        for tables in self._tables() if replica_generations - {None} else ():
+            for session in [session for session in tables.last_number if session[1] in replica_generations]:
+                del tables.last_number[session]
+
+    def _tables(self) -> Iterable[ShardTables]:
+        return {id(shard.tables): shard.tables for shard in self.shards.values()}.values()
 
     @property
     def generations_forgotten(self) -> int:
@@ -507,6 +527,9 @@ class ServerState:
     def _asked_for(self, request: Request, asked: Pull | ReadShards) -> tuple[Shard, ...] | Refuse:
         if asked.store != self.store or asked.generation != self.generation:
             return self._wrong_run(request, asked)
+        group = self.group(asked.shards)
+        if group is not None:
+            return group
         unknown = [number for number in asked.shards if ShardId(number) not in self.shards]
         if unknown:
             return Refuse(request, "not-primary", f"not the primary of shards {unknown[:8]}")
@@ -532,8 +555,8 @@ class ServerState:
     def forget(self, sessions: Iterable[Session]) -> None:
         """Forget the pushes of sessions whose generations were never live, to make room for others."""
         for session in sessions:
-            for shard in self.shards.values():
-                shard.last_number.pop(session, None)
+            for tables in self._tables():
+                tables.last_number.pop(session, None)
             self._replicas.forget_early(session[1])  # the session's incarnation is its replica generation
 
     # --- inspection --------------------------------------------------------------------------
@@ -576,10 +599,85 @@ class ServerState:
 
 def _most_joined(head: QueuedPush) -> int:
     """Return the largest number of pushes in a batch that begins with this one."""
-    sizes = [len(shard.values) for shard in head.shards if shard is not None]
+    if isinstance(head.shards, ShardGroup):
+        largest, size = head.shards.largest, head.shards.size
+    else:
+        sizes = [len(shard.values) for shard in head.shards if shard is not None]
+        largest, size = max(sizes, default=1), sum(sizes)
     # One round of the loop applies each shard at once: the largest one bounds the batch.
-    most = min(MAX_BATCH, SHARD_VALUES // max(sizes, default=1))
-    return min(most, BATCH_VALUES // sum(sizes)) if head.push.pull and sizes else most
+    most = min(MAX_BATCH, SHARD_VALUES // largest)
+    return min(most, BATCH_VALUES // size) if head.push.pull and size else most
+
+
+def _order_together(
+    group: ShardGroup, tables: ShardTables, session: Session, number: int
+) -> tuple[Sequence[int], list[Problem]]:
+    """Order a push with one number on all shards of a group. Returns accepted places, and problems."""
+    last = tables.last_number.get(session, 0)
+    if number == last + 1:
+        tables.last_number[session] = number
+        return group.places, []
+    if number <= last:
+        tables.duplicates += 1
+        return (), [Problem(place, DUPLICATE) for place in group.places]
+    return (), [Problem(place, GAP, last + 1) for place in group.places]
+
+
+def _order_apart(
+    shards: Sequence[Shard | None], session: Session, numbers: Sequence[int]
+) -> tuple[Sequence[int], list[Problem]]:
+    """Order a push shard by shard. Returns accepted places, and problems."""
+    accepted: list[int] = []
+    problems: list[Problem] = []
+    for place, shard in enumerate(shards):
+        if shard is None:
+            problems.append(Problem(place, NOT_PRIMARY))
+            continue
+        last, number = shard.last_number.get(session, 0), numbers[place]
+        if number == last + 1:
+            shard.own().last_number[session] = number
+            accepted.append(place)
+        elif number <= last:
+            shard.duplicates += 1
+            problems.append(Problem(place, DUPLICATE))
+        else:
+            problems.append(Problem(place, GAP, last + 1))
+    return accepted, problems
+
+
+def _count_together(
+    shards: Sequence[Shard], pushes: Sequence[QueuedPush], finite: Sequence[Sequence[bool]]
+) -> bool:
+    """Count applied pushes of a group with shared tables. Returns False if its shards have to be counted apart."""
+    tables = shards.own_tables() if isinstance(shards, ShardGroup) else None
+    if tables is None or not all(finite[0]) or finite.count(finite[0]) != len(finite):
+        return False
+    if not all([same(queued.push.versions) and same(queued.push.own_applied) for queued in pushes]):
+        return False
+    for queued in pushes:
+        push = queued.push
+        since = tables.version - push.versions[0] - push.own_applied[0]
+        # Negative if the client claims more own pushes than were applied: it counts as current.
+        tables.count_staleness(push.replica, max(since, 0))
+        tables.version = Version(tables.version + 1)
+    return True
+
+
+def _count_apart(
+    shards: Sequence[Shard], pushes: Sequence[QueuedPush], finite: Sequence[Sequence[bool]]
+) -> None:
+    """Count applied and refused pushes shard by shard."""
+    for place, shard, of_pushes in zip(pushes[0].accepted, shards, finite, strict=True):
+        tables = shard.own()
+        for queued, ok in zip(pushes, of_pushes, strict=True):
+            if ok:
+                push = queued.push
+                since = tables.version - push.versions[place] - push.own_applied[place]
+                tables.count_staleness(push.replica, max(since, 0))
+                tables.version = Version(tables.version + 1)
+            else:
+                tables.refused += 1
+                queued.problems.append(Problem(place, REFUSED))
 
 
 def _has_new_number(push: Push, shards: Sequence[Shard | None], session: Session) -> bool:

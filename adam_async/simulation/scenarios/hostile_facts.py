@@ -63,7 +63,7 @@ def next_push(server: ParameterServer, cluster: ClusterMap) -> tuple[Push | None
     replicas = {
         replica_generation: replica for replica, replica_generation in cluster.replica_generations().items()
     }
-    for (session, replica_generation), number in reversed(shard.last_number.items()):
+    for (session, replica_generation), number in reversed(shard.tables.last_number.items()):
         if replica_generation in replicas:
             push = Push(
                 store=state.store,

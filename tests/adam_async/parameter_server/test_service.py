@@ -41,7 +41,7 @@ from adam_async.messages import (
 )
 from adam_async.model.kernels import make_batches
 from adam_async.model.rules import Sgd
-from adam_async.parameter_server import apply, service
+from adam_async.parameter_server import apply, service, shard_group
 from adam_async.parameter_server.events import EpochBegan, ReplicasChanged
 from adam_async.parameter_server.replay_log import read_order_log
 from adam_async.parameter_server.served_store import ServedStore
@@ -615,6 +615,7 @@ async def test_a_turn_of_the_loop_does_a_bounded_part_of_what_is_queued(monkeypa
     turns = []
     monkeypatch.setattr(service, "TURN_WORK", 40)
     monkeypatch.setattr(apply, "PIECE_WORK", 40)
+    monkeypatch.setattr(shard_group, "STRIP_VALUES", 40)
     step, some = ServedStore._step, ServedStore.apply_some
 
     def counted(served, state, work, room):
