@@ -327,7 +327,7 @@ class Applier:
         for first, last, at, end in _spans(strips, len(parts)):
             flats = [part.flat if last - first == len(strips) else part.flat[at:end] for part in parts]
             some = strips[first:last]
-            if all([strip.begin() for strip in some]):
+            if all(strip.begin() for strip in some):
                 self.batches.apply(some, flats, rates)
                 for strip in some:
                     strip.end()

@@ -2,8 +2,8 @@
 
 A store may have thousands of small arrays, and a client pushes and pulls them in the same few messages. A
 `ShardGroup` is the tuple of the shards of such a message, made once. Small shards lie one after the other in
-memory, so a rule and a copy take a *strip* of them at a time. Shards that are always pushed together have equal
-tables, so they share one until a message names some of them without the others.
+memory, so a rule and a copy take a *strip* of them at a time. Shards that are always pushed together have
+equal tables, so they share one until a message names some of them without the others.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from adam_async.parameter_server.shard import Shard, ShardTables
 
 STRIP_VALUES = 1 << 15
-"""Maximum number of values of a strip of several shards: 32 pushes to it are the work of one round of the loop."""
+"""Maximum number of values of a strip of several shards: one round of the loop applies 32 pushes to it."""
 
 
 class Strip:
@@ -91,7 +91,7 @@ class ShardGroup(tuple[Shard, ...]):
         if tables is not None and tables.shards == len(self):
             return tables
         tables = self[0].tables
-        if tables.shards == len(self) and all([shard.tables is tables for shard in self]):
+        if tables.shards == len(self) and all(shard.tables is tables for shard in self):
             self._tables = tables
             return tables
         return None
@@ -102,7 +102,7 @@ class ShardGroup(tuple[Shard, ...]):
         if tables is not None:
             return tables
         tables = self[0].tables
-        if any([shard.tables is not tables for shard in self]):
+        if any(shard.tables is not tables for shard in self):
             return None
         self._tables = tables.split(len(self))
         for shard in self:
@@ -125,7 +125,7 @@ class ShardGroup(tuple[Shard, ...]):
 
 
 def applied_clock(shards: Sequence[Shard]) -> int:
-    """Return the highest clock up to which all pushes of live replicas are in the values of all these shards."""
+    """Return the highest clock up to which all pushes of live replicas are in the values of the shards."""
     if isinstance(shards, ShardGroup):
         return shards.applied_clock()
     return min([shard.applied_clock() for shard in shards], default=0)

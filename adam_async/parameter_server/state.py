@@ -86,7 +86,7 @@ from adam_async.parameter_server.waiting_requests import MOST_WAITING, EpochGate
 from adam_async.run.ids import Replica, ShardId, Version
 
 MOST_GROUPS = 256
-"""Maximum number of groups of shards that the server keeps. A bound is necessary, because peers choose them."""
+"""Maximum number of groups of shards that a server keeps: peers choose the shards of their messages."""
 
 MAX_BATCH = 32
 """Maximum number of pushes of a batch, so that the first of them is not acknowledged too late."""
@@ -648,11 +648,11 @@ def _order_apart(
 def _count_together(
     shards: Sequence[Shard], pushes: Sequence[QueuedPush], finite: Sequence[Sequence[bool]]
 ) -> bool:
-    """Count applied pushes of a group with shared tables. Returns False if its shards have to be counted apart."""
+    """Count applied pushes of a group with shared tables. Returns False if its shards must be counted apart."""
     tables = shards.own_tables() if isinstance(shards, ShardGroup) else None
     if tables is None or not all(finite[0]) or finite.count(finite[0]) != len(finite):
         return False
-    if not all([same(queued.push.versions) and same(queued.push.own_applied) for queued in pushes]):
+    if not all(same(queued.push.versions) and same(queued.push.own_applied) for queued in pushes):
         return False
     for queued in pushes:
         push = queued.push

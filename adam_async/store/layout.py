@@ -96,7 +96,7 @@ class StorePlan:
         Returns None if one is not, or if an array has another shape or type, or may not be finite.
         """
         given = list(arrays.values())
-        if not self.messages or not all([message.whole for message in self.messages]):
+        if not self.messages or not all(message.whole for message in self.messages):
             return None
         if set(map(type, given)) != {np.ndarray}:
             return None
@@ -183,7 +183,7 @@ class StoreLayout:
 
     def _message(self, server: str, specs: Sequence[ShardSpec]) -> ShardMessage:
         names = tuple([spec.tensor for spec in specs])
-        whole = len(names) > 1 and all([len(self.table.by_tensor[name]) == 1 for name in names])
+        whole = len(names) > 1 and all(len(self.table.by_tensor[name]) == 1 for name in names)
         return _message(server, specs, names, whole)
 
     def _cut(self, specs: Sequence[ShardSpec]) -> list[ShardMessage]:
@@ -225,7 +225,7 @@ class StoreLayout:
 
 def _index(specs: Sequence[ShardSpec]) -> slice | NDArray[np.intp]:
     first, count = int(specs[0].id), len(specs)
-    if all([int(spec.id) == first + at for at, spec in enumerate(specs)]):
+    if all(int(spec.id) == first + at for at, spec in enumerate(specs)):
         return slice(first, first + count)
     return np.array([int(spec.id) for spec in specs], np.intp)
 

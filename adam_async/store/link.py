@@ -40,7 +40,7 @@ from adam_async.store.arrays import (
 from adam_async.store.layout import PulledPlace, ShardMessage, StoreLayout, StorePlan
 from adam_async.store.local_servers import ServerAccess
 from adam_async.store.values import PushOutcome, ReadVersions, RefusedShard, Values
-from transport import Identity
+from transport import Identity, LocalNetwork
 
 _T = TypeVar("_T")
 
@@ -476,6 +476,9 @@ class StoreLink:
         clock = 0
         if self.slack is not None and not assign:
             clock = self.clock + 1 if self.slack == 0 else self.clock
+        # In bsp a server answers a push before it applies the sum. By reference it would read the caller's memory
+        # after the push has returned, and the push would wait for the sum.
+        kept = self.slack == 0 and not assign and isinstance(self._network, LocalNetwork)
         for message in messages:
             shards = message.shards
             self._client.push(
@@ -483,7 +486,7 @@ class StoreLink:
                 StepPush(
                     parts=message.parts,
                     shards=shards,
-                    tensors=message.tensors,
+                    tensors=tuple([tensor.copy() for tensor in message.tensors]) if kept else message.tensors,
                     versions=tuple(versions[message.index].tolist()),
                     own_applied=(0,) * len(shards),
                     clock=clock,
@@ -492,8 +495,8 @@ class StoreLink:
                     epoch=1 if self.slack is not None and not assign else 0,
                     assign=assign,
                 ),
-                on_free=collector.freed,
-                on_outcome=partial(collector.answered, message),
+                on_free=_keep if kept else collector.freed,
+                on_outcome=partial(collector.answered, message, done=kept),
             )
         self._open.add(done)
         done.add_done_callback(self._open.discard)
@@ -601,6 +604,10 @@ class _Outgoing(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     rate: float
 
 
+def _keep() -> None:
+    """Leave tensors that the caller does not own to the server."""
+
+
 class _Collector:
     """Collects the answers of one push."""
 
@@ -611,7 +618,8 @@ class _Collector:
         self._versions: dict[str, int] = {}
         self._refused: list[RefusedShard] = []
 
-    def answered(self, message: "_Outgoing", answer: Pushed) -> None:
+    def answered(self, message: "_Outgoing", answer: Pushed, *, done: bool) -> None:
+        """Take an answer; `done`: the message needs no more, because its tensors are not the caller's."""
         link, shards = self._link, message.shards
         link.note_versions(message.index, answer.versions)
         table, versions = link.layout.table.shards, self._versions
@@ -625,6 +633,8 @@ class _Collector:
             if problem.status == REFUSED:
                 spec = table[shards[problem.index]]
                 self._refused.append(RefusedShard(name=spec.tensor, start=spec.start, stop=spec.stop))
+        if done:
+            self.freed()
 
     def freed(self) -> None:
         self._left -= 1
