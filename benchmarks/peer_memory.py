@@ -101,7 +101,7 @@ class Target:
         generation = cluster.generation if cluster is not None else 0
         body: Body = GetStatistics(run="")
         if self.role == "ps":
-            body = Pull(run=run, generation=generation, shards=(0,))
+            body = Pull(store=run, generation=generation, shards=(0,))
         elif self.role == "data":
             body = ReadTest(start=0, stop=2_000)
         elif self.role == "controller":

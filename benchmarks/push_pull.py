@@ -123,7 +123,7 @@ class Client:
                 versions=(self._version,),
                 own_applied=(0,),
                 clock=0,
-                images=1,
+                weight=1,
                 rate=RATE,
                 pull=True,
             )

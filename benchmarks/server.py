@@ -201,12 +201,12 @@ class Server:
 def _push(message: PushMessage) -> Push:
     count = len(message.shards)
     return Push(
-        run="run",
+        store="run",
         session=1,
         incarnation=1,
         replica=0,
         clock=1,
-        images=1,
+        weight=1,
         rate=RATE,
         generation=1,
         parts=message.wire_parts,

@@ -129,7 +129,7 @@ class ShardCopies:
         """Read the shards of one message. Raises RemoteError `NOT_SETTLED` if their sums are not complete."""
         assert cluster.run is not None
         numbers = tuple(int(shard.id) for shard in shards)
-        ask = ReadShards(run=cluster.run.id, generation=cluster.generation, shards=numbers)
+        ask = ReadShards(store=cluster.run.id, generation=cluster.generation, shards=numbers)
         reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
         answer = unpack(reply, ShardStates)
         states, arrays = read_state_tables(reply.tensors)
@@ -144,7 +144,7 @@ class ShardCopies:
         """Wait until these shards contain all pushes up to a clock; `ends_at` is a time of the loop."""
         assert cluster.run is not None
         ask = Pull(
-            run=cluster.run.id,
+            store=cluster.run.id,
             generation=cluster.generation,
             shards=tuple(int(shard.id) for shard in shards),
             clock=clock,
@@ -180,7 +180,7 @@ class ShardCopies:
 
         async def load_server(link: Link, shards: Sequence[ShardSpec]) -> None:
             for some in self._chunks(tensors, shards):
-                body = LoadShards(run=store.id, generation=store.generation, arrays=tensors.arrays)
+                body = LoadShards(store=store.id, generation=store.generation, arrays=tensors.arrays)
                 tables = state_tables([states[shard.id] for shard in some])
                 arrays = [array for shard in some for array in tensors.cut(shard)]
                 await self._load(link, pack(body, [*tables, *arrays]))

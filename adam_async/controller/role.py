@@ -184,7 +184,7 @@ class Role:
         try:
             body = unpack_any(request.message)
             if isinstance(body, GetStatistics):
-                reply_when_room(request, STATISTICS_BYTES, self._pack_statistics)
+                self._report_statistics(request, body)
             elif isinstance(body, GetProfile):
                 answer_profile(request, body, self._timeline)
             else:
@@ -192,9 +192,13 @@ class Role:
         except ProtocolError as error:
             request.fail("malformed", str(error))
 
-    def _pack_statistics(self) -> Message:
+    def _report_statistics(self, request: Request, body: GetStatistics) -> None:
+        """Answer with the statistics of the role."""
+        reply_when_room(request, STATISTICS_BYTES, lambda: self._pack_statistics(self.statistics()))
+
+    def _pack_statistics(self, statistics: CommonStatistics) -> Message:
         sender = Statistics(node=self._identity.node, role=self._identity.role)
-        return pack(sender, [text_tensor(self.statistics())])
+        return pack(sender, [text_tensor(statistics)])
 
     def _answer(self, request: Request, body: Body) -> None:
         """Answer a request, at once or later; a `ProtocolError` refuses it as malformed."""

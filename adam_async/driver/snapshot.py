@@ -42,7 +42,7 @@ def reading_client(
     run = cluster.run
     assert run is not None, "a run has shards"
     session = SessionIdentity(
-        run=run.id, session=0, incarnation=identity.incarnation, replica=-1, generation=cluster.generation
+        store=run.id, session=0, incarnation=identity.incarnation, replica=-1, generation=cluster.generation
     )
     servers = holders(table, cluster.buckets)
     return ParameterClient(

@@ -20,18 +20,19 @@ are in brackets:
                                               ReadFile -> FilePart [bytes]
     partitions     worker - worker            Greet
                                               Blocks [activations, error gradients, partial weight gradients]
-    parameters     worker - parameter server  Push [deltas or factors] -> Pushed [values], Tick -> Ticked
+    parameters     worker, client - p. server Push [deltas or factors] -> Pushed [values], Tick -> Ticked
                    worker - same, in place    Record -> Recorded
-                   worker, driver - same      Pull -> Values [values]
+                   those, driver, reader      Pull -> Values [values]
     shard_states   driver - parameter server  ReadShards -> ShardStates [tables, values, rule state]
-                                              LoadShards [same] -> Loaded
+                   driver, client - same      LoadShards [same] -> Loaded
     notes          driver - server, worker    GetRecord -> RecordPart [bytes]
                    driver - any role          GetStatistics -> Statistics [values]
+                   client - parameter server  same, of one store
                    driver - same, but ctrl.   GetProfile -> Profile [events]
 
 `body` has their base, `bounds` the types of their fields, `table` the table of all conversations, and
-`tensors` the tensors beside a message. Every message of a run has the run's id; a role on another run refuses
-it.
+`tensors` the tensors beside a message. A message of a run or store has its id; a role without it
+refuses the message.
 """
 
 from adam_async.messages.body import ROLES, Body, pack, unpack
@@ -65,6 +66,7 @@ from adam_async.messages.leases import (
 )
 from adam_async.messages.notes import (
     PROFILED,
+    USERS,
     GetProfile,
     GetRecord,
     GetStatistics,

@@ -50,6 +50,9 @@ Staleness = Annotated[int, Meta(ge=0, le=(1 << 20) - 1)]
 Images = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 """Number of images, or the index of one in a data set."""
 
+Weight = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+"""Weight of a contribution in a mean: in training, its number of images."""
+
 ReplicaNumber = Annotated[int, Meta(ge=0, le=(1 << 20) - 1)]
 """Number of a replica, from 0."""
 
@@ -93,6 +96,9 @@ ReplicaText = Annotated[str, Meta(pattern=r"^[0-9]{1,6}$", max_length=6)]
 
 RunId = Annotated[str, Meta(max_length=160)]
 """Name of a run: the name of its driver and a number."""
+
+StoreId = Annotated[str, Meta(max_length=160)]
+"""Identity of a store; the store of a run has the run's name."""
 
 Name = Annotated[str, Meta(max_length=160)]
 """Name of a group of controllers, a controller, a key of the map or an array, or a digest."""

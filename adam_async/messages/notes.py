@@ -1,16 +1,23 @@
 """Pure: driver and any role: statistics, profiles and records of the role."""
 
-from adam_async.messages.body import ROLES, Body, Rows
+from adam_async.messages.body import Body, Rows
 from adam_async.messages.bounds import Count, NodeId, RoleName, RunId
 
 PROFILED = ("ps", "data", "worker")
 """Roles that a group passes; they can record a profile."""
+
+ANSWERING = ("controller", *PROFILED)
+"""Roles that report statistics to a driver."""
+
+USERS = ("client", "reader")
+"""Roles that ask parameter servers for the statistics of a store."""
 
 
 class GetRecord(Body, frozen=True, kw_only=True):
     """Request for bytes `start` to `stop` of the record of a server or worker."""
 
     run: RunId
+    """Id of the run; of a server, that of its store."""
     start: Count
     stop: Count
 
@@ -36,13 +43,19 @@ class RecordPart(Body, frozen=True, kw_only=True):
 
 
 class GetStatistics(Body, frozen=True, kw_only=True):
-    """Request for the statistics of a role; the driver builds the live table and the report from them."""
+    """Request for the statistics of a role; the driver builds the live table and the report from them.
+
+    A client or reader asks a parameter server for the counts of one store, which `run` names.
+    """
 
     run: RunId
 
 
 class Statistics(Body, frozen=True, kw_only=True):
-    """Statistics of a role. Tensor: the values as JSON text; docs/reference/report.md names the fields."""
+    """Statistics of a role. Tensor: the values as JSON text; docs/reference/report.md names the fields.
+
+    To a client or reader: those of one store, `parameter_server.statistics.StoreStatistics`.
+    """
 
     node: NodeId
     role: RoleName
@@ -65,8 +78,8 @@ class Profile(Body, frozen=True, kw_only=True):
 ROWS: Rows = {
     GetRecord: frozenset({("driver", "ps"), ("driver", "worker")}),
     RecordPart: frozenset({("ps", "driver"), ("worker", "driver")}),
-    GetStatistics: frozenset(("driver", role) for role in ROLES if role != "driver"),
-    Statistics: frozenset((role, "driver") for role in ROLES if role != "driver"),
+    GetStatistics: frozenset((*(("driver", role) for role in ANSWERING), *((role, "ps") for role in USERS))),
+    Statistics: frozenset((*((role, "driver") for role in ANSWERING), *(("ps", role) for role in USERS))),
     GetProfile: frozenset(("driver", role) for role in PROFILED),
     Profile: frozenset((role, "driver") for role in PROFILED),
 }

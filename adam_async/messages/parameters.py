@@ -13,19 +13,19 @@ from adam_async.messages.bounds import (
     Clock,
     DrawnId,
     Epoch,
-    Images,
     Place,
     Places,
     PushNumber,
     PushNumbers,
     Rate,
     ReplicaNumber,
-    RunId,
     Seconds,
     Shards,
     Staleness,
+    StoreId,
     Version,
     Versions,
+    Weight,
 )
 
 
@@ -45,13 +45,14 @@ class Push(Body, frozen=True, kw_only=True):
     `shards`, `numbers`, `versions` and `own_applied` have one entry per shard, in the order of `parts`.
     """
 
-    run: RunId
+    store: StoreId
     session: DrawnId
     incarnation: DrawnId
     replica: ReplicaNumber
     clock: Clock
     """Step of the replica, from 1, that ends with these gradients."""
-    images: Images
+    weight: Weight
+    """How much the contribution counts in the mean of a sum, at least 1; in training its number of images."""
     rate: Rate
     generation: Version
     parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
@@ -103,7 +104,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
 
     clock: Clock
     """Step of the replica, from 1."""
-    images: Images
+    weight: Weight
     staleness: Staleness
     """Number of steps that others applied to that memory during the computation of this one."""
     refused: Places = ()
@@ -113,7 +114,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
 class Record(Body, frozen=True, kw_only=True):
     """Steps of a run that trains in place: numbered, counted and clocked like pushes, without payload."""
 
-    run: RunId
+    store: StoreId
     session: DrawnId
     incarnation: DrawnId
     replica: ReplicaNumber
@@ -131,7 +132,7 @@ class Recorded(Body, frozen=True, kw_only=True):
 class Tick(Body, frozen=True, kw_only=True):
     """End of the replica's step `clock` without a push for these shards."""
 
-    run: RunId
+    store: StoreId
     session: DrawnId
     incarnation: DrawnId
     replica: ReplicaNumber
@@ -152,7 +153,7 @@ class Ticked(Body, frozen=True, kw_only=True):
 class Pull(Body, frozen=True, kw_only=True):
     """Request for the values of shards; they include all earlier messages of the same link."""
 
-    run: RunId
+    store: StoreId
     generation: Version
     shards: Shards
     clock: Clock = 0

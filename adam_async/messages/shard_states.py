@@ -27,9 +27,9 @@ from adam_async.messages.bounds import (
     PushNumber,
     ReplicaNumber,
     ReplicaText,
-    RunId,
     ShardNumber,
     Shards,
+    StoreId,
     Version,
 )
 from transport import RemoteProtocolError
@@ -51,7 +51,7 @@ class ShardState(msgspec.Struct, frozen=True, array_like=True):
 class ReadShards(Body, frozen=True, kw_only=True):
     """Request for the whole state of shards, with all earlier messages of the same link."""
 
-    run: RunId
+    store: StoreId
     generation: Version
     shards: Shards
 
@@ -66,7 +66,7 @@ class ShardStates(Body, frozen=True, kw_only=True):
 class LoadShards(Body, frozen=True, kw_only=True):
     """Request to set shards of a run before its start. Tensors as in `ShardStates`."""
 
-    run: RunId
+    store: StoreId
     generation: Version
     arrays: Names
 

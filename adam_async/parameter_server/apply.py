@@ -34,9 +34,10 @@ import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from adam_async.model.rule_batches import Batches, NumpyBatches
+from adam_async.model.rule_batches import Batches, NumpyBatches, Target
 from adam_async.model.rules import Rule, Sgd
 from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard_group import ShardGroup
 from adam_async.run.shard_table import ShardSpec
 
 JOINED_IMAGES = 64
@@ -277,8 +278,9 @@ class Applier:
         if rates is None and all(push.layout() == pushes[0].layout() for push in pushes[1:]):
             at = 0
             for parts in zip(*(push.parts for push in pushes), strict=True):
-                mine = shards[at : at + len(parts[0].sizes)]
-                at += len(mine)
+                count = len(parts[0].sizes)
+                mine = shards if count == len(shards) else shards[at : at + count]
+                at += count
                 deltas = [part for part in parts if isinstance(part, DeltaPart) and part.finite]
                 if len(deltas) == len(parts):
                     yield from self._delta_pieces(mine, deltas)
@@ -309,10 +311,29 @@ class Applier:
         """Apply deltas known to be finite, to as many shards at a time as make a piece."""
         rates = [part.rate for part in parts]
         done: list[Sequence[bool]] = [(True,) * len(parts)]
+        if isinstance(shards, ShardGroup):
+            yield from self._strip_pieces(shards, parts)
+            return
         for first, last, at, end in _spans(shards, len(parts)):
             flats = [part.flat if last - first == len(shards) else part.flat[at:end] for part in parts]
             self.batches.apply(shards[first:last], flats, rates)
             yield (end - at) * len(parts), done * (last - first)
+
+    def _strip_pieces(self, group: ShardGroup, parts: Sequence[DeltaPart]) -> Pieces:
+        """Apply deltas known to be finite to the strips of a group."""
+        rates = [part.rate for part in parts]
+        done: list[Sequence[bool]] = [(True,) * len(parts)]
+        strips = group.strips
+        for first, last, at, end in _spans(strips, len(parts)):
+            flats = [part.flat if last - first == len(strips) else part.flat[at:end] for part in parts]
+            some = strips[first:last]
+            if all(strip.begin() for strip in some):
+                self.batches.apply(some, flats, rates)
+                for strip in some:
+                    strip.end()
+            else:
+                self.batches.apply([shard for strip in some for shard in strip.shards], flats, rates)
+            yield (end - at) * len(parts), done * sum([len(strip.shards) for strip in some])
 
     def _apart_pieces(self, shards: Sequence[Shard], parts: Sequence[FactorPart]) -> Pieces:
         """Apply factors push by push: the activations of one push stay in the cache for all shards."""
@@ -557,7 +578,7 @@ class Applier:
         np.matmul(gradient.errors_RK, gradient.x_IK.T, out=out.reshape(-1, spec.row_size))
 
 
-def _spans(shards: Sequence[Shard], pushes: int) -> Iterator[tuple[int, int, int, int]]:
+def _spans(shards: Sequence[Target], pushes: int) -> Iterator[tuple[int, int, int, int]]:
     """Cut shards into spans of at most a piece's work, or of one shard.
 
     Yields for each span its first shard, the one behind its last, and the range of its values in a push.

@@ -59,9 +59,9 @@ MAX_UNACKNOWLEDGED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionIdentity:
-    """Exactly-once identity of a pushing client, and the run that it pushes into."""
+    """Exactly-once identity of a pushing client, and the store that it pushes into."""
 
-    run: str
+    store: str
     session: int
     incarnation: int
     replica: int
@@ -77,7 +77,7 @@ class StepPush(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     versions: tuple[int, ...]
     own_applied: tuple[int, ...]
     clock: int
-    images: int
+    weight: int
     rate: float
     pull: bool = False
     epoch: int = 0
@@ -346,12 +346,12 @@ class ParameterClient:
         """
         session = self.connections[server].session
         body = Push(
-            run=self._session.run,
+            store=self._session.store,
             session=self._session.session,
             incarnation=self._session.incarnation,
             replica=self._session.replica,
             clock=step.clock,
-            images=step.images,
+            weight=step.weight,
             rate=step.rate,
             generation=self._session.generation,
             parts=step.parts,
@@ -400,7 +400,7 @@ class ParameterClient:
         """
         session = self.connections[server].session
         body = Record(
-            run=self._session.run,
+            store=self._session.store,
             session=self._session.session,
             incarnation=self._session.incarnation,
             replica=self._session.replica,
@@ -444,7 +444,7 @@ class ParameterClient:
                 which is at least every half of `answer_s`. It must not raise.
         """
         body = Pull(
-            run=self._session.run,
+            store=self._session.store,
             generation=self._session.generation,
             shards=tuple(shards),
             clock=clock,
@@ -467,7 +467,7 @@ class ParameterClient:
         """
         session = self.connections[server].session
         body = Tick(
-            run=self._session.run,
+            store=self._session.store,
             session=self._session.session,
             incarnation=self._session.incarnation,
             replica=self._session.replica,
@@ -545,7 +545,7 @@ class ParameterClient:
         )
 
     def __repr__(self) -> str:
-        return f"<ParameterClient of {self._session.run} {list(self.connections.values())}>"
+        return f"<ParameterClient of {self._session.store} {list(self.connections.values())}>"
 
 
 def _values_of(answer: Message) -> NDArray[Any]:

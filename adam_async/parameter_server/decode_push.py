@@ -9,14 +9,23 @@ from numpy.typing import NDArray
 
 from adam_async.messages import Push, check_tensor
 from adam_async.parameter_server.apply import DeltaPart, FactorPart, PushGradients, product_bound, squares
+from adam_async.parameter_server.shard_group import ShardGroup
 from adam_async.run.shard_table import ShardSpec
 from transport import RemoteProtocolError
 
 
 def read_gradients(
-    push: Push, tensors: Sequence[NDArray[Any]], table: Sequence[ShardSpec], dtype: np.dtype[Any]
+    push: Push,
+    tensors: Sequence[NDArray[Any]],
+    table: Sequence[ShardSpec],
+    dtype: np.dtype[Any],
+    group: ShardGroup | None = None,
 ) -> PushGradients:
     """Decode the gradients of a push, without copying.
+
+    Args:
+        table: All shards of the store, by number.
+        group: The shards of the push, if they are known.
 
     Raises:
         RemoteProtocolError: Counts, shapes or types do not fit the shards named.
@@ -25,19 +34,24 @@ def read_gradients(
         raise RemoteProtocolError(
             "push", "shards, numbers, versions and own_applied of a Push differ in length"
         )
-    if push.images < 1:
-        raise RemoteProtocolError("push", f"a Push is of at least one image, not of {push.images}")
+    if push.weight < 1:
+        raise RemoteProtocolError("push", f"a Push has a weight of at least 1, not {push.weight}")
     parts: list[DeltaPart | FactorPart] = []
     rest = iter(tensors)
     at = 0
     try:
         for part in push.parts:
+            if group is not None and part.count == len(group) and not part.factors:
+                at += part.count
+                parts.append(_read_deltas(group.sizes, group.size, next(rest), push.rate, dtype))
+                continue
             shards = [_spec(table, number) for number in push.shards[at : at + part.count]]
             at += part.count
             if part.factors:
                 parts.append(_read_factors(shards, next(rest), next(rest), push.rate, dtype))
             else:
-                parts.append(_read_deltas(shards, next(rest), push.rate, dtype))
+                sizes = tuple([shard.size for shard in shards])
+                parts.append(_read_deltas(sizes, sum(sizes), next(rest), push.rate, dtype))
     except StopIteration:
         raise RemoteProtocolError("push", "a Push carries fewer tensors than its parts need") from None
     if at != len(push.shards) or next(rest, None) is not None:
@@ -52,10 +66,9 @@ def _spec(table: Sequence[ShardSpec], number: int) -> ShardSpec:
 
 
 def _read_deltas(
-    shards: Sequence[ShardSpec], flat: NDArray[Any], rate: float, dtype: np.dtype[Any]
+    sizes: tuple[int, ...], size: int, flat: NDArray[Any], rate: float, dtype: np.dtype[Any]
 ) -> DeltaPart:
-    sizes = tuple([shard.size for shard in shards])
-    check_tensor(flat, "deltas", (sum(sizes),), dtype)
+    check_tensor(flat, "deltas", (size,), dtype)
     return DeltaPart(flat, sizes, rate, squares(flat) < inf)
 
 

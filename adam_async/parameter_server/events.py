@@ -14,6 +14,7 @@ import msgspec
 from adam_async.messages import Problem, Pull, Push, Pushed, ReadShards, Record, Tick
 from adam_async.parameter_server.apply import PushGradients
 from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard_group import ShardGroup
 from adam_async.run.ids import Replica
 
 Request = Any
@@ -171,9 +172,11 @@ class Apply(msgspec.Struct, frozen=True, eq=False):
     rates: tuple[tuple[float, ...], ...] | None = None
     """For each push its rate on each accepted place; None for the push's own rate."""
 
-    def shards(self) -> list[Shard]:
+    def shards(self) -> Sequence[Shard]:
         """The shards to apply to, one for each accepted place."""
         first = self.pushes[0]
+        if isinstance(first.shards, ShardGroup) and len(first.accepted) == len(first.shards):
+            return first.shards
         found = [first.shards[place] for place in first.accepted]
         return [shard for shard in found if shard is not None]
 

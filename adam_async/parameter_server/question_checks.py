@@ -25,6 +25,7 @@ from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.epoch_shares import most_clock
 from adam_async.run.ids import ShardId
+from adam_async.run.shard_table import ShardSpec
 
 MOST_WAIT_S = 60.0
 """Maximum wait of a pull for its answer, in seconds, whatever wait it asks for."""
@@ -38,12 +39,15 @@ TABLE_ROW_BYTES = 24
 EARLY_STEPS = 4096
 """Number of steps from the start of the run that a replica may report before the server knows of an epoch."""
 
+MOST_STEPS = 1 << 40
+"""Number of steps of a store without a program that the bounds of clocks allow for: it has no end."""
+
 MOST_AHEAD = 4
 """Number of clocks by which a push in bsp may be ahead of the slowest replica. A correct one is 1 ahead."""
 
 
 Question = Push | Tick | Record | Pull | ReadShards
-"""Questions about shards of a run."""
+"""Questions about shards of a store."""
 
 SESSION_TYPES = (Push, Tick, Record)
 """Types of the questions that belong to a push session."""
@@ -72,29 +76,45 @@ def state_bytes(shards: Sequence[Shard]) -> int:
 
 
 class QuestionChecks:
-    """The checks of one server on one run.
+    """The checks of one store on one server.
 
     Args:
-        most_images: Maximum number of images of one step.
+        specs: All shards of the store, by number.
+        most_weight: Maximum weight of one step.
         resumed_epoch: Epoch in progress at the checkpoint that the run resumes; 0 for a new run.
         resumed_clock: Steps that the fastest replica had finished at that checkpoint.
     """
 
     def __init__(
-        self, state: ServerState, *, most_images: int, resumed_epoch: int = 0, resumed_clock: int = 0
+        self,
+        state: ServerState,
+        specs: Sequence[ShardSpec],
+        *,
+        most_weight: int,
+        resumed_epoch: int = 0,
+        resumed_clock: int = 0,
     ) -> None:
         self._state = state
-        self._most_images = most_images
+        self._specs = specs
+        self._families = {(spec.rule, spec.dtype) for spec in specs}
+        self._most_weight = most_weight
         self._resumed_clock = resumed_clock
         self._most_epoch = resumed_epoch + 1
         self._most_clock = resumed_clock + EARLY_STEPS
 
-    def epoch_began(self, number: int, *, first_clock: int, groups: int) -> None:
-        """Move the bounds to an epoch of so many groups, which the controllers began."""
+    def epoch_began(self, number: int, *, first_clock: int, groups: int | None) -> None:
+        """Move the bounds to an epoch, which the controllers began.
+
+        Args:
+            first_clock: Clock at its begin, in steps.
+            groups: Number of its groups; None for a store without a program, whose only epoch has no end.
+        """
         self._most_epoch = number + 1
-        self._most_clock = most_clock(
-            stands_at=max(first_clock, self._resumed_clock), epochs=number + 1, groups=groups
-        )
+        stands_at = max(first_clock, self._resumed_clock)
+        if groups is None:
+            self._most_clock = stands_at + MOST_STEPS
+        else:
+            self._most_clock = most_clock(stands_at=stands_at, epochs=number + 1, groups=groups)
 
     def refusal(self, body: Question, *, most_bytes: int) -> Refusal | None:
         """Return the refusal of a question; None if the server can take it.
@@ -104,19 +124,19 @@ class QuestionChecks:
         Args:
             most_bytes: Size of the largest message of its link.
         """
-        if body.run != self._state.run:
+        if body.store != self._state.store:
             return None
         match body:
             case Push():
                 text = self._push(body)
             case Tick():
-                text = _twice(body.shards) or self._epoch(body.epoch) or self._clock(body.clock)
+                text = self._repeated(body.shards) or self._epoch(body.epoch) or self._clock(body.clock)
             case Record():
                 text = self._record(body)
             case Pull():
-                text = _twice(body.shards) or self._clock(body.clock)
+                text = self._repeated(body.shards) or self._clock(body.clock) or self._mixed(body.shards)
             case ReadShards():
-                text = _twice(body.shards)
+                text = _twice(body.shards) or self._mixed(body.shards)
         if text:
             return Refusal("malformed", f"{type(body).__name__}: {text}")
         if self._state.synchronous and isinstance(body, Push) and (text := self._ahead(body)):
@@ -131,17 +151,24 @@ class QuestionChecks:
             len(push.shards) > 1
             or push.epoch > self._most_epoch
             or push.clock > self._most_clock
-            or not 1 <= push.images <= self._most_images
+            or not 1 <= push.weight <= self._most_weight
         ):
             text = (
-                _twice(push.shards)
+                self._repeated(push.shards)
                 or self._epoch(push.epoch)
                 or self._clock(push.clock)
-                or self._images(push.images)
+                or self._weight(push.weight)
+                or self._mixed(push.shards)
             )
             if text:
                 return text
+        if push.assign and (text := _assignment(push)):
+            return text
         if push.generation != self._state.generation:
+            return ""
+        group = self._state.group(push.shards)
+        tables = group.shared() if group is not None else None
+        if tables is not None and max(push.versions) <= tables.version and not any(push.own_applied):
             return ""
         shards = self._state.shards
         for number, version, own_applied, count in zip(
@@ -154,10 +181,24 @@ class QuestionChecks:
                 return f"{own_applied} pushes on shard {number} came before push {count}"
         return ""
 
+    def _mixed(self, shards: tuple[int, ...]) -> str:
+        """Name the first shard of another rule or type than the first one's; empty if there is none."""
+        if len(self._families) < 2 or len(shards) < 2 or self._state.group(shards) is not None:
+            return ""
+        specs = self._specs
+        known = [specs[number] for number in shards if number < len(specs)]
+        for spec in known:
+            if (spec.rule, spec.dtype) != (known[0].rule, known[0].dtype):
+                return f"shards {known[0].id} and {spec.id} differ in rule or type: send a message for each"
+        return ""
+
+    def _repeated(self, shards: tuple[int, ...]) -> str:
+        return "" if self._state.group(shards) is not None else _twice(shards)
+
     def _record(self, record: Record) -> str:
         text = _twice(record.shards)
         for step in record.steps:
-            text = text or self._clock(step.clock) or self._images(step.images) or _twice(step.refused)
+            text = text or self._clock(step.clock) or self._weight(step.weight) or _twice(step.refused)
             if step.refused and max(step.refused) >= len(record.shards):
                 return f"it names {len(record.shards)} shards, and no place {max(step.refused)}"
         return text
@@ -181,22 +222,37 @@ class QuestionChecks:
                 return f"clock {push.clock} of shard {number}, and all replicas have reached {reached}: wait"
         return ""
 
-    def _images(self, images: int) -> str:
-        if images < 1:
-            return f"a step is of at least one image, not of {images}"
-        return "" if images <= self._most_images else f"{images} images, and a step has {self._most_images}"
+    def _weight(self, weight: int) -> str:
+        if weight < 1:
+            return f"a step has a weight of at least 1, not {weight}"
+        most = self._most_weight
+        return "" if weight <= most else f"weight {weight}, and a step has at most {most}"
 
     def _too_large(self, body: Question, most_bytes: int) -> Refusal | None:
         """Refuse an answer that would not fit into a message, before copying its values."""
         if isinstance(body, (Tick, Record)) or (isinstance(body, Push) and not body.pull):
             return None
         known = self._state.shards
+        group = self._state.group(body.shards)
+        if group is not None and not isinstance(body, ReadShards):
+            return _refuse_size(group.nbytes + PADDING_BYTES, most_bytes)
         shards = [known[ShardId(number)] for number in body.shards if ShardId(number) in known]
         size = state_bytes(shards) if isinstance(body, ReadShards) else answer_bytes(shards)
-        if size <= most_bytes:
-            return None
-        text = f"the answer would have {size} bytes, and a message {most_bytes}: ask for fewer shards"
-        return Refusal("too-large", text)
+        return _refuse_size(size, most_bytes)
+
+
+def _refuse_size(size: int, most_bytes: int) -> Refusal | None:
+    if size <= most_bytes:
+        return None
+    text = f"the answer would have {size} bytes, and a message {most_bytes}: ask for fewer shards"
+    return Refusal("too-large", text)
+
+
+def _assignment(push: Push) -> str:
+    """Return the fault of a push of values; empty if it has none."""
+    if any(part.factors for part in push.parts):
+        return "an assignment has values, not factors"
+    return "an assignment has no clock" if push.clock or push.epoch else ""
 
 
 def _twice(numbers: Sequence[int]) -> str:

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from adam_async.messages import Push, Tick
 from adam_async.parameter_server.replica_generations import EndedGenerations, keep_newest
-from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard import Shard, ShardTables
+from adam_async.parameter_server.shard_group import ShardGroup
 from adam_async.run.ids import Replica, ShardId
 
 EARLY_KEPT = 256
@@ -44,15 +45,21 @@ class ReplicaClocks:
 
     def advance(self, shards: Sequence[Shard], replica: Replica, incarnation: int, clock: int) -> None:
         """Raise the clocks of a replica on these shards, if that of its generation counts."""
+        tables = shards.own_tables() if isinstance(shards, ShardGroup) else None
         if self._counts(replica, incarnation):
+            if tables is not None:
+                if tables.clocks.get(replica, 0) < clock:
+                    tables.clocks[replica] = clock
+                return
             for shard in shards:
-                clocks = shard.clocks
-                if clocks.get(replica, 0) < clock:
-                    clocks[replica] = clock
+                if shard.clocks.get(replica, 0) < clock:
+                    shard.own().clocks[replica] = clock
         # The map may name the replica later. Without its clock it would then seem to be behind.
         elif self._clocked and (replica, incarnation) not in self.ended:
             early = keep_newest(self._early, (replica, incarnation), EARLY_KEPT)
             for shard in shards:
+                if tables is None:
+                    shard.own()  # its early clock may differ from that of others
                 early[shard.spec.id] = max(early.get(shard.spec.id, 0), clock)
 
     def _counts(self, replica: Replica, incarnation: int) -> bool:
@@ -78,21 +85,21 @@ class ReplicaClocks:
         early = {pair[0]: self._early.pop(pair, {}) for pair in live.items()}
         # Clocks of other generations of these replicas are void.
         self._early = {key: clocks for key, clocks in self._early.items() if key[0] not in live}
-        for shard in shards:
-            shard.name_replicas(live)
+        for shard, tables in _tables_of(shards):
+            tables.name_replicas(live)
             # If no replica stays, the newcomers start at the slowest clock that the last ones had.
-            staying = {r: c for r, c in shard.clocks.items() if r in live and r not in reborn}
-            slowest = min((staying or shard.clocks).values(), default=self._first_clock)
+            staying = {r: c for r, c in tables.clocks.items() if r in live and r not in reborn}
+            slowest = min((staying or tables.clocks).values(), default=self._first_clock)
             number = shard.spec.id
-            shard.clocks = {r: max(staying.get(r, slowest), early[r].get(number, 0)) for r in live}
+            tables.clocks = {r: max(staying.get(r, slowest), early[r].get(number, 0)) for r in live}
         return forgotten
 
     def epoch_began(self, first_clock: int, shards: Iterable[Shard]) -> None:
         """Raise all clocks to the first one of an epoch: the groups before it are all acknowledged."""
         self._first_clock = first_clock
-        for shard in shards:
-            for replica, clock in shard.clocks.items():
-                shard.clocks[replica] = max(clock, first_clock)
+        for _, tables in _tables_of(shards):
+            for replica, clock in tables.clocks.items():
+                tables.clocks[replica] = max(clock, first_clock)
 
     def is_over(self, message: Push | Tick) -> bool:
         """Whether the generation of a message has ended; one that the map has not named is about to begin."""
@@ -103,3 +110,8 @@ class ReplicaClocks:
         """Forget the clocks of a generation that the map has not named."""
         for key in [key for key in self._early if key[1] == replica_generation]:
             del self._early[key]
+
+
+def _tables_of(shards: Iterable[Shard]) -> Iterable[tuple[Shard, ShardTables]]:
+    """Return all tables, each with one of the shards that have them."""
+    return {id(shard.tables): (shard, shard.tables) for shard in shards}.values()

@@ -2,7 +2,8 @@
 
 A session belongs to the link identity (node and incarnation) that used it first: push numbers of another peer
 would turn this peer's pushes into duplicates. It also belongs to one replica. If its generation is the live
-one of that replica, the peer must be a worker that the cluster map names as a member of the replica.
+one of that replica, the peer must be a worker that the cluster map names as a member of the replica. In a
+store without a program each client is a replica.
 
 A server may receive the map later than workers do. So it accepts and remembers sessions of a generation that
 it does not know to be live, and checks the members once it knows the generation.
@@ -26,9 +27,15 @@ MOST_SENDERS = 4096
 
 
 class SenderChecks:
-    """The sessions of one server in one run."""
+    """The sessions of one store on one server.
 
-    def __init__(self) -> None:
+    Args:
+        program: Whether the store belongs to a program: its workers push, and its driver loads the values.
+            Clients push to other stores, and load them.
+    """
+
+    def __init__(self, *, program: bool = True) -> None:
+        self._program = program
         self._of: dict[Session, tuple[Peer, Replica]] = {}
         self._sessions: dict[Peer, int] = {}
         self._members: Mapping[tuple[Replica, int], frozenset[Peer]] = {}
@@ -43,6 +50,10 @@ class SenderChecks:
 
     def refusal(self, peer: Identity, message: Push | Tick | Record) -> str:
         """Return why a peer may not send this message; empty if it may. Binds the session to the peer."""
+        if (peer.role == "client") == self._program:
+            return self._not_a_user(peer)
+        if self._program and isinstance(message, Push) and message.assign:
+            return f"{peer.node} assigns values, and the store of a run takes none"
         session: Session = (message.session, message.incarnation)
         replica, sender = Replica(message.replica), (peer.node, peer.incarnation)
         bound = self._of.get(session)
@@ -60,6 +71,14 @@ class SenderChecks:
         self._of[session] = (sender, replica)
         self._sessions[sender] = self._sessions.get(sender, 0) + 1
         return ""
+
+    def load_refusal(self, peer: Identity) -> str:
+        """Return why a peer may not load values; empty if it may."""
+        return self._not_a_user(peer) if (peer.role == "client") == self._program else ""
+
+    def _not_a_user(self, peer: Identity) -> str:
+        of = "a run" if self._program else "clients"
+        return f"{peer.role} {peer.node} has no part in a store of {of}"
 
     def surplus(self) -> list[Session]:
         """Forget and return the sessions beyond `MOST_SENDERS`, except those of live generations."""

@@ -71,6 +71,7 @@ from adam_async.parameter_server.question_checks import (
 from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.sender_checks import SenderChecks
 from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard_group import ShardGroup, applied_clock
 from adam_async.parameter_server.shard_transfer import load_states, read_states
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.storage import ShardStorage, StoragePool, own_shards
@@ -139,21 +140,25 @@ class ServedStore:
         self._appliers = _appliers_of(shards, rules)
         self._applier = next(iter(self._appliers.values()), None)
         self.state = ServerState(
-            run=store.id,
+            store=store.id,
             generation=store.generation,
             shards=shards,
             clocked=store.slack is not None,
-            group_images=store.summed_weight,
+            summed_weight=store.summed_weight,
             scale_by_staleness=store.scale_by_staleness,
-            log=OrderLog([int(shard.spec.id) for shard in shards]) if store.record else None,
+            # Only the driver of a run reads the log, and a replay has no assignments.
+            log=OrderLog([int(shard.spec.id) for shard in shards])
+            if store.record and store.program
+            else None,
         )
         self._checks = QuestionChecks(
             self.state,
-            most_images=store.most_weight,
+            table.shards,
+            most_weight=store.most_weight,
             resumed_epoch=store.first_epoch,
             resumed_clock=store.first_clock,
         )
-        self._sender_checks = SenderChecks()
+        self._sender_checks = SenderChecks(program=bool(store.program))
         self._missing = {int(shard.spec.id) for shard in shards}
         self._work: _Work | None = None
         """The batch or sum that was taken from the queue and is not finished."""
@@ -202,9 +207,9 @@ class ServedStore:
             if begun is not None and begun.run == store.program and begun.number != self._epoch:
                 self._epoch_began(begun.number, begun.first_clock, groups=begun.groups)
         elif store.epoch != self._epoch:
-            self._epoch_began(store.epoch, store.first_clock, groups=MOST_STEPS)
+            self._epoch_began(store.epoch, store.first_clock, groups=None)
 
-    def _epoch_began(self, number: int, first_clock: int, *, groups: int) -> None:
+    def _epoch_began(self, number: int, first_clock: int, *, groups: int | None) -> None:
         self._epoch = number
         self._checks.epoch_began(number, first_clock=first_clock, groups=groups)
         self._follow_up(self.state.handle(EpochBegan(number, first_clock)))
@@ -226,12 +231,12 @@ class ServedStore:
         """Answer a question, now or later. Returns whether the store takes messages of this type."""
         if isinstance(body, Push) and body.pull and not self._missing:
             # Charge on arrival: the answer has values and their versions, so it cannot wait for room later.
-            shards = self.state.shards
-            nbytes = 0
-            for number in set(body.shards):
-                shard = shards.get(ShardId(number))
-                if shard is not None:
-                    nbytes += shard.values.nbytes
+            shards, group = self.state.shards, self.state.group(body.shards)
+            if group is not None:
+                nbytes = group.nbytes
+            else:
+                found = [shards.get(ShardId(number)) for number in set(body.shards)]
+                nbytes = sum([shard.values.nbytes for shard in found if shard is not None])
             request.charge(nbytes, partial(self._take, request, body))
             return True
         return self._take(request, body)
@@ -239,12 +244,12 @@ class ServedStore:
     def _take(self, request: Request, body: Body) -> bool:
         """Pass a question to the state, and perform its effects."""
         state, host = self.state, self._host
+        if isinstance(body, LoadShards):
+            self._load(request, body)
+            return True
         if self._missing:
-            if isinstance(body, LoadShards):
-                self._load(request, body)
-            else:
-                text = f"{host.node} waits for {len(self._missing)} shards of store {self.store.id}"
-                request.fail("not-ready", text)
+            text = f"{host.node} waits for {len(self._missing)} shards of store {self.store.id}"
+            request.fail("not-ready", text)
             return True
         timeline = host.timeline
         begin = timeline.clock() if timeline is not None else 0.0
@@ -254,8 +259,10 @@ class ServedStore:
             case Push():
                 gradients, finite = PushGradients(), None
                 dtype = self._dtype_of(body.shards)
-                gradients = read_gradients(body, request.message.tensors, self._specs, dtype)
-                if state.synchronous:
+                gradients = read_gradients(
+                    body, request.message.tensors, self._specs, dtype, state.group(body.shards)
+                )
+                if state.synchronous and not body.assign:
                     finite = self._check_gradients(body, gradients)
                 effects = state.handle(PushArrived(request, body, gradients, finite))
             case Pull():
@@ -268,9 +275,6 @@ class ServedStore:
                 effects = state.handle(RecordArrived(request, body))
             case Tick():
                 effects = state.handle(TickArrived(request, body))
-            case LoadShards():
-                effects = []
-                self._load(request, body)
             case GetRecord():
                 effects = []
                 self._send_record(request, body)
@@ -301,12 +305,15 @@ class ServedStore:
         if isinstance(body, SESSION_TYPES):
             text = self._sender_checks.refusal(request.link.peer, body)
             if text:
-                request.fail("not-yours", text)
-                self._close_behind(request.link, text)
+                self._refuse_sender(request, text)
                 return False
             if surplus := self._sender_checks.surplus():
                 self.state.forget(surplus)
         return True
+
+    def _refuse_sender(self, request: Request, text: str) -> None:
+        request.fail("not-yours", text)
+        self._close_behind(request.link, text)
 
     def _close_behind(self, link: Link, text: str) -> None:
         """Close a link once its peer has the refusal, so that one with an old identity learns the reason."""
@@ -330,8 +337,11 @@ class ServedStore:
     def _load(self, request: Request, body: LoadShards) -> None:
         """Load shards before the start; a repetition after all are loaded changes nothing."""
         state = self.state
+        if text := self._sender_checks.load_refusal(request.link.peer):
+            self._refuse_sender(request, text)
+            return
         if body.generation != state.generation:
-            request.fail("wrong-run", f"store {body.run} is in generation {state.generation} here")
+            request.fail("wrong-run", f"store {body.store} is in generation {state.generation} here")
             return
         if self._missing:
             self._missing -= load_states(state.shards, body, request.message.tensors)
@@ -467,8 +477,10 @@ class ServedStore:
 
     def _values(self, shards: Sequence[Shard]) -> Message:
         body = Values(
-            versions=tuple([shard.version for shard in shards]),
-            clock=min((shard.applied_clock() for shard in shards), default=0),
+            versions=shards.versions()
+            if isinstance(shards, ShardGroup)
+            else tuple([shard.version for shard in shards]),
+            clock=applied_clock(shards),
         )
         return pack(body, [self._copy(shards)])
 
@@ -478,23 +490,17 @@ class ServedStore:
     def _copy(self, shards: Sequence[Shard]) -> NDArray[Any]:
         """Copy shards one after the other into pooled memory: links never read live values."""
         dtype = shards[0].values.dtype
-        size = 0
-        for shard in shards:
-            size += len(shard.values)
+        size = _values_count(shards)
         copy: NDArray[Any] = self._host.buffers.lend(size * dtype.itemsize, dtype, (size,))[0]
         at = 0
-        for shard in shards:
-            end = at + len(shard.values)
-            copy[at:end] = shard.values
+        for part in shards.strips if isinstance(shards, ShardGroup) else shards:
+            end = at + len(part.values)
+            copy[at:end] = part.values
             at = end
         return copy
 
     def __repr__(self) -> str:
         return f"<ServedStore {self.store.id} {len(self.state.shards)} shards, {len(self._missing)} missing>"
-
-
-MOST_STEPS = 1 << 40
-"""Number of steps of a store without a program that the bounds of clocks allow for: it has no end."""
 
 
 def _shards_of(
@@ -536,10 +542,14 @@ class _Work:
 
 
 def _values_count(shards: Sequence[Shard]) -> int:
+    if isinstance(shards, ShardGroup):
+        return shards.size
     return sum([len(shard.values) for shard in shards])
 
 
 def _values_bytes(shards: Sequence[Shard]) -> int:
+    if isinstance(shards, ShardGroup):
+        return shards.nbytes
     return sum([shard.values.nbytes for shard in shards])
 
 

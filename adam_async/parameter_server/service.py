@@ -11,8 +11,19 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from adam_async.controller.role import Role, RoleSettings
-from adam_async.messages import Body, GetRecord, LoadShards, Pull, Push, ReadShards, Record, Tick
+from adam_async.controller.role import STATISTICS_BYTES, Role, RoleSettings, reply_when_room
+from adam_async.messages import (
+    USERS,
+    Body,
+    GetRecord,
+    GetStatistics,
+    LoadShards,
+    Pull,
+    Push,
+    ReadShards,
+    Record,
+    Tick,
+)
 from adam_async.parameter_server.served_store import ServedStore, StoreHost
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import ServerStatistics
@@ -135,14 +146,31 @@ class ParameterServer(Role):
         if not isinstance(body, STORE_TYPES):
             super()._answer(request, body)
             return
-        served = self.stores.get(body.run)
+        served = self._store_of(request, body.run if isinstance(body, GetRecord) else body.store)
         if served is not None:
             served.answer(request, body)
-        elif self.stores:
+
+    def _report_statistics(self, request: Request, body: GetStatistics) -> None:
+        """Answer clients and readers with the counts of the store that they name, and drivers with all."""
+        if request.link.peer.role not in USERS:
+            super()._report_statistics(request, body)
+            return
+        served = self._store_of(request, body.run)
+        if served is not None:
+            state = served.state
+            reply_when_room(
+                request, STATISTICS_BYTES, lambda: self._pack_statistics(state.store_statistics())
+            )
+
+    def _store_of(self, request: Request, id: str) -> ServedStore | None:
+        """Return a store; without it refuse the request and return None."""
+        served = self.stores.get(id)
+        if served is None and self.stores:
             here = ", ".join(sorted(self.stores)[:8])
-            request.fail("wrong-run", f"this server is on {here}, not {body.run}")
-        else:
+            request.fail("wrong-run", f"this server has stores {here}, not {id}")
+        elif served is None:
             request.fail("not-ready", f"{self._identity.node} has not taken up a store")
+        return served
 
     def _next_deadline(self) -> float | None:
         found = [each.next_deadline() for each in self.stores.values()]

@@ -85,22 +85,56 @@ class Session:
 
     limit: int = 8
     _last: dict[ShardId, int] = field(default_factory=dict)
+    """Last number of each shard that is in no group of `_together`."""
+    _together: dict[tuple[ShardId, ...], int] = field(default_factory=dict)
+    """Last number of groups of shards that were pushed with the same numbers, in the same messages."""
+    _group_of: dict[ShardId, tuple[ShardId, ...]] = field(default_factory=dict)
     open: dict[Exchange, None] = field(default_factory=dict)
     open_pushes: int = 0
     counts: PushCounts = field(default_factory=PushCounts)
 
     def next_numbers(self, shards: Sequence[ShardId]) -> tuple[int, ...]:
         """Give the next number on each shard, from 1 without gaps."""
+        shards = tuple(shards)
+        last = self._together.get(shards)
+        if last is not None:
+            self._together[shards] = last + 1
+            return (last + 1,) * len(shards)
+        self._separate(shards)
         numbers = tuple([self._last.get(shard, 0) + 1 for shard in shards])
-        self._last.update(zip(shards, numbers, strict=True))
+        if len(shards) > 1 and numbers.count(numbers[0]) == len(numbers) == len(set(shards)):
+            self._together[shards] = numbers[0]
+            self._group_of.update(dict.fromkeys(shards, shards))
+        else:
+            self._last.update(zip(shards, numbers, strict=True))
         return numbers
+
+    def _separate(self, shards: Sequence[ShardId]) -> None:
+        """Dissolve the groups of some shards."""
+        for shard in shards if self._together else ():
+            group = self._group_of.get(shard)
+            if group is not None:
+                self._last.update(dict.fromkeys(group, self._together.pop(group)))
+                for member in group:
+                    del self._group_of[member]
 
     def last_numbers(self, shards: Sequence[ShardId]) -> tuple[int, ...]:
         """The last number given on each shard; 0 before the first."""
-        return tuple([self._last.get(shard, 0) for shard in shards])
+        shards = tuple(shards)
+        last = self._together.get(shards)
+        if last is not None:
+            return (last,) * len(shards)
+        groups = [self._group_of.get(shard) for shard in shards]
+        return tuple(
+            [
+                self._last.get(shard, 0) if group is None else self._together[group]
+                for shard, group in zip(shards, groups, strict=True)
+            ]
+        )
 
     def next_steps(self, shards: Sequence[ShardId], steps: int) -> int:
         """Give numbers to several steps, each on all of these shards; returns the first number."""
+        self._separate(shards)
         first = self._last.get(shards[0], 0) + 1
         self._last.update(dict.fromkeys(shards, first + steps - 1))
         return first

@@ -2,11 +2,12 @@
 
 A shard has values, rule state, version, the dedup table (last push number per session), the clock table (step
 of each live replica) and, in bsp, the pending contributions. Replication and storage will move a shard as a
-whole (I2 of the reliability rules: with dedup state apart from the values a retry is applied twice).
+whole (I2 of the reliability rules: with dedup state apart from the values a retry is applied twice). Shards
+that are always pushed together share tables (`shard_group.py`).
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,22 +30,19 @@ OTHERS = -1
 """Row of the replicas without a row of their own."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Shard:
-    """One shard on its primary. Only the server's one writer changes it."""
+@dataclass(slots=True, eq=False)
+class ShardTables:
+    """Version, push numbers, clocks and counts of one shard, or of several that have the same ones.
 
-    spec: ShardSpec
-    values: NDArray[Any]
-    """Flat view of the tensor's buffer."""
-    rule_state: dict[str, NDArray[Any]]
-    """The rule's arrays: as long as `values`, or of length 1 for per-shard counts."""
+    Several shards share tables while every message names all of them. Whoever changes those of one shard first
+    gives it tables of its own, see `Shard.own`.
+    """
+
     version: Version = Version(0)  # noqa: RUF009 - a NewType call is the identity
     last_number: dict[Session, int] = field(default_factory=dict)
     """Dedup table: number of the last push ordered, per session."""
     clocks: dict[Replica, int] = field(default_factory=dict)
     """Clock table: the step that each live replica has finished, on this shard."""
-    pending: PendingContributions | None = None
-    """Contributions to sums that are not complete, in bsp."""
     staleness_of: dict[int, Counter[int]] = field(default_factory=dict)
     """By replica: number of its pushes applied at each staleness (see `EXACT`). Row `OTHERS` has the rest."""
     loaded: Version = Version(0)  # noqa: RUF009 - a NewType call is the identity
@@ -53,6 +51,22 @@ class Shard:
     """Pushes that were not finite, or too late for their sum. They used up their number and ticked."""
     duplicates: int = 0
     """Pushes answered again without being applied."""
+    shards: int = 1
+    """Number of shards that have these tables."""
+
+    def split(self, shards: int) -> "ShardTables":
+        """Return equal tables for some of the shards, which leave these."""
+        self.shards -= shards
+        return ShardTables(
+            self.version,
+            dict(self.last_number),
+            dict(self.clocks),
+            {replica: Counter(counts) for replica, counts in self.staleness_of.items()},
+            self.loaded,
+            self.refused,
+            self.duplicates,
+            shards,
+        )
 
     def name_replicas(self, replicas: Iterable[int]) -> None:
         """Give each replica that the map names a row of its own, even beyond `MOST_ROWS`."""
@@ -70,6 +84,106 @@ class Shard:
             row = self.staleness_of.setdefault(key, Counter())
         row[staleness] += pushes
 
+    def slowest_clock(self) -> int:
+        """The clock of the slowest live replica; 0 if none is known."""
+        return min(self.clocks.values(), default=0)
+
+
+@dataclass(slots=True, eq=False)
+class FamilyMemory:
+    """Memory of the shards of one rule and type of a server, one after the other."""
+
+    values: NDArray[Any]
+    state: Mapping[str, NDArray[Any]]
+    """The rule's arrays that are as long as the values."""
+    counts: Mapping[str, NDArray[Any]]
+    """The rule's arrays with one number per shard."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Shard:
+    """One shard on its primary. Only the server's one writer changes it."""
+
+    spec: ShardSpec
+    values: NDArray[Any]
+    """Flat view of the tensor's buffer."""
+    rule_state: dict[str, NDArray[Any]]
+    """The rule's arrays: as long as `values`, or of length 1 for per-shard counts."""
+    tables: ShardTables = field(default_factory=ShardTables)
+    pending: PendingContributions | None = None
+    """Contributions to sums that are not complete, in bsp."""
+    memory: FamilyMemory | None = None
+    """Memory that it shares with its neighbours; None if it has its own."""
+    offset: int = 0
+    """Index of its first value in that memory."""
+    place: int = 0
+    """Index of its counts in that memory."""
+
+    def own(self) -> ShardTables:
+        """Return its tables to change them; other shards keep theirs."""
+        if self.tables.shards > 1:
+            self.tables = self.tables.split(1)
+        return self.tables
+
+    @property
+    def version(self) -> Version:
+        """Number of pushes applied to it."""
+        return self.tables.version
+
+    @version.setter
+    def version(self, version: Version) -> None:
+        self.own().version = version
+
+    @property
+    def last_number(self) -> Mapping[Session, int]:
+        """Number of the last push ordered, per session."""
+        return self.tables.last_number
+
+    @property
+    def clocks(self) -> Mapping[Replica, int]:
+        """Step that each live replica has finished."""
+        return self.tables.clocks
+
+    @clocks.setter
+    def clocks(self, clocks: dict[Replica, int]) -> None:
+        self.own().clocks = clocks
+
+    @property
+    def staleness_of(self) -> Mapping[int, Counter[int]]:
+        """Number of pushes applied at each staleness, by replica."""
+        return self.tables.staleness_of
+
+    @property
+    def loaded(self) -> Version:
+        """Version with which a resumed run began."""
+        return self.tables.loaded
+
+    @property
+    def refused(self) -> int:
+        """Pushes that were not applied."""
+        return self.tables.refused
+
+    @refused.setter
+    def refused(self, refused: int) -> None:
+        self.own().refused = refused
+
+    @property
+    def duplicates(self) -> int:
+        """Pushes answered again without being applied."""
+        return self.tables.duplicates
+
+    @duplicates.setter
+    def duplicates(self, duplicates: int) -> None:
+        self.own().duplicates = duplicates
+
+    def name_replicas(self, replicas: Iterable[int]) -> None:
+        """See `ShardTables.name_replicas`."""
+        self.own().name_replicas(replicas)
+
+    def count_staleness(self, replica: int, staleness: int, pushes: int = 1) -> None:
+        """See `ShardTables.count_staleness`."""
+        self.own().count_staleness(replica, staleness, pushes)
+
     @property
     def staleness(self) -> Counter[int]:
         """Number of pushes applied at each staleness, of all replicas together."""
@@ -80,11 +194,11 @@ class Shard:
 
     def slowest_clock(self) -> int:
         """The clock of the slowest live replica; 0 if none is known."""
-        return min(self.clocks.values(), default=0)
+        return self.tables.slowest_clock()
 
     def applied_clock(self) -> int:
         """Highest clock up to which all pushes of live replicas are in the values."""
-        return self.slowest_clock() if self.pending is None else self.pending.clock
+        return self.tables.slowest_clock() if self.pending is None else self.pending.clock
 
     def check_invariants(self) -> None:
         """Assert the invariants between two events."""

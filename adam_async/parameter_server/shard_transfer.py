@@ -83,11 +83,16 @@ def load_states(
 
 
 def _set(shard: Shard, state: ShardState) -> ShardId:
-    shard.version = shard.loaded = Version(state.version)
     loaded = {Replica(int(replica)): clock for replica, clock in state.clocks.items()}
     slowest = min(loaded.values(), default=0)
     # The live replicas of this run replace those of the checkpoint.
-    shard.clocks = {r: loaded.get(r, slowest) for r in shard.clocks} if shard.clocks else loaded
+    clocks = {r: loaded.get(r, slowest) for r in shard.clocks} if shard.clocks else loaded
+    version = Version(state.version)
+    # The shards of a new store keep the tables that they share.
+    if (shard.version, shard.loaded, shard.clocks) != (version, version, clocks):
+        tables = shard.own()
+        tables.version = tables.loaded = version
+        tables.clocks = clocks
     if shard.pending is not None:
         shard.pending.reached = slowest
     return shard.spec.id

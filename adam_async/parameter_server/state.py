@@ -74,10 +74,19 @@ from adam_async.parameter_server.events import (
 from adam_async.parameter_server.push_queue import PushQueue
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, OrderLog
 from adam_async.parameter_server.replica_clocks import ReplicaClocks
-from adam_async.parameter_server.shard import Session, Shard
-from adam_async.parameter_server.statistics import ServerStatistics, count_shards
+from adam_async.parameter_server.shard import Session, Shard, ShardTables
+from adam_async.parameter_server.shard_group import ShardGroup, applied_clock, same
+from adam_async.parameter_server.statistics import (
+    ServerStatistics,
+    StoreStatistics,
+    count_clients,
+    count_shards,
+)
 from adam_async.parameter_server.waiting_requests import MOST_WAITING, EpochGate, WaitingRequests
 from adam_async.run.ids import Replica, ShardId, Version
+
+MOST_GROUPS = 256
+"""Maximum number of groups of shards that a server keeps: peers choose the shards of their messages."""
 
 MAX_BATCH = 32
 """Maximum number of pushes of a batch, so that the first of them is not acknowledged too late."""
@@ -92,13 +101,13 @@ answers."""
 
 
 class ServerState:
-    """The shards of one server in one run, and the pushes and pulls in progress on them.
+    """The shards of one store on one server, and the pushes and pulls in progress on them.
 
     Args:
         generation: Version of the bucket assignment that made this server a primary.
         shards: The shards whose primary this server is.
         clocked: Whether workers wait for one another (ssp, bsp), so that answers to pushes carry a clock.
-        group_images: Images of a whole group in bsp, where pushes are added up; 0 in other modes.
+        summed_weight: Weight of a sum in bsp, where pushes are added up; 0 in other modes.
         scale_by_staleness: Whether a push's rate is divided by 1 + its staleness.
         log: Log of the order in which pushes are applied.
     """
@@ -106,21 +115,22 @@ class ServerState:
     def __init__(
         self,
         *,
-        run: str,
+        store: str,
         generation: int,
         shards: Iterable[Shard],
         clocked: bool = False,
-        group_images: int = 0,
+        summed_weight: int = 0,
         scale_by_staleness: bool = False,
         log: OrderLog | None = None,
     ) -> None:
-        self.run = run
+        self.store = store
         self.generation = generation
         self.shards: Mapping[ShardId, Shard] = {shard.spec.id: shard for shard in shards}
         self._clocked = clocked
-        self._group_images = group_images
+        self._summed_weight = summed_weight
         self._scales = scale_by_staleness
         self.log = log
+        self._groups: dict[tuple[int, ...], ShardGroup] = {}
         self._queue = PushQueue()
         self._taken: Apply | ApplySum | None = None
         self.waiting = WaitingRequests()
@@ -129,7 +139,7 @@ class ServerState:
         self._replicas = ReplicaClocks(clocked=clocked)
         self.batches = 0
         self.batched_pushes = 0
-        if group_images:
+        if summed_weight:
             for shard in self.shards.values():
                 shard.pending = PendingContributions(reached=shard.slowest_clock())
 
@@ -202,7 +212,20 @@ class ServerState:
     @property
     def synchronous(self) -> bool:
         """Whether pushes are added up, so that the server must check their gradients on arrival."""
-        return self._group_images > 0
+        return self._summed_weight > 0
+
+    def group(self, numbers: tuple[int, ...]) -> ShardGroup | None:
+        """Return the shards of a message; None if one is not here, or named twice, or of another family."""
+        group = self._groups.get(numbers)
+        if group is None:
+            found = [shard for number in numbers if (shard := self.shards.get(ShardId(number))) is not None]
+            families = {(shard.spec.rule, shard.spec.dtype) for shard in found}
+            if not len(found) == len(numbers) == len(set(numbers)) or len(families) != 1:
+                return None
+            if len(self._groups) >= MOST_GROUPS:
+                self._groups.clear()
+            group = self._groups[numbers] = ShardGroup(found)
+        return group
 
     @property
     def idle(self) -> bool:
@@ -213,35 +236,31 @@ class ServerState:
 
     def _order(self, event: PushArrived) -> list[Effect]:
         push = event.push
-        if push.run != self.run:
-            return [Refuse(event.request, "wrong-run", f"this server is on run {self.run}, not {push.run}")]
+        if push.store != self.store:
+            return [Refuse(event.request, "wrong-run", f"this is store {self.store}, not {push.store}")]
         session: Session = (push.session, push.incarnation)
         # In another version of the assignment no shard may be ours: answer as another server would.
-        ours = self.shards if push.generation == self.generation else {}
-        shards = tuple([ours.get(ShardId(number)) for number in push.shards])
+        group = self.group(push.shards) if push.generation == self.generation else None
+        shards: tuple[Shard | None, ...]
+        if group is not None:
+            shards = group
+        else:
+            ours = self.shards if push.generation == self.generation else {}
+            shards = tuple([ours.get(ShardId(number)) for number in push.shards])
         # Numbers that were ordered before the end are answered again: their pushes took effect.
         if self._replicas.is_over(push) and _has_new_number(push, shards, session):
             return [_refuse_over(event.request, push)]
         # Later pushes of a waiting session wait too, or their numbers would look like a gap.
         if push.epoch > self._epoch or session in self.epoch_gate:
             return self._wait_for_epoch(event, session)
-        accepted: list[int] = []
-        problems: list[Problem] = []
-        for place, shard in enumerate(shards):
-            if shard is None:
-                problems.append(Problem(place, NOT_PRIMARY))
-                continue
-            last, number = shard.last_number.get(session, 0), push.numbers[place]
-            if number == last + 1:
-                shard.last_number[session] = number
-                accepted.append(place)
-            elif number <= last:
-                shard.duplicates += 1
-                problems.append(Problem(place, DUPLICATE))
-            else:
-                problems.append(Problem(place, GAP, last + 1))
+        tables = group.own_tables() if group is not None and same(push.numbers) else None
+        accepted: Sequence[int]
+        if group is not None and tables is not None:
+            accepted, problems = _order_together(group, tables, session, push.numbers[0])
+        else:
+            accepted, problems = _order_apart(shards, session, push.numbers)
         queued = QueuedPush(event.request, push, shards, event.gradients, accepted, problems)
-        if self._group_images and not push.assign:
+        if self._summed_weight and not push.assign:
             assert event.finite is not None
             return self._contribute(queued, event.finite)
         # A duplicate waits behind the queued push that it repeats; with an empty queue there is none.
@@ -296,7 +315,7 @@ class ServerState:
                     shards=tuple(shard for shard, _ in members),
                     pushes=pushes,
                     places=tuple(zip(*(places for _, places in members), strict=True)),
-                    scale=self._group_images / sum(queued.push.images for queued in pushes),
+                    scale=self._summed_weight / sum(queued.push.weight for queued in pushes),
                 )
             )
 
@@ -331,17 +350,8 @@ class ServerState:
         self._taken = None
         pushes = event.batch.pushes
         shards = event.batch.shards()
-        for place, shard, finite in zip(pushes[0].accepted, shards, event.finite, strict=True):
-            for queued, ok in zip(pushes, finite, strict=True):
-                if ok:
-                    push = queued.push
-                    since = shard.version - push.versions[place] - push.own_applied[place]
-                    # Negative if the client claims more own pushes than were applied: it counts as current.
-                    shard.count_staleness(push.replica, since if since > 0 else 0)
-                    shard.version = Version(shard.version + 1)
-                else:
-                    shard.refused += 1
-                    queued.problems.append(Problem(place, REFUSED))
+        if not _count_together(shards, pushes, event.finite):
+            _count_apart(shards, pushes, event.finite)
         # Clocks advance after the values: a pull for a clock must find its pushes applied.
         for queued in pushes:
             push = queued.push
@@ -361,13 +371,18 @@ class ServerState:
 
     def _acknowledgement(self, queued: QueuedPush) -> Acknowledge:
         """Answer a push with the current versions; with values only if no shard of it is open."""
-        versions = tuple([0 if shard is None else shard.version for shard in queued.shards])
+        group = queued.shards if isinstance(queued.shards, ShardGroup) else None
+        versions: tuple[int, ...]
+        if group is not None:
+            versions = group.versions()
+        else:
+            versions = tuple([0 if shard is None else shard.version for shard in queued.shards])
         problems = tuple(queued.problems)
         # The client sends an open push again, and that answer will bring the values.
         if not queued.push.pull or any(p.status in (GAP, NOT_PRIMARY) for p in queued.problems):
             return Acknowledge(queued.request, Pushed(versions=versions, problems=problems))
-        shards = tuple([shard for shard in queued.shards if shard is not None])
-        clock = min([shard.applied_clock() for shard in shards], default=0) if self._clocked else 0
+        shards = group or tuple([shard for shard in queued.shards if shard is not None])
+        clock = applied_clock(shards) if self._clocked else 0
         body = Pushed(versions=versions, problems=problems, clock=clock)
         return Acknowledge(queued.request, body, shards)
 
@@ -376,7 +391,7 @@ class ServerState:
     def _record(self, event: RecordArrived) -> list[Effect]:
         """Count steps applied in place, also those of an ended generation: the memory has them already."""
         record = event.record
-        if record.run != self.run or record.generation != self.generation:
+        if record.store != self.store or record.generation != self.generation:
             return [self._wrong_run(event.request, record)]
         # Every record is counted on all its shards or on none, so that they agree in number.
         shards = [self.shards.get(ShardId(number)) for number in record.shards]
@@ -399,7 +414,7 @@ class ServerState:
         all_steps = Counter([step.staleness for step in record.steps])
         refused = {place for step in record.steps for place in step.refused}
         for place, shard in enumerate(ours):
-            shard.last_number[session] = last_step
+            shard.own().last_number[session] = last_step
             applied = all_steps
             if place in refused:
                 applied = Counter([step.staleness for step in record.steps if place not in step.refused])
@@ -414,7 +429,7 @@ class ServerState:
 
     def _tick(self, event: TickArrived) -> list[Effect]:
         tick = event.tick
-        if tick.run != self.run or tick.generation != self.generation:
+        if tick.store != self.store or tick.generation != self.generation:
             return [self._wrong_run(event.request, tick)]
         if self._replicas.is_over(tick):
             return [_refuse_over(event.request, tick)]
@@ -424,20 +439,27 @@ class ServerState:
         if tick.epoch > self._epoch or session in self.epoch_gate:
             return self._wait_for_epoch(event, session)
         # A tick claims all earlier pushes of its session. If a broken link lost one, the clock must wait.
-        for number, last in zip(tick.shards, tick.numbers, strict=False):
+        group = self.group(tick.shards)
+        tables = group.own_tables() if group is not None and tick.numbers and same(tick.numbers) else None
+        apart = zip(tick.shards, tick.numbers, strict=False)
+        if tables is not None and tables.last_number.get(session, 0) >= tick.numbers[0]:
+            apart = zip((), (), strict=True)
+        for number, last in apart:
             shard = self.shards.get(ShardId(number))
             if shard is not None and shard.last_number.get(session, 0) < last:
                 text = f"push {last} on shard {number} has not arrived, and a tick behind it cannot count"
                 return [Refuse(event.request, "gap", text)]
         # In bsp pushes do not queue, so no queued push of the session can be in front of the tick.
-        if not self.idle and not self._group_images:
+        if not self.idle and not self._summed_weight:
             self._queue.add(QueuedTick(event.request, tick))
             return []
         return self._ticked(event.request, tick)
 
     def _ticked(self, request: Request, tick: Tick) -> list[Effect]:
-        found = [self.shards.get(ShardId(number)) for number in tick.shards]
-        shards = [shard for shard in found if shard is not None]
+        shards: Sequence[Shard] | None = self.group(tick.shards)
+        if shards is None:
+            found = [self.shards.get(ShardId(number)) for number in tick.shards]
+            shards = [shard for shard in found if shard is not None]
         self._replicas.advance(shards, Replica(tick.replica), tick.incarnation, tick.clock)
         self._reach(shards)
         return [AcknowledgeTick(request), *self._answer_waiting()]
@@ -458,9 +480,12 @@ class ServerState:
 
     def _forget(self, replica_generations: Set[int | None]) -> None:
         """Drop the push numbers of generations. From then on the server refuses their pushes."""
-        for shard in self.shards.values() if replica_generations - {None} else ():
-            for session in [session for session in shard.last_number if session[1] in replica_generations]:
-                del shard.last_number[session]
+        for tables in self._tables() if replica_generations - {None} else ():
+            for session in [session for session in tables.last_number if session[1] in replica_generations]:
+                del tables.last_number[session]
+
+    def _tables(self) -> Iterable[ShardTables]:
+        return {id(shard.tables): shard.tables for shard in self.shards.values()}.values()
 
     @property
     def live(self) -> Mapping[Replica, int]:
@@ -505,8 +530,11 @@ class ServerState:
         return []
 
     def _asked_for(self, request: Request, asked: Pull | ReadShards) -> tuple[Shard, ...] | Refuse:
-        if asked.run != self.run or asked.generation != self.generation:
+        if asked.store != self.store or asked.generation != self.generation:
             return self._wrong_run(request, asked)
+        group = self.group(asked.shards)
+        if group is not None:
+            return group
         unknown = [number for number in asked.shards if ShardId(number) not in self.shards]
         if unknown:
             return Refuse(request, "not-primary", f"not the primary of shards {unknown[:8]}")
@@ -526,15 +554,15 @@ class ServerState:
         return self.waiting.next_deadline()
 
     def _wrong_run(self, request: Request, asked: Record | Tick | Pull | ReadShards) -> Refuse:
-        here = f"{self.run} generation {self.generation}"
-        there = f"{asked.run} generation {asked.generation}"
-        return Refuse(request, "wrong-run", f"this server is on run {here}, not {there}")
+        here = f"{self.store} generation {self.generation}"
+        there = f"{asked.store} generation {asked.generation}"
+        return Refuse(request, "wrong-run", f"this is store {here}, not {there}")
 
     def forget(self, sessions: Iterable[Session]) -> None:
         """Forget the pushes of sessions whose generations were never live, to make room for others."""
         for session in sessions:
-            for shard in self.shards.values():
-                shard.last_number.pop(session, None)
+            for tables in self._tables():
+                tables.last_number.pop(session, None)
             self._replicas.forget_early(session[1])  # the session's incarnation is its replica generation
 
     # --- inspection --------------------------------------------------------------------------
@@ -548,6 +576,23 @@ class ServerState:
             if isinstance(queued, QueuedPush):
                 assert len(queued.accepted) + len(queued.problems) == len(queued.push.shards)
 
+    def store_statistics(self) -> StoreStatistics:
+        """Counts of the store on this server, for its clients."""
+        shards = self.shards.values()
+        return StoreStatistics(
+            shards=len(shards),
+            bytes=sum([shard.values.nbytes for shard in shards]),
+            state_bytes=sum([array.nbytes for shard in shards for array in shard.rule_state.values()]),
+            versions={str(shard.spec.id): int(shard.version) for shard in shards},
+            clients=count_clients(shards),
+            refused=sum([shard.refused for shard in shards]),
+            duplicates=sum([shard.duplicates for shard in shards]),
+            waiting=len(self.waiting),
+            waiting_for=[int(replica) for replica in self.waiting.waiting_for()],
+            batches=self.batches,
+            batched_pushes=self.batched_pushes,
+        )
+
     def statistics(self) -> ServerStatistics:
         """Counts of the shards, and of the requests that wait."""
         counts = count_shards(self.shards.values())
@@ -560,10 +605,85 @@ class ServerState:
 
 def _most_joined(head: QueuedPush) -> int:
     """Return the largest number of pushes in a batch that begins with this one."""
-    sizes = [len(shard.values) for shard in head.shards if shard is not None]
+    if isinstance(head.shards, ShardGroup):
+        largest, size = head.shards.largest, head.shards.size
+    else:
+        sizes = [len(shard.values) for shard in head.shards if shard is not None]
+        largest, size = max(sizes, default=1), sum(sizes)
     # One round of the loop applies each shard at once: the largest one bounds the batch.
-    most = min(MAX_BATCH, SHARD_VALUES // max(sizes, default=1))
-    return min(most, BATCH_VALUES // sum(sizes)) if head.push.pull and sizes else most
+    most = min(MAX_BATCH, SHARD_VALUES // largest)
+    return min(most, BATCH_VALUES // size) if head.push.pull and size else most
+
+
+def _order_together(
+    group: ShardGroup, tables: ShardTables, session: Session, number: int
+) -> tuple[Sequence[int], list[Problem]]:
+    """Order a push with one number on all shards of a group. Returns accepted places, and problems."""
+    last = tables.last_number.get(session, 0)
+    if number == last + 1:
+        tables.last_number[session] = number
+        return group.places, []
+    if number <= last:
+        tables.duplicates += 1
+        return (), [Problem(place, DUPLICATE) for place in group.places]
+    return (), [Problem(place, GAP, last + 1) for place in group.places]
+
+
+def _order_apart(
+    shards: Sequence[Shard | None], session: Session, numbers: Sequence[int]
+) -> tuple[Sequence[int], list[Problem]]:
+    """Order a push shard by shard. Returns accepted places, and problems."""
+    accepted: list[int] = []
+    problems: list[Problem] = []
+    for place, shard in enumerate(shards):
+        if shard is None:
+            problems.append(Problem(place, NOT_PRIMARY))
+            continue
+        last, number = shard.last_number.get(session, 0), numbers[place]
+        if number == last + 1:
+            shard.own().last_number[session] = number
+            accepted.append(place)
+        elif number <= last:
+            shard.duplicates += 1
+            problems.append(Problem(place, DUPLICATE))
+        else:
+            problems.append(Problem(place, GAP, last + 1))
+    return accepted, problems
+
+
+def _count_together(
+    shards: Sequence[Shard], pushes: Sequence[QueuedPush], finite: Sequence[Sequence[bool]]
+) -> bool:
+    """Count applied pushes of a group with shared tables. Returns False if its shards must be counted apart."""
+    tables = shards.own_tables() if isinstance(shards, ShardGroup) else None
+    if tables is None or not all(finite[0]) or finite.count(finite[0]) != len(finite):
+        return False
+    if not all(same(queued.push.versions) and same(queued.push.own_applied) for queued in pushes):
+        return False
+    for queued in pushes:
+        push = queued.push
+        since = tables.version - push.versions[0] - push.own_applied[0]
+        # Negative if the client claims more own pushes than were applied: it counts as current.
+        tables.count_staleness(push.replica, max(since, 0))
+        tables.version = Version(tables.version + 1)
+    return True
+
+
+def _count_apart(
+    shards: Sequence[Shard], pushes: Sequence[QueuedPush], finite: Sequence[Sequence[bool]]
+) -> None:
+    """Count applied and refused pushes shard by shard."""
+    for place, shard, of_pushes in zip(pushes[0].accepted, shards, finite, strict=True):
+        tables = shard.own()
+        for queued, ok in zip(pushes, of_pushes, strict=True):
+            if ok:
+                push = queued.push
+                since = tables.version - push.versions[place] - push.own_applied[place]
+                tables.count_staleness(push.replica, max(since, 0))
+                tables.version = Version(tables.version + 1)
+            else:
+                tables.refused += 1
+                queued.problems.append(Problem(place, REFUSED))
 
 
 def _has_new_number(push: Push, shards: Sequence[Shard | None], session: Session) -> bool:

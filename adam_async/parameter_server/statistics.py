@@ -6,6 +6,7 @@ A field that is unset is left out of the report: a server without a run has no c
 from collections import Counter
 from collections.abc import Collection, Mapping
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from adam_async.parameter_server.shard import OTHERS, Shard
@@ -39,17 +40,55 @@ class ServerStatistics(CommonStatistics, kw_only=True, rename={"pending_contribu
     batched_pushes: int | UnsetType = UNSET
 
 
+class ClientCounts(msgspec.Struct, kw_only=True):
+    """Counts of one client of a store, over the shards of one server."""
+
+    clock: int | UnsetType = UNSET
+    """Lowest clock of its shards, in steps; unset for a client that the map does not name."""
+    pushes: int = 0
+    """Applied pushes, each counted on each of its shards."""
+    staleness: Histogram = {}
+
+
+class StoreStatistics(CommonStatistics, kw_only=True):
+    """Counts of one store on one server, for its clients. Keys are text, as in JSON."""
+
+    shards: int
+    bytes: int
+    """Bytes of the values."""
+    state_bytes: int
+    """Bytes of the rules' arrays."""
+    versions: dict[str, int]
+    """By shard."""
+    clients: dict[str, ClientCounts]
+    """By replica number of the client in the cluster map, or "others"."""
+    refused: int
+    duplicates: int
+    waiting: int
+    """Requests that wait for a clock or for sums."""
+    waiting_for: list[int]
+    """Replica numbers of the clients that these requests wait for."""
+    batches: int
+    batched_pushes: int
+
+
+def count_clients(shards: Collection[Shard]) -> dict[str, ClientCounts]:
+    """Add up the counts of each client, over the shards of one server."""
+    found: dict[str, ClientCounts] = {}
+    for shard in shards:
+        for replica, clock in shard.clocks.items():
+            counts = found.setdefault(str(replica), ClientCounts())
+            counts.clock = clock if counts.clock is UNSET else min(counts.clock, clock)
+    by_replica, _ = _staleness(shards)
+    for name, staleness in by_replica.items():
+        counts = found.setdefault(name, ClientCounts())
+        counts.staleness, counts.pushes = _as_text(staleness), staleness.total()
+    return found
+
+
 def count_shards(shards: Collection[Shard]) -> ServerStatistics:
     """Add up the counts of the shards of one server."""
-    by_replica: dict[str, Counter[int]] = {}
-    by_tensor: dict[str, Counter[int]] = {}
-    for shard in shards:
-        for replica, counts in shard.staleness_of.items():
-            if not counts:
-                continue  # the map names the replica, and it has not pushed
-            name = str(replica) if replica != OTHERS else "others"
-            by_replica.setdefault(name, Counter()).update(counts)
-            by_tensor.setdefault(shard.spec.tensor, Counter()).update(counts)
+    by_replica, by_tensor = _staleness(shards)
     total: Counter[int] = Counter()
     for counts in by_replica.values():
         total.update(counts)
@@ -66,6 +105,20 @@ def count_shards(shards: Collection[Shard]) -> ServerStatistics:
         refused=sum(shard.refused for shard in shards),
         duplicates=sum(shard.duplicates for shard in shards),
     )
+
+
+def _staleness(shards: Collection[Shard]) -> tuple[dict[str, Counter[int]], dict[str, Counter[int]]]:
+    """Add up the staleness of pushes by replica, and by tensor."""
+    by_replica: dict[str, Counter[int]] = {}
+    by_tensor: dict[str, Counter[int]] = {}
+    for shard in shards:
+        for replica, counts in shard.staleness_of.items():
+            if not counts:
+                continue  # the map names the replica, and it has not pushed
+            name = str(replica) if replica != OTHERS else "others"
+            by_replica.setdefault(name, Counter()).update(counts)
+            by_tensor.setdefault(shard.spec.tensor, Counter()).update(counts)
+    return by_replica, by_tensor
 
 
 def _as_text(counts: Mapping[int, int]) -> Histogram:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from adam_async.model.rules import Rule, RuleState
-from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard import FamilyMemory, Shard, ShardTables
 from adam_async.run.shard_table import ShardSpec
 
 ALIGNMENT = 64
@@ -62,6 +62,7 @@ def own_shards(specs: Sequence[ShardSpec], rules: Sequence[Rule]) -> list[Shard]
             if new[name].any():
                 array[:] = new[name][0]
         counts = {name: np.repeat(new[name], len(members)) for name in rules[rule].scalar_names}
+        memory, tables = FamilyMemory(values, state, counts), ShardTables(shards=len(members))
         for at, (spec, start) in enumerate(zip(members, starts, strict=True)):
             part = slice(start, start + spec.size)
             shards[spec.id] = Shard(
@@ -71,6 +72,10 @@ def own_shards(specs: Sequence[ShardSpec], rules: Sequence[Rule]) -> list[Shard]
                     **{name: array[part] for name, array in state.items()},
                     **{name: array[at : at + 1] for name, array in counts.items()},
                 },
+                tables=tables,
+                memory=memory,
+                offset=start,
+                place=at,
             )
     return [shards[spec.id] for spec in specs]
 

@@ -15,6 +15,7 @@ from adam_async.parameter_server.events import (
     TickArrived,
 )
 from adam_async.parameter_server.shard import Session
+from adam_async.parameter_server.shard_group import applied_clock
 from adam_async.run.ids import Replica
 
 MOST_WAITING = 4096
@@ -113,7 +114,7 @@ def _answer(queued: QueuedPull | QueuedRead) -> SendValues | SendStates | None:
     if isinstance(queued, QueuedRead):
         ready = all(shard.pending is None or shard.pending.settled for shard in queued.shards)
         return SendStates(queued.request, queued.shards) if ready else None
-    if queued.clock and any(shard.applied_clock() < queued.clock for shard in queued.shards):
+    if queued.clock and applied_clock(queued.shards) < queued.clock:
         return None
     return SendValues(queued.request, queued.shards)
 
@@ -121,7 +122,7 @@ def _answer(queued: QueuedPull | QueuedRead) -> SendValues | SendStates | None:
 def _late(queued: QueuedPull | QueuedRead) -> SendBehind | Refuse:
     behind = _behind(queued)
     if isinstance(queued, QueuedPull):
-        clock = min(shard.applied_clock() for shard in queued.shards)
+        clock = applied_clock(queued.shards)
         return SendBehind(queued.request, clock, behind)
     names = ", ".join(map(str, behind)) or "none of those known"
     text = f"contributions wait for those of all replicas; behind: {names}"

@@ -15,6 +15,7 @@ from adam_async.messages import Part
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, ShardTable
 from adam_async.run.store_record import ArrayRecord
+from adam_async.store.arrays import names_in
 
 MESSAGE_BYTES = 4 << 20
 """Bytes of values after which the shards of a server continue in the next message, unless one shard is
@@ -49,11 +50,12 @@ class ShardMessage:
     parts: tuple[Part, ...]
     """Parts of a push of dense gradients."""
     dtype: np.dtype[Any]
-
-    @property
-    def size(self) -> int:
-        """Number of values."""
-        return sum([run.stop - run.start for run in self.runs])
+    index: slice | NDArray[np.intp]
+    """Index of the shards in an array with an entry for each shard of the store."""
+    names: tuple[str, ...]
+    """Array of each shard."""
+    whole: bool
+    """Whether it has several arrays, each of one shard."""
 
     def gather(self, flat: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         """Return the values of the message, from flat arrays by name; a view if they are one range."""
@@ -61,6 +63,57 @@ class ShardMessage:
             run = self.runs[0]
             return flat[run.name][run.start : run.stop]
         return np.concatenate([flat[run.name][run.start : run.stop] for run in self.runs])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PulledPlace:
+    """Place of an array in the answer to a message of whole arrays."""
+
+    message: int
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorePlan:
+    """The messages for all shards of some arrays.
+
+    Attributes:
+        shapes: Shape of each array, in the order of the names.
+        dtypes: Type of each.
+        places: Places of the arrays in messages of whole arrays.
+    """
+
+    messages: tuple[ShardMessage, ...]
+    shapes: list[tuple[int, ...]]
+    dtypes: list[np.dtype[Any]]
+    places: Mapping[str, PulledPlace]
+
+    def gather(self, arrays: Mapping[str, Any]) -> list[NDArray[Any]] | None:
+        """Return the values of each message if all messages are of whole arrays, at once for all arrays.
+
+        Returns None if one is not, or if an array has another shape or type, or may not be finite.
+        """
+        given = list(arrays.values())
+        if not self.messages or not all(message.whole for message in self.messages):
+            return None
+        if set(map(type, given)) != {np.ndarray}:
+            return None
+        if [array.dtype for array in given] != self.dtypes or [array.shape for array in given] != self.shapes:
+            return None
+        found = []
+        for message in self.messages:
+            flat = np.concatenate([arrays[name].reshape(-1) for name in message.names])
+            if not np.isfinite(_squares(flat)):
+                return None
+            found.append(flat)
+        return found
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _squares(flat: NDArray[Any]) -> float:
+    return float(np.dot(flat, flat))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +127,8 @@ class FactorMessage:
     rows: tuple[slice, ...]
     """Rows of the shards."""
     parts: tuple[Part, ...]
+    index: slice | NDArray[np.intp]
+    """Index of the shards, as in `ShardMessage`."""
 
 
 class StoreLayout:
@@ -89,19 +144,47 @@ class StoreLayout:
         self.arrays: Mapping[str, ArrayRecord] = {array.name: array for array in arrays}
         self.table = table
         self.buckets = buckets
-        self._plans: dict[tuple[str, ...], tuple[ShardMessage, ...]] = {}
-        self.everything = self.messages(tuple(self.arrays))
+        self._plans: dict[tuple[str, ...], StorePlan] = {}
+        self.everything = self.plan(tuple(self.arrays)).messages
 
-    def messages(self, names: tuple[str, ...]) -> tuple[ShardMessage, ...]:
-        """Return the messages for all shards of these arrays."""
+    def plan(self, names: tuple[str, ...]) -> StorePlan:
+        """Return the messages for all shards of these arrays.
+
+        Raises:
+            StoreError: A name is unknown; names it and some of the store's.
+        """
         plan = self._plans.get(names)
         if plan is None:
+            names_in(self.arrays, names)
             specs = [spec for name in names for spec in self.table.by_tensor.get(name, ())]
-            plan = tuple(self._cut(specs))
+            messages = tuple(self._cut(specs))
+            plan = StorePlan(
+                messages=messages,
+                shapes=[self.arrays[name].shape for name in names],
+                dtypes=[np.dtype(self.arrays[name].dtype) for name in names],
+                places=self._places(messages),
+            )
             if len(self._plans) >= PLANS_KEPT:
                 del self._plans[next(iter(self._plans))]
             self._plans[names] = plan
         return plan
+
+    def _places(self, messages: Sequence[ShardMessage]) -> Mapping[str, PulledPlace]:
+        places: dict[str, PulledPlace] = {}
+        for number, message in enumerate(messages):
+            if not message.whole:
+                continue
+            at = 0
+            for spec in message.specs:
+                shape = self.arrays[spec.tensor].shape
+                places[spec.tensor] = PulledPlace(message=number, start=at, stop=at + spec.size, shape=shape)
+                at += spec.size
+        return places
+
+    def _message(self, server: str, specs: Sequence[ShardSpec]) -> ShardMessage:
+        names = tuple([spec.tensor for spec in specs])
+        whole = len(names) > 1 and all(len(self.table.by_tensor[name]) == 1 for name in names)
+        return _message(server, specs, names, whole)
 
     def _cut(self, specs: Sequence[ShardSpec]) -> list[ShardMessage]:
         open_: dict[tuple[str, int, str], list[ShardSpec]] = {}
@@ -117,7 +200,7 @@ class StoreLayout:
                 room[key] = MESSAGE_BYTES
             group.append(spec)
             room[key] -= spec.nbytes
-        return [_message(server, group) for server, group in groups]
+        return [self._message(server, group) for server, group in groups]
 
     def factor_messages(self, name: str) -> tuple[FactorMessage, ...] | None:
         """Return the messages for a push of factors; None if a row of the array is cut over shards."""
@@ -134,12 +217,20 @@ class StoreLayout:
                 shards=tuple(spec.id for spec in specs),
                 rows=tuple(spec.rows for spec in specs),
                 parts=(Part(True, len(specs)),),
+                index=_index(specs),
             )
             for server, specs in by_server.items()
         )
 
 
-def _message(server: str, specs: Sequence[ShardSpec]) -> ShardMessage:
+def _index(specs: Sequence[ShardSpec]) -> slice | NDArray[np.intp]:
+    first, count = int(specs[0].id), len(specs)
+    if all(int(spec.id) == first + at for at, spec in enumerate(specs)):
+        return slice(first, first + count)
+    return np.array([int(spec.id) for spec in specs], np.intp)
+
+
+def _message(server: str, specs: Sequence[ShardSpec], names: tuple[str, ...], whole: bool) -> ShardMessage:
     runs: list[Run] = []
     for spec in specs:
         if runs and runs[-1].name == spec.tensor and runs[-1].stop == spec.start:
@@ -154,4 +245,7 @@ def _message(server: str, specs: Sequence[ShardSpec]) -> ShardMessage:
         runs=tuple(runs),
         parts=(Part(False, len(specs)),),
         dtype=np.dtype(specs[0].dtype),
+        index=_index(specs),
+        names=names,
+        whole=whole,
     )

@@ -7,7 +7,7 @@ tick, names it, so that a step may have any number of pushes.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from numbers import Real
 from typing import Any, TypeVar
@@ -36,12 +36,11 @@ from adam_async.store.arrays import (
     InitialArrays,
     flat_factors,
     flat_values,
-    names_in,
 )
-from adam_async.store.layout import ShardMessage, StoreLayout
+from adam_async.store.layout import PulledPlace, ShardMessage, StoreLayout, StorePlan
 from adam_async.store.local_servers import ServerAccess
 from adam_async.store.values import PushOutcome, ReadVersions, RefusedShard, Values
-from transport import Identity
+from transport import Identity, LocalNetwork
 
 _T = TypeVar("_T")
 
@@ -327,7 +326,7 @@ class StoreLink:
             replica = placed.replica
             incarnation = replica_generation([(placed.incarnation, placed.placed)], 1)
         return SessionIdentity(
-            run=store.id,
+            store=store.id,
             session=int.from_bytes(self._entropy(7), "little"),
             incarnation=incarnation,
             replica=replica,
@@ -339,7 +338,7 @@ class StoreLink:
         name, node = self._wish.name, self._identity.node
         async for cluster in self._membership.changes():
             store = cluster.stores.get(name)
-            if store is None or store.id != session.run:
+            if store is None or store.id != session.store:
                 if self._deleting:  # `delete` closes this client next
                     return
                 raise StoreError(f"store {name!r} was deleted")
@@ -439,9 +438,15 @@ class StoreLink:
         if not isinstance(weight, int) or not 1 <= weight <= MOST_WEIGHT:
             raise StoreError(f"weight is a whole number from 1 to {MOST_WEIGHT}, not {weight!r}")
         layout = self.layout
-        names_in(layout.arrays, tuple(gradients))
+        plan = layout.plan(tuple(gradients))
         what = "value" if assign else "gradient"
         scaled = weight != 1 and self._is_summed
+        gathered = plan.gather(gradients)
+        if gathered is not None:
+            return [
+                self._outgoing(message, values * message.dtype.type(weight) if scaled else values, rate)
+                for message, values in zip(plan.messages, gathered, strict=True)
+            ]
         flat: dict[str, NDArray[Any]] = {}
         found: list[_Outgoing] = []
         for name, gradient in gradients.items():
@@ -459,17 +464,21 @@ class StoreLink:
             flat[name] = flat_values(record, gradient, what)
             if scaled:
                 flat[name] = flat[name] * record_type(record)(weight)
-        for message in layout.messages(tuple(flat)):
-            found.append(
-                _Outgoing(
-                    server=message.server,
-                    parts=message.parts,
-                    shards=message.shards,
-                    tensors=(message.gather(flat),),
-                    rate=self._rates[message.rule] if rate is None else rate,
-                )
-            )
+        if len(flat) < len(gradients):
+            plan = layout.plan(tuple(flat))
+        found += [self._outgoing(message, message.gather(flat), rate) for message in plan.messages]
         return found
+
+    def _outgoing(self, message: ShardMessage, values: NDArray[Any], rate: float | None) -> "_Outgoing":
+        return _Outgoing(
+            server=message.server,
+            parts=message.parts,
+            shards=message.shards,
+            index=message.index,
+            names=message.names if message.whole else (),
+            tensors=(values,),
+            rate=self._rates[message.rule] if rate is None else rate,
+        )
 
     def _factors_of(
         self, name: str, activations: NDArray[Any], errors: NDArray[Any], rate: float | None
@@ -489,6 +498,7 @@ class StoreLink:
                     server=message.server,
                     parts=message.parts,
                     shards=message.shards,
+                    index=message.index,
                     tensors=(activations, rows),
                     rate=self._rates[message.rule] if rate is None else rate,
                 )
@@ -529,6 +539,9 @@ class StoreLink:
         clock = 0
         if self.slack is not None and not assign:
             clock = self.clock + 1 if self._is_summed else self.clock
+        # In bsp a server answers a push before it applies the sum. By reference it would read the caller's
+        # memory after the push has returned, and the push would wait for the sum.
+        kept = self._is_summed and not assign and isinstance(self._network, LocalNetwork)
         for message in messages:
             shards = message.shards
             self._client.push(
@@ -536,25 +549,26 @@ class StoreLink:
                 StepPush(
                     parts=message.parts,
                     shards=shards,
-                    tensors=message.tensors,
-                    versions=tuple(versions[list(shards)].tolist()),
+                    tensors=tuple([tensor.copy() for tensor in message.tensors]) if kept else message.tensors,
+                    versions=tuple(versions[message.index].tolist()),
                     own_applied=(0,) * len(shards),
                     clock=clock,
-                    images=weight,
+                    weight=weight,
                     rate=message.rate,
                     epoch=1 if self.slack is not None and not assign else 0,
                     assign=assign,
                 ),
-                on_free=collector.freed,
-                on_outcome=partial(collector.answered, shards),
+                on_free=_keep if kept else collector.freed,
+                on_outcome=partial(collector.answered, message, done=kept),
             )
         if not messages:
             collector.finish()
 
-    def note_versions(self, shards: Sequence[ShardId], versions: Sequence[int]) -> None:
-        """Take note of versions in an answer."""
-        places = list(shards)
-        self._seen[places] = np.maximum(self._seen[places], versions)
+    def note_versions(self, index: slice | NDArray[np.intp], versions: Sequence[int]) -> NDArray[np.int64]:
+        """Take note of the versions of an answer, and return them."""
+        found = np.array(versions, np.int64)
+        self._seen[index] = np.maximum(self._seen[index], found)
+        return found
 
     # --- clocks --------------------------------------------------------------------------------
 
@@ -594,9 +608,9 @@ class StoreLink:
         if isinstance(names, str):
             raise StoreError(f"names is a sequence of names: [{names!r}]")
         wanted = tuple(layout.arrays) if names is None else tuple(dict.fromkeys(names))
-        names_in(layout.arrays, wanted)
+        plan = layout.plan(wanted)
         targets = _targets(layout.arrays, wanted, out)
-        pull = _PullInProgress(self, wanted, targets)
+        pull = _PullInProgress(self, wanted, plan, targets)
         sent: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         # Behind the pushes that were called before.
         self._in_turn(_Turn(send=partial(self._send_pull, pull, sent), outcome=sent))
@@ -618,11 +632,11 @@ class StoreLink:
         bound = 0
         if self.slack is not None and not self._wish.reader:
             bound = max(self.clock - self.slack, 0)
-        for message in self.layout.messages(pull.names):
+        for number, message in enumerate(pull.plan.messages):
             self._client.pull(
                 message.server,
                 message.shards,
-                partial(pull.answered, message),
+                partial(pull.answered, number),
                 clock=bound,
                 into=pull.into(message),
                 on_behind=pull.behind,
@@ -680,8 +694,15 @@ class _Outgoing(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     server: str
     parts: tuple[Part, ...]
     shards: tuple[ShardId, ...]
+    index: slice | NDArray[np.intp]
+    names: tuple[str, ...] = ()
+    """Array of each shard, if each is of one shard."""
     tensors: Sequence[NDArray[Any]]
     rate: float
+
+
+def _keep() -> None:
+    """Leave tensors that the caller does not own to the server."""
 
 
 class _Collector:
@@ -694,17 +715,23 @@ class _Collector:
         self._versions: dict[str, int] = {}
         self._refused: list[RefusedShard] = []
 
-    def answered(self, shards: Sequence[ShardId], answer: Pushed) -> None:
-        link = self._link
-        link.note_versions(shards, answer.versions)
+    def answered(self, message: "_Outgoing", answer: Pushed, *, done: bool) -> None:
+        """Take an answer; `done`: the message needs no more, because its tensors are not the caller's."""
+        link, shards = self._link, message.shards
+        link.note_versions(message.index, answer.versions)
         table, versions = link.layout.table.shards, self._versions
-        for shard, version in zip(shards, answer.versions, strict=True):
-            name = table[shard].tensor
-            versions[name] = min(versions.get(name, version), version)
+        if message.names:
+            versions.update(zip(message.names, answer.versions, strict=True))
+        else:
+            for shard, version in zip(shards, answer.versions, strict=True):
+                name = table[shard].tensor
+                versions[name] = min(versions.get(name, version), version)
         for problem in answer.problems:
             if problem.status == REFUSED:
                 spec = table[shards[problem.index]]
                 self._refused.append(RefusedShard(name=spec.tensor, start=spec.start, stop=spec.stop))
+        if done:
+            self.freed()
 
     def freed(self) -> None:
         self._left -= 1
@@ -719,14 +746,23 @@ class _Collector:
 class _PullInProgress:
     """Collects the answers of one pull."""
 
-    def __init__(self, link: StoreLink, names: tuple[str, ...], targets: Mapping[str, NDArray[Any]]) -> None:
+    def __init__(
+        self,
+        link: StoreLink,
+        names: tuple[str, ...],
+        plan: StorePlan,
+        targets: Mapping[str, NDArray[Any]],
+    ) -> None:
         self._link = link
-        self.names = names
+        self._names = names
+        self.plan = plan
+        self._flats: dict[int, NDArray[Any]] = {}
+        """Values of messages of whole arrays, by number."""
         self._targets = dict(targets)
         self._given = frozenset(targets)
         self._found: dict[str, NDArray[Any]] = {}
         self._read = np.full(len(link.layout.table.shards), -1, np.int64)
-        self.missing = len(link.layout.messages(names))
+        self.missing = len(plan.messages)
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.clocks: list[int] = []
         """Clock of each answer."""
@@ -749,12 +785,15 @@ class _PullInProgress:
     def behind(self, answer: ValuesMessage) -> None:
         self.late = tuple(answer.behind)
 
-    def answered(self, message: ShardMessage, answer: ValuesMessage, flat: NDArray[Any]) -> None:
-        self._link.note_versions(message.shards, answer.versions)
-        self._read[list(message.shards)] = answer.versions
+    def answered(self, number: int, answer: ValuesMessage, flat: NDArray[Any]) -> None:
+        message = self.plan.messages[number]
+        self._read[message.index] = self._link.note_versions(message.index, answer.versions)
         self.clocks.append(answer.clock)
         arrays, given, at = self._link.layout.arrays, self._given, 0
-        if len(message.runs) > 1:
+        if message.whole and not given:
+            flat.flags.writeable = False
+            self._flats[number] = flat
+        elif len(message.runs) > 1:
             for run in message.runs:
                 end = at + run.stop - run.start
                 if run.name not in given and end - at == arrays[run.name].size:
@@ -768,7 +807,10 @@ class _PullInProgress:
 
     def values(self) -> Values:
         arrays: dict[str, NDArray[Any]] = {}
-        for name in self.names:
+        places = {} if self._given else self.plan.places
+        for name in self._names if len(places) < len(self._names) else ():
+            if name in places:
+                continue
             record = self._link.layout.arrays[name]
             flat = self._found.get(name)
             if flat is None:
@@ -777,7 +819,38 @@ class _PullInProgress:
             array.flags.writeable = False
             arrays[name] = array
         clock = min(self.clocks, default=0)
-        return Values(arrays, ReadVersions(self._link.store.id, self._read), clock)
+        pulled = _PulledArrays(self._names, places, self._flats, arrays) if places else arrays
+        return Values(pulled, ReadVersions(self._link.store.id, self._read), clock)
+
+
+class _PulledArrays(Mapping[str, NDArray[Any]]):
+    """Pulled arrays by name; those of messages of whole arrays are cut out at their first use."""
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        places: Mapping[str, PulledPlace],
+        flats: Mapping[int, NDArray[Any]],
+        arrays: dict[str, NDArray[Any]],
+    ) -> None:
+        self._names = names
+        self._places = places
+        self._flats = flats
+        self._arrays = arrays
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        array = self._arrays.get(name)
+        if array is None:
+            place = self._places[name]
+            array = self._flats[place.message][place.start : place.stop].reshape(place.shape)
+            self._arrays[name] = array
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class _StartValues:

@@ -143,7 +143,7 @@ class RunSession:
         self._kernels = self._new_kernels()
         self._limits = self._new_limits()
         self._push_identity = SessionIdentity(
-            run=run.id,
+            store=run.id,
             session=setup.session,
             incarnation=self._replica_generation,
             replica=setup.replica,

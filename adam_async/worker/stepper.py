@@ -148,7 +148,7 @@ class Pusher:
             versions=versions,
             own_applied=own_applied,
             clock=step.clock,
-            images=step.buffer.images,
+            weight=step.buffer.images,
             rate=step.rate,
             pull=pulls,
             epoch=step.epoch,

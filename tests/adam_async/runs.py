@@ -292,7 +292,7 @@ class Servers:
         client = ParameterClient(
             Endpoint(self.network, identity, Traffic(identity.node)),
             SessionIdentity(
-                run="run",
+                store="run",
                 session=replica + 100,
                 incarnation=identity.incarnation,
                 replica=replica,
@@ -343,7 +343,7 @@ class HandClient:
                 versions=(read,) * len(message.shards),
                 own_applied=(own_applied,) * len(message.shards),
                 clock=self.clock,
-                images=1,
+                weight=1,
                 rate=rate,
             )
             self.client.push(message.server, step, on_free=free)

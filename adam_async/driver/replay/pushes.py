@@ -51,7 +51,7 @@ class Pushes:
             key = (int(shard), replica, step.clock)
             self._waiting[key] = ShardPush(
                 gradients=PushGradients((part,)),
-                images=step.images,
+                images=step.weight,
                 rate=step.rate,
                 version=step.versions[place],
                 own_applied=step.own_applied[place],
@@ -75,12 +75,12 @@ class Pushes:
 def _as_received(replica: int, step: StepPush) -> Push:
     """Return the message as a server would receive it."""
     return Push(
-        run="",
+        store="",
         session=0,
         incarnation=0,
         replica=replica,
         clock=step.clock,
-        images=step.images,
+        weight=step.weight,
         rate=step.rate,
         generation=0,
         parts=step.parts,

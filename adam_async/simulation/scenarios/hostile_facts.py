@@ -64,15 +64,15 @@ def next_push(
             continue
         shard = next(iter(state.shards.values()))
         replicas = {generation: replica for replica, (generation, _) in cluster.pushers(store).items()}
-        for (session, generation), number in reversed(shard.last_number.items()):
+        for (session, generation), number in reversed(shard.tables.last_number.items()):
             if generation in replicas:
                 push = Push(
-                    run=state.run,
+                    store=state.store,
                     session=session,
                     incarnation=generation,
                     replica=replicas[generation],
                     clock=1,
-                    images=1,
+                    weight=1,
                     rate=0.0,
                     generation=state.generation,
                     parts=(Part(factors=False, count=1),),

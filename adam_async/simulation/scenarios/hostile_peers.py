@@ -534,7 +534,7 @@ class _Peer:
         if self._role == "ps":
             clock, shards = next_clock(self._peers.server(self._target))
             pull = Pull(
-                run=facts.run, generation=facts.generation, shards=shards, clock=clock, wait_s=PROBE_S
+                store=facts.run, generation=facts.generation, shards=shards, clock=clock, wait_s=PROBE_S
             )
             return pack(pull)
         if self._role == "data":

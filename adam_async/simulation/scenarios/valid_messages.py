@@ -331,7 +331,7 @@ def _among_workers(facts: Facts) -> list[Example]:
 
 def _with_a_parameter_server(facts: Facts) -> list[Example]:
     some = facts.shards[:1]
-    here: dict[str, Any] = {"run": facts.run, "generation": facts.generation, "shards": some}
+    here: dict[str, Any] = {"store": facts.run, "generation": facts.generation, "shards": some}
     sender: dict[str, Any] = {
         "session": facts.session,
         "incarnation": facts.incarnation,
@@ -342,7 +342,7 @@ def _with_a_parameter_server(facts: Facts) -> list[Example]:
         **here,
         **sender,
         clock=facts.clock,
-        images=2,
+        weight=2,
         rate=0.1,
         parts=(m.Part(factors=False, count=1),),
         numbers=(1,),
@@ -352,7 +352,7 @@ def _with_a_parameter_server(facts: Facts) -> list[Example]:
         epoch=facts.epoch,
     )
     problem = m.Problem(index=0, status=m.GAP, expected=1)
-    step = m.StepRecord(clock=facts.clock, images=2, staleness=0, refused=(0,))
+    step = m.StepRecord(clock=facts.clock, weight=2, staleness=0, refused=(0,))
     return [
         Example(body=push, tensors=(zeros,)),
         Example(body=m.Pushed(versions=(1,), problems=(problem,), clock=1), tensors=(zeros,)),
@@ -369,7 +369,7 @@ def _shard_states(facts: Facts) -> list[Example]:
     shard = facts.shards[0]
     zeros = np.zeros(facts.sizes[0], facts.dtype)
     tables = m.state_tables([m.ShardState(shard=shard, version=1, clocks={"0": 1})])
-    here: dict[str, Any] = {"run": facts.run, "generation": facts.generation}
+    here: dict[str, Any] = {"store": facts.run, "generation": facts.generation}
     tensors = (*tables, zeros, *(np.zeros_like(zeros) for _ in facts.rule_arrays))
     return [
         Example(body=m.ReadShards(**here, shards=facts.shards[:1])),

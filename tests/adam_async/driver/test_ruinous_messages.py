@@ -76,7 +76,9 @@ async def test_messages_that_once_ended_a_run_are_refused_and_the_servers_contin
             with pytest.raises(RemoteError, match="wait_s"):
                 await to_data.call(pack(msgspec.structs.replace(LEASE, wait_s=math.nan)), timeout_s=20.0)
             assert unpack(await pushed, Pushed).versions == (1,)
-            pull = Pull(run="run", generation=servers.map.generation, shards=(bias.id,), clock=0, wait_s=0.0)
+            pull = Pull(
+                store="run", generation=servers.map.generation, shards=(bias.id,), clock=0, wait_s=0.0
+            )
             answer = await to_server.call(pack(pull), timeout_s=20.0)
             assert unpack(answer, Values).versions == (1,)
             assert np.isfinite(answer.tensors[0]).all()

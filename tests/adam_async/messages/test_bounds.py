@@ -88,7 +88,7 @@ LEASE = LeaseGroups(run="r", replica=0, replica_generation=1, partition=0, posit
     "body",
     [
         WatchMap(after=0, group="", wait_s=0.0),
-        Pull(run="r", generation=1, shards=(0,)),
+        Pull(store="r", generation=1, shards=(0,)),
         ReadFile(digest="", file=0, offset=0),
         LEASE,
     ],
@@ -153,7 +153,7 @@ def test_a_diverged_loss_is_accepted(value):
 
 def test_an_invalid_count_is_refused():
     record = Record(
-        run="r",
+        store="r",
         session=1,
         incarnation=1,
         replica=0,

@@ -75,7 +75,7 @@ from adam_async.messages import (
     unpack,
     unpack_any,
 )
-from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.worker.push_plan import MESSAGE_SHARDS
 from tests.adam_async.runs import NETWORKS, address_of
 from tests.transport.testing import link_pair
@@ -89,7 +89,9 @@ DRAWN, CLOCK, SHARD = (1 << 56) - 1, (1 << 48) - 1, (1 << 32) - 1
 LARGE = (1 << 63) - 1
 """Largest number that leaves a message within its limit of size."""
 
-EVERYBODY = {(role, "controller") for role in ("controller", "ps", "data", "worker", "driver")}
+EVERYBODY = {
+    (role, "controller") for role in ("controller", "ps", "data", "worker", "driver", "client", "reader")
+}
 
 ALLOWED = {
     "GetMap": EVERYBODY,
@@ -120,24 +122,32 @@ ALLOWED = {
     "TestImages": {("data", "driver")},
     "Serve": {("driver", "data")},
     "Serving": {("data", "driver")},
-    "Push": {("worker", "ps")},
-    "Pushed": {("ps", "worker")},
+    "Push": {("worker", "ps"), ("client", "ps")},
+    "Pushed": {("ps", "worker"), ("ps", "client")},
     "Record": {("worker", "ps")},
     "Recorded": {("ps", "worker")},
-    "Tick": {("worker", "ps")},
-    "Ticked": {("ps", "worker")},
-    "Pull": {("worker", "ps"), ("driver", "ps")},
-    "Values": {("ps", "worker"), ("ps", "driver")},
+    "Tick": {("worker", "ps"), ("client", "ps")},
+    "Ticked": {("ps", "worker"), ("ps", "client")},
+    "Pull": {(role, "ps") for role in ("worker", "driver", "client", "reader")},
+    "Values": {("ps", role) for role in ("worker", "driver", "client", "reader")},
     "ReadShards": {("driver", "ps")},
     "ShardStates": {("ps", "driver")},
-    "LoadShards": {("driver", "ps")},
-    "Loaded": {("ps", "driver")},
+    "LoadShards": {("driver", "ps"), ("client", "ps")},
+    "Loaded": {("ps", "driver"), ("ps", "client")},
     "GetRecord": {("driver", "ps"), ("driver", "worker")},
     "RecordPart": {("ps", "driver"), ("worker", "driver")},
-    "GetStatistics": {("driver", role) for role in ("controller", "ps", "data", "worker")},
+    "GetStatistics": {
+        *(("driver", role) for role in ("controller", "ps", "data", "worker")),
+        ("client", "ps"),
+        ("reader", "ps"),
+    },
     "GetProfile": {("driver", role) for role in ("ps", "data", "worker")},
     "Profile": {(role, "driver") for role in ("ps", "data", "worker")},
-    "Statistics": {(role, "driver") for role in ("controller", "ps", "data", "worker")},
+    "Statistics": {
+        *((role, "driver") for role in ("controller", "ps", "data", "worker")),
+        ("ps", "client"),
+        ("ps", "reader"),
+    },
 }
 """Written a second time, so that a row that is changed by accident is noticed."""
 
@@ -171,12 +181,12 @@ EXAMPLES = [
     ReadTest(start=0, stop=10),
     messages.TestImages(total=10),
     Push(
-        run="r",
+        store="r",
         session=1 << 55,
         incarnation=2,
         replica=0,
         clock=9,
-        images=16,
+        weight=16,
         rate=0.1,
         generation=1,
         parts=(Part(True, 2), Part(False, 1)),
@@ -188,7 +198,7 @@ EXAMPLES = [
     ),
     Pushed(versions=(1, 2), problems=(Problem(1, messages.GAP, 4),)),
     Record(
-        run="r",
+        store="r",
         session=1,
         incarnation=2,
         replica=0,
@@ -198,13 +208,13 @@ EXAMPLES = [
         steps=(StepRecord(3, 16, 1), StepRecord(4, 16, 0, (1,))),
     ),
     Recorded(),
-    Tick(run="r", session=1, incarnation=2, replica=0, clock=3, generation=1, shards=(5,)),
+    Tick(store="r", session=1, incarnation=2, replica=0, clock=3, generation=1, shards=(5,)),
     Ticked(),
-    Pull(run="r", generation=1, shards=(1, 2)),
+    Pull(store="r", generation=1, shards=(1, 2)),
     Values(versions=(4, 5), clock=2),
-    ReadShards(run="r", generation=1, shards=(1, 2)),
+    ReadShards(store="r", generation=1, shards=(1, 2)),
     ShardStates(arrays=("momentum",)),
-    LoadShards(run="r", generation=1, arrays=()),
+    LoadShards(store="r", generation=1, arrays=()),
     Loaded(left=2),
     GetRecord(run="r", start=0, stop=10),
     RecordPart(total=7),
@@ -334,7 +344,7 @@ def test_another_message_than_expected_is_refused_with_both_names():
 
 
 def test_text_beside_a_message_survives_and_is_checked():
-    map_ = ClusterMap(version=3, buckets=("ps-0",))
+    map_ = ClusterMap(version=3, nodes={"ps-0": NodeRecord(role="ps", address="", incarnation=1)})
     message = pack(MapState(version=3, group="a1"), [text_tensor(map_)])
     assert read_text_tensor(message, ClusterMap, 1 << 20) == map_
     for tensors in ([], [np.zeros(3, np.float32)], [text_tensor(1), text_tensor(2)]):
@@ -389,12 +399,12 @@ def meta_bytes(message):
 def test_the_largest_push_fits_into_the_meta_of_a_frame():
     numbers = (LARGE,) * MESSAGE_SHARDS
     push = Push(
-        run="driver-of-a-long-name-0123456789abcdef-12345",
+        store="driver-of-a-long-name-0123456789abcdef-12345",
         session=LARGE,
         incarnation=LARGE,
         replica=LARGE,
         clock=LARGE,
-        images=LARGE,
+        weight=LARGE,
         rate=0.1,
         generation=LARGE,
         parts=(Part(True, 1),) * MESSAGE_SHARDS,
@@ -424,12 +434,12 @@ def test_the_largest_answers_fit_into_the_meta_of_a_frame():
 @given(
     st.builds(
         Push,
-        run=st.text(max_size=20),
+        store=st.text(max_size=20),
         session=st.integers(0, DRAWN),
         incarnation=st.integers(0, DRAWN),
         replica=st.integers(0, 9),
         clock=st.integers(0, CLOCK),
-        images=st.integers(0, 9999),
+        weight=st.integers(0, 9999),
         rate=st.floats(0, 1e12),
         generation=st.integers(0, 9),
         parts=st.lists(st.builds(Part, st.booleans(), st.integers(1, 9)), max_size=4).map(tuple),

@@ -36,7 +36,7 @@ def shards_of(servers, name):
 
 def steps_of(first, count, **fields):
     return tuple(
-        StepRecord(**{"clock": clock, "images": 4, "staleness": 1, **fields})
+        StepRecord(**{"clock": clock, "weight": 4, "staleness": 1, **fields})
         for clock in range(first, first + count)
     )
 
@@ -276,7 +276,8 @@ def take_part(servers, *clients):
     """Have the servers hear that these clients' replicas are live, as the map would say it."""
     live = {client._session.replica: client._session.incarnation for client in clients}
     for server in servers.servers:
-        server._perform(server.state.handle(ReplicasChanged(live)))
+        served = server.stores["run"]
+        served._follow_up(served.state.handle(ReplicasChanged(live)))
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -354,7 +355,7 @@ async def test_a_push_that_pulls_brings_back_the_clock_of_its_values(network):
             versions=(0,),
             own_applied=(0,),
             clock=4,
-            images=1,
+            weight=1,
             rate=1.0,
             pull=True,
         )
@@ -424,7 +425,7 @@ async def steps_in_lockstep(servers, replica, client):
                     versions=(clock - 1,) * len(mine),
                     own_applied=(0,) * len(mine),
                     clock=clock,
-                    images=1,
+                    weight=1,
                     rate=1.0,
                 )
                 client.push(server, step, on_free=lambda: None)

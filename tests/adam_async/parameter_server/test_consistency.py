@@ -45,16 +45,16 @@ def shard_of(number):
     return Shard(spec=spec, values=np.zeros(2), rule_state={})
 
 
-def push_of(replica, clock, numbers, *, images=GROUP, pull=False, replica_generation=1, epoch=0, read=0):
+def push_of(replica, clock, numbers, *, weight=GROUP, pull=False, replica_generation=1, epoch=0, read=0):
     """A push on the shards that are the keys of `numbers`."""
     return Push(
-        run="run",
+        store="run",
         generation=1,
         session=replica,
         incarnation=replica_generation,
         replica=replica,
         clock=clock,
-        images=images,
+        weight=weight,
         rate=0.5,
         parts=(Part(False, len(numbers)),),
         shards=tuple(numbers),
@@ -68,7 +68,7 @@ def push_of(replica, clock, numbers, *, images=GROUP, pull=False, replica_genera
 
 def tick_of(replica, clock, shards, *, numbers=(), replica_generation=1, epoch=0):
     return Tick(
-        run="run",
+        store="run",
         generation=1,
         session=replica,
         incarnation=replica_generation,
@@ -85,11 +85,11 @@ class Server:
 
     def __init__(self, *, synchronous, shards=(0, 1), live=(0, 1), record=False, **options):
         self.state = ServerState(
-            run="run",
+            store="run",
             generation=1,
             shards=[shard_of(number) for number in shards],
             clocked=True,
-            group_images=GROUP if synchronous else 0,
+            summed_weight=GROUP if synchronous else 0,
             log=OrderLog(shards) if record else None,
             **options,
         )
@@ -117,11 +117,11 @@ class Server:
         return self.tell(TickArrived(request, tick_of(*args, **fields)))
 
     def pull(self, request, clock, *, shards=(0, 1), wait_s=1.0):
-        pull = Pull(run="run", generation=1, shards=shards, clock=clock, wait_s=wait_s)
+        pull = Pull(store="run", generation=1, shards=shards, clock=clock, wait_s=wait_s)
         return self.tell(PullArrived(request, pull, self.now + wait_s))
 
     def read(self, request, *, shards=(0, 1), wait_s=1.0):
-        body = ReadShards(run="run", generation=1, shards=shards)
+        body = ReadShards(store="run", generation=1, shards=shards)
         return self.tell(ReadArrived(request, body, self.now + wait_s))
 
     def later(self, seconds):
@@ -387,20 +387,20 @@ def test_a_sum_is_in_the_order_of_replicas_and_not_of_arrival():
     assert server.sums == {number: [(1, [0, 1, 2], 1 / 3)] for number in (0, 1)}
 
 
-def test_a_sum_is_scaled_to_the_mean_over_the_images_of_its_contributions():
+def test_a_sum_is_scaled_to_the_mean_over_the_weights_of_its_contributions():
     server = Server(synchronous=True, live=(0, 1, 2))
-    server.push("a", 0, 1, {0: 1, 1: 1}, images=GROUP)
-    server.push("b", 1, 1, {0: 1, 1: 1}, images=3)
+    server.push("a", 0, 1, {0: 1, 1: 1}, weight=GROUP)
+    server.push("b", 1, 1, {0: 1, 1: 1}, weight=3)
     server.tick("t", 2, 1, [0, 1], numbers=[0, 0])
     server.drain()
     assert server.sums[0] == [(1, [0, 1], GROUP / (GROUP + 3))]
 
 
-def test_a_contribution_that_is_not_finite_counts_no_images_and_ticks():
+def test_a_contribution_that_is_not_finite_counts_no_weight_and_ticks():
     server = Server(synchronous=True)
     (answer,) = server.push("bad", 0, 1, {0: 1, 1: 1}, finite=False)
     assert answer.body.problems == (Problem(0, REFUSED), Problem(1, REFUSED))
-    server.push("good", 1, 1, {0: 1, 1: 1}, images=2)
+    server.push("good", 1, 1, {0: 1, 1: 1}, weight=2)
     server.drain()
     assert server.sums[0] == [(1, [1], GROUP / 2)]
     assert (server.shard().refused, server.shard().clocks) == (1, {0: 1, 1: 1})

@@ -15,17 +15,21 @@ from transport import Identity
 MOST_BYTES = 400
 
 
+def specs_of(state):
+    return [shard.spec for shard in state.shards.values()]
+
+
 def checks_of(**resumed):
-    state = ServerState(run="run", generation=1, shards=[shard_of(number) for number in range(30)])
+    state = ServerState(store="run", generation=1, shards=[shard_of(number) for number in range(30)])
     state.shards[0].version = 7
-    return QuestionChecks(state, most_images=16, **resumed)
+    return QuestionChecks(state, specs_of(state), most_weight=16, **resumed)
 
 
 PUSH = push_of((0, 1), (3, 3))
-TICK = Tick(run="run", session=1, incarnation=1, replica=0, clock=1, generation=1, shards=(0, 1))
-PULL = Pull(run="run", generation=1, shards=(0, 1))
+TICK = Tick(store="run", session=1, incarnation=1, replica=0, clock=1, generation=1, shards=(0, 1))
+PULL = Pull(store="run", generation=1, shards=(0, 1))
 RECORD = Record(
-    run="run",
+    store="run",
     session=1,
     incarnation=1,
     replica=0,
@@ -34,7 +38,7 @@ RECORD = Record(
     number=1,
     steps=(StepRecord(1, 16, 0),),
 )
-READ = ReadShards(run="run", generation=1, shards=(0, 1))
+READ = ReadShards(store="run", generation=1, shards=(0, 1))
 ALL = tuple(range(30))
 
 
@@ -45,7 +49,7 @@ def test_a_correct_question_is_taken(body):
     twice = msgspec.structs.replace(body, shards=(1, 1))
     code, text = checks.refusal(twice, most_bytes=MOST_BYTES)
     assert (code, text) == ("malformed", f"{type(body).__name__}: 1 is named twice")
-    another = msgspec.structs.replace(twice, run="another")
+    another = msgspec.structs.replace(twice, store="another")
     assert checks.refusal(another, most_bytes=MOST_BYTES) is None
 
 
@@ -55,8 +59,8 @@ def test_a_correct_question_is_taken(body):
         (PUSH, {"numbers": (1,)}, "differ in length"),
         (PUSH, {"versions": (8, 0)}, "version 8 of shard 0 was read, and it has 7"),
         (PUSH, {"own_applied": (3, 0)}, "3 pushes on shard 0 came before push 3"),
-        (PUSH, {"images": 17}, "17 images, and a step has 16"),
-        (PUSH, {"images": 0}, "at least one image"),
+        (PUSH, {"weight": 17}, "weight 17, and a step has at most 16"),
+        (PUSH, {"weight": 0}, "weight of at least 1"),
         (PUSH, {"epoch": 2}, "epoch 2, and 1 is the next one"),
         (PUSH, {"clock": EARLY_STEPS + 1}, "no replica can be beyond 4096"),
         (TICK, {"epoch": 1 << 31}, "epoch 2147483648"),
@@ -65,7 +69,7 @@ def test_a_correct_question_is_taken(body):
         (RECORD, {"steps": (StepRecord(1 << 40, 16, 0),)}, "clock 1099511627776"),
         (RECORD, {"steps": (StepRecord(1, 16, 0, (2,)),)}, "no place 2"),
         (RECORD, {"steps": (StepRecord(1, 16, 0, (1, 1)),)}, "1 is named twice"),
-        (RECORD, {"steps": (StepRecord(1, 17, 0),)}, "17 images"),
+        (RECORD, {"steps": (StepRecord(1, 17, 0),)}, "weight 17"),
     ],
 )
 def test_a_question_of_no_correct_client_is_refused_by_name(body, change, text):
@@ -101,8 +105,8 @@ def test_an_answer_that_fits_into_no_message_is_refused_before_it_is_made():
 
 
 def test_in_bsp_a_push_far_ahead_is_refused_until_the_others_have_caught_up():
-    state = ServerState(run="run", generation=1, shards=[shard_of(0), shard_of(1)], group_images=16)
-    checks = QuestionChecks(state, most_images=16)
+    state = ServerState(store="run", generation=1, shards=[shard_of(0), shard_of(1)], summed_weight=16)
+    checks = QuestionChecks(state, specs_of(state), most_weight=16)
     state.shards[0].pending.reached = state.shards[1].pending.reached = 7
     for clock in range(8, 8 + MOST_AHEAD):
         assert checks.refusal(msgspec.structs.replace(PUSH, clock=clock), most_bytes=1) is None

@@ -8,7 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from adam_async.checkpoint import shard_transfer
 from adam_async.controller.client import Membership
+from adam_async.driver.preparation import store_of
 from adam_async.messages import (
     APPLIED,
     NOT_PRIMARY,
@@ -25,6 +27,7 @@ from adam_async.messages import (
     Record,
     Recorded,
     RecordPart,
+    ShardState,
     ShardStates,
     StepRecord,
     Tick,
@@ -38,10 +41,10 @@ from adam_async.messages import (
 )
 from adam_async.model.kernels import make_batches
 from adam_async.model.rules import Sgd
-from adam_async.parameter_server import apply, service
+from adam_async.parameter_server import apply, service, shard_group
 from adam_async.parameter_server.events import EpochBegan, ReplicasChanged
 from adam_async.parameter_server.replay_log import read_order_log
-from adam_async.parameter_server.service import ParameterServer
+from adam_async.parameter_server.served_store import ServedStore
 from adam_async.run.cluster_map import NodeRecord, ResumeRecord
 from adam_async.run.ids import Replica
 from adam_async.runtime.traffic import Traffic
@@ -52,7 +55,7 @@ from transport import LinkConfig, LocalNetwork, Message, RemoteError, TransportE
 def push_of(servers, shards, **fields):
     fields = {
         "parts": (Part(False, len(shards)),),
-        "run": "run",
+        "store": "run",
         "generation": servers.map.generation,
         **fields,
     }
@@ -62,7 +65,7 @@ def push_of(servers, shards, **fields):
             "incarnation": 1,
             "replica": 0,
             "clock": 1,
-            "images": 1,
+            "weight": 1,
             "rate": 1.0,
             "shards": tuple(shards),
             "numbers": (1,) * len(shards),
@@ -105,7 +108,7 @@ async def test_a_malformed_push_is_refused_with_the_expected_shape_and_changes_n
             (pack(one, []), "fewer tensors than its parts need"),
             (pack(one, [good, good]), "do not cover its shards and tensors"),
             (pack(push_of(servers, [dense.id], numbers=(1, 2)), [good]), "differ in length"),
-            (pack(push_of(servers, [dense.id], images=0), [good]), "at least one image, not of 0"),
+            (pack(push_of(servers, [dense.id], weight=0), [good]), "weight of at least 1, not 0"),
             (pack(push_of(servers, [999]), [good]), "the model has no shard 999"),
             (pack(push_of(servers, [-1]), [good]), r"malformed Push: .*shards\[0\]"),
             (pack(push_of(servers, [dense.id], parts=(Part(False, 2),)), [good]), "do not cover"),
@@ -119,7 +122,7 @@ async def test_a_malformed_push_is_refused_with_the_expected_shape_and_changes_n
                 pack(push_of(servers, [dense.id, bias.id], parts=(Part(True, 2),)), [x, errors]),
                 "shards of whole rows",
             ),
-            (Message(type="Push", meta={"run": "run"}, tensors=()), "malformed Push"),
+            (Message(type="Push", meta={"store": "run"}, tensors=()), "malformed Push"),
         ):
             await refused(link, message, "malformed", text)
         for number, shard in servers.shards().items():
@@ -135,10 +138,12 @@ async def test_other_runs_and_assignments_are_refused(network):
     async with servers_of(NETWORKS[network]()) as servers, talk(servers) as link:
         bias = shard_named(servers, "fc2.bias")
         delta = np.ones(bias.size, np.float32)
-        await refused(link, pack(push_of(servers, [bias.id], run="old"), [delta]), "wrong-run", "not old")
-        pull = Pull(run="old", generation=servers.map.generation, shards=(bias.id,))
+        await refused(link, pack(push_of(servers, [bias.id], store="old"), [delta]), "wrong-run", "not old")
+        pull = Pull(store="old", generation=servers.map.generation, shards=(bias.id,))
         await refused(link, pack(pull), "wrong-run", "not old")
-        tick = Tick(run="old", session=1, incarnation=1, replica=0, clock=1, generation=1, shards=(bias.id,))
+        tick = Tick(
+            store="old", session=1, incarnation=1, replica=0, clock=1, generation=1, shards=(bias.id,)
+        )
         await refused(link, pack(tick), "wrong-run", "not old")
         answer = await link.call(pack(push_of(servers, [bias.id], generation=99), [delta]), timeout_s=50.0)
         assert [problem.status for problem in unpack(answer, Pushed).problems] == [NOT_PRIMARY]
@@ -168,7 +173,7 @@ async def test_values_are_copies_that_later_pushes_do_not_change(network):
         assert not np.shares_memory(first.tensors[0], servers.shards()[bias.id].values)
         await link.call(pack(push_of(servers, [bias.id], numbers=(2,)), [delta]), timeout_s=50.0)
         np.testing.assert_array_equal(first.tensors[0], kept)
-        pull = Pull(run="run", generation=servers.map.generation, shards=(bias.id,))
+        pull = Pull(store="run", generation=servers.map.generation, shards=(bias.id,))
         second = await link.call(pack(pull), timeout_s=50.0)
         assert unpack(second, Values).versions == (2,)
         np.testing.assert_array_equal(second.tensors[0], kept - 1)
@@ -200,7 +205,7 @@ ONE_STEP = (StepRecord(1, 4, 0),)
 
 
 def record_of(servers, shards, *, number=1, steps=ONE_STEP, **fields):
-    fields = {"run": "run", "generation": servers.map.generation, **fields}
+    fields = {"store": "run", "generation": servers.map.generation, **fields}
     return Record(
         session=1, incarnation=1, replica=0, shards=tuple(shards), number=number, steps=tuple(steps), **fields
     )
@@ -232,7 +237,7 @@ async def test_a_record_out_of_turn_is_refused_by_name_and_counts_nothing(networ
         for message, code, text in (
             (pack(record_of(servers, ours, number=2)), "gap", "expected step 1, not 2"),
             (pack(record_of(servers, [*ours, 999])), "not-primary", "not the primary of all of"),
-            (pack(record_of(servers, ours, run="old")), "wrong-run", "not old generation"),
+            (pack(record_of(servers, ours, store="old")), "wrong-run", "not old"),
             (pack(record_of(servers, ours, generation=99)), "wrong-run", "not run generation 99"),
             (nothing, "malformed", "malformed Record"),
         ):
@@ -253,7 +258,7 @@ async def test_values_are_copies_while_threads_write_in_place(network):
         thread = threading.Thread(target=write, name="writes in place")
         thread.start()
         try:
-            pull = pack(Pull(run="run", generation=servers.map.generation, shards=(bias.id,)))
+            pull = pack(Pull(store="run", generation=servers.map.generation, shards=(bias.id,)))
             answers = [(await link.call(pull, timeout_s=50.0)).tensors[0] for _ in range(20)]
             kept = [answer.copy() for answer in answers]
             reached = memory[0]
@@ -281,16 +286,16 @@ async def test_statistics_are_plain_values():
 
 async def test_a_server_without_a_run_is_not_ready():
     async with servers_of(NETWORKS["local"](), servers=1) as servers:
-        servers.servers[0].state = None
+        servers.servers[0].stores.clear()
         async with talk(servers) as link:
-            pull = pack(Pull(run="run", generation=1, shards=(0,)))
-            await refused(link, pull, "not-ready", "ps-0 has not taken up a run")
+            pull = pack(Pull(store="run", generation=1, shards=(0,)))
+            await refused(link, pull, "not-ready", "ps-0 has not taken up a store")
 
 
 # --- clocks and sums -------------------------------------------------------------------------
 
 
-def step_of(servers, values, number, clock=1, *, images=4, rate=0.5):
+def step_of(servers, values, number, clock=1, *, weight=4, rate=0.5):
     """A push to the only server: all shards, as deltas."""
     shards = list(servers.shards())
     return push_of(
@@ -300,7 +305,7 @@ def step_of(servers, values, number, clock=1, *, images=4, rate=0.5):
         replica=number,
         clock=clock,
         numbers=(clock,) * len(shards),
-        images=images,
+        weight=weight,
         rate=rate,
     ), [np.concatenate([np.full(servers.table.shards[s].size, values, np.float32) for s in shards])]
 
@@ -313,11 +318,11 @@ async def test_contributions_wait_in_any_order_and_are_summed_once_all_have_arri
         before = {number: shard.values.copy() for number, shard in servers.shards().items()}
         every = tuple(servers.shards())
         async with talk(servers) as link:
-            for number, gradient, images in ((1, 3.0, 4), (0, 0.5, 2)):
-                push, tensors = step_of(servers, gradient, number, images=images)
+            for number, gradient, weight in ((1, 3.0, 4), (0, 0.5, 2)):
+                push, tensors = step_of(servers, gradient, number, weight=weight)
                 answer = unpack(await link.call(pack(push, tensors), timeout_s=50.0), Pushed)
                 assert (set(answer.versions), answer.problems) == ({0}, ())
-            pull = Pull(run="run", generation=servers.map.generation, shards=every, clock=1, wait_s=50.0)
+            pull = Pull(store="run", generation=servers.map.generation, shards=every, clock=1, wait_s=50.0)
             answer = await link.call(pack(pull), timeout_s=50.0)
         assert unpack(answer, Values).clock == 1
         after = np.split(answer.tensors[0], np.cumsum([len(values) for values in before.values()])[:-1])
@@ -339,7 +344,7 @@ async def test_contributions_that_name_their_shards_in_different_orders_are_summ
         for replica, specs in enumerate(((one, other), (other, one))):
             flat = [np.full(spec.size, 1.0 + replica + spec.id, np.float32) for spec in specs]
             tensors = [np.concatenate(flat)] if parts == (2,) else flat
-            fields = {"session": replica, "replica": replica, "images": 4}
+            fields = {"session": replica, "replica": replica, "weight": 4}
             cut = tuple(Part(False, count) for count in parts)
             pushes.append((push_of(servers, [spec.id for spec in specs], parts=cut, **fields), tensors))
         async with talk(servers) as link:
@@ -374,7 +379,7 @@ async def test_a_pull_for_an_unreached_clock_is_answered_in_time_with_the_replic
         push, tensors = step_of(servers, 1.0, 1)
         await link.call(pack(push, tensors), timeout_s=50.0)
         every = tuple(servers.shards())
-        pull = Pull(run="run", generation=servers.map.generation, shards=every, clock=1, wait_s=0.01)
+        pull = Pull(store="run", generation=servers.map.generation, shards=every, clock=1, wait_s=0.01)
         answer = await link.call(pack(pull), timeout_s=50.0)
         assert unpack(answer, Values) == Values(versions=(), clock=0, behind=(0,))
         assert answer.tensors == ()
@@ -386,7 +391,7 @@ async def test_a_pull_that_waited_behind_a_push_is_answered_in_time_too(network)
         servers.servers[0].state.handle(ReplicasChanged({0: 1, 1: 1}))
         push, tensors = step_of(servers, 1.0, 1)
         pushed = link.call_nowait(pack(push, tensors), timeout_s=50.0, ordered=True)
-        pull = Pull(run="run", generation=servers.map.generation, shards=push.shards, clock=1, wait_s=0.01)
+        pull = Pull(store="run", generation=servers.map.generation, shards=push.shards, clock=1, wait_s=0.01)
         answer = await link.call_nowait(pack(pull), timeout_s=50.0, ordered=True)
         assert unpack(answer, Values) == Values(versions=(), clock=0, behind=(0,))
         await pushed
@@ -437,13 +442,14 @@ async def resume(servers):
         resumed=ResumeRecord(epoch=1, finished=(), clock=7),
     )
     await member.submit_run(again)
-    await until(lambda: all(server._run == "again" for server in servers.servers))
+    await member.create_store("again", store_of(again, servers.config, servers.arrays), servers.arrays)
+    await until(lambda: all(list(server.stores) == ["again"] for server in servers.servers))
     return member
 
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("rule", ["sgd", "adam"])
-async def test_a_resumed_run_is_ready_when_all_shards_are_set_and_then_is_what_was_read(network, rule):
+async def test_a_store_serves_when_all_shards_are_set_and_then_is_what_was_read(network, rule):
     options = {"rule": rule, "servers": 1}
     async with servers_of(NETWORKS[network](), **options) as servers, talk(servers) as worker:
         push, tensors = step_of(servers, 0.5, 3, clock=1)
@@ -453,28 +459,29 @@ async def test_a_resumed_run_is_ready_when_all_shards_are_set_and_then_is_what_w
         every = list(servers.shards())
         async with servers.network.connect(address, driver, timeout_s=50.0) as link:
             generation = servers.map.generation
-            read = pack(ReadShards(run="run", generation=generation, shards=tuple(every)))
+            read = pack(ReadShards(store="run", generation=generation, shards=tuple(every)))
             answer = await link.call(read, timeout_s=50.0)
             states = unpack(answer, ShardStates)
             kept = [tensor.copy() for tensor in answer.tensors]
             member = await resume(servers)
             generation = member.map.generation
-            pull = pack(Pull(run="again", generation=generation, shards=tuple(every)))
-            waits = f"ps-0 waits for {len(every)} shards of the resumed run again"
+            pull = pack(Pull(store="again", generation=generation, shards=tuple(every)))
+            waits = f"ps-0 waits for {len(every)} shards of store again"
             await refused(worker, pull, "not-ready", waits)
-            assert member.map.nodes["ps-0"].ready != "again"
+            assert "again" not in member.map.nodes["ps-0"].serves
             arrays = 1 + len(states.arrays)
             found, values = read_state_tables(kept)
             for at, state in enumerate(found):
-                load = LoadShards(run="again", generation=generation, arrays=states.arrays)
+                load = LoadShards(store="again", generation=generation, arrays=states.arrays)
                 tensors = [*state_tables([state]), *values[at * arrays : (at + 1) * arrays]]
                 message = pack(load, tensors)
                 for _ in range(2):  # the second time as if the answer had been lost
                     answer = unpack(await link.call(message, timeout_s=50.0), Loaded)
                     assert answer.left == len(every) - at - 1
-            await member.wait_for(lambda m: m.nodes["ps-0"].ready == "again", "the server to be ready", 30.0)
+            serves = "the server to serve the store"
+            await member.wait_for(lambda m: "again" in m.nodes["ps-0"].serves, serves, 30.0)
             again = await link.call(
-                pack(ReadShards(run="again", generation=generation, shards=tuple(every))), timeout_s=50.0
+                pack(ReadShards(store="again", generation=generation, shards=tuple(every))), timeout_s=50.0
             )
             assert unpack(again, ShardStates) == states
             for one, other in zip(again.tensors, kept, strict=True):
@@ -482,14 +489,22 @@ async def test_a_resumed_run_is_ready_when_all_shards_are_set_and_then_is_what_w
             assert unpack(await worker.call(pull, timeout_s=50.0), Values).versions == (1,) * len(every)
 
 
-async def test_shards_of_a_run_that_is_not_resumed_cannot_be_set():
+async def test_shards_of_a_store_that_serves_cannot_be_set():
     async with servers_of(NETWORKS["local"](), servers=1) as servers:
         address = servers.map.nodes["ps-0"].address
+        before = {number: shard.values.copy() for number, shard in servers.shards().items()}
         async with servers.network.connect(address, servers.identity("driver", 1), timeout_s=50.0) as link:
-            load = LoadShards(run="run", generation=servers.map.generation, arrays=())
-            await refused(link, pack(load), "not-resumed", "run run began anew")
-            load = msgspec.structs.replace(load, run="old")
-            await refused(link, pack(load), "wrong-run", "ps-0 is not preparing run old")
+            load = LoadShards(store="run", generation=servers.map.generation, arrays=())
+            (number, values), *_ = before.items()
+            tables = state_tables([ShardState(shard=number, version=0, clocks={})])
+            answer = await link.call(pack(load, [*tables, values + 1]), timeout_s=50.0)
+            assert unpack(answer, Loaded).left == 0
+            load = msgspec.structs.replace(load, generation=99)
+            await refused(link, pack(load), "wrong-run", "store run is in generation 1 here")
+            load = msgspec.structs.replace(load, store="old")
+            await refused(link, pack(load), "wrong-run", "has stores run, not old")
+        for number, values in before.items():
+            np.testing.assert_array_equal(servers.shards()[number].values, values)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -506,7 +521,7 @@ async def test_the_log_of_a_server_is_read_in_pieces(network):
                 answer = await link.call(pack(ask), timeout_s=50.0)
                 data, total = data + answer.tensors[0].tobytes(), unpack(answer, RecordPart).total
             await refused(
-                link, pack(GetRecord(run="old", start=0, stop=9)), "no-record", "no record of run old"
+                link, pack(GetRecord(run="old", start=0, stop=9)), "wrong-run", "has stores run, not old"
             )
         (replica_generation,), entries = read_order_log(data)
         assert (replica_generation.replica, replica_generation.session) == (3, 13)
@@ -523,16 +538,18 @@ async def test_a_server_without_a_record_refuses_to_send_one():
             await refused(link, ask, "no-record", "ps-0 keeps no record of run run")
 
 
-async def test_an_answer_that_is_too_large_fails_its_own_request_behind_a_push_too():
+async def test_an_answer_that_is_too_large_fails_its_own_request_behind_a_push_too(monkeypatch):
     """The pull comes behind a push that is not applied yet, and is refused before anything is copied."""
     network = LocalNetwork(rules=role_table(), config=LinkConfig(max_message_bytes=60 << 10))
-    async with asyncio.timeout(60), servers_of(network) as servers, talk(servers) as link:
+    monkeypatch.setattr(shard_transfer, "MESSAGE_BYTES", 16 << 10)
+    small_shards = servers_of(network, shard_bytes=16 << 10)
+    async with asyncio.timeout(60), small_shards as servers, talk(servers) as link:
         shards = servers.shards()
         assert sum(shard.values.nbytes for shard in shards.values()) > 60 << 10
         small = min(shards.values(), key=lambda shard: len(shard.values))
         one = np.ones(len(small.values), np.float32)
         push = push_of(servers, [small.spec.id])
-        pull = Pull(run="run", generation=servers.map.generation, shards=tuple(shards), clock=0, wait_s=0.0)
+        pull = Pull(store="run", generation=servers.map.generation, shards=tuple(shards), clock=0, wait_s=0.0)
         for number in (1, 2):
             pushed = link.call_nowait(
                 pack(msgspec.structs.replace(push, numbers=(number,)), [one]), timeout_s=50.0
@@ -561,7 +578,7 @@ async def test_only_its_own_workers_send_for_a_live_replica(network):
     async with servers_of(NETWORKS[network]()) as servers, talk(servers) as link:
         (server,) = servers.servers
         member = frozenset({(link.identity.node, link.identity.incarnation)})
-        server._sender_checks.replica_generations_changed(
+        server.stores["run"]._sender_checks.replica_generations_changed(
             {(Replica(0), 1): frozenset({("worker-0", 1)}), (Replica(1), 1): member}
         )
         bias = shard_named(servers, "fc2.bias")
@@ -589,8 +606,8 @@ async def test_pushes_that_wait_for_an_epoch_go_with_their_link():
         async with network.connect(address, worker) as link:
             again = link.call_nowait(push, timeout_s=20.0)
             await until(lambda: (1, 1) in server.state.epoch_gate)
-            server._perform(server.state.handle(EpochBegan(1, 0)))
-            server._drain_soon(server.state)
+            served = server.stores["run"]
+            served._follow_up(served.state.handle(EpochBegan(1, 0)))
             assert unpack(await again, Pushed).versions == (1,)
 
 
@@ -598,25 +615,26 @@ async def test_a_turn_of_the_loop_does_a_bounded_part_of_what_is_queued(monkeypa
     turns = []
     monkeypatch.setattr(service, "TURN_WORK", 40)
     monkeypatch.setattr(apply, "PIECE_WORK", 40)
-    step, some = ParameterServer._step, ParameterServer._apply_some
+    monkeypatch.setattr(shard_group, "STRIP_VALUES", 40)
+    step, some = ServedStore._step, ServedStore.apply_some
 
-    def counted(server, state, work, room):
-        turns[-1].append(step(server, state, work, room))
+    def counted(served, state, work, room):
+        turns[-1].append(step(served, state, work, room))
         return turns[-1][-1]
 
-    def turn(server, state):
+    def turn(served, room):
         turns.append([])
-        some(server, state)
+        return some(served, room)
 
-    monkeypatch.setattr(ParameterServer, "_step", counted)
-    monkeypatch.setattr(ParameterServer, "_apply_some", turn)
+    monkeypatch.setattr(ServedStore, "_step", counted)
+    monkeypatch.setattr(ServedStore, "apply_some", turn)
     async with servers_of(NETWORKS["local"]()) as servers, talk(servers) as link:
         weight, bias = shard_named(servers, "fc2.weight"), shard_named(servers, "fc2.bias")
         before = servers.shards()[weight.id].values.copy()
         ones = np.ones(weight.size + bias.size, np.float32)
         shards = [weight.id, bias.id]
         pushes = [pack(push_of(servers, shards, numbers=(n, n), rate=2.0**n), [ones]) for n in (1, 2, 3)]
-        pull = Pull(run="run", generation=servers.map.generation, shards=(weight.id,))
+        pull = Pull(store="run", generation=servers.map.generation, shards=(weight.id,))
         *pushed, pulled = await asyncio.gather(
             *(link.call(message, timeout_s=50.0) for message in [*pushes, pack(pull)])
         )
@@ -636,4 +654,4 @@ async def test_the_rule_is_applied_by_compiled_kernels_once_they_are_there():
     make_batches(Sgd(), np.dtype(np.float32), "numba")  # not in a thread beside a loop that never rests
     async with servers_of(NETWORKS["local"]()) as servers:
         (server,) = servers.servers
-        await until(lambda: type(server._applier.batches).__name__ == "CompiledBatches")
+        await until(lambda: type(server.stores["run"]._applier.batches).__name__ == "CompiledBatches")

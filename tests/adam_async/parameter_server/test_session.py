@@ -7,7 +7,7 @@ from adam_async.parameter_server.session import Exchange, Session
 from adam_async.run.ids import ShardId
 
 A, B, C = ShardId(0), ShardId(1), ShardId(2)
-QUESTION = pack(Tick(run="run", session=1, incarnation=1, replica=0, clock=1, generation=1, shards=(0,)))
+QUESTION = pack(Tick(store="run", session=1, incarnation=1, replica=0, clock=1, generation=1, shards=(0,)))
 
 
 def exchange(settles=True, **options):

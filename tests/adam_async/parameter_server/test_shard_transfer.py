@@ -33,7 +33,7 @@ def shards_of(rule, *, seed=1, numbers=(3, 5), size=4):
 
 def said(shards, rule):
     told, tensors = read_states(list(shards.values()), rule)
-    return LoadShards(run="run", generation=1, arrays=told.arrays), tensors
+    return LoadShards(store="run", generation=1, arrays=told.arrays), tensors
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
@@ -133,7 +133,7 @@ def test_the_states_of_many_shards_fit_a_frame_however_many_sessions_pushed():
     shards = shards_of(rule, numbers=range(138))
     for shard in shards.values():
         shard.clocks = {Replica(0): 2**40}
-        shard.last_number = {
+        shard.own().last_number = {
             (2**55 + replica_generation, 2**54 + replica_generation): 2**40
             for replica_generation in range(100)
         }

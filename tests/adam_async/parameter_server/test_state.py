@@ -55,13 +55,13 @@ def shard_of(number):
 
 
 def push_of(shards, numbers, *, session=1, clock=1, read=0, own_applied=0, replica=0, pull=False, **other):
-    fields = {"run": "run", "generation": 1, "incarnation": 1, **other}
+    fields = {"store": "run", "generation": 1, "incarnation": 1, **other}
     return Push(
         **fields,
         session=session,
         replica=replica,
         clock=clock,
-        images=1,
+        weight=1,
         rate=0.1,
         parts=(Part(False, len(shards)),),
         shards=tuple(shards),
@@ -76,7 +76,7 @@ class Server:
     """A state with a shell of the test: requests are words, batches apply on request."""
 
     def __init__(self, shards=(0, 1), live=(ZERO,)):
-        self.state = ServerState(run="run", generation=1, shards=[shard_of(number) for number in shards])
+        self.state = ServerState(store="run", generation=1, shards=[shard_of(number) for number in shards])
         if live is not None:
             self.tell(replica_generations(*live))
 
@@ -88,12 +88,12 @@ class Server:
     def push(self, request, *args, **fields):
         return self.tell(PushArrived(request, push_of(*args, **fields), PushGradients()))
 
-    def pull(self, request, *shards, run="run", generation=1):
-        return self.tell(PullArrived(request, Pull(run=run, generation=generation, shards=shards)))
+    def pull(self, request, *shards, store="run", generation=1):
+        return self.tell(PullArrived(request, Pull(store=store, generation=generation, shards=shards)))
 
-    def tick(self, request, shards, clock, *, replica=0, run="run", generation=1, incarnation=1):
+    def tick(self, request, shards, clock, *, replica=0, store="run", generation=1, incarnation=1):
         body = Tick(
-            run=run,
+            store=store,
             session=1,
             incarnation=incarnation,
             replica=replica,
@@ -105,7 +105,7 @@ class Server:
 
     def record(self, request, number, steps, *, shards=(0, 1), replica=0, **other):
         """Steps as (clock, staleness) or (clock, staleness, refused places)."""
-        fields = {"run": "run", "generation": 1, "session": 1, "incarnation": 1, **other}
+        fields = {"store": "run", "generation": 1, "session": 1, "incarnation": 1, **other}
         told = tuple(StepRecord(clock, 1, staleness, *refused) for clock, staleness, *refused in steps)
         body = Record(**fields, replica=replica, shards=tuple(shards), number=number, steps=told)
         return self.tell(RecordArrived(request, body))
@@ -211,15 +211,15 @@ def test_a_push_of_an_older_assignment_finds_no_primary():
 def test_another_run_is_refused_by_name(what):
     server = Server()
     effects = {
-        "push": lambda: server.push("a", (0,), (1,), run="old"),
-        "pull": lambda: server.pull("a", 0, run="old"),
-        "tick": lambda: server.tick("a", (0,), 1, run="old"),
-        "record": lambda: server.record("a", 1, [(1, 0)], run="old"),
+        "push": lambda: server.push("a", (0,), (1,), store="old"),
+        "pull": lambda: server.pull("a", 0, store="old"),
+        "tick": lambda: server.tick("a", (0,), 1, store="old"),
+        "record": lambda: server.record("a", 1, [(1, 0)], store="old"),
     }[what]()
     (refusal,) = effects
     assert isinstance(refusal, Refuse)
     assert (refusal.request, refusal.code) == ("a", "wrong-run")
-    assert "run run" in refusal.text
+    assert "store run" in refusal.text
     assert "old" in refusal.text
 
 
@@ -232,7 +232,7 @@ def test_another_assignment_is_refused_with_both_generations(what):
         "record": lambda: server.record("a", 1, [(1, 0)], generation=7),
     }[what]()
     assert refusal.code == "wrong-run"
-    assert refusal.text == "this server is on run run generation 1, not run generation 7"
+    assert refusal.text == "this is store run generation 1, not run generation 7"
 
 
 def test_a_pull_of_shards_that_live_elsewhere_is_refused_with_their_numbers():
@@ -696,7 +696,7 @@ def test_an_event_that_waits_for_an_epoch_delays_its_own_session_only():
     server = Server()
     ahead = TickArrived(
         "ahead",
-        Tick(run="run", session=9, incarnation=1, replica=1, clock=1, generation=1, shards=(0,), epoch=1),
+        Tick(store="run", session=9, incarnation=1, replica=1, clock=1, generation=1, shards=(0,), epoch=1),
     )
     assert server.state.handle(ahead) == []
     assert server.push("behind", (0,), (1,), session=9) == []
@@ -708,7 +708,7 @@ def test_an_event_that_waits_for_an_epoch_delays_its_own_session_only():
 def test_events_that_wait_for_an_epoch_are_bounded(monkeypatch):
     monkeypatch.setattr(waiting_requests, "MOST_WAITING", 2)
     server = Server()
-    tick = Tick(run="run", session=9, incarnation=1, replica=1, clock=1, generation=1, shards=(0,), epoch=1)
+    tick = Tick(store="run", session=9, incarnation=1, replica=1, clock=1, generation=1, shards=(0,), epoch=1)
     assert [server.state.handle(TickArrived(n, tick)) for n in range(2)] == [[], []]
     (refused,) = server.state.handle(TickArrived(2, tick))
     assert (refused.request, refused.code) == (2, "busy")

@@ -31,7 +31,7 @@ async def test_each_end_counts_what_it_said_also_after_the_link_is_gone(network)
             assert mine.links == [near]
             far.serve(answer)
             for _ in range(3):
-                await near.call(pack(Pull(run="r", generation=1, shards=(1,))), timeout_s=50.0)
+                await near.call(pack(Pull(store="r", generation=1, shards=(1,))), timeout_s=50.0)
             await near.call(pack(GetStatistics(run="r")), timeout_s=50.0)
             open_rows = mine.rows()
             mine.gone(near)
@@ -56,7 +56,7 @@ async def test_earlier_peers_are_added_up_by_role_and_no_message_is_lost():
         async with link_pair(links, address="local://", near=NEAR, far=far) as (near, other):
             traffic.watch(near)
             other.serve(answer)
-            await near.call(pack(Pull(run="r", generation=1, shards=(1,))), timeout_s=50.0)
+            await near.call(pack(Pull(store="r", generation=1, shards=(1,))), timeout_s=50.0)
             traffic.gone(near)
     rows = traffic.rows()
     assert len(rows) == PEERS_KEPT + 1

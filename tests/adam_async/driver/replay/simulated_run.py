@@ -71,7 +71,7 @@ class SimulatedServer:
         self.log = OrderLog([int(spec.id) for spec in specs])
         self.applier = Applier(run.rule, specs, run.network.dtype)
         self.state = ServerState(
-            run="run",
+            store="run",
             generation=1,
             shards=shards,
             scale_by_staleness=run.config.scale_by_staleness,
@@ -169,12 +169,12 @@ class SimulatedWorker:
         for shard in step.shards:
             lane.numbers[shard] = lane.numbers.get(shard, 0) + 1
         push = Push(
-            run="run",
+            store="run",
             session=self.replica + 50,
             incarnation=7,
             replica=self.replica,
             clock=step.clock,
-            images=step.images,
+            weight=step.images,
             rate=step.rate,
             generation=1,
             parts=step.parts,
@@ -196,7 +196,7 @@ class SimulatedWorker:
         def answered(versions: tuple[int, ...], flat: Any) -> None:
             on_values(SimpleNamespace(versions=versions, clock=0), flat)
 
-        self.lanes[server].there.append((Pull(run="run", generation=1, shards=tuple(shards)), answered))
+        self.lanes[server].there.append((Pull(store="run", generation=1, shards=tuple(shards)), answered))
 
     def meanwhile(self) -> None:
         """Something may arrive while a group is being computed."""

@@ -1,0 +1,157 @@
+"""Pure: shards that messages name together: their memory in strips, and their tables as one while they agree.
+
+A store may have thousands of small arrays, and a client pushes and pulls them in the same few messages. A
+`ShardGroup` is the tuple of the shards of such a message, made once. Small shards lie one after the other in
+memory, so a rule and a copy take a *strip* of them at a time. Shards that are always pushed together have
+equal tables, so they share one until a message names some of them without the others.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.parameter_server.shard import Shard, ShardTables
+
+STRIP_VALUES = 1 << 15
+"""Maximum number of values of a strip of several shards: one round of the loop applies 32 pushes to it."""
+
+
+class Strip:
+    """Adjacent shards as one target of a rule; bits do not depend on how values are cut into targets.
+
+    Args:
+        shards: One shard, or several that follow one another in the memory of a store.
+    """
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.shards = tuple(shards)
+        first, memory = shards[0], shards[0].memory
+        self.values, self.rule_state = first.values, first.rule_state
+        self._counts: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+        if len(shards) == 1 or memory is None:
+            return
+        part = slice(first.offset, shards[-1].offset + len(shards[-1].values))
+        places = slice(first.place, shards[-1].place + 1)
+        self.values = memory.values[part]
+        self.rule_state = {name: array[part] for name, array in memory.state.items()}
+        for name, counts in memory.counts.items():
+            self.rule_state[name] = counts[places][:1].copy()
+            self._counts.append((counts[places], self.rule_state[name]))
+
+    def begin(self) -> bool:
+        """Take over the counts of the shards, such as steps of Adam. Returns False if they differ."""
+        for counts, mine in self._counts:
+            if (counts != counts[0]).any():
+                return False
+            mine[:] = counts[0]
+        return True
+
+    def end(self) -> None:
+        """Give the counts back to the shards, after the rule."""
+        for counts, mine in self._counts:
+            counts[:] = mine[0]
+
+
+class ShardGroup(tuple[Shard, ...]):
+    """The shards of a message, all different and of one rule and type.
+
+    Attributes:
+        sizes: Number of values of each.
+        size: Number of values.
+        nbytes: Bytes of the values.
+        largest: Number of values of the largest one.
+        strips: The shards in strips, in their order.
+        places: Their indices.
+    """
+
+    sizes: tuple[int, ...]
+    size: int
+    nbytes: int
+    largest: int
+    strips: tuple[Strip, ...]
+    places: tuple[int, ...]
+    _tables: ShardTables | None
+
+    def __new__(cls, shards: Sequence[Shard]) -> "ShardGroup":
+        """Make the group of at least one shard."""
+        group = super().__new__(cls, shards)
+        group.sizes = tuple([len(shard.values) for shard in shards])
+        group.size, group.largest = sum(group.sizes), max(group.sizes)
+        group.nbytes = group.size * shards[0].values.itemsize
+        group.strips = tuple(_strips(shards))
+        group.places = tuple(range(len(shards)))
+        group._tables = None
+        return group
+
+    def shared(self) -> ShardTables | None:
+        """Return the tables of all its shards, if they share them with each other and with no other shard."""
+        tables = self._tables
+        # Shards only ever leave shared tables, so the number tells whether one has left since.
+        if tables is not None and tables.shards == len(self):
+            return tables
+        tables = self[0].tables
+        if tables.shards == len(self) and all(shard.tables is tables for shard in self):
+            self._tables = tables
+            return tables
+        return None
+
+    def own_tables(self) -> ShardTables | None:
+        """Return the tables of its shards to change them, cut off from other shards; None if they differ."""
+        tables = self.shared()
+        if tables is not None:
+            return tables
+        tables = self[0].tables
+        if any(shard.tables is not tables for shard in self):
+            return None
+        self._tables = tables.split(len(self))
+        for shard in self:
+            shard.tables = self._tables
+        return self._tables
+
+    def versions(self) -> tuple[int, ...]:
+        """Return the version of each."""
+        tables = self.shared()
+        if tables is not None:
+            return (int(tables.version),) * len(self)
+        return tuple([shard.tables.version for shard in self])
+
+    def applied_clock(self) -> int:
+        """Return the highest clock up to which all pushes of live replicas are in all the values."""
+        tables = self.shared()
+        if tables is not None and self[0].pending is None:
+            return tables.slowest_clock()
+        return min([shard.applied_clock() for shard in self])
+
+
+def applied_clock(shards: Sequence[Shard]) -> int:
+    """Return the highest clock up to which all pushes of live replicas are in the values of the shards."""
+    if isinstance(shards, ShardGroup):
+        return shards.applied_clock()
+    return min([shard.applied_clock() for shard in shards], default=0)
+
+
+def same(numbers: Sequence[int]) -> bool:
+    """Whether all numbers are equal."""
+    return numbers.count(numbers[0]) == len(numbers)
+
+
+def _strips(shards: Sequence[Shard]) -> list[Strip]:
+    found: list[list[Shard]] = []
+    size = 0
+    for shard in shards:
+        before = found[-1][-1] if found else None
+        if (
+            before is not None
+            and shard.memory is not None
+            and shard.memory is before.memory
+            and shard.place == before.place + 1
+            and shard.offset == before.offset + len(before.values)
+            and size + len(shard.values) <= STRIP_VALUES
+        ):
+            found[-1].append(shard)
+            size += len(shard.values)
+        else:
+            found.append([shard])
+            size = len(shard.values)
+    return [Strip(each) for each in found]
