@@ -41,7 +41,8 @@ from adam_async.run.token_file import check_token_is_for
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.store.arrays import Gradient, InitialArrays, records_of
-from adam_async.store.link import StoreLink, StoreWish
+from adam_async.store.joining import StoreWish
+from adam_async.store.link import StoreLink
 from adam_async.store.local_servers import ServerAccess, local_servers
 from adam_async.store.rules import Rule, Sgd
 from adam_async.store.values import PushOutcome, ReadVersions, Values

@@ -27,7 +27,8 @@ from adam_async.simulation.plan import Setting
 from adam_async.simulation.scenario import Ledger, Violation
 from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, TrainingCluster, network_of
 from adam_async.store.arrays import InitialArrays, records_of
-from adam_async.store.link import StoreLink, StoreWish
+from adam_async.store.joining import StoreWish
+from adam_async.store.link import StoreLink
 from adam_async.store.local_servers import ServerAccess
 from adam_async.store.rules import Sgd
 from adam_async.store.store import slack_of

@@ -1,0 +1,320 @@
+"""How a client comes into a store: it joins the cluster, finds or creates the store, loads its values.
+
+If the creator is lost before it has loaded the values, any client that opens the store with arrays loads its own.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.checkpoint.shard_transfer import ShardCopies
+from adam_async.controller.client import Membership
+from adam_async.errors import DeadlineExceeded, RunFailed, StoreError
+from adam_async.messages import ShardState
+from adam_async.model.rules import rule_of
+from adam_async.parameter_server.client import SessionIdentity
+from adam_async.run.arrays import ArraySpec
+from adam_async.run.cluster_map import ClusterMap, replica_generation
+from adam_async.run.config import Waits
+from adam_async.run.shard_table import ShardSpec, shard_table
+from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord, joined_arrays
+from adam_async.runtime.channel import Endpoint
+from adam_async.store.arrays import InitialArrays, flat_values
+
+CREATE_TRIES = 3
+"""Number of attempts to create a store that another client creates at the same time."""
+
+CREATE_PAUSE_S = 0.2
+"""Wait for the store of another client between two attempts, in seconds."""
+
+
+class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The checked arguments of `ParameterStore.open`."""
+
+    name: str
+    create: str
+    values: InitialArrays | None
+    records: tuple[ArrayRecord, ...]
+    rules: tuple[RuleRecord, ...]
+    slack: int | None
+    is_summed: bool
+    """Whether servers apply the mean of the gradients of a step (bsp); in ``ssp:0`` they apply each push."""
+    replicas: int
+    servers: int
+    shard_bytes: int
+    reader: bool
+    waits: Waits
+
+
+class Joining:
+    """The way of one client into a store.
+
+    Args:
+        wish: The arguments of its caller.
+        endpoint: The client.
+        membership: Its membership; its owner runs it.
+        entropy: Returns a number of random bytes.
+    """
+
+    def __init__(
+        self,
+        wish: StoreWish,
+        endpoint: Endpoint,
+        membership: Membership,
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self._wish = wish
+        self._endpoint = endpoint
+        self._node = endpoint.identity.node
+        self._membership = membership
+        self._entropy = entropy
+        self._waits = wish.waits
+
+    async def join(self) -> tuple[StoreRecord, tuple[ArrayRecord, ...]]:
+        """Return the open store and its arrays.
+
+        Raises:
+            StoreError: The store is there and differs, or is not there, or has failed.
+            DeadlineExceeded: It was not open within `prepare_s`; names the phase.
+        """
+        wish, membership = self._wish, self._membership
+        what = "the controllers to accept this client"
+        await membership.wait_for(lambda _: membership.joined, what, self._waits.start_s + self._waits.call_s)
+        store = membership.map.stores.get(wish.name)
+        if store is None or store.phase == "failed":
+            store = await self._create(store)
+        elif wish.create == "new":
+            raise StoreError(
+                f"store {wish.name!r} is there: choose another name, delete it, or leave create out"
+            )
+        arrays = arrays_of(membership.map, wish.name, store)
+        if wish.values is not None:
+            _compare(wish, store, arrays)
+        return await self._wait_open(store, arrays), arrays
+
+    async def _create(self, failed: StoreRecord | None) -> StoreRecord:
+        wish, membership = self._wish, self._membership
+        if wish.create == "never" or wish.values is None or wish.reader:
+            there = ", ".join(map(repr, sorted(membership.map.stores)[:8])) or "none"
+            why = f"failed: {failed.reason}" if failed is not None else "is not there"
+            raise StoreError(f"store {wish.name!r} {why}; stores of this cluster: {there}")
+        state = [len(rule_of(rule).state_names) for rule in wish.rules]
+        record = StoreRecord(
+            id=f"{self._node}-{wish.name}",
+            creator=self._node,
+            rules=wish.rules,
+            arrays=len(wish.records),
+            nbytes=sum(record.nbytes for record in wish.records),
+            state_arrays=max(state),
+            pieces=0,
+            shard_bytes=wish.shard_bytes,
+            servers=wish.servers,
+            slack=wish.slack,
+            summed_weight=1 if wish.is_summed else 0,
+            replicas=wish.replicas,
+        )
+        store = await self._create_once(record)
+        if wish.create == "new" and store.id != record.id:
+            raise StoreError(f"store {wish.name!r} was just created by another client")
+        return store
+
+    async def _create_once(self, record: StoreRecord) -> StoreRecord:
+        """Create the store, or return that of another client that creates it at the same time."""
+        name, membership = self._wish.name, self._membership
+
+        def is_there(cluster: ClusterMap) -> bool:
+            return name in cluster.stores and cluster.stores[name].phase != "failed"
+
+        for tries_left in reversed(range(CREATE_TRIES)):
+            try:
+                await membership.create_store(name, record, self._wish.records)
+                return membership.map.stores[name]
+            except RunFailed as refusal:
+                # Two creators may have replaced each other's lists of arrays: one of them comes through.
+                try:
+                    cluster = await membership.wait_for(is_there, f"store {name!r}", CREATE_PAUSE_S)
+                except DeadlineExceeded:
+                    if not tries_left:
+                        raise refusal from refusal.__cause__
+                    continue
+                return cluster.stores[name]
+        raise AssertionError("the last try returns or raises")
+
+    async def _wait_open(self, store: StoreRecord, arrays: Sequence[ArrayRecord]) -> StoreRecord:
+        """Wait until the store is open; its creator, or an heir of one that is gone, loads its values."""
+        wish, membership = self._wish, self._membership
+        key = (wish.name, store.id)
+        loaded = False
+        ends_at = asyncio.get_running_loop().time() + self._waits.prepare_s
+        while True:
+            now = _present(membership.map, key)
+            if now.phase == "open":
+                return now
+            creator = membership.map.nodes.get(now.creator)
+            mine = now.creator == self._node or creator is None or not creator.live
+            if now.phase == "loading" and mine and not loaded:
+                if wish.values is None:
+                    raise StoreError(
+                        f"the creator of store {wish.name!r} left before it had loaded the values: open it "
+                        "with arrays, which loads them"
+                    )
+                await self._load(now, arrays)
+                loaded = True
+                continue
+            changed = partial(
+                _has_changed,
+                key=key,
+                version=now.changed,
+                creator_was_live=creator is not None and creator.live,
+            )
+            left_s = ends_at - asyncio.get_running_loop().time()
+            await membership.wait_for(
+                changed,
+                f"store {wish.name!r} to open: {_state_of(now, membership.map)}",
+                max(left_s, 0.001),
+            )
+
+    async def _load(self, store: StoreRecord, arrays: Sequence[ArrayRecord]) -> None:
+        assert self._wish.values is not None
+        start = _StartValues(self._wish.values, arrays)
+        table = shard_table(arrays, shard_bytes=store.shard_bytes)
+        states = [ShardState(shard=int(shard.id), version=0, clocks={}) for shard in table.shards]
+        endpoint = self._endpoint
+        assert endpoint.traffic is not None, "a client counts its links"
+        copies = ShardCopies(
+            network=endpoint.network, identity=endpoint.identity, waits=self._waits, traffic=endpoint.traffic
+        )
+        try:
+            async with asyncio.timeout(self._waits.prepare_s):
+                await copies.load(self._membership.map, store, table, start, states)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"servers to load store {self._wish.name!r}", self._waits.prepare_s
+            ) from None
+
+    async def take_place(self, store: StoreRecord) -> SessionIdentity:
+        """Get a place among the clients of the store; a reader needs none."""
+        incarnation, replica = self._endpoint.identity.incarnation, -1
+        membership, node = self._membership, self._node
+        if not self._wish.reader:
+            await membership.set_node(store=store.id)
+            cluster = await membership.wait_for(
+                lambda cluster: node in cluster.nodes and bool(cluster.nodes[node].placed),
+                f"a place among the clients of store {self._wish.name!r}",
+                self._waits.call_s,
+            )
+            placed = cluster.nodes[node]
+            replica = placed.replica
+            incarnation = replica_generation([(placed.incarnation, placed.placed)], 1)
+        return SessionIdentity(
+            store=store.id,
+            session=int.from_bytes(self._entropy(7), "little"),
+            incarnation=incarnation,
+            replica=replica,
+            generation=store.generation,
+        )
+
+
+class _StartValues:
+    """First values of a store, as `ShardCopies` loads them."""
+
+    arrays: tuple[str, ...] = ()
+
+    def __init__(self, given: InitialArrays, records: Sequence[ArrayRecord]) -> None:
+        self._flat = {record.name: _first_values(given[record.name], record) for record in records}
+
+    def bytes_of(self, shard: ShardSpec) -> int:
+        return shard.nbytes
+
+    def cut(self, shard: ShardSpec) -> list[NDArray[Any]]:
+        return [self._flat[shard.tensor][shard.start : shard.stop]]
+
+
+def _first_values(given: Any, record: ArrayRecord) -> NDArray[Any]:
+    if isinstance(given, ArraySpec):
+        return np.zeros(record.size, record.dtype)
+    return flat_values(record, given, "the first value")
+
+
+def consistency_of(slack: int | None, *, is_summed: bool) -> str:
+    """Return the text of a consistency, as `ParameterStore.open` takes it."""
+    if is_summed:
+        return "bsp"
+    return "asp" if slack is None else f"ssp:{slack}"
+
+
+def arrays_of(cluster: ClusterMap, name: str, store: StoreRecord) -> tuple[ArrayRecord, ...]:
+    """Return the arrays of a store from the map. Raises ConfigError: see `joined_arrays`."""
+    pieces = [cluster.arrays.get(f"stores/{name}/{number}") for number in range(store.pieces)]
+    return joined_arrays(store, pieces)
+
+
+def _compare(wish: StoreWish, store: StoreRecord, arrays: Sequence[ArrayRecord]) -> None:
+    """Compare the arrays that a client brings with those of the store.
+
+    Raises:
+        StoreError: A name, shape, type, rule or the consistency differs; names the first one.
+    """
+    there = {array.name: array for array in arrays}
+    for mine in wish.records:
+        other = there.pop(mine.name, None)
+        shown = f"array {mine.name[:80]!r}"
+        if other is None:
+            raise StoreError(f"store {wish.name!r} has no {shown}; it has {len(arrays)} others")
+        if (other.shape, other.dtype) != (mine.shape, mine.dtype):
+            raise StoreError(
+                f"{shown} is {other.dtype}{other.shape} in store {wish.name!r}, "
+                f"and {mine.dtype}{mine.shape} here"
+            )
+        rules = [
+            msgspec.structs.replace(rule, rate=0.0)
+            for rule in (store.rules[other.rule], wish.rules[mine.rule])
+        ]
+        if rules[0] != rules[1]:
+            raise StoreError(f"{shown} has rule {rules[0]} in store {wish.name!r}, and {rules[1]} here")
+    if there:
+        raise StoreError(f"store {wish.name!r} has the further array {next(iter(there))[:80]!r}")
+    used = consistency_of(store.slack, is_summed=store.summed_weight > 0)
+    asked = consistency_of(wish.slack, is_summed=wish.is_summed)
+    if used != asked:
+        raise StoreError(f"store {wish.name!r} has consistency {used}, not {asked}: open it with {used!r}")
+
+
+def _present(cluster: ClusterMap, key: tuple[str, str]) -> StoreRecord:
+    """Return a store that is not over.
+
+    Raises:
+        StoreError: It failed, or was deleted.
+    """
+    name, id = key
+    store = cluster.stores.get(name)
+    if store is None or store.id != id:
+        raise StoreError(f"store {name!r} was deleted")
+    if store.phase == "failed":
+        raise StoreError(f"store {name!r} failed: {store.reason}")
+    return store
+
+
+def _state_of(store: StoreRecord, cluster: ClusterMap) -> str:
+    """Return what a store that is not open waits for."""
+    servers = len(cluster.live("ps"))
+    if store.phase == "placing":
+        return (
+            f"it needs {max(store.servers, 1)} servers, and {servers} are live; start one with adam-async ps"
+        )
+    serving = sum(store.id in cluster.nodes[name].serves for name in set(store.buckets))
+    return f"{serving} of {len(set(store.buckets))} servers have all values that {store.creator} loads"
+
+
+def _has_changed(cluster: ClusterMap, key: tuple[str, str], version: int, creator_was_live: bool) -> bool:
+    name, id = key
+    store = cluster.stores.get(name)
+    if store is None or store.id != id or store.changed != version:
+        return True
+    creator = cluster.nodes.get(store.creator)
+    return creator_was_live and (creator is None or not creator.live)

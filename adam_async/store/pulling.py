@@ -1,0 +1,169 @@
+"""Pure: the collection of the answers of one pull of a store, into arrays by name."""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.errors import StoreError
+from adam_async.messages import Values as ValuesMessage
+from adam_async.run.store_record import ArrayRecord
+from adam_async.store.layout import PulledPlace, ShardMessage, StoreLayout
+from adam_async.store.pushing import NoteVersions
+from adam_async.store.values import ReadVersions, Values
+
+
+class PullCollector:
+    """Collects the answers of one pull.
+
+    Args:
+        store: Id of the store.
+        layout: Its shards.
+        note_versions: Takes the versions of each answer, with their index.
+        names: The arrays.
+        targets: Flat memory to fill, by name; other arrays are new.
+    """
+
+    def __init__(
+        self,
+        store: str,
+        layout: StoreLayout,
+        note_versions: NoteVersions,
+        names: tuple[str, ...],
+        targets: Mapping[str, NDArray[Any]],
+    ) -> None:
+        self._store = store
+        self._layout = layout
+        self._note_versions = note_versions
+        plan = layout.plan(names)
+        self._names = names
+        self.plan = plan
+        self._flats: dict[int, NDArray[Any]] = {}
+        """Values of messages of whole arrays, by number."""
+        self._targets = dict(targets)
+        self._given = frozenset(targets)
+        self._found: dict[str, NDArray[Any]] = {}
+        self._read = np.full(len(layout.table.shards), -1, np.int64)
+        self.missing = len(plan.messages)
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.clocks: list[int] = []
+        """Clock of each answer."""
+        self.late: tuple[int, ...] = ()
+
+    def into(self, message: ShardMessage) -> NDArray[Any] | None:
+        """Return memory for the answer if it is one range of an array; None for pooled memory."""
+        if len(message.runs) != 1:
+            return None
+        (run,) = message.runs
+        return self._target(run.name)[run.start : run.stop]
+
+    def _target(self, name: str) -> NDArray[Any]:
+        flat = self._targets.get(name)
+        if flat is None:
+            record = self._layout.arrays[name]
+            flat = self._targets[name] = np.empty(record.size, record.dtype)
+        return flat
+
+    def behind(self, answer: ValuesMessage) -> None:
+        """Take an answer without values: it names the replicas that the server waits for."""
+        self.late = tuple(answer.behind)
+
+    def answered(self, number: int, versions: Sequence[int], flat: NDArray[Any], clock: int) -> None:
+        """Take the answer to a message by its number: versions, flat values, and their clock."""
+        message = self.plan.messages[number]
+        self._read[message.index] = self._note_versions(message.index, versions)
+        self.clocks.append(clock)
+        arrays, given, at = self._layout.arrays, self._given, 0
+        if message.whole and not given:
+            flat.flags.writeable = False
+            self._flats[number] = flat
+        elif len(message.runs) > 1:
+            for run in message.runs:
+                end = at + run.stop - run.start
+                if run.name not in given and end - at == arrays[run.name].size:
+                    self._found[run.name] = flat[at:end]  # a small array stays where it landed
+                else:
+                    self._target(run.name)[run.start : run.stop] = flat[at:end]
+                at = end
+        self.missing -= 1
+        if not self.missing and not self.done.done():
+            self.done.set_result(None)
+
+    def values(self) -> Values:
+        """Return the values; call it when `done` has its result."""
+        arrays: dict[str, NDArray[Any]] = {}
+        places = {} if self._given else self.plan.places
+        for name in self._names if len(places) < len(self._names) else ():
+            if name in places:
+                continue
+            record = self._layout.arrays[name]
+            flat = self._found.get(name)
+            if flat is None:
+                flat = self._target(name)
+            array = flat.reshape(record.shape)
+            array.flags.writeable = False
+            arrays[name] = array
+        clock = min(self.clocks, default=0)
+        pulled = _PulledArrays(self._names, places, self._flats, arrays) if places else arrays
+        return Values(pulled, ReadVersions(self._store, self._read), clock)
+
+
+class _PulledArrays(Mapping[str, NDArray[Any]]):
+    """Pulled arrays by name; those of messages of whole arrays are cut out at their first use."""
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        places: Mapping[str, PulledPlace],
+        flats: Mapping[int, NDArray[Any]],
+        arrays: dict[str, NDArray[Any]],
+    ) -> None:
+        self._names = names
+        self._places = places
+        self._flats = flats
+        self._arrays = arrays
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        array = self._arrays.get(name)
+        if array is None:
+            place = self._places[name]
+            array = self._flats[place.message][place.start : place.stop].reshape(place.shape)
+            self._arrays[name] = array
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def pull_targets(
+    arrays: Mapping[str, ArrayRecord], names: Sequence[str], out: Mapping[str, NDArray[Any]] | None
+) -> dict[str, NDArray[Any]]:
+    """Return the flat memory that a pull fills, for the arrays of `out`."""
+    if out is None:
+        return {}
+    if not isinstance(out, Mapping):
+        raise StoreError(f"out is a mapping of names to arrays, not {type(out).__name__}")
+    found = {}
+    for name, array in out.items():
+        if name not in names:
+            raise StoreError(f"out names array {str(name)[:80]!r}, which is not pulled")
+        record = arrays[name]
+        if not isinstance(array, np.ndarray) or (array.shape, array.dtype.name) != (
+            record.shape,
+            record.dtype,
+        ):
+            shown = f"{array.dtype}{array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+            raise StoreError(f"out of {name[:80]!r} is {shown}, the array {record.dtype}{record.shape}")
+        flags = array.flags
+        if not flags.c_contiguous or not flags.writeable or not array.dtype.isnative:
+            raise StoreError(
+                f"out of {name[:80]!r} must be C-contiguous, writable and of native byte order: give a plain "
+                "array"
+            )
+        found[name] = array.reshape(-1)
+    return found

@@ -1,0 +1,209 @@
+"""Pure: the messages of one push of a store, from gradients by name, and the collection of their answers."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.errors import StoreError
+from adam_async.messages import REFUSED, Part, Pushed
+from adam_async.run.arrays import Factors
+from adam_async.run.ids import ShardId
+from adam_async.run.store_record import ArrayRecord
+from adam_async.store.arrays import Gradient, flat_factors, flat_values
+from adam_async.store.layout import ShardMessage, StoreLayout
+from adam_async.store.values import PushOutcome, RefusedShard
+
+MOST_RATE = 1e12
+"""Largest learning rate."""
+
+MOST_WEIGHT = (1 << 32) - 1
+"""Largest weight of a push."""
+
+
+NoteVersions = Callable[["slice | NDArray[np.intp]", Sequence[int]], NDArray[np.int64]]
+"""Takes note of the versions of an answer, at an index of the shards, and returns them."""
+
+
+class Outgoing(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One message of a push."""
+
+    server: str
+    parts: tuple[Part, ...]
+    shards: tuple[ShardId, ...]
+    index: slice | NDArray[np.intp]
+    names: tuple[str, ...] = ()
+    """Array of each shard, if each is of one shard."""
+    tensors: Sequence[NDArray[Any]]
+    rate: float
+
+
+class PushMessages:
+    """Makes the messages of pushes.
+
+    Args:
+        layout: Shards of the store.
+        rates: Default rate of each rule.
+        is_summed: Whether servers apply the mean of the gradients of a step.
+    """
+
+    def __init__(self, layout: StoreLayout, rates: tuple[float, ...], *, is_summed: bool) -> None:
+        self._layout = layout
+        self._rates = rates
+        self._is_summed = is_summed
+
+    def messages(
+        self, gradients: Mapping[str, Gradient], rate: float | None, weight: int, assign: bool
+    ) -> list[Outgoing]:
+        """Return the messages of a push.
+
+        Args:
+            gradients: Names to gradients, or to values with `assign`.
+            rate: Learning rate; None for that of each array's rule.
+            weight: Weight of the gradients in the mean of a step.
+            assign: Whether values replace those of the store.
+
+        Raises:
+            StoreError: A name, shape, type or value does not fit.
+        """
+        if not isinstance(gradients, Mapping):
+            raise StoreError(f"a push takes a mapping of names to arrays, not {type(gradients).__name__}")
+        rate = _checked_rate(rate)
+        if not isinstance(weight, int) or not 1 <= weight <= MOST_WEIGHT:
+            raise StoreError(f"weight is a whole number from 1 to {MOST_WEIGHT}, not {weight!r}")
+        layout = self._layout
+        plan = layout.plan(tuple(gradients))
+        what = "value" if assign else "gradient"
+        scaled = weight != 1 and self._is_summed
+        gathered = plan.gather(gradients)
+        if gathered is not None:
+            return [
+                self._outgoing(message, values * message.dtype.type(weight) if scaled else values, rate)
+                for message, values in zip(plan.messages, gathered, strict=True)
+            ]
+        flat: dict[str, NDArray[Any]] = {}
+        found: list[Outgoing] = []
+        for name, gradient in gradients.items():
+            record = layout.arrays[name]
+            if isinstance(gradient, Factors) and not assign:
+                activations, errors = flat_factors(record, gradient)
+                if scaled:
+                    errors = errors * record_type(record)(weight)
+                outgoing = self._factors_of(name, activations, errors, rate)
+                if outgoing is not None:
+                    found += outgoing
+                else:  # a row is cut over shards, and no server could form the product
+                    flat[name] = (errors @ activations.T).reshape(-1)
+                continue
+            flat[name] = flat_values(record, gradient, what)
+            if scaled:
+                flat[name] = flat[name] * record_type(record)(weight)
+        if len(flat) < len(gradients):
+            plan = layout.plan(tuple(flat))
+        found += [self._outgoing(message, message.gather(flat), rate) for message in plan.messages]
+        return found
+
+    def _outgoing(self, message: ShardMessage, values: NDArray[Any], rate: float | None) -> "Outgoing":
+        return Outgoing(
+            server=message.server,
+            parts=message.parts,
+            shards=message.shards,
+            index=message.index,
+            names=message.names if message.whole else (),
+            tensors=(values,),
+            rate=self._rates[message.rule] if rate is None else rate,
+        )
+
+    def _factors_of(
+        self, name: str, activations: NDArray[Any], errors: NDArray[Any], rate: float | None
+    ) -> list[Outgoing] | None:
+        messages = self._layout.factor_messages(name)
+        if messages is None:
+            return None
+        found = []
+        for message in messages:
+            rows = (
+                errors[message.rows[0]]
+                if len(message.rows) == 1
+                else np.concatenate([errors[part] for part in message.rows])
+            )
+            found.append(
+                Outgoing(
+                    server=message.server,
+                    parts=message.parts,
+                    shards=message.shards,
+                    index=message.index,
+                    tensors=(activations, rows),
+                    rate=self._rates[message.rule] if rate is None else rate,
+                )
+            )
+        return found
+
+
+class PushCollector:
+    """Collects the answers of one push.
+
+    Args:
+        layout: Shards of the store.
+        note_versions: Takes the versions of each answer, with their index.
+        done: Gets the outcome.
+        messages: Number of messages.
+    """
+
+    def __init__(
+        self,
+        layout: StoreLayout,
+        note_versions: NoteVersions,
+        done: "asyncio.Future[PushOutcome]",
+        messages: int,
+    ) -> None:
+        self._layout = layout
+        self._note_versions = note_versions
+        self._done = done
+        self._left = messages
+        self._versions: dict[str, int] = {}
+        self._refused: list[RefusedShard] = []
+
+    def answered(self, message: Outgoing, answer: Pushed, *, done: bool) -> None:
+        """Take an answer; `done`: the message needs no more, because its tensors are not the caller's."""
+        shards = message.shards
+        self._note_versions(message.index, answer.versions)
+        table, versions = self._layout.table.shards, self._versions
+        if message.names:
+            versions.update(zip(message.names, answer.versions, strict=True))
+        else:
+            for shard, version in zip(shards, answer.versions, strict=True):
+                name = table[shard].tensor
+                versions[name] = min(versions.get(name, version), version)
+        for problem in answer.problems:
+            if problem.status == REFUSED:
+                spec = table[shards[problem.index]]
+                self._refused.append(RefusedShard(name=spec.tensor, start=spec.start, stop=spec.stop))
+        if done:
+            self.freed()
+
+    def freed(self) -> None:
+        """Take note that a message is answered, and that no send reads its tensors any more."""
+        self._left -= 1
+        if not self._left:
+            self.finish()
+
+    def finish(self) -> None:
+        """Set the outcome."""
+        if not self._done.done():
+            self._done.set_result(PushOutcome(versions=self._versions, refused=tuple(self._refused)))
+
+
+def record_type(record: ArrayRecord) -> Callable[[float], Any]:
+    """Return the type of an array's values."""
+    return np.float32 if record.dtype == "float32" else np.float64
+
+
+def _checked_rate(rate: object) -> float | None:
+    if rate is None or (isinstance(rate, Real) and 0 <= float(rate) <= MOST_RATE):
+        return None if rate is None else float(rate)
+    raise StoreError(f"rate is a number from 0 to {MOST_RATE:g}, not {rate!r}")
