@@ -207,7 +207,10 @@ class StoreLink:
     ) -> Values:
         """See `ParameterStore.push_pull`."""
         push = partial(self._begin_push, gradients, read=read, rate=rate, weight=weight)
-        if self.slack is None and not any(isinstance(each, Factors) for each in gradients.values()):
+        dense = isinstance(gradients, Mapping) and not any(
+            isinstance(each, Factors) for each in gradients.values()
+        )
+        if self.slack is None and dense:
             # One message each way: the answer to a push may bring the values.
             self._check()
             pull = PullCollector(self.store.id, self.layout, self.note_versions, tuple(gradients), {})
