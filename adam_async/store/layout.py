@@ -18,7 +18,7 @@ from adam_async.run.store_record import ArrayRecord
 from adam_async.store.arrays import names_in
 
 MESSAGE_BYTES = 4 << 20
-"""Bytes of values after which the shards of a server continue in the next message, unless one shard is larger:
+"""Bytes of values after which a server's shards continue in the next message, unless one shard is larger:
 the server receives one message while it applies the one before."""
 
 MESSAGE_SHARDS = 512
