@@ -34,8 +34,8 @@ OTHERS = -1
 class ShardTables:
     """Version, push numbers, clocks and counts of one shard, or of several that have the same ones.
 
-    Several shards share tables while every message names all of them. A change of one shard alone first gives it
-    tables of its own, see `Shard.separate`.
+    Several shards share tables while every message names all of them. A change of one shard alone first gives
+    it tables of its own, see `Shard.separate`.
     """
 
     version: Version = Version(0)  # noqa: RUF009 - a NewType call is the identity
