@@ -5,13 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.cli.contact_sheet import check_png, contact_sheet, sheet_rows
 from adam_async.cli.data import data_folder, load_data
 from adam_async.cli.files import check_target, read_file, write_file
-from adam_async.cli.options import InspectOptions, check_within
+from adam_async.cli.options import InspectOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.datasets import kind_of_name, split_folders
@@ -22,6 +23,7 @@ from adam_async.run.image_size import read_image_size
 from adam_async.runtime.disk import Disk
 
 MOST_SAMPLES, MOST_CLASSES = 256, 1024
+"""Maximum values of `--samples` and `--classes`."""
 
 NAMED = "known by name"
 IDX = "IDX files, as MNIST's"
@@ -38,6 +40,45 @@ FOLDERS = "folders of images, one for each class"
 
 _AT_ONCE = 1024
 """Number of images counted at once; counting takes eight times their bytes."""
+
+
+class ChannelValues(msgspec.Struct, frozen=True, kw_only=True):
+    """The values of one channel."""
+
+    min: int
+    max: int
+    mean: float
+    std: float
+
+
+class SplitReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The training images, or the test images."""
+
+    images: int
+    channels: list[ChannelValues]
+
+
+class ClassReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One class, and its numbers of images."""
+
+    number: int
+    name: str
+    train: int
+    test: int
+
+
+class SourceReport(msgspec.Struct, kw_only=True):
+    """A source of images; docs/reference/data.md explains the fields."""
+
+    kind: str
+    name: str
+    source: str
+    shape: tuple[int, int, int]
+    train: SplitReport
+    test: SplitReport
+    classes: list[ClassReport]
+    damaged: list[str]
+    transforms: tuple[dict[str, Any], ...] | None = None
 
 
 async def run_inspection(
@@ -59,15 +100,15 @@ async def run_inspection(
         size = read_image_size(options.size)
         dataset = await load_data(source, disk, environment, damaged=options.damaged, size=size)
         kind = await kind_of(source, data_folder(environment), disk)
-        found = {"kind": kind, **await disk.run(describe, dataset), "transforms": None}
+        found = await disk.run(describe, dataset, kind)
         if text is not None or options.augment:
             asked = read_steps(text, str(options.transforms)) if text is not None else None
-            found["transforms"] = steps_for(asked, dataset.image_shape)
+            found.transforms = steps_for(asked, dataset.image_shape)
         if options.png is not None:
-            data = await disk.run(_draw, dataset, found["transforms"], options)
+            data = await disk.run(_draw, dataset, found.transforms, options)
             await write_file(options.png, "--png", [data], disk)
     if options.json:
-        for line in json.dumps(found, indent=2).splitlines():
+        for line in json.dumps(msgspec.to_builtins(found), indent=2).splitlines():
             terminal.print(line)
         return 0
     for line in lines(found, classes=options.classes):
@@ -78,8 +119,12 @@ async def run_inspection(
 
 
 def _check(options: InspectOptions) -> None:
-    check_within("--samples", options.samples, 1, MOST_SAMPLES)
-    check_within("--classes", options.classes, 1, MOST_CLASSES)
+    for option, value, least, most in (
+        ("--samples", options.samples, 1, MOST_SAMPLES),
+        ("--classes", options.classes, 1, MOST_CLASSES),
+    ):
+        if not least <= value <= most:
+            raise ConfigError(f"{option} must be within {least} and {most}, not {value}")
     for option, value, least in (("--seed", options.seed, 0), ("--epoch", options.epoch, 1)):
         if value < least:
             raise ConfigError(f"{option} must be at least {least}, not {value}")
@@ -113,87 +158,98 @@ async def kind_of(source: str, data_dir: Path | None, disk: Disk) -> str:
     return next((words for kind, words in FORMATS.items() if kind in kinds), FOLDERS)
 
 
-def describe(dataset: Dataset) -> dict[str, Any]:
-    """Describe a data set in numbers; docs/reference/data.md explains the fields."""
+def describe(dataset: Dataset, kind: str) -> SourceReport:
+    """Describe a data set in numbers; `kind` is the kind of its source."""
     train = np.bincount(dataset.train_labels, minlength=dataset.num_classes).tolist()
     test = np.bincount(dataset.test_labels, minlength=dataset.num_classes).tolist()
     names = dataset.class_names or tuple(str(number) for number in range(dataset.num_classes))
-    return {
-        "name": dataset.name,
-        "source": dataset.source,
-        "shape": list(dataset.image_shape),
-        "train": {"images": sum(train), "channels": channel_values(dataset.train_images[:])},
-        "test": {"images": sum(test), "channels": channel_values(dataset.test_images)},
-        "classes": [
-            {"number": number, "name": name, "train": of_train, "test": of_test}
+    return SourceReport(
+        kind=kind,
+        name=dataset.name,
+        source=dataset.source,
+        shape=dataset.image_shape,
+        train=SplitReport(images=sum(train), channels=channel_values(dataset.train_images[:])),
+        test=SplitReport(images=sum(test), channels=channel_values(dataset.test_images)),
+        classes=[
+            ClassReport(number=number, name=name, train=of_train, test=of_test)
             for number, (name, of_train, of_test) in enumerate(zip(names, train, test, strict=True))
         ],
-        "damaged": list(dataset.damaged),
-    }
+        damaged=list(dataset.damaged),
+    )
 
 
-def channel_values(images: NDArray[np.uint8]) -> list[dict[str, float]]:
+def channel_values(images: NDArray[np.uint8]) -> list[ChannelValues]:
     """Return minimum, maximum, mean and standard deviation of each channel.
 
     Args:
         images: Shape (N, C, H, W); sums over them are exact.
     """
-    return [_values(images[:, channel]) for channel in range(images.shape[1])]
+    return [_values(_histogram(images[:, channel])) for channel in range(images.shape[1])]
 
 
-def _values(images: NDArray[np.uint8]) -> dict[str, float]:
-    """Return the values of one channel, shape (N, H, W)."""
-    histogram = np.zeros(256, np.int64)
+def _histogram(images: NDArray[np.uint8]) -> list[int]:
+    """Count each value from 0 to 255 in images of shape (N, H, W)."""
+    counts = np.zeros(256, np.int64)
     for start in range(0, len(images), _AT_ONCE):
-        histogram += np.bincount(images[start : start + _AT_ONCE].reshape(-1), minlength=256)
-    counts: list[int] = histogram.tolist()  # of Python's numbers, which do not overflow
+        counts += np.bincount(images[start : start + _AT_ONCE].reshape(-1), minlength=256)
+    return counts.tolist()
+
+
+def _values(counts: list[int]) -> ChannelValues:
     present = [value for value, count in enumerate(counts) if count]
     number = sum(counts)
     total = sum(value * count for value, count in enumerate(counts))
     squares = sum(value * value * count for value, count in enumerate(counts))
-    return {
-        "min": present[0],
-        "max": present[-1],
-        "mean": total / number,
-        "std": ((number * squares - total * total) / number**2) ** 0.5,
-    }
+    return ChannelValues(
+        min=present[0],
+        max=present[-1],
+        mean=total / number,
+        std=((number * squares - total * total) / number**2) ** 0.5,
+    )
 
 
-def lines(found: Mapping[str, Any], *, classes: int) -> Iterator[str]:
-    """Yield the lines of a description."""
-    yield f"{found['name']}: {found['source']}"
-    yield f"kind of source: {found['kind']}"
-    channels, rows, columns = found["shape"]
+def lines(found: SourceReport, *, classes: int) -> Iterator[str]:
+    """Yield the lines of a description.
+
+    Args:
+        found: Description of a source.
+        classes: Maximum number of classes listed.
+    """
+    yield f"{found.name}: {found.source}"
+    yield f"kind of source: {found.kind}"
+    channels, rows, columns = found.shape
     yield f"images of {rows} x {columns} pixels, {channels} channel{'s' if channels > 1 else ''}"
-    for part in ("train", "test"):
-        yield f"{part:<5} {found[part]['images']:>9,} images, {_ranges(found[part]['channels'])}"
-    if found["transforms"] is not None:
-        yield f"transforms: {', '.join(step['kind'] for step in found['transforms']) or 'none'}"
-    yield from _classes(found["classes"], classes)
-    if found["damaged"]:
+    for part, split in (("train", found.train), ("test", found.test)):
+        yield f"{part:<5} {split.images:>9,} images, {_ranges(split.channels)}"
+    if found.transforms is not None:
+        yield f"transforms: {', '.join(step['kind'] for step in found.transforms) or 'none'}"
+    yield from _classes(found.classes, classes)
+    if found.damaged:
         yield "damaged, and left out:"
-        yield from (f"  {sentence}" for sentence in found["damaged"])
+        yield from (f"  {sentence}" for sentence in found.damaged)
     else:
         yield "damaged: nothing"
 
 
-def _ranges(channels: Sequence[Mapping[str, float]]) -> str:
-    ranges = ", ".join(f"{each['min']} to {each['max']}" for each in channels)
-    means = ", ".join(f"{each['mean']:.2f}" for each in channels)
-    deviations = ", ".join(f"{each['std']:.2f}" for each in channels)
+def _ranges(channels: Sequence[ChannelValues]) -> str:
+    ranges = ", ".join(f"{each.min} to {each.max}" for each in channels)
+    means = ", ".join(f"{each.mean:.2f}" for each in channels)
+    deviations = ", ".join(f"{each.std:.2f}" for each in channels)
     return f"values {ranges}, mean {means}, deviation {deviations}"
 
 
-def _classes(classes: Sequence[Mapping[str, Any]], most: int) -> Iterator[str]:
+def _classes(classes: Sequence[ClassReport], most: int) -> Iterator[str]:
     shown = classes[:most]
-    wide = max(len("class"), *(len(str(each["name"])) for each in shown))
+    wide = max(len("class"), *(len(str(each.name)) for each in shown))
     yield f"{'class':<{wide}} {'train':>9} {'test':>9}"
     for each in shown:
-        yield f"{each['name']:<{wide}} {each['train']:>9,} {each['test']:>9,}"
+        yield f"{each.name:<{wide}} {each.train:>9,} {each.test:>9,}"
     if len(classes) > most:
         yield f"and {len(classes) - most:,} more classes (--classes)"
-    for part in ("train", "test"):
-        empty = [each["name"] for each in classes if not each[part]]
+    for part, empty in (
+        ("train", [each.name for each in classes if not each.train]),
+        ("test", [each.name for each in classes if not each.test]),
+    ):
         if empty:
             more = f" and {len(empty) - most:,} more" if len(empty) > most else ""
             yield f"no {part} image is of class {', '.join(empty[:most])}{more}"

@@ -53,13 +53,13 @@ class ReplicaClocks:
                 return
             for shard in shards:
                 if shard.clocks.get(replica, 0) < clock:
-                    shard.own().clocks[replica] = clock
+                    shard.separate().clocks[replica] = clock
         # The map may name the replica later. Without its clock it would then seem to be behind.
         elif self._clocked and (replica, incarnation) not in self.ended:
             early = keep_newest(self._early, (replica, incarnation), EARLY_KEPT)
             for shard in shards:
                 if tables is None:
-                    shard.own()  # its early clock may differ from that of others
+                    shard.separate()  # its early clock may differ from that of others
                 early[shard.spec.id] = max(early.get(shard.spec.id, 0), clock)
 
     def _counts(self, replica: Replica, incarnation: int) -> bool:

@@ -92,7 +92,7 @@ COMPILE_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StoreHost:
-    """What a store needs of its server.
+    """The services of a server that a store needs.
 
     Attributes:
         node: Name of the server.

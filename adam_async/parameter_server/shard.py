@@ -34,8 +34,8 @@ OTHERS = -1
 class ShardTables:
     """Version, push numbers, clocks and counts of one shard, or of several that have the same ones.
 
-    Several shards share tables while every message names all of them. Whoever changes those of one shard first
-    gives it tables of its own, see `Shard.own`.
+    Several shards share tables while every message names all of them. A change of one shard alone first gives
+    it tables of its own, see `Shard.separate`.
     """
 
     version: Version = Version(0)  # noqa: RUF009 - a NewType call is the identity
@@ -119,7 +119,7 @@ class Shard:
     place: int = 0
     """Index of its counts in that memory."""
 
-    def own(self) -> ShardTables:
+    def separate(self) -> ShardTables:
         """Return its tables to change them; other shards keep theirs."""
         if self.tables.shards > 1:
             self.tables = self.tables.split(1)
@@ -132,7 +132,7 @@ class Shard:
 
     @version.setter
     def version(self, version: Version) -> None:
-        self.own().version = version
+        self.separate().version = version
 
     @property
     def last_number(self) -> Mapping[Session, int]:
@@ -146,7 +146,7 @@ class Shard:
 
     @clocks.setter
     def clocks(self, clocks: dict[Replica, int]) -> None:
-        self.own().clocks = clocks
+        self.separate().clocks = clocks
 
     @property
     def staleness_of(self) -> Mapping[int, Counter[int]]:
@@ -165,7 +165,7 @@ class Shard:
 
     @refused.setter
     def refused(self, refused: int) -> None:
-        self.own().refused = refused
+        self.separate().refused = refused
 
     @property
     def duplicates(self) -> int:
@@ -174,15 +174,15 @@ class Shard:
 
     @duplicates.setter
     def duplicates(self, duplicates: int) -> None:
-        self.own().duplicates = duplicates
+        self.separate().duplicates = duplicates
 
     def name_replicas(self, replicas: Iterable[int]) -> None:
         """See `ShardTables.name_replicas`."""
-        self.own().name_replicas(replicas)
+        self.separate().name_replicas(replicas)
 
     def count_staleness(self, replica: int, staleness: int, pushes: int = 1) -> None:
         """See `ShardTables.count_staleness`."""
-        self.own().count_staleness(replica, staleness, pushes)
+        self.separate().count_staleness(replica, staleness, pushes)
 
     @property
     def staleness(self) -> Counter[int]:

@@ -90,7 +90,7 @@ def _set(shard: Shard, state: ShardState) -> ShardId:
     version = Version(state.version)
     # The shards of a new store keep the tables that they share.
     if (shard.version, shard.loaded, shard.clocks) != (version, version, clocks):
-        tables = shard.own()
+        tables = shard.separate()
         tables.version = tables.loaded = version
         tables.clocks = clocks
     if shard.pending is not None:

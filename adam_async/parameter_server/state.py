@@ -414,7 +414,7 @@ class ServerState:
         all_steps = Counter([step.staleness for step in record.steps])
         refused = {place for step in record.steps for place in step.refused}
         for place, shard in enumerate(ours):
-            shard.own().last_number[session] = last_step
+            shard.separate().last_number[session] = last_step
             applied = all_steps
             if place in refused:
                 applied = Counter([step.staleness for step in record.steps if place not in step.refused])
@@ -641,7 +641,7 @@ def _order_apart(
             continue
         last, number = shard.last_number.get(session, 0), numbers[place]
         if number == last + 1:
-            shard.own().last_number[session] = number
+            shard.separate().last_number[session] = number
             accepted.append(place)
         elif number <= last:
             shard.duplicates += 1
@@ -654,7 +654,7 @@ def _order_apart(
 def _count_together(
     shards: Sequence[Shard], pushes: Sequence[QueuedPush], finite: Sequence[Sequence[bool]]
 ) -> bool:
-    """Count applied pushes of a group with shared tables. Returns False if its shards must be counted apart."""
+    """Count applied pushes of a group with shared tables. Returns False if its tables or outcomes differ."""
     tables = shards.own_tables() if isinstance(shards, ShardGroup) else None
     if tables is None or not all(finite[0]) or finite.count(finite[0]) != len(finite):
         return False
@@ -674,7 +674,7 @@ def _count_apart(
 ) -> None:
     """Count applied and refused pushes shard by shard."""
     for place, shard, of_pushes in zip(pushes[0].accepted, shards, finite, strict=True):
-        tables = shard.own()
+        tables = shard.separate()
         for queued, ok in zip(pushes, of_pushes, strict=True):
             if ok:
                 push = queued.push

@@ -433,7 +433,7 @@ def apply_pushes_again(order: Any, self: ServerState, event: Any) -> Any:
     for number, shard_id in zip(push.numbers, push.shards, strict=True):
         shard = self.shards.get(ShardId(shard_id))
         if shard is not None and shard.last_number.get(session) == number:
-            shard.own().last_number[session] = number - 1
+            shard.separate().last_number[session] = number - 1
     return order(self, event)
 
 

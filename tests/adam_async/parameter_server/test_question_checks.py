@@ -1,11 +1,28 @@
 """Checks of a parameter server on questions, and on the peers that may send for a replica."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
-from adam_async.messages import GetRecord, Pull, ReadShards, Record, StepRecord, Tick, part_refusal
+from adam_async.messages import (
+    GetRecord,
+    Part,
+    Pull,
+    Push,
+    ReadShards,
+    Record,
+    StepRecord,
+    Tick,
+    part_refusal,
+)
 from adam_async.parameter_server import sender_checks
-from adam_async.parameter_server.question_checks import EARLY_STEPS, MOST_AHEAD, QuestionChecks
+from adam_async.parameter_server.question_checks import (
+    EARLY_STEPS,
+    MOST_AHEAD,
+    MOST_STEPS,
+    QuestionChecks,
+)
 from adam_async.parameter_server.sender_checks import MOST_SESSIONS, SenderChecks
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.ids import Replica
@@ -175,3 +192,57 @@ def test_sessions_of_a_peer_and_of_all_are_bounded(monkeypatch):
         assert known.refusal(peer("v"), msgspec.structs.replace(TICK, session=session, replica=99)) == ""
     assert known.surplus() == [(10, 1), (11, 1)]
     assert known.surplus() == []
+
+
+@pytest.mark.parametrize("body", [PUSH, PULL, READ], ids=lambda body: type(body).__name__)
+@pytest.mark.parametrize("mixed", [{"rule": 1}, {"dtype": "float64"}], ids=["rule", "type"])
+def test_a_message_with_shards_of_two_rules_or_types_is_malformed(body, mixed):
+    shards = [shard_of(0), shard_of(1), shard_of(2)]
+    shards[1].spec = replace(shards[1].spec, **mixed)
+    state = ServerState(store="run", generation=1, shards=shards)
+    checks = QuestionChecks(state, specs_of(state), most_weight=16)
+    code, text = checks.refusal(body, most_bytes=1 << 20)
+    assert code == "malformed"
+    assert "shards 0 and 1 differ in rule or type" in text
+    alike = msgspec.structs.replace(body, shards=(2, 0))
+    if isinstance(body, Push):
+        alike = msgspec.structs.replace(alike, versions=(0, 0))
+    assert checks.refusal(alike, most_bytes=1 << 20) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"clock": 1}, "an assignment has no clock"),
+        ({"clock": 0, "epoch": 1}, "an assignment has no clock"),
+        ({"clock": 0, "parts": (Part(True, 2),)}, "an assignment has values, not factors"),
+    ],
+)
+def test_an_assignment_has_values_and_no_clock(change, text):
+    body = msgspec.structs.replace(PUSH, assign=True, **change)
+    assert text in checks_of().refusal(body, most_bytes=MOST_BYTES).text
+    assert checks_of().refusal(msgspec.structs.replace(PUSH, assign=True, clock=0), most_bytes=400) is None
+
+
+def test_clocks_of_a_store_without_a_program_have_a_bound_that_messages_can_name():
+    checks = checks_of()
+    checks.epoch_began(1, first_clock=5, groups=None)
+    most = 5 + MOST_STEPS
+    assert most < 1 << 48
+    assert checks.refusal(msgspec.structs.replace(PUSH, clock=most, epoch=1), most_bytes=400) is None
+    assert checks.refusal(msgspec.structs.replace(PUSH, clock=most + 1), most_bytes=400) is not None
+
+
+def test_only_users_of_a_store_push_to_it_and_load_it():
+    client, driver = (Identity(role=role, node=role, incarnation=1) for role in ("client", "driver"))
+    of_clients, of_run = SenderChecks(program=False), SenderChecks(program=True)
+    assert not of_clients.refusal(client, PUSH)
+    assert not of_clients.refusal(client, msgspec.structs.replace(PUSH, assign=True))
+    assert not of_run.refusal(peer("w"), PUSH)
+    assert "has no part in a store of a run" in of_run.refusal(client, PUSH)
+    assert "has no part in a store of clients" in of_clients.refusal(peer("w"), PUSH)
+    assert "takes none" in of_run.refusal(peer("w"), msgspec.structs.replace(PUSH, assign=True))
+    assert not of_run.load_refusal(driver)
+    assert not of_clients.load_refusal(client)
+    assert "client client has no part" in of_run.load_refusal(client)
+    assert "driver driver has no part" in of_clients.load_refusal(driver)

@@ -133,7 +133,7 @@ def test_the_states_of_many_shards_fit_a_frame_however_many_sessions_pushed():
     shards = shards_of(rule, numbers=range(138))
     for shard in shards.values():
         shard.clocks = {Replica(0): 2**40}
-        shard.own().last_number = {
+        shard.separate().last_number = {
             (2**55 + replica_generation, 2**54 + replica_generation): 2**40
             for replica_generation in range(100)
         }

@@ -1,4 +1,4 @@
-"""Local links pass tensors by reference: a caller may reuse its gradients, and no client waits for another."""
+"""Local links pass tensors by reference: a caller may still reuse its gradients after a push."""
 
 import asyncio
 

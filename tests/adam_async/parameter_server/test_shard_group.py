@@ -1,0 +1,193 @@
+"""Shards that share memory and tables have the bits and counts of shards that share nothing."""
+
+import numpy as np
+import pytest
+
+from adam_async.messages import Part, Pull, Push, Tick
+from adam_async.model.rules import Adagrad, Adam, Sgd
+from adam_async.parameter_server import shard_group
+from adam_async.parameter_server.apply import Applier
+from adam_async.parameter_server.decode_push import read_gradients
+from adam_async.parameter_server.events import (
+    Acknowledge,
+    AcknowledgeTick,
+    Applied,
+    PullArrived,
+    PushArrived,
+    ReplicasChanged,
+    SendValues,
+    TickArrived,
+)
+from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard_group import ShardGroup
+from adam_async.parameter_server.state import ServerState
+from adam_async.parameter_server.storage import own_shards
+from adam_async.run.ids import BucketId, ShardId
+from adam_async.run.shard_table import ShardSpec
+
+SIZES = (3, 1, 5, 2, 2048, 4)
+RULES = [Sgd(), Sgd(momentum=0.9), Adagrad(), Adam()]
+
+
+def specs_of(sizes=SIZES, *, rules=1, dtype="float64"):
+    return [
+        ShardSpec(
+            id=ShardId(n),
+            tensor=f"t{n}",
+            start=0,
+            stop=size,
+            row_size=1,
+            bucket=BucketId(0),
+            dtype=dtype,
+            rule=n % rules,
+        )
+        for n, size in enumerate(sizes)
+    ]
+
+
+def apart(shards):
+    """The same shards, each with memory and tables of its own."""
+    return [
+        Shard(
+            spec=shard.spec,
+            values=shard.values.copy(),
+            rule_state={name: array.copy() for name, array in shard.rule_state.items()},
+        )
+        for shard in shards
+    ]
+
+
+class Server:
+    """One store whose batches are applied at once."""
+
+    def __init__(self, shards, rule, *, clocked):
+        self.specs = [shard.spec for shard in shards]
+        self.state = ServerState(store="s", generation=1, shards=shards, clocked=clocked)
+        self.applier = Applier(rule, self.specs, self.specs[0].dtype)
+        self.state.handle(ReplicasChanged({0: 1, 1: 1}))
+
+    def handle(self, event):
+        effects = self.state.handle(event)
+        while True:
+            batch, more = self.state.take_batch()
+            effects += more
+            if batch is None:
+                return [self.text_of(effect) for effect in effects]
+            finite = self.applier.apply_pushes(batch.shards(), [each.gradients for each in batch.pushes])
+            effects += self.state.handle(Applied(batch, finite))
+
+    @staticmethod
+    def text_of(effect):
+        shards = getattr(effect, "shards", ())
+        versions = [int(shard.version) for shard in shards]
+        return type(effect).__name__, effect.request, getattr(effect, "body", None), versions
+
+    def push(self, request, push, flat):
+        group = self.state.group(push.shards)
+        gradients = read_gradients(push, [flat], self.specs, flat.dtype, group)
+        return self.handle(PushArrived(request, push, gradients))
+
+    def check_equal(self, other):
+        for number, shard in self.state.shards.items():
+            twin = other.state.shards[number]
+            shard.check_invariants()
+            assert shard.values.tobytes() == twin.values.tobytes()
+            for name, array in shard.rule_state.items():
+                assert array.tobytes() == twin.rule_state[name].tobytes()
+            for name in ("version", "last_number", "clocks", "staleness_of", "refused", "duplicates"):
+                assert getattr(shard, name) == getattr(twin, name), (number, name)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize("clocked", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_pushes_pulls_and_ticks_of_any_shards_leave_what_separate_shards_have(rule, clocked, seed):
+    shards = own_shards(specs_of(), [rule])
+    one, other = Server(shards, rule, clocked=clocked), Server(apart(shards), rule, clocked=clocked)
+    dice = np.random.default_rng(seed)
+    messages = [(0, 1, 2), (3, 4, 5), (0, 1, 2, 3, 4, 5)] if seed else [(0, 1, 2), (3, 4, 5)]
+    numbers = {}
+    for step in range(60):
+        replica = int(dice.integers(2))
+        some = messages[dice.integers(len(messages))]
+        if seed == 2 and dice.random() < 0.2:
+            some = tuple(int(n) for n in dice.permutation(6)[: dice.integers(1, 6)])
+        kind = dice.random()
+        if kind < 0.7:
+            repeated = dice.random() < 0.1
+            for number in some:
+                numbers[replica, number] = numbers.get((replica, number), 0) + (not repeated)
+            flat = dice.normal(size=sum(SIZES[number] for number in some))
+            if dice.random() < 0.1:
+                flat[dice.integers(len(flat))] = np.inf
+            current = [int(other.state.shards[ShardId(number)].version) for number in some]
+            push = Push(
+                store="s",
+                session=replica,
+                incarnation=1,
+                replica=replica,
+                clock=step if clocked else 0,
+                weight=1,
+                rate=0.1,
+                generation=1,
+                parts=(Part(False, len(some)),),
+                shards=some,
+                numbers=tuple(max(numbers[replica, number], 1) for number in some),
+                versions=tuple(max(version - int(dice.integers(2)), 0) for version in current),
+                own_applied=(0,) * len(some),
+                pull=bool(dice.random() < 0.5),
+            )
+            with np.errstate(over="ignore", invalid="ignore"):
+                answers = one.push(step, push, flat)
+                assert answers == other.push(step, push, flat)
+            assert answers[0][0] == Acknowledge.__name__
+        elif kind < 0.9:
+            event = PullArrived(step, Pull(store="s", generation=1, shards=some))
+            answers = one.handle(event)
+            assert answers == other.handle(event)
+            assert answers[0][0] == SendValues.__name__
+        else:
+            last = tuple(numbers.get((replica, number), 0) for number in some)
+            tick = Tick(
+                store="s",
+                session=replica,
+                incarnation=1,
+                replica=replica,
+                clock=step,
+                generation=1,
+                shards=some,
+                numbers=last,
+            )
+            answers = one.handle(TickArrived(step, tick))
+            assert answers == other.handle(TickArrived(step, tick))
+            assert answers[0][0] == AcknowledgeTick.__name__
+        one.check_equal(other)
+
+
+def test_small_shards_of_a_message_are_one_strip_and_share_tables_until_one_is_named_alone():
+    shards = own_shards(specs_of((4, 4, 4)), [Adam()])
+    both, rest = ShardGroup(shards[:2]), ShardGroup(shards[2:])
+    assert [len(strip.shards) for strip in both.strips] == [2]
+    assert np.shares_memory(both.strips[0].values, shards[1].values)
+    assert both.shared() is None  # the third one has the same tables
+    tables = both.own_tables()
+    tables.version += 1
+    assert [shard.version for shard in shards] == [1, 1, 0]
+    assert both.versions() == (1, 1)
+    shards[1].version += 1
+    assert both.own_tables() is None
+    assert both.versions() == (1, 2)
+    assert rest.own_tables().version == 0
+
+
+def test_a_strip_has_at_most_the_values_that_a_round_applies(monkeypatch):
+    monkeypatch.setattr(shard_group, "STRIP_VALUES", 8)
+    group = ShardGroup(own_shards(specs_of((4, 4, 1, 9, 2)), [Sgd()]))
+    assert [len(strip.values) for strip in group.strips] == [8, 1, 9, 2]
+
+
+def test_a_store_makes_no_group_of_unknown_repeated_or_mixed_shards():
+    state = ServerState(store="s", generation=1, shards=own_shards(specs_of(rules=2), [Sgd(), Adam()]))
+    assert state.group((0, 2, 4)) is state.group((0, 2, 4))
+    for numbers in ((0, 1), (0, 0), (0, 6), ()):
+        assert state.group(numbers) is None
