@@ -325,7 +325,7 @@ class StepModel:
 
 
 RunModel = Network | StepModel
-"""What a run trains."""
+"""The model of a run: a network, or the step of a user."""
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:

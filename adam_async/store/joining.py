@@ -1,6 +1,7 @@
 """How a client comes into a store: it joins the cluster, finds or creates the store, loads its values.
 
-If the creator is lost before it has loaded the values, any client that opens the store with arrays loads its own.
+If the creator is lost before it has loaded the values, any client that opens the store with arrays loads its
+own.
 """
 
 import asyncio

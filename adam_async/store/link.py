@@ -314,7 +314,7 @@ class StoreLink:
                 StepPush(
                     parts=message.parts,
                     shards=shards,
-                    tensors=tuple([tensor.copy() for tensor in message.tensors]) if kept else message.tensors,
+                    tensors=[tensor.copy() for tensor in message.tensors] if kept else message.tensors,
                     versions=tuple(versions[message.index].tolist()),
                     own_applied=(0,) * len(shards),
                     clock=clock,

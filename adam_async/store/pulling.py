@@ -1,4 +1,4 @@
-"""Pure: the collection of the answers of one pull of a store, into arrays by name."""
+"""The collection of the answers of one pull of a store, into arrays by name."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence

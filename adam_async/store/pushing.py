@@ -1,4 +1,4 @@
-"""Pure: the messages of one push of a store, from gradients by name, and the collection of their answers."""
+"""The messages of one push of a store, from gradients by name, and the collection of their answers."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

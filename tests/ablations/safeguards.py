@@ -183,7 +183,7 @@ ABLATIONS = (
     Ablation(
         name="the death of an earlier incarnation has no effect",
         patch=patches.lose_later_incarnations,
-        guard=CONTROLLER_TESTS + "test_state.py::test_the_death_of_an_earlier_incarnation_changes_nothing",
+        guard="tests/adam_async/driver/test_training_rules.py::test_the_death_of_an_earlier_incarnation_changes_nothing",
         seldom="a member lost by mistake joins again, and no checker asks for the reason of the loss",
     ),
     Ablation(

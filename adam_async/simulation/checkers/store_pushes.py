@@ -32,7 +32,7 @@ class _Push:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What values must contain that are pulled from now on."""
+    """Pushes and versions that the values of later pulls must contain."""
 
     acknowledged: frozenset[int]
     """Acknowledged pushes."""

@@ -110,6 +110,7 @@ class Facts:
         """Return values of the right type that are wrong under these facts, by field name."""
         return {
             "run": {"wrong-run": "another run"},
+            "store": {"wrong-run": "another run"},
             "generation": {"older": self.generation - 1, "newer": self.generation + 1},
             "session": {"anothers": self.others_session},
             "incarnation": {"anothers": self.incarnation + 1},

@@ -33,7 +33,7 @@ LINKS = LinkConfig(max_message_bytes=60 << 10)
 
 def ruinous(servers, shard):
     """Return invalid messages by a fragment of their refusal."""
-    run = {"run": "run", "generation": servers.map.generation}
+    run = {"store": "run", "generation": servers.map.generation}
     session = {"session": 1, "incarnation": 1, "replica": 0}
     everything = tuple(servers.shards())
     delta = np.ones(shard.size, np.float32)

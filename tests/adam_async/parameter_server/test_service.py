@@ -47,6 +47,7 @@ from adam_async.parameter_server.replay_log import read_order_log
 from adam_async.parameter_server.served_store import ServedStore
 from adam_async.run.cluster_map import NodeRecord, ResumeRecord
 from adam_async.run.ids import Replica
+from adam_async.run.partition import arrays_of
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, until
 from transport import LinkConfig, LocalNetwork, Message, RemoteError, TransportError
@@ -442,7 +443,8 @@ async def resume(servers):
         resumed=ResumeRecord(epoch=1, finished=(), clock=7),
     )
     await member.submit_run(again)
-    await member.create_store("again", store_of(again, servers.config, servers.arrays), servers.arrays)
+    arrays = arrays_of(servers.model, None)
+    await member.create_store("again", store_of(again, servers.config, arrays), arrays)
     await until(lambda: all(list(server.stores) == ["again"] for server in servers.servers))
     return member
 

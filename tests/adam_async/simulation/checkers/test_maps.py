@@ -1,4 +1,4 @@
-"""A map that goes back, a second table, a second ledger leader, a returning store or incarnation is refused."""
+"""A map that goes back, a second table or ledger leader, a returning store or incarnation is refused."""
 
 import msgspec
 import pytest

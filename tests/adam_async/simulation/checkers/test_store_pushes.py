@@ -34,7 +34,7 @@ def test_values_may_have_pushes_without_an_answer_and_must_have_acknowledged_one
 
 
 def pushes_before_versions(pushes):
-    """What values must contain, as if no client had received a version."""
+    """Bounds of later pulls, as if no client had received a version."""
     before = pushes.before()
     before.versions[:] = 0
     return before

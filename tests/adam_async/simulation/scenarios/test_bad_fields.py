@@ -69,7 +69,7 @@ def test_names_are_unique_and_come_in_the_same_order() -> None:
         "Pull.shards=repeated",
         "Pull.shards=long",
         "Push.rate=inf",
-        "Push.run=wrong-run",
+        "Push.store=wrong-run",
         "Push.generation=older",
         "Push.session=anothers",
         "Push.parts[0].count=below",
