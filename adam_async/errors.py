@@ -14,6 +14,10 @@
       RunFailed            8    the run ended for another reason
         StepFailed         8    a method of a user's step raised, or returned a wrong value
         Diverged           9    the training loss is not finite, or far beyond that of guessing
+      ModelError           1    a model, or an array given to it, does not fit
+        SpecError          2    a spec cannot be built: unknown layer, option or input, shapes that do not fit
+        LayerFailed        1    a method of a layer raised; ``__cause__`` is its error
+        GradientMismatchError   a gradient of a layer is not that of its output
 
 The command line adds 6 (a peer refused the handshake), 130 and 143 (ended by a signal);
 docs/reference/exit-codes.md lists them all.
@@ -144,6 +148,27 @@ class BindFailed(AdamError):
     def __init__(self, address: str, why: str) -> None:
         super().__init__(f"cannot listen on {address}: {why}; choose another with --bind")
         self.address = address
+
+
+class ModelError(AdamError, ValueError):
+    """A model, or an array given to it, does not fit."""
+
+
+class SpecError(ModelError, ConfigError):
+    """A model specification that cannot be built; the message names the layer and the change to make."""
+
+
+class LayerFailed(ModelError):
+    """A method of a layer raised; the message names layer, kind and method, `__cause__` is the error."""
+
+    def __init__(self, layer: str, kind: str, method: str, cause: Exception) -> None:
+        text = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
+        super().__init__(f"layer {layer!r} ({kind}) failed in {method}: {text}")
+        self.layer = layer
+
+
+class GradientMismatchError(ModelError):
+    """A gradient differs from its finite difference."""
 
 
 def first_cause(error: BaseException) -> BaseException:

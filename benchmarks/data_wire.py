@@ -33,7 +33,7 @@ from adam_async.cluster.networks import LOOPBACK, cluster_network
 from adam_async.controller.client import Membership
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
-from adam_async.data_server.client import DataClient, WorkerPlace
+from adam_async.data_server.client import DataClient, WorkerSlot
 from adam_async.data_server.dataset import make_dataset
 from adam_async.data_server.service import DataServer
 from adam_async.driver.training_rules import TrainingRules
@@ -169,7 +169,7 @@ async def measure(case: tuple[tuple[int, int, int], int, int], rounds: int, seco
     network = cluster_network(None, entropy=system_entropy, buffers=BufferPool())
     client = DataClient(
         Endpoint(network, WORKER, Traffic(WORKER.node)),
-        WorkerPlace(RUN, 0, life, 0),
+        WorkerSlot(RUN, 0, life, 0),
         address=lambda _: address,
         ahead=ahead,
         limits=GroupLimits(images=images, pixels=int(np.prod(shape)), classes=10, epochs=1_000_000),

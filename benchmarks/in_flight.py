@@ -53,7 +53,7 @@ import uvloop
 from adam_async import Config, Disk, LocalCluster, load_dataset
 from adam_async.data_server.dataset import Dataset
 from adam_async.messages import Greet, pack, role_table
-from adam_async.model import Network as Model
+from adam_async.model import Network as NeuralNetwork
 from adam_async.model import named_model
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.planner import Halo, vertical_plan
@@ -264,7 +264,7 @@ def _ends(parts: Sequence[Partition], begin: int) -> list[float]:
 
 def crossings_of(halo: Halo) -> float:
     """`slot_chain` of the plan that is measured."""
-    model = Model(named_model("mnist-adam"))
+    model = NeuralNetwork(named_model("mnist-adam"))
     plan = vertical_plan(model, 2, halo=halo)
     return slot_chain([Partition(model, plan, worker) for worker in range(2)])
 

@@ -12,7 +12,7 @@ turns, and the ratio is the median of the ratios within each turn. Cases:
 - `processes`: each role a process, two threads per worker, so that the cut model has twice the threads, on
   the same cores. Wanted: 0.75 and 0.65.
 - `blocks`: what a tensor that crosses costs the event loop of a worker, TCP over loopback: processor time of
-  the one loop that both ends share, per tensor sent or received. `message` is two `Neighbour`s alone, a
+  the one loop that both ends share, per tensor sent or received. `message` is two `PeerWorker`s alone, a
   message for each block, which is the most that a block can cost; `graph` has the part graphs with nodes that
   compute nothing, over links as in training, all firings, admissions and queues of the pool included. Blocks
   are those of `mnist-adam`, `vertical`, 16 images. Wanted: at most 25 us for `message`.
@@ -46,8 +46,7 @@ from adam_async import Config, Disk, LocalCluster, ProcessCluster, load_dataset
 from adam_async.data_server.client import ImageGroup
 from adam_async.data_server.dataset import Dataset
 from adam_async.messages import Block, Greet, Lease, role_table
-from adam_async.model import ModelSpec, mlp, named_model
-from adam_async.model import Network as Model
+from adam_async.model import ModelSpec, Network, mlp, named_model
 from adam_async.model.context import Context
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.plan import PlanKind
@@ -59,7 +58,7 @@ from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.kernel_cache import use_kernel_cache
 from adam_async.worker.partition_trainer import PartitionTrainer, Passage, WirePool, partition_graph
-from adam_async.worker.peer_workers import ExpectedBlocks, Neighbour, NeighbourEvents
+from adam_async.worker.peer_workers import ExpectedBlocks, PeerWorker, PeerWorkerEvents
 from adam_async.worker.reliable_stream import Parcel
 from benchmarks.consistency import save
 from dataflow import ComputePool, Engine, EngineSettings, Tag
@@ -173,27 +172,27 @@ def first_images(dataset: Dataset, count: int) -> Dataset:
 
 def cut_parts() -> list[Partition]:
     """The two parts whose blocks are sent."""
-    model = Model(MODELS["mnist-adam"])
+    model = Network(MODELS["mnist-adam"])
     plan = vertical_plan(model, 2)
     return [Partition(model, plan, worker) for worker in range(2)]
 
 
 class End:
-    """One of two workers on a TCP link: a `Neighbour`, which gives what comes to `take`."""
+    """One of two workers on a TCP link: a `PeerWorker`, which gives what comes to `take`."""
 
     def __init__(self, own_applied: Partition) -> None:
         other = 1 - own_applied.worker
         self.partition = own_applied
         self.take: Any = None
         shapes = {c.number: partial(own_applied.wire_shape, c) for c in own_applied.incoming}
-        self.neighbour = Neighbour(
+        self.peer_worker = PeerWorker(
             part=other,
             node=f"worker-{other}",
             address="",
             expected=ExpectedBlocks(shapes, own_applied.network.dtype, lambda _: PLANS["layers"]),
             lead=1 << 30,
             heeded=False,
-            events=NeighbourEvents(blocks=self._on_blocks, progress=lambda: None, linked=lambda: None),
+            events=PeerWorkerEvents(blocks=self._on_blocks, progress=lambda: None, linked=lambda: None),
             callbacks=Callbacks(f"worker-{other}"),
         )
 
@@ -202,8 +201,8 @@ class End:
 
     async def converse(self, link: Link) -> None:
         """Talk until cancelled."""
-        greet = Greet(run="", replica=0, life=1, partition=self.neighbour.part, received=0, begun=0)
-        await self.neighbour.converse(link, greet)
+        greet = Greet(run="", replica=0, life=1, partition=self.peer_worker.part, received=0, begun=0)
+        await self.peer_worker.converse(link, greet)
 
 
 async def joined(stack: AsyncExitStack, ends: Sequence[End]) -> None:
@@ -225,7 +224,7 @@ async def joined(stack: AsyncExitStack, ends: Sequence[End]) -> None:
 
 
 async def message_us(blocks: int) -> float:
-    """Two neighbours alone, which answer each block with a block: a message for each of them."""
+    """Two workers alone, which answer each block with a block: a message for each of them."""
     parts = cut_parts()
     ends = [End(part) for part in parts]
     done = asyncio.Event()
@@ -238,7 +237,7 @@ async def message_us(blocks: int) -> float:
             return
         crossing, array = turns[worker][block.number % len(turns[worker])]
         parcel = Parcel(Block(crossing, 1, block.number + 1, 1), array, lambda _: None)
-        ends[worker].neighbour.put(parcel)
+        ends[worker].peer_worker.put(parcel)
 
     for worker, end in enumerate(ends):
         end.take = partial(answer, worker)
@@ -295,7 +294,7 @@ async def graph_us(groups: int) -> float:
             graph = partition_graph(
                 Idle(end.partition),
                 end.partition,
-                partial(leave, end.neighbour),
+                partial(leave, end.peer_worker),
                 lambda firing, trained: None,
                 waits_for_pull=False,
             )
@@ -314,9 +313,9 @@ async def graph_us(groups: int) -> float:
     return used_s / (2 * crossings * groups) * 1e6
 
 
-def leave(neighbour: Neighbour, _: int, parcel: Parcel) -> None:
+def leave(peer_worker: PeerWorker, _: int, parcel: Parcel) -> None:
     """Send a block to the only other worker."""
-    neighbour.put(parcel)
+    peer_worker.put(parcel)
 
 
 def deliver(engine: Engine, arrived: Arrived) -> None:

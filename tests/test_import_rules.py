@@ -33,7 +33,7 @@ PACKAGE_IMPORTS = {
 """Imports of a package beside the standard library. `adam_async` is not limited here."""
 
 MODEL_IMPORTS = ("adam_async.model", "adam_async.errors", "adam_async.runtime.kernel_cache")
-"""The model imports nothing else of `adam_async`: its own files, the base of the errors, the kernel cache."""
+"""The model imports nothing else of `adam_async`: its own files, the errors, the kernel cache."""
 
 NETWORK_MODULES = tuple(
     f"adam_async.model.{name}" for name in ("layer", "layers", "named", "network", "partition", "spec")
@@ -431,6 +431,49 @@ def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
 
 def test_no_circle_of_imports_joins_files() -> None:
     assert circles(product_imports()) == []
+
+
+def nested_folder(name: str) -> str:
+    """Return a module's folder within its room, such as ``adam_async.model.fast``; else the module itself."""
+    first = name.split(".")[:3]
+    return ".".join(first) if ROOT.joinpath(*first).is_dir() else name
+
+
+def folder_arrows(arrows: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Return the imports between modules with each folder inside a room as one name."""
+    joined: dict[str, set[str]] = {}
+    for name, targets in arrows.items():
+        folder = nested_folder(name)
+        joined.setdefault(folder, set()).update({nested_folder(target) for target in targets} - {folder})
+    return joined
+
+
+def test_no_circle_of_imports_joins_nested_folders() -> None:
+    paths = product_files()
+    known = {module_name(path) for path in paths}
+    arrows = folder_arrows({module_name(path): imports_of(path, known) for path in paths})
+
+    assert circles(arrows) == []
+    assert {"adam_async.model.fast", "adam_async.cli.plan"} <= arrows.keys()
+
+
+@pytest.mark.parametrize(
+    ("path", "imported"),
+    [
+        ("adam_async.model.fast.tape", "adam_async.model.partition.plan"),
+        ("adam_async.data_server.dataset", "adam_async.data_server.sources.idx"),
+        ("adam_async.cli.terminal", "adam_async.cli.plan.table"),
+    ],
+)
+def test_an_import_against_the_order_of_nested_folders_is_noticed(path: str, imported: str) -> None:
+    paths = product_files()
+    known = {module_name(path) for path in paths}
+    arrows = {module_name(path): imports_of(path, known) for path in paths}
+    assert imported not in arrows[path]
+    arrows[path].add(imported)
+
+    (found,) = circles(folder_arrows(arrows))
+    assert {nested_folder(path), nested_folder(imported)} <= set(found)
 
 
 def test_a_circle_of_imports_would_be_noticed() -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-class Dice(Protocol):
+class RandomSource(Protocol):
     """Source of random numbers for jitter and faults, such as a seeded ``random.Random``."""
 
     def random(self) -> float:
@@ -47,7 +47,7 @@ class Path:
 
     __slots__ = ("_conditions", "_dice", "_free_at", "_last")
 
-    def __init__(self, conditions: PathConditions, dice: Dice) -> None:
+    def __init__(self, conditions: PathConditions, dice: RandomSource) -> None:
         self._conditions = conditions
         self._dice = dice
         self._free_at = float("-inf")

@@ -26,7 +26,7 @@ from transport.link import Link
 from transport.local import LocalLink
 from transport.messages import Identity
 from transport.network import DIAL_S, Listener, Network, OnLink, RetrySchedule
-from transport.path import Dice, Path, PathConditions
+from transport.path import Path, PathConditions, RandomSource
 from transport.protocol import Buffer
 from transport.tcp import TcpLink
 from transport.timekeeper import Timekeeper
@@ -68,7 +68,7 @@ class SlowNetwork(Network):
         delay_s: float,
         jitter_s: float = 0.0,
         bytes_per_s: float | None = None,
-        dice: Dice,
+        dice: RandomSource,
         between: Between,
     ) -> None:
         self.inner = inner

@@ -17,9 +17,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from adam_async.data_server.sources.labels import is_name
-from adam_async.errors import ConfigError
-from adam_async.model.errors import SpecError
+from adam_async.data_server.dataset import is_name
+from adam_async.errors import ConfigError, SpecError
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from adam_async.checkpoint.model_file import FILE_NAME, SavedModel, dump_model, load_model
 from adam_async.data_server.dataset import Dataset
-from adam_async.errors import ConfigError
-from adam_async.model.errors import ModelError
+from adam_async.errors import ConfigError, ModelError
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import PREDICT_BATCH, Network

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
 from adam_async.cli.terminal import Terminal
+from adam_async.data_server.damage import Policy
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.sources.damage import Policy
 from adam_async.data_server.sources.datasets import load
 from adam_async.data_server.sources.downloads import Downloader
 from adam_async.errors import DataError

@@ -13,10 +13,9 @@ from adam_async.cli.contact_sheet import Image, check_png, contact_sheet
 from adam_async.cli.files import check_target, write_file
 from adam_async.cli.options import PredictOptions
 from adam_async.cli.terminal import Terminal
-from adam_async.data_server.sources.damage import Damage
+from adam_async.data_server.damage import Damage
 from adam_async.data_server.sources.unlabelled import Piece, Unlabelled
-from adam_async.errors import ConfigError
-from adam_async.model.errors import ModelError
+from adam_async.errors import ConfigError, ModelError
 from adam_async.runtime.disk import Disk
 from dataflow import ComputePool
 

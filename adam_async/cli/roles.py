@@ -44,7 +44,7 @@ from adam_async.cluster.roles import (
 from adam_async.controller import status_log
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.service import Controller
-from adam_async.data_server.sources.damage import Policy
+from adam_async.data_server.damage import Policy
 from adam_async.errors import ConfigError
 from adam_async.model.layer import Layer
 from adam_async.run.addresses import check_address, check_addresses, own_peer, read_peers

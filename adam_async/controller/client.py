@@ -60,7 +60,7 @@ class NodeChanges(TypedDict, total=False):
     store: str
 
 
-Record = (
+MapRecord = (
     NodeRecord | StoreRecord | ArraysPiece | RunRecord | RunInPieces | RunPiece | EpochRecord | LedgerRecord
 )
 
@@ -342,7 +342,7 @@ class Membership:
 
         await self._update("lending", changed)
 
-    async def _update(self, key: str, change: Callable[[ClusterMap], Record | None]) -> None:
+    async def _update(self, key: str, change: Callable[[ClusterMap], MapRecord | None]) -> None:
         """Compare-and-set a key with a record made from the newest map, until that succeeds.
 
         A write of another node is never overwritten unseen: `change` runs again on the newer map, and its
@@ -364,7 +364,7 @@ class Membership:
         except TimeoutError:
             raise DeadlineExceeded(f"the controller to set {key}", timeout_s) from None
 
-    async def _try_set(self, key: str, value: Record, timeout_s: float) -> bool:
+    async def _try_set(self, key: str, value: MapRecord, timeout_s: float) -> bool:
         """Set a key if its record is the known one; if the outcome is unknown, the newest map shows it."""
         outcome = await self._client.compare_and_set(
             key,

@@ -50,7 +50,7 @@ from adam_async.controller.consensus import (
     identity,
 )
 from adam_async.controller.consensus.messages import Snapshot, TakeOver
-from adam_async.controller.consensus.records import WHAT_TO_DO, Ballot, Born, DamagedLog, Record
+from adam_async.controller.consensus.records import WHAT_TO_DO, Ballot, Born, DamagedLog, LogFileRecord
 from adam_async.controller.contents import CONTENTS, log_problem
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.peer_controllers import PeerControllers
@@ -380,7 +380,7 @@ class ConsensusNode:
                 ", ".join(self._unknown()),
             )
 
-    async def _write_down(self, records: tuple[Record, ...]) -> None:
+    async def _write_down(self, records: tuple[LogFileRecord, ...]) -> None:
         if self._file is not None:
             await self._file.append([records])
 

@@ -13,7 +13,7 @@ Incarnation = tuple[str, int]
 """Node and incarnation."""
 
 
-class Suspicion:
+class FailureDetector:
     """Suspected nodes, and the deadlines of their return.
 
     Args:

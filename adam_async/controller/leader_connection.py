@@ -100,7 +100,7 @@ def unpack_answer(answer: Message) -> MapState | MapChanges:
     return unpack(answer, MapChanges)
 
 
-class LeaderLink:
+class LeaderConnection:
     """Holds a link to the leader.
 
     Args:
@@ -435,4 +435,5 @@ class LeaderLink:
         self._reason = f"the controller at {address} {result}"
 
     def __repr__(self) -> str:
-        return f"<LeaderLink {self._identity.node} {f'to {self._at}' if self.link is not None else 'away'}>"
+        state = f"to {self._at}" if self.link is not None else "away"
+        return f"<LeaderConnection {self._identity.node} {state}>"

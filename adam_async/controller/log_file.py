@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from adam_async.controller.consensus import DamagedLog, Saved, Writer, recover
-from adam_async.controller.consensus.records import WHAT_TO_DO, Record
+from adam_async.controller.consensus.records import WHAT_TO_DO, LogFileRecord
 from adam_async.errors import ConfigError
 from adam_async.runtime.disk import Disk
 
@@ -121,7 +121,7 @@ class LogFile:
             if mode:
                 logger.warning("others could read %s, its mode was %s; it is 0600 now", self._path, mode)
 
-    async def append(self, batches: Sequence[tuple[Record, ...]]) -> None:
+    async def append(self, batches: Sequence[tuple[LogFileRecord, ...]]) -> None:
         """Append records, each batch in a frame of its own; they are durable on return.
 
         Raises:
@@ -139,7 +139,7 @@ class LogFile:
         self._writer.durable(self._writer.position)
         self.begun.set()
 
-    async def begin_anew(self, records: tuple[Record, ...]) -> None:
+    async def begin_anew(self, records: tuple[LogFileRecord, ...]) -> None:
         """Replace the file by a new one with these records; it is durable on return.
 
         Raises:

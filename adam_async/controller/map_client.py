@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from adam_async.controller.leader_connection import BUSY, LOST, LeaderLink, unpack_answer
+from adam_async.controller.leader_connection import BUSY, LOST, LeaderConnection, unpack_answer
 from adam_async.controller.map_history import Change
 from adam_async.errors import DeadlineExceeded
 from adam_async.messages import (
@@ -92,15 +92,16 @@ def version_of(cluster: ClusterMap, key: str) -> int:
 
 
 class MapClient:
-    """Sends requests to the leader. Arguments are those of `LeaderLink`.
+    """Sends requests to the leader. Arguments are those of `LeaderConnection`.
 
-    Each request may raise the errors of `LeaderLink.find`. Close the client at the end: it holds a link.
+    Each request may raise the errors of `LeaderConnection.find`. Close the client at the end: it holds a
+    link.
     """
 
     def __init__(
         self, *, network: Network, controllers: str, identity: Identity, waits: Waits, traffic: Traffic
     ) -> None:
-        self._leader = LeaderLink(
+        self._leader = LeaderConnection(
             network=network, controllers=controllers, identity=identity, waits=waits, traffic=traffic
         )
         self._waits = waits

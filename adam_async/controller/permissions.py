@@ -52,7 +52,7 @@ class Attempt:
 Permits = Callable[[Attempt, ClusterMap], Refusal | None]
 """Function from an attempt and the leader's cluster map to its refusal, or None."""
 
-_Record = TypeVar("_Record", NodeRecord, EpochRecord)
+_MapRecord = TypeVar("_MapRecord", NodeRecord, EpochRecord)
 
 _Rule = Callable[[Attempt, ClusterMap], str]
 """Function from an attempt and the cluster map to `_RIGHT`, `_WRONG` or `_LATER`."""
@@ -143,7 +143,7 @@ def _anything(attempt: Attempt, cluster: ClusterMap) -> str:
     return _RIGHT
 
 
-def _makes_only(attempt: Attempt, old: _Record | None, permitted: _Record | None) -> str:
+def _makes_only(attempt: Attempt, old: _MapRecord | None, permitted: _MapRecord | None) -> str:
     """Return `_RIGHT` if an attempt turns the record that it expects into the permitted one."""
     known = old.changed if old is not None else 0
     if attempt.expected != known:

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from adam_async.controller.consensus_node import Answer, ConsensusNode, ConsensusSetup
-from adam_async.controller.failure_detector import Incarnation, Suspicion
+from adam_async.controller.failure_detector import FailureDetector, Incarnation
 from adam_async.controller.peer_controllers import read_agree
 from adam_async.controller.permissions import FORBIDDEN, Attempt, Permits, Refusal, verdict
 from adam_async.controller.records import MAX_DEPTH, nests_too_deep, value_too_large
@@ -108,7 +108,7 @@ class Controller(Role):
 
     Attributes:
         group: Its node of the consensus group.
-        machine: Its copy of the replicated state.
+        replicated_state: Its copy.
 
     Cancelling the block closes every link; members notice and dial again until their patience ends.
     """
@@ -127,11 +127,11 @@ class Controller(Role):
         super().__init__(settings)
         setup = setup or ConsensusSetup()
         self._rules = rules
-        self.machine = ReplicatedState(rules=rules, most_sessions=most_sessions)
+        self.replicated_state = ReplicatedState(rules=rules, most_sessions=most_sessions)
         self.group = ConsensusNode(
             setup,
             self._endpoint,
-            state=self.machine,
+            state=self.replicated_state,
             on_answer=self._on_answer,
             on_led=self._on_led,
             on_applied=self._on_applied,
@@ -141,7 +141,7 @@ class Controller(Role):
             self.group.set_addresses(peers or {self._identity.node: self._bind})
         self._ready = False
         """Whether this controller leads and has applied all that earlier leaders acknowledged."""
-        self._shown = self.machine.map
+        self._shown = self.replicated_state.map
         self._watches: dict[Request, _Watch] = {}
         self._permits = permits
         self._links: dict[Incarnation, set[Link]] = {}
@@ -149,7 +149,7 @@ class Controller(Role):
         """Earliest time of the next warning about each controller that sent an invalid message."""
         self._leaving: set[Link] = set()
         """Links in closing after a forbidden attempt."""
-        self._suspicion = Suspicion(grace_s=self._waits.grace_s, find_s=FIND_S)
+        self._failure_detector = FailureDetector(grace_s=self._waits.grace_s, find_s=FIND_S)
         self._timer = Timer(self._next_deadline, self._due)
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
@@ -170,7 +170,7 @@ class Controller(Role):
     @property
     def map(self) -> ClusterMap:
         """This controller's copy of the map; on a follower it may be behind the leader's."""
-        return self.machine.map
+        return self.replicated_state.map
 
     # --- links -------------------------------------------------------------------------------
 
@@ -181,13 +181,13 @@ class Controller(Role):
         node = (link.peer.node, link.peer.incarnation)
         links = self._links.setdefault(node, set())
         links.add(link)
-        self._suspicion.link_back(*node)
+        self._failure_detector.link_back(*node)
         await super()._on_link(link)
         links.discard(link)
         if not links:  # a node may have several: its membership's, and one for statistics
             del self._links[node]
             if self._ready:
-                self._suspicion.link_lost(*node, now=self._loop.time())
+                self._failure_detector.link_lost(*node, now=self._loop.time())
                 self._timer.rearm()
         for request in [r for r in self._watches if r.link is link]:
             del self._watches[request]
@@ -253,8 +253,8 @@ class Controller(Role):
             text = f"{body.key} is another process that is connected: give this one an id of its own"
             request.fail("taken", text)
             return
-        if body.group not in ("", self.machine.group):
-            text = f"group {body.group} is not this one, {self.machine.group}"
+        if body.group not in ("", self.replicated_state.group):
+            text = f"group {body.group} is not this one, {self.replicated_state.group}"
             request.fail(SESSION_OVER, text)
             return
         size = sum(tensor.nbytes for tensor in request.message.tensors)
@@ -301,7 +301,7 @@ class Controller(Role):
         # A read at the beginning of a term: once it is answered, all that earlier leaders sent is applied.
         elif tag == "first" and not answer.refused and self.group.leads:
             self._ready = True
-            self._suspicion.led(self.map, self._links, now=self._loop.time())
+            self._failure_detector.led(self.map, self._links, now=self._loop.time())
             self._timer.rearm()
             self._answer_watches()
 
@@ -316,7 +316,7 @@ class Controller(Role):
         elif outcome.problem:
             request.fail(outcome.problem, outcome.text)
         elif request.message.type == GetMap.__name__:
-            reply_when_room(request, self.machine.size.most_text, self._whole)
+            reply_when_room(request, self.replicated_state.size.most_text, self._whole)
         elif request.message.type == OpenSession.__name__:
             request.reply(pack(SessionOpened(session=outcome.at)))
         else:
@@ -326,7 +326,7 @@ class Controller(Role):
     def _whole(self, outcome: Outcome = DONE) -> Message:
         state = MapState(
             version=self.map.version,
-            group=self.machine.group,
+            group=self.replicated_state.group,
             done=outcome.done,
             at=outcome.at,
             controllers=self.group.addresses,
@@ -335,16 +335,16 @@ class Controller(Role):
 
     def _reply_changes(self, request: Request, after: int, group: str, outcome: Outcome = DONE) -> None:
         """Answer a request with the changes since a version, or with the whole map, charged at their size."""
-        changes = self.machine.since(after, group)
+        changes = self.replicated_state.since(after, group)
         size = MOST_CHANGES_BYTES + 1 if changes is None else text_tensor(changes).nbytes
         if size > MOST_CHANGES_BYTES:
-            size = self.machine.size.most_text
+            size = self.replicated_state.size.most_text
         # The text is made again later, so that an answer that waits for room holds no memory.
         reply_when_room(request, size, partial(self._changes, after, group, outcome))
 
     def _changes(self, after: int, group: str, outcome: Outcome = DONE) -> Message:
         """Return the changes since a version, or the whole map."""
-        changes = self.machine.since(after, group)
+        changes = self.replicated_state.since(after, group)
         if fault_points.ON and after >= 0 and fault_points.fires("controller.history.short"):
             changes = None
         if fault_points.ON and changes is None and after >= 0:
@@ -355,7 +355,7 @@ class Controller(Role):
         if text.nbytes > MOST_CHANGES_BYTES:
             return self._whole(outcome)
         body = MapChanges(
-            version=after + len(changes), group=self.machine.group, done=outcome.done, at=outcome.at
+            version=after + len(changes), group=self.replicated_state.group, done=outcome.done, at=outcome.at
         )
         return pack(body, [text])
 
@@ -371,7 +371,7 @@ class Controller(Role):
             self._timer.rearm()
 
     def _has_changes(self, watch: _Watch) -> bool:
-        return self._ready and (watch.group != self.machine.group or watch.after < self.map.version)
+        return self._ready and (watch.group != self.replicated_state.group or watch.after < self.map.version)
 
     def _answer_watches(self) -> None:
         for request, watch in list(self._watches.items()):
@@ -384,7 +384,7 @@ class Controller(Role):
             self.group.read("first")
             return
         self._ready = False
-        self._suspicion.resigned()
+        self._failure_detector.resigned()
         watches, self._watches = self._watches, {}
         for request in watches:
             request.fail(NOT_LEADER, self.group.leader)
@@ -399,14 +399,14 @@ class Controller(Role):
     # --- time --------------------------------------------------------------------------------
 
     def _next_deadline(self) -> float | None:
-        suspected = self._suspicion.next_deadline()
+        suspected = self._failure_detector.next_deadline()
         deadlines = [watch.until for watch in self._watches.values()]
         return min((*deadlines, suspected) if suspected is not None else deadlines, default=None)
 
     def _due(self) -> None:
         now, deadline = self._loop.time(), self._next_deadline()
         if deadline is not None and now > deadline + STOOD_STILL_S:
-            self._suspicion.stood_still(now=now)
+            self._failure_detector.stood_still(now=now)
         for request, watch in list(self._watches.items()):
             if watch.until <= now:
                 del self._watches[request]
@@ -415,9 +415,9 @@ class Controller(Role):
                     continue
                 same = MapChanges(version=watch.after, group=watch.group)
                 request.reply(pack(same, [text_tensor([])]))
-        for node, incarnation in self._suspicion.due(self.map, now=now):
+        for node, incarnation in self._failure_detector.due(self.map, now=now):
             # A new deadline: the proposal may fail, and is then repeated.
-            self._suspicion.link_lost(node, incarnation, now=now)
+            self._failure_detector.link_lost(node, incarnation, now=now)
             self.group.propose(("lost", node), Lost(node, incarnation))
 
     def statistics(self) -> ControllerStatistics:

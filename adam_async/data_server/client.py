@@ -56,8 +56,8 @@ class DataClientStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """Place of a worker in a run: its replica, and its part of the model."""
+class WorkerSlot:
+    """Slot of a worker in a run: its replica, and its part of the model."""
 
     run: str
     replica: int
@@ -80,7 +80,7 @@ class DataClient:
     def __init__(
         self,
         endpoint: Endpoint,
-        place: WorkerPlace,
+        slot: WorkerSlot,
         *,
         address: Callable[[int], str],
         ahead: int,
@@ -94,7 +94,7 @@ class DataClient:
         """Number of servers in a row without an answer; the client stays with one that answers."""
         self._changed = asyncio.Event()
         self._identity = endpoint.identity
-        self._place = place
+        self._slot = slot
         self._rows = rows
         self._ahead = ahead
         self._limits = limits
@@ -195,10 +195,10 @@ class DataClient:
                 self._has_room.clear()
                 await self._has_room.wait()
             body = LeaseGroups(
-                run=self._place.run,
-                replica=self._place.replica,
-                replica_generation=self._place.replica_generation,
-                partition=self._place.partition,
+                run=self._slot.run,
+                replica=self._slot.replica,
+                replica_generation=self._slot.replica_generation,
+                partition=self._slot.partition,
                 position=self._position,
                 # After the last group the next ones come only once all held groups are trained.
                 count=self._ahead - (0 if self._last else len(self._groups)),
@@ -239,10 +239,10 @@ class DataClient:
                 await self._has_reports.wait()
             reports = tuple(self._reports)
             body = ReportGroups(
-                run=self._place.run,
-                replica=self._place.replica,
-                replica_generation=self._place.replica_generation,
-                partition=self._place.partition,
+                run=self._slot.run,
+                replica=self._slot.replica,
+                replica_generation=self._slot.replica_generation,
+                partition=self._slot.partition,
                 finished=reports,
             )
             unpack(await link.call(pack(body), timeout_s=self._waits.call_s), Reported)

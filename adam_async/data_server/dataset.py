@@ -4,7 +4,7 @@ Letters: N images, C channels, H rows, W columns. Images are uint8, labels int64
 """
 
 from collections import Counter
-from collections.abc import Sized
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.lazy_images import StoredImages
-from adam_async.data_server.sources.labels import MAX_NAME, is_name
 from adam_async.errors import DataError
 from adam_async.run.cache_size import CacheLimits
 
 MAX_CHANNELS = 4
 """Maximum length of a trailing axis of channels (rows, columns, channels)."""
+
+MAX_NAME = 200
+"""Maximum length of a class name, in characters."""
 
 MAX_CLASSES = 65_536
 """Maximum number of classes: the model has an output for each class up to the largest label."""
@@ -262,3 +264,48 @@ def _labels(array: NDArray[Any], origin: str) -> NDArray[np.int64]:
             f"to {MAX_CLASSES - 1}; number the classes from 0"
         )
     return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def is_number(label: str) -> bool:
+    """Whether a label is a class number."""
+    return label.isascii() and label.isdigit() and len(label) < 10
+
+
+def number_classes(labels: Iterable[str]) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Number the classes of a table or a shard.
+
+    If at least half of the labels are numbers, the labels are the class numbers and have no names; else they
+    are names, numbered in their order.
+
+    Returns:
+        The number of each usable label, and the names of the classes. Other labels have no class.
+    """
+    counts = Counter(labels)
+    numbers = [label for label in counts if is_number(label)]
+    if 2 * sum(counts[label] for label in numbers) >= counts.total():
+        return {label: int(label) for label in numbers}, ()
+    names = tuple(sorted(label for label in counts if is_name(label)))
+    return {name: number for number, name in enumerate(names)}, names
+
+
+def is_name(label: str) -> bool:
+    """Whether a label can be a class name: short and printable."""
+    return 0 < len(label) <= MAX_NAME and label.isprintable()
+
+
+def number_folders(folders: Iterable[str], origin: str) -> dict[str, int]:
+    """Number class folders in their order: by value if all are numbers, else by letters.
+
+    Raises:
+        DataError: A name is not printable.
+    """
+    names = sorted(folders)
+    for name in names:
+        if not is_name(name):
+            raise DataError(
+                f"{origin}: {name[:MAX_NAME]!a} cannot be the name of a class; rename the folder with "
+                f"at most {MAX_NAME} printable characters"
+            )
+    if all(is_number(name) for name in names):
+        names.sort(key=int)
+    return {name: number for number, name in enumerate(names)}

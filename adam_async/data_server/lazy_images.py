@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.data_server.sources.damage import MAX_SENTENCES, MAX_SHARE, Policy
+from adam_async.data_server.damage import MAX_SENTENCES, MAX_SHARE, Policy
 from adam_async.errors import DataError
 
 logger = logging.getLogger(__name__)

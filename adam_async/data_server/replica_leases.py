@@ -25,7 +25,7 @@ class Logged:
     """Earliest clock at which the group begins."""
 
 
-class LeaseLog:
+class ReplicaLeases:
     """The log of one replica generation.
 
     Args:

@@ -26,7 +26,7 @@ import msgspec
 
 from adam_async.data_server.epoch import MOST_REPLICAS, Epoch, EpochBegan, ReplicaNumber
 from adam_async.data_server.lease_limits import LeaseLimits
-from adam_async.data_server.replica_leases import LeaseLog, Logged
+from adam_async.data_server.replica_leases import Logged, ReplicaLeases
 from adam_async.data_server.statistics import DataStatistics
 from adam_async.messages import Finished
 from adam_async.messages.bounds import (
@@ -207,7 +207,7 @@ class DataState:
         self._clock = 0
         self._most_clock = 0
         """Largest clock accepted from a replica, in steps, if replicas synchronise their clocks."""
-        self._logs: dict[Replica, LeaseLog] = {}
+        self._logs: dict[Replica, ReplicaLeases] = {}
         self._limits = LeaseLimits()
         self._parked: list[Parked] = []
         self.trained_again = 0
@@ -220,7 +220,7 @@ class DataState:
         state = cls(partitions=opening.partitions)
         state._clock = opening.clock
         state._logs = {
-            log.replica: LeaseLog(
+            log.replica: ReplicaLeases(
                 log.replica_generation, opening.partitions, stop=log.stop, positions=log.positions
             )
             for log in opening.logs
@@ -270,7 +270,7 @@ class DataState:
         # A replica in another generation leaves and joins again: its leases must come back first.
         wanted = event.replica_generations
         staying = {r: log for r, log in self._logs.items() if wanted.get(r) == log.replica_generation}
-        joining = {r: LeaseLog(wanted[r], self._partitions) for r in wanted if r not in staying}
+        joining = {r: ReplicaLeases(wanted[r], self._partitions) for r in wanted if r not in staying}
         for logs in (staying, {**staying, **joining}):
             self._logs = logs
             if self._epoch is not None:
@@ -472,7 +472,9 @@ class DataState:
             end=max(end, 0),
         )
 
-    def _lease(self, epoch: Epoch, replica: Replica, log: LeaseLog, count: int, now: float) -> list[Logged]:
+    def _lease(
+        self, epoch: Epoch, replica: Replica, log: ReplicaLeases, count: int, now: float
+    ) -> list[Logged]:
         # An epoch that closes early waits for its leases, so a slow replica must not hoard them.
         room = self._limits.room(replica, now) if epoch.may_close_early else None
         fresh = epoch.lease(replica, count if room is None else min(count, room))
@@ -486,7 +488,7 @@ class DataState:
         log.append(fresh, epoch.begins_at(replica, len(fresh)))
         return log.read(stop, len(fresh))
 
-    def _mark(self, epoch: Epoch, replica: Replica, log: LeaseLog, heard: int) -> None:
+    def _mark(self, epoch: Epoch, replica: Replica, log: ReplicaLeases, heard: int) -> None:
         """Mark the end of the log with the sync clock, unless the worker has received this clock."""
         if heard < epoch.end:
             log.mark(epoch.report_end(replica))

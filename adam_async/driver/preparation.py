@@ -9,7 +9,7 @@ from adam_async.checkpoint.manifest import check_data
 from adam_async.data_server.validation_split import check_validation
 from adam_async.driver.calibration import calibrate
 from adam_async.driver.settings import RunInputs
-from adam_async.model.network import Network as Model
+from adam_async.model.network import Network
 from adam_async.model.rules import rule_of
 from adam_async.model.spec import ModelSpec
 from adam_async.run.cluster_map import RunRecord
@@ -111,7 +111,7 @@ async def prepare_model(
     init = inputs.init.network.spec if inputs.init is not None else None
     spec = inputs.spec or choose_model(config.model, data, text=inputs.model_text, init=init)
     # On a thread: the first network of a process imports the compiled kernels, which takes a while.
-    new_model = partial(Model, spec, dtype=config.dtype, kernels=config.kernels, layers=inputs.layers)
+    new_model = partial(Network, spec, dtype=config.dtype, kernels=config.kernels, layers=inputs.layers)
     return spec, await pool.run(new_model, cost="model")
 
 
@@ -133,7 +133,7 @@ async def prepare_plan(
     return plan
 
 
-async def plan_here(model: Model, config: Config, pool: ComputePool) -> dict[str, Any] | None:
+async def plan_here(model: Network, config: Config, pool: ComputePool) -> dict[str, Any] | None:
     """Plan the partitions of a run's model from measured layer times; None without partitions.
 
     A synchronous run uses estimates: with measured times the plan would differ from run to run.

@@ -15,8 +15,7 @@ from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from adam_async.worker.puller import Landing, Puller
 from adam_async.worker.weights import WorkerWeights
-from transport import BufferPool, Identity
-from transport import Network as Links
+from transport import BufferPool, Identity, Network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,7 +32,7 @@ def reading_client(
     cluster: ClusterMap,
     table: ShardTable,
     *,
-    network: Links,
+    network: Network,
     identity: Identity,
     waits: Waits,
     traffic: Traffic,

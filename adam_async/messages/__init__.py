@@ -21,7 +21,7 @@ are in brackets:
     partitions     worker - worker            Greet
                                               Blocks [activations, error gradients, partial weight gradients]
     parameters     worker, client - p. server Push [deltas or factors] -> Pushed [values], Tick -> Ticked
-                   worker - same, in place    Record -> Recorded
+                   worker - same, in place    ReportSteps -> StepsReported
                    those, driver, reader      Pull -> Values [values]
     shard_states   driver - parameter server  ReadShards -> ShardStates [tables, values, rule state]
                    driver, client - same      LoadShards [same] -> Loaded
@@ -86,9 +86,9 @@ from adam_async.messages.parameters import (
     Pull,
     Push,
     Pushed,
-    Record,
-    Recorded,
-    StepRecord,
+    ReportSteps,
+    StepReport,
+    StepsReported,
     Tick,
     Ticked,
     Values,

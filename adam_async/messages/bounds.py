@@ -62,7 +62,7 @@ Partition = Annotated[int, Meta(ge=0, le=(1 << 16) - 1)]
 ShardNumber = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 """Number of a shard in the model's table."""
 
-Place = Annotated[int, Meta(ge=0, le=MOST_IN_A_META)]
+Index = Annotated[int, Meta(ge=0, le=MOST_IN_A_META)]
 """Index into another field, or a number of its elements, or the index of an enumerated word."""
 
 Row = Annotated[int, Meta(ge=0, le=(1 << 20) - 1)]
@@ -120,7 +120,7 @@ PushNumbers = Annotated[tuple[PushNumber, ...], Meta(max_length=MOST_IN_A_META)]
 Versions = Annotated[tuple[Version, ...], Meta(max_length=MOST_IN_A_META)]
 """Versions, one for each of some shards."""
 
-Places = Annotated[tuple[Place, ...], Meta(max_length=MOST_IN_A_META)]
+Indices = Annotated[tuple[Index, ...], Meta(max_length=MOST_IN_A_META)]
 """Indices into another field."""
 
 Names = Annotated[tuple[Name, ...], Meta(max_length=64)]

@@ -1,4 +1,4 @@
-"""Pure: worker and parameter server: pushes and records of gradients, pulls of values.
+"""Pure: worker and parameter server: pushes of gradients, reports of steps, pulls of values.
 
 A driver also pulls.
 """
@@ -13,8 +13,8 @@ from adam_async.messages.bounds import (
     Clock,
     DrawnId,
     Epoch,
-    Place,
-    Places,
+    Index,
+    Indices,
     PushNumber,
     PushNumbers,
     Rate,
@@ -80,9 +80,9 @@ clock; the push consumed its number and ticked."""
 class Problem(msgspec.Struct, frozen=True, array_like=True):
     """A shard of a push with another outcome than APPLIED."""
 
-    index: Place
+    index: Index
     """Position of the shard in the push."""
-    status: Place
+    status: Index
     expected: PushNumber = 0
     """For GAP: the next number that the server expects."""
 
@@ -99,7 +99,7 @@ class Pushed(Body, frozen=True, kw_only=True):
     """Clock of the values, if they come: they include all pushes of live replicas up to it."""
 
 
-class StepRecord(msgspec.Struct, frozen=True, array_like=True):
+class StepReport(msgspec.Struct, frozen=True, array_like=True):
     """One step that a compute thread has already applied to the shards' own memory."""
 
     clock: Clock
@@ -107,11 +107,11 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     weight: Weight
     staleness: Staleness
     """Number of steps that others applied to that memory during the computation of this one."""
-    refused: Places = ()
-    """Indices, among the record's shards, of gradients that were not finite and not applied."""
+    refused: Indices = ()
+    """Indices, among the report's shards, of gradients that were not finite and not applied."""
 
 
-class Record(Body, frozen=True, kw_only=True):
+class ReportSteps(Body, frozen=True, kw_only=True):
     """Steps of a run that trains in place: numbered, counted and clocked like pushes, without payload."""
 
     store: StoreId
@@ -122,11 +122,11 @@ class Record(Body, frozen=True, kw_only=True):
     shards: Shards
     number: PushNumber
     """Number of the first step on each of these shards; the other steps follow it."""
-    steps: Annotated[tuple[StepRecord, ...], msgspec.Meta(min_length=1, max_length=MOST_IN_A_META)]
+    steps: Annotated[tuple[StepReport, ...], msgspec.Meta(min_length=1, max_length=MOST_IN_A_META)]
 
 
-class Recorded(Body, frozen=True, kw_only=True):
-    """Acknowledgement of a record."""
+class StepsReported(Body, frozen=True, kw_only=True):
+    """Acknowledgement of a step report."""
 
 
 class Tick(Body, frozen=True, kw_only=True):
@@ -180,8 +180,8 @@ PULLERS = ("worker", "driver", "client", "reader")
 ROWS: Rows = {
     Push: frozenset({("worker", "ps"), ("client", "ps")}),
     Pushed: frozenset({("ps", "worker"), ("ps", "client")}),
-    Record: frozenset({("worker", "ps")}),
-    Recorded: frozenset({("ps", "worker")}),
+    ReportSteps: frozenset({("worker", "ps")}),
+    StepsReported: frozenset({("ps", "worker")}),
     Tick: frozenset({("worker", "ps"), ("client", "ps")}),
     Ticked: frozenset({("ps", "worker"), ("ps", "client")}),
     Pull: frozenset((role, "ps") for role in PULLERS),

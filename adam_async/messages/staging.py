@@ -1,15 +1,15 @@
 """Pure: data server and data server: files of one source that several servers stage."""
 
 from adam_async.messages.body import Body, Rows
-from adam_async.messages.bounds import Count, Name, Place, Seconds
+from adam_async.messages.bounds import Count, Index, Name, Seconds
 
 
 class ReadManifest(Body, frozen=True, kw_only=True):
     """First request to another data server; later ones fetch its list of files, if the lists differ."""
 
-    server: Place
+    server: Index
     """Number of the sender among the `servers`."""
-    servers: Place
+    servers: Index
     digest: Name
     """Digest of the sender's list of files: both sides detect a difference."""
     first: Count = 0
@@ -20,9 +20,9 @@ class ReadManifest(Body, frozen=True, kw_only=True):
 class ManifestPart(Body, frozen=True, kw_only=True):
     """A part of the list of files. Tensor: the files as JSON text; `data_server.staging.File`."""
 
-    server: Place
+    server: Index
     """Number of the sender among the `servers`."""
-    servers: Place
+    servers: Index
     digest: Name
     """Digest of all files: with equal digests, equal numbers name equal files."""
     yours: Count = 0

@@ -1,7 +1,7 @@
 """Pure: networks as numbers. Specs, layers, contexts, rules; no asyncio anywhere."""
 
+from adam_async.errors import GradientMismatchError, ModelError, SpecError
 from adam_async.model.context import Context
-from adam_async.model.errors import GradientMismatchError, ModelError, SpecError
 from adam_async.model.in_place import InPlaceStep, new_rule_state, train_step
 from adam_async.model.kernels import KERNELS
 from adam_async.model.layer import Array, Factors, Layer, Loss, ParameterSpec, Slots, Weights

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from adam_async.model.errors import ModelError
+from adam_async.errors import ModelError
 from adam_async.model.keyed_random import Dice, Key
 from adam_async.model.layer import Array, Layer, Loss, Slots, Weights
 from adam_async.model.rules import RuleState, Sgd

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.model.errors import GradientMismatchError, ModelError
+from adam_async.errors import GradientMismatchError, ModelError
 from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import Layer, Loss, Slots
 from adam_async.model.network import Network

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from adam_async.model.errors import SpecError
+from adam_async.errors import SpecError
 from adam_async.model.rule_batches import Batches, NumpyBatches
 from adam_async.model.rules import RULES, Rule
 

@@ -34,7 +34,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.model.errors import LayerFailed, ModelError, SpecError
+from adam_async.errors import LayerFailed, ModelError, SpecError
 from adam_async.model.keyed_random import Dice, Key
 from adam_async.model.spec import LayerSpec, OptionValue, Shape
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from adam_async.model.errors import SpecError
+from adam_async.errors import SpecError
 from adam_async.model.spec import LayerSpec, ModelSpec, Shape
 
 _layer = LayerSpec.of

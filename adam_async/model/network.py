@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from adam_async.errors import ModelError, SpecError
 from adam_async.model.context import Context, Engine, KernelSet
-from adam_async.model.errors import ModelError, SpecError
 from adam_async.model.kernels import available_kernels
 from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import Array, Factors, Layer, ParameterSpec, Weights

@@ -18,7 +18,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
-from adam_async.model.errors import ModelError
+from adam_async.errors import ModelError
 from adam_async.model.layer import Array
 from adam_async.model.spec import Shape
 

@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from adam_async.model.errors import SpecError
+from adam_async.errors import SpecError
 
 OptionValue = int | float | str | bool | tuple[float, ...]
 """Types of an option's value; in TOML and on the wire the tuple is a list of numbers."""

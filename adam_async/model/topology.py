@@ -7,7 +7,7 @@ topology; its contexts follow it.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from adam_async.model.errors import SpecError
+from adam_async.errors import SpecError
 from adam_async.model.layer import Layer, Loss
 from adam_async.model.spec import INPUT, ModelSpec
 

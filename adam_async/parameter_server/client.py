@@ -27,9 +27,9 @@ from adam_async.messages import (
     Pull,
     Push,
     Pushed,
-    Record,
-    Recorded,
-    StepRecord,
+    ReportSteps,
+    StepReport,
+    StepsReported,
     Tick,
     Ticked,
     Values,
@@ -384,11 +384,11 @@ class ParameterClient:
             )
         )
 
-    def record(
+    def report_steps(
         self,
         server: str,
         shards: tuple[ShardId, ...],
-        steps: tuple[StepRecord, ...],
+        steps: tuple[StepReport, ...],
         *,
         on_answer: Callable[[], None],
     ) -> None:
@@ -399,7 +399,7 @@ class ParameterClient:
             on_answer: Called once, when the server has counted them.
         """
         session = self.connections[server].session
-        body = Record(
+        body = ReportSteps(
             store=self._session.store,
             session=self._session.session,
             incarnation=self._session.incarnation,
@@ -411,7 +411,7 @@ class ParameterClient:
         )
 
         def answered(answer: Message) -> bool:
-            unpack(answer, Recorded)
+            unpack(answer, StepsReported)
             session.counts.acknowledged += len(shards) * len(steps)
             session.counts.refused += sum(len(step.refused) for step in steps)
             on_answer()

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from adam_async.messages import Problem, Pull, Push, Pushed, ReadShards, Record, Tick
+from adam_async.messages import Problem, Pull, Push, Pushed, ReadShards, ReportSteps, Tick
 from adam_async.parameter_server.apply import PushGradients
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_group import ShardGroup
@@ -35,11 +35,11 @@ class PushArrived(msgspec.Struct, frozen=True, eq=False):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RecordArrived:
+class StepsArrived:
     """Compute threads of this process applied steps to the shards' memory."""
 
     request: Request
-    record: Record
+    report: ReportSteps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +105,7 @@ class EpochBegan:
 
 Event = (
     PushArrived
-    | RecordArrived
+    | StepsArrived
     | TickArrived
     | PullArrived
     | ReadArrived
@@ -208,8 +208,8 @@ class Acknowledge(msgspec.Struct, frozen=True, eq=False):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AcknowledgeRecord:
-    """Answer a record."""
+class AcknowledgeSteps:
+    """Answer a report of steps."""
 
     request: Request
 
@@ -255,4 +255,4 @@ class Refuse:
     text: str
 
 
-Effect = Acknowledge | AcknowledgeRecord | AcknowledgeTick | SendValues | SendBehind | SendStates | Refuse
+Effect = Acknowledge | AcknowledgeSteps | AcknowledgeTick | SendValues | SendBehind | SendStates | Refuse

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from adam_async.messages import Pull, Push, ReadShards, Record, Tick
+from adam_async.messages import Pull, Push, ReadShards, ReportSteps, Tick
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.epoch_shares import most_clock
@@ -46,10 +46,10 @@ MOST_AHEAD = 4
 """Number of clocks by which a push in bsp may be ahead of the slowest replica. A correct one is 1 ahead."""
 
 
-Question = Push | Tick | Record | Pull | ReadShards
+Question = Push | Tick | ReportSteps | Pull | ReadShards
 """Questions about shards of a store."""
 
-SESSION_TYPES = (Push, Tick, Record)
+SESSION_TYPES = (Push, Tick, ReportSteps)
 """Types of the questions that belong to a push session."""
 
 QUESTION_TYPES = (*SESSION_TYPES, Pull, ReadShards)
@@ -131,8 +131,8 @@ class QuestionChecks:
                 text = self._push(body)
             case Tick():
                 text = self._repeated(body.shards) or self._epoch(body.epoch) or self._clock(body.clock)
-            case Record():
-                text = self._record(body)
+            case ReportSteps():
+                text = self._step_reports(body)
             case Pull():
                 text = self._repeated(body.shards) or self._clock(body.clock) or self._mixed(body.shards)
             case ReadShards():
@@ -195,12 +195,12 @@ class QuestionChecks:
     def _repeated(self, shards: tuple[int, ...]) -> str:
         return "" if self._state.group(shards) is not None else _twice(shards)
 
-    def _record(self, record: Record) -> str:
-        text = _twice(record.shards)
-        for step in record.steps:
+    def _step_reports(self, report: ReportSteps) -> str:
+        text = _twice(report.shards)
+        for step in report.steps:
             text = text or self._clock(step.clock) or self._weight(step.weight) or _twice(step.refused)
-            if step.refused and max(step.refused) >= len(record.shards):
-                return f"it names {len(record.shards)} shards, and no place {max(step.refused)}"
+            if step.refused and max(step.refused) >= len(report.shards):
+                return f"it names {len(report.shards)} shards, and no place {max(step.refused)}"
         return text
 
     def _epoch(self, epoch: int) -> str:
@@ -230,7 +230,7 @@ class QuestionChecks:
 
     def _too_large(self, body: Question, most_bytes: int) -> Refusal | None:
         """Refuse an answer that would not fit into a message, before copying its values."""
-        if isinstance(body, (Tick, Record)) or (isinstance(body, Push) and not body.pull):
+        if isinstance(body, (Tick, ReportSteps)) or (isinstance(body, Push) and not body.pull):
             return None
         known = self._state.shards
         group = self._state.group(body.shards)

@@ -11,7 +11,7 @@ it does not know to be live, and checks the members once it knows the generation
 
 from collections.abc import Mapping
 
-from adam_async.messages import Push, Record, Tick
+from adam_async.messages import Push, ReportSteps, Tick
 from adam_async.parameter_server.shard import Session
 from adam_async.run.ids import Replica
 from transport import Identity
@@ -48,7 +48,7 @@ class SenderChecks:
             if live.get(replica, session[1]) != session[1]:
                 self._forget(session)
 
-    def refusal(self, peer: Identity, message: Push | Tick | Record) -> str:
+    def refusal(self, peer: Identity, message: Push | Tick | ReportSteps) -> str:
         """Return why a peer may not send this message; empty if it may. Binds the session to the peer."""
         if (peer.role == "client") == self._program:
             return self._not_a_user(peer)

@@ -28,9 +28,9 @@ from adam_async.messages import (
     Pull,
     Push,
     ReadShards,
-    Record,
-    Recorded,
     RecordPart,
+    ReportSteps,
+    StepsReported,
     Tick,
     Ticked,
     Values,
@@ -43,7 +43,7 @@ from adam_async.parameter_server.apply import Applier, PushGradients, Work
 from adam_async.parameter_server.decode_push import read_gradients
 from adam_async.parameter_server.events import (
     Acknowledge,
-    AcknowledgeRecord,
+    AcknowledgeSteps,
     AcknowledgeTick,
     Applied,
     Apply,
@@ -53,12 +53,12 @@ from adam_async.parameter_server.events import (
     PullArrived,
     PushArrived,
     ReadArrived,
-    RecordArrived,
     Refuse,
     ReplicasChanged,
     SendBehind,
     SendStates,
     SendValues,
+    StepsArrived,
     SumApplied,
     TickArrived,
 )
@@ -99,7 +99,7 @@ class StoreHost:
         waits: Deadlines.
         buffers: Memory for copies of values on their way out.
         storage_pool: Memory of runs in place.
-        timeline: Notes applied batches, records and messages.
+        timeline: Notes applied batches, step reports and messages.
         make_pool: Makes the pool that compiles kernels of rules; without it, NumPy applies them.
         now: Returns the time of the loop's clock, in seconds.
         spawn: Starts a task of the server, by name.
@@ -271,8 +271,8 @@ class ServedStore:
             case ReadShards():
                 deadline = host.now() + host.waits.answer_s / 2
                 effects = state.handle(ReadArrived(request, body, deadline))
-            case Record():
-                effects = state.handle(RecordArrived(request, body))
+            case ReportSteps():
+                effects = state.handle(StepsArrived(request, body))
             case Tick():
                 effects = state.handle(TickArrived(request, body))
             case GetRecord():
@@ -284,7 +284,7 @@ class ServedStore:
             self._perform(effects)
         if state.waiting.fresh:
             self._keep_deadline()
-        if timeline is not None and isinstance(body, Record):
+        if timeline is not None and isinstance(body, ReportSteps):
             timeline.recorded(host.node, body, begin)
         if not state.idle:
             host.drain_soon(self)
@@ -468,8 +468,8 @@ class ServedStore:
                 case SendStates():
                     nbytes = _states_bytes(effect.shards)
                     reply_when_room(effect.request, nbytes, partial(self._states, effect.shards))
-                case AcknowledgeRecord():
-                    reply_or_fail(effect.request, pack(Recorded()))
+                case AcknowledgeSteps():
+                    reply_or_fail(effect.request, pack(StepsReported()))
                 case AcknowledgeTick():
                     reply_or_fail(effect.request, pack(Ticked()))
                 case Refuse():

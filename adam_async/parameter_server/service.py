@@ -21,7 +21,7 @@ from adam_async.messages import (
     Pull,
     Push,
     ReadShards,
-    Record,
+    ReportSteps,
     Tick,
 )
 from adam_async.parameter_server.served_store import ServedStore, StoreHost
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 TURN_WORK = 1 << 20
 """Work after which a round of the loop ends, see `PIECE_WORK`: four gradients for the largest shard."""
 
-STORE_TYPES = (Push, Pull, Tick, Record, ReadShards, LoadShards, GetRecord)
+STORE_TYPES = (Push, Pull, Tick, ReportSteps, ReadShards, LoadShards, GetRecord)
 """Types of the questions about a store; each names it."""
 
 

@@ -43,13 +43,13 @@ from adam_async.messages import (
     Push,
     Pushed,
     ReadShards,
-    Record,
+    ReportSteps,
     Tick,
 )
 from adam_async.parameter_server.bsp_barrier import Contribution, PendingContributions
 from adam_async.parameter_server.events import (
     Acknowledge,
-    AcknowledgeRecord,
+    AcknowledgeSteps,
     AcknowledgeTick,
     Applied,
     Apply,
@@ -64,10 +64,10 @@ from adam_async.parameter_server.events import (
     QueuedRead,
     QueuedTick,
     ReadArrived,
-    RecordArrived,
     Refuse,
     ReplicasChanged,
     Request,
+    StepsArrived,
     SumApplied,
     TickArrived,
 )
@@ -154,8 +154,8 @@ class ServerState:
                 return self._applied(event)
             case SumApplied():
                 return self._sum_applied(event)
-            case RecordArrived():
-                return self._record(event)
+            case StepsArrived():
+                return self._report_steps(event)
             case TickArrived():
                 return self._tick(event)
             case ReadArrived():
@@ -386,44 +386,44 @@ class ServerState:
         body = Pushed(versions=versions, problems=problems, clock=clock)
         return Acknowledge(queued.request, body, shards)
 
-    # --- records of steps applied in place ---------------------------------------------------
+    # --- reports of steps applied in place ---------------------------------------------------
 
-    def _record(self, event: RecordArrived) -> list[Effect]:
+    def _report_steps(self, event: StepsArrived) -> list[Effect]:
         """Count steps applied in place, also those of an ended generation: the memory has them already."""
-        record = event.record
-        if record.store != self.store or record.generation != self.generation:
-            return [self._wrong_run(event.request, record)]
-        # Every record is counted on all its shards or on none, so that they agree in number.
-        shards = [self.shards.get(ShardId(number)) for number in record.shards]
-        session: Session = (record.session, record.incarnation)
-        last_step = record.number + len(record.steps) - 1
+        report = event.report
+        if report.store != self.store or report.generation != self.generation:
+            return [self._wrong_run(event.request, report)]
+        # Every report is counted on all its shards or on none, so that they agree in number.
+        shards = [self.shards.get(ShardId(number)) for number in report.shards]
+        session: Session = (report.session, report.incarnation)
+        last_step = report.number + len(report.steps) - 1
         ours = [shard for shard in shards if shard is not None]
         if len(ours) < len(shards) or not ours:
-            return [Refuse(event.request, "not-primary", f"not the primary of all of {record.shards[:8]}")]
-        if self._replicas.ended.is_forgotten(Replica(record.replica), record.incarnation):
-            # Without its numbers a repeated record cannot be told from a new one.
-            return [_refuse_over(event.request, record)]
+            return [Refuse(event.request, "not-primary", f"not the primary of all of {report.shards[:8]}")]
+        if self._replicas.ended.is_forgotten(Replica(report.replica), report.incarnation):
+            # Without its numbers a repeated report cannot be told from a new one.
+            return [_refuse_over(event.request, report)]
         seen = [shard.last_number.get(session, 0) for shard in ours]
         if min(seen) >= last_step:
             for shard in ours:
-                shard.duplicates += len(record.steps)
-            return [AcknowledgeRecord(event.request)]
-        if min(seen) != max(seen) or min(seen) != record.number - 1:
-            return [Refuse(event.request, "gap", f"expected step {min(seen) + 1}, not {record.number}")]
-        clock = record.steps[-1].clock
-        all_steps = Counter([step.staleness for step in record.steps])
-        refused = {place for step in record.steps for place in step.refused}
+                shard.duplicates += len(report.steps)
+            return [AcknowledgeSteps(event.request)]
+        if min(seen) != max(seen) or min(seen) != report.number - 1:
+            return [Refuse(event.request, "gap", f"expected step {min(seen) + 1}, not {report.number}")]
+        clock = report.steps[-1].clock
+        all_steps = Counter([step.staleness for step in report.steps])
+        refused = {place for step in report.steps for place in step.refused}
         for place, shard in enumerate(ours):
             shard.separate().last_number[session] = last_step
             applied = all_steps
             if place in refused:
-                applied = Counter([step.staleness for step in record.steps if place not in step.refused])
+                applied = Counter([step.staleness for step in report.steps if place not in step.refused])
             shard.version = Version(shard.version + applied.total())
-            shard.refused += len(record.steps) - applied.total()
+            shard.refused += len(report.steps) - applied.total()
             for staleness, steps in applied.items():
-                shard.count_staleness(record.replica, staleness, steps)
-        self._replicas.advance(ours, Replica(record.replica), record.incarnation, clock)
-        return [AcknowledgeRecord(event.request)]
+                shard.count_staleness(report.replica, staleness, steps)
+        self._replicas.advance(ours, Replica(report.replica), report.incarnation, clock)
+        return [AcknowledgeSteps(event.request)]
 
     # --- clocks ------------------------------------------------------------------------------
 
@@ -553,7 +553,7 @@ class ServerState:
         """The next deadline of a waiting request, for `give_up`; None if none waits."""
         return self.waiting.next_deadline()
 
-    def _wrong_run(self, request: Request, asked: Record | Tick | Pull | ReadShards) -> Refuse:
+    def _wrong_run(self, request: Request, asked: ReportSteps | Tick | Pull | ReadShards) -> Refuse:
         here = f"{self.store} generation {self.generation}"
         there = f"{asked.store} generation {asked.generation}"
         return Refuse(request, "wrong-run", f"this is store {here}, not {there}")
@@ -692,7 +692,7 @@ def _has_new_number(push: Push, shards: Sequence[Shard | None], session: Session
     return any(shard is not None and shard.last_number.get(session, 0) < number for shard, number in numbered)
 
 
-def _refuse_over(request: Request, message: Push | Tick | Record) -> Refuse:
+def _refuse_over(request: Request, message: Push | Tick | ReportSteps) -> Refuse:
     text = (
         f"generation {message.incarnation} of replica {message.replica} has ended: "
         "other replicas train its groups"

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from adam_async.data_server.sources.datasets import load
 from adam_async.errors import DataError
 from adam_async.messages import GetMap, MapState, pack, role_table, text_tensor
-from adam_async.model import ModelSpec, Network, Sgd, named_model
+from adam_async.model import ModelSpec, Sgd, named_model
+from adam_async.model import Network as NeuralNetwork
 from adam_async.model.keyed_random import Dice
 from adam_async.model.working_set import working_sets
 from adam_async.report.baseline import measure
@@ -27,8 +28,7 @@ from adam_async.runtime.disk import Disk
 from adam_async.runtime.kernel_cache import VARIABLE, KernelCache, kernel_folder
 from adam_async.runtime.machine import Machine, describe_machine, installed_version
 from dataflow import ComputePool
-from transport import Identity, Link, Request, TcpNetwork, TransportError
-from transport import Network as Links
+from transport import Identity, Link, Network, Request, TcpNetwork, TransportError
 
 State = Literal["ok", "slow", "broken"]
 
@@ -77,7 +77,7 @@ async def examine(
     entropy: Callable[[int], bytes],
     data_dir: Path | None = None,
     cache_dir: Path | None = None,
-    network: Links | None = None,
+    network: Network | None = None,
     spec: ModelSpec | None = None,
     images_per_group: int = 16,
 ) -> list[Finding]:
@@ -195,7 +195,7 @@ async def check_kernels(spec: ModelSpec, images_per_group: int, *, installed: bo
             f"numpy: {plain:,.0f} images/s of {trains}; compiled kernels are faster: "
             "pip install 'adam-async[fast]'",
         )
-    network = Network(spec, kernels="auto")
+    network = NeuralNetwork(spec, kernels="auto")
     network.use_ready()
     folder = kernel_folder()
     if not KernelCache(folder).is_kept:
@@ -213,7 +213,7 @@ async def check_kernels(spec: ModelSpec, images_per_group: int, *, installed: bo
             f"numpy: {plain:,.0f} images/s of {trains}",
         )
     fast = await _images_per_s(spec, images_per_group, "numba")
-    share = fast * Network(spec).operations / await measure_sgemm(1)
+    share = fast * NeuralNetwork(spec).operations / await measure_sgemm(1)
     return Finding(
         "ok",
         "kernels",
@@ -223,7 +223,7 @@ async def check_kernels(spec: ModelSpec, images_per_group: int, *, installed: bo
 
 
 async def _images_per_s(spec: ModelSpec, images_per_group: int, kernels: str) -> float:
-    network = Network(spec, kernels=kernels)
+    network = NeuralNetwork(spec, kernels=kernels)
     count = max(DRAWN_IMAGES, images_per_group)
     drawn = Dice(1).bits("images", count=count * prod(spec.input_shape))
     images = (drawn >> np.uint64(56)).astype(np.uint8).reshape(count, *spec.input_shape)
@@ -246,7 +246,7 @@ async def _images_per_s(spec: ModelSpec, images_per_group: int, kernels: str) ->
 
 def check_working_sets(machine: Machine, spec: ModelSpec, images_per_group: int) -> list[Finding]:
     """Report the memory that a group uses, part by part, and the cache that holds it."""
-    network = Network(spec, kernels="auto")
+    network = NeuralNetwork(spec, kernels="auto")
     found = []
     for each in working_sets(network, images_per_group):
         level = each.fits(l2_kb=machine.l2_kb, l3_kb=machine.l3_kb)
@@ -292,7 +292,7 @@ def _worst_error(a: NDArray[np.floating], b: NDArray[np.floating], wanted: NDArr
     return max(error if np.isfinite(error) else np.inf for error in errors) / float(np.abs(wanted).max())
 
 
-async def check_link(network: Links, address: str = "tcp://127.0.0.1:0") -> Finding:
+async def check_link(network: Network, address: str = "tcp://127.0.0.1:0") -> Finding:
     """Bind an address, connect to it, and time requests of one small message each."""
     server = Identity(role="controller", node="doctor-controller", incarnation=1)
     client = Identity(role="driver", node="doctor", incarnation=1)

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from adam_async.errors import ConfigError
-from adam_async.model.errors import ModelError
+from adam_async.errors import ConfigError, ModelError
 from adam_async.model.network import Network
 from adam_async.model.partition.plan import Layout, PartitionPlan, planned_cuts
 from adam_async.model.partition.planner import layers_plan, vertical_plan

@@ -40,9 +40,9 @@ class SlowLink:
     jitter_s: float
 
     @property
-    def dice(self) -> "JitterDice":
+    def dice(self) -> "JitterSource":
         """Random numbers of its jitter: the same in every run."""
-        return JitterDice("~".join(sorted(self.nodes)))
+        return JitterSource("~".join(sorted(self.nodes)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class SlowNode:
 Slowed = SlowLink | SlowNode
 
 
-class JitterDice:
+class JitterSource:
     """Numbers in [0, 1), one after the other, for one path."""
 
     def __init__(self, path: str) -> None:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 
 ENABLED = 0.25
 """Share of the fault points enabled in a run."""
@@ -25,7 +25,7 @@ FIRES = 0.25
 ON = False
 """Whether fault points are on: in simulated runs only."""
 
-_dice = Dice("")
+_dice = RandomStream("")
 _enabled: dict[str, bool] = {}
 _marks: Counter[str] = Counter()
 
@@ -47,7 +47,7 @@ def sometimes(mark: str) -> None:
 
 
 @contextmanager
-def unkind(dice: Dice) -> Iterator[Counter[str]]:
+def unkind(dice: RandomStream) -> Iterator[Counter[str]]:
     """Switch fault points on for a block; yield the counts of its marks and fired fault points."""
     global ON, _dice, _enabled, _marks
     before = ON, _dice, _enabled, _marks

@@ -19,7 +19,7 @@ BLOCK_BYTES = 1024
 _WORDS = struct.Struct(f"<{BLOCK_BYTES // 8}Q")
 
 
-class Dice:
+class RandomStream:
     """One stream.
 
     Args:
@@ -76,9 +76,9 @@ class Dice:
         """Return random bytes, as the port of unpredictable bytes does."""
         return b"".join(self._word().to_bytes(8, "little") for _ in range(-(-count // 8)))[:count]
 
-    def fork(self, name: str) -> "Dice":
+    def fork(self, name: str) -> "RandomStream":
         """Return another stream. It depends on the names alone, not on draws from this one."""
-        return Dice(f"{self.name}/{name}")
+        return RandomStream(f"{self.name}/{name}")
 
     def __repr__(self) -> str:
-        return f"<Dice {self.name}>"
+        return f"<RandomStream {self.name}>"

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from adam_async.messages import Finished, GetProfile, Lease, Profile, Push, Record, pack, text_tensor
+from adam_async.messages import Finished, GetProfile, Lease, Profile, Push, ReportSteps, pack, text_tensor
 from adam_async.runtime.clock import Clock, fine_clock
 from adam_async.runtime.trace_events import (
     Carried,
@@ -98,9 +98,9 @@ class Timeline:
         steps = tuple([(push.session, push.clock) for push in pushes])
         self._add(Settled(node, "apply", steps, values, started, self.clock()))
 
-    def recorded(self, node: str, record: Record, started: float) -> None:
+    def recorded(self, node: str, report: ReportSteps, started: float) -> None:
         """Note steps applied in place, which a server counted."""
-        steps = tuple([(record.session, step.clock) for step in record.steps])
+        steps = tuple([(report.session, step.clock) for step in report.steps])
         self._add(Settled(node, "record", steps, 0, started, self.clock()))
 
     def reported(self, node: str, run: str, group: Finished, started: float) -> None:

@@ -4,7 +4,7 @@ Lanes
 -----
 Each process has one lane per thread: its event loop, shared by its roles, and each compute thread. Work on a
 thread is a complete event (``X``) with its node as category. Three kinds of lane are no threads: ``links of
-NODE`` has an instant per message, sent or received; ``NODE`` has the phases that span many turns of the
+NODE`` has an instant per message, sent or received; ``NODE`` has the phases that span many iterations of the
 loop, such as an epoch; and the time of a job in the queue of the compute threads is an asynchronous event
 (``b``, ``e``) named ``waits for a thread``, because many jobs wait at once.
 
@@ -128,8 +128,8 @@ class Phase(_Event, frozen=True):
 
     node: str
     name: str
-    turn: bool
-    """Whether it took one turn of the loop; otherwise it spans many, on a lane of its own."""
+    one_iteration: bool
+    """Whether it took one iteration of the loop; otherwise it spans many, on a lane of its own."""
     started: float
     finished: float
 
@@ -225,16 +225,16 @@ class _Writer:
                 name = f"{event.kind} {'to' if event.sent else 'from'} {event.peer}"
                 lane = self._lane(pid, f"links of {event.node}", LINKS)
                 self._instant(pid, lane, name, "link", event.at, {"bytes": event.size_bytes})
-            case Phase() if not event.turn:
+            case Phase() if not event.one_iteration:
                 lane = self._lane(pid, event.node, PHASES)
                 self._slice(pid, lane, event.name, event.node, event, {})
             case _:
-                self._turn(pid, self._lane(pid, LOOP, LOOPS), event)
+                self._one_iteration(pid, self._lane(pid, LOOP, LOOPS), event)
 
-    def _turn(
+    def _one_iteration(
         self, pid: int, loop: int, event: Delivered | Reported | Leased | Stepped | Settled | Phase
     ) -> None:
-        """Lay out the work of one turn of the loop."""
+        """Lay out the work of one iteration of the loop."""
         match event:
             case Delivered() | Reported():
                 name = "deliver" if type(event) is Delivered else "report"

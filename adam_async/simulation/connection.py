@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from contextvars import Context
 from typing import Any, Protocol, cast
 
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.host import Host
 from adam_async.simulation.loop import SimulatedLoop
 from adam_async.simulation.wire import Wire
@@ -47,7 +47,7 @@ class EndNetwork(Protocol):
         """The loop of the run."""
 
     @property
-    def dice(self) -> Dice:
+    def dice(self) -> RandomStream:
         """The network's random stream."""
 
     def is_up(self, name: str) -> bool:

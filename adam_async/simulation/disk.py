@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
 
 from adam_async.runtime.disk import Disk, Part, check_size
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.disk_model import DiskModel, Inode
 from adam_async.simulation.host import HOST
 from adam_async.simulation.loop import SimulatedLoop
@@ -79,7 +79,7 @@ class SimulatedDisk(Disk):
     """
 
     def __init__(
-        self, loop: SimulatedLoop, disk_model: DiskModel, conditions: DiskConditions, dice: Dice
+        self, loop: SimulatedLoop, disk_model: DiskModel, conditions: DiskConditions, dice: RandomStream
     ) -> None:
         # The base class would start a thread.
         self._loop = loop

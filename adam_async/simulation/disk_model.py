@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 
 SECTOR_BYTES = 512
 """Size of a sector in bytes: the unit of torn writes and damage."""
@@ -111,7 +111,7 @@ class DiskModel:
 
     def __init__(
         self,
-        dice: Dice,
+        dice: RandomStream,
         *,
         capacity_bytes: int = 1 << 30,
         lost: float = 0.4,

@@ -33,7 +33,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.host import HOST, Host, Step, label_of
 from adam_async.simulation.tasks import SimulatedFuture, SimulatedTask, place_of
 
@@ -129,9 +129,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._generators: WeakKeyDictionary[AsyncGenerator[Any, Any], Host] = WeakKeyDictionary()
         self._lost: list[asyncio.Task[Any]] = []
 
-    def dice(self, concern: str) -> Dice:
+    def dice(self, concern: str) -> RandomStream:
         """Return the random stream of one concern: schedule, network, disk, workload, fault points."""
-        return Dice(f"{self.seed}/{concern}")
+        return RandomStream(f"{self.seed}/{concern}")
 
     # --- the order of steps ------------------------------------------------------------------
 

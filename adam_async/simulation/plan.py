@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from adam_async.errors import ConfigError
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.wire import Conditions
 
 Setting = bool | int | float | str
@@ -78,7 +78,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     plan: Plan
 
 
-def draw_options(dice: Dice, settings: dict[str, Setting]) -> Options:
+def draw_options(dice: RandomStream, settings: dict[str, Setting]) -> Options:
     """Draw the conditions of a run: half of the runs have mild ones, half have rough ones.
 
     Args:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.loop import SimulatedLoop
 from dataflow.errors import PoolClosed
 from dataflow.jobs import Job
@@ -29,7 +29,7 @@ class SimulatedPool(ComputePool):
         self._job_s = JOB_S / pace
         self._idle = deque(self._workers)
         self._jobs: deque[Job] = deque()
-        self._dice: Dice | None = None
+        self._dice: RandomStream | None = None
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()

@@ -14,7 +14,7 @@ from hashlib import blake2b
 import msgspec
 
 from adam_async.errors import first_cause
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.loop import Deadlock, Endless, SimulationFailed
 from adam_async.simulation.nodes import World, simulate
 from adam_async.simulation.plan import Case
@@ -74,7 +74,7 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 
 def draw_case(scenario: Scenario, seed: int) -> Case:
     """Draw the run of a seed with the present code."""
-    plan = scenario.plan(Dice(f"{scenario.name}/{seed}/plan"))
+    plan = scenario.plan(RandomStream(f"{scenario.name}/{seed}/plan"))
     return Case(scenario=scenario.name, seed=seed, plan=plan)
 
 

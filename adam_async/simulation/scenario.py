@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan
 
@@ -121,7 +121,7 @@ class Scenario:
     name: str
     about: str
     kinds: tuple[str, ...]
-    plan: Callable[[Dice], Plan]
+    plan: Callable[[RandomStream], Plan]
     run: Callable[[World, Plan, Ledger], Coroutine[Any, Any, object]]
     least_operations: int = 0
     least_leader_changes: int = 0

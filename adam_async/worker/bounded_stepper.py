@@ -192,15 +192,15 @@ class BoundedStepper:
         """Add the group to its step; the gate must be open for it."""
         self._epoch = group.lease.epoch
         needed = self._clock.needs
-        place = self._clock.join()
-        if not place.index:
+        position = self._clock.join()
+        if not position.index:
             read = self._read_of(needed) if self._synchronous else None
-            self._queue.append(OrderedStep(place.step, group.lease.epoch, needed, read))
+            self._queue.append(OrderedStep(position.step, group.lease.epoch, needed, read))
         step = self._queue[-1]
         assert isinstance(step, OrderedStep)
         step.admitted += 1
         step.closed = not self._clock.groups
-        return Admitted(group, step, place.index, step.read)
+        return Admitted(group, step, position.index, step.read)
 
     def _read_of(self, needed: int) -> Snapshot:
         # Steps open in order of their clocks, so none will read an older snapshot.
@@ -293,7 +293,7 @@ class BoundedStepper:
         assert admitted is not None
         step: OrderedStep = admitted.step
         self._check_read(step, trained)
-        # A stage that is reported from now on came too late: its messages leave with the rest.
+        # A section that is reported from now on came too late: its messages leave with the rest.
         if trained.ahead is not None:
             trained.ahead.over = True
         step.early[admitted.index] = trained

@@ -6,14 +6,13 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
-from adam_async.model.network import Network as Model
-from adam_async.model.network import Trainable
+from adam_async.model.network import Network, Trainable
 from adam_async.parameter_server.client import SessionIdentity
 from adam_async.run.ids import ShardId
 from adam_async.worker.bounded_stepper import BoundedStepper, Ticks
 from adam_async.worker.gradient_clipping import Scaling
 from adam_async.worker.puller import Puller
-from adam_async.worker.push_plan import Stage, cut_shards, plan_pushes, plan_stages
+from adam_async.worker.push_plan import BackwardSection, cut_shards, plan_pushes, plan_sections
 from adam_async.worker.replay_log import Reader, ReadLog
 from adam_async.worker.statistics import WorkerStatistics
 from adam_async.worker.stepper import Pusher, Stepper
@@ -85,7 +84,7 @@ class CopyMode:
             buffers=buffers,
             clocked=config.slack is not None,
         )
-        self._stages = self._new_stages()
+        self._sections = self._new_sections()
         self._trainer = self._new_trainer()
         self._log = self._new_log(session) if config.record else None
         self._pusher = Pusher(
@@ -108,12 +107,12 @@ class CopyMode:
         )
         self._stepper = self._asp_stepper if self.gate is None else self.gate
 
-    def _new_stages(self) -> Sequence[Stage]:
+    def _new_sections(self) -> Sequence[BackwardSection]:
         # Limits of the gradient, and sums of several groups, need all of it before any of it may leave.
         config = self._config
         complete = config.push_every == 1 and not config.local_steps and Scaling.of(config) is None
-        if complete and self._owned is None and isinstance(self._model, Model):
-            return plan_stages(self._model, self._plan)
+        if complete and self._owned is None and isinstance(self._model, Network):
+            return plan_sections(self._model, self._plan)
         return ()
 
     def _new_trainer(self) -> GroupTrainer:
@@ -124,8 +123,8 @@ class CopyMode:
             weights=self._weights,
             plan=self._plan,
             buffers=self._buffers_ahead,
-            stages=self._stages,
-            on_stage=self._setup.events.stage_done,
+            sections=self._sections,
+            on_section=self._setup.events.section_done,
         )
 
     @property
@@ -178,7 +177,7 @@ class CopyMode:
     def graph(self) -> Graph:
         """See `TrainingMode.graph`."""
         train = self._trainer.train if self.gate is None else self._trainer.train_admitted
-        ahead = [partial(self._on_ahead, stage.messages) for stage in self._stages[:-1]]
+        ahead = [partial(self._on_ahead, section.messages) for section in self._sections[:-1]]
         return replica_graph(train, self._on_trained, waits_for_pull=not self._background, ahead=ahead)
 
     def _on_trained(self, firing: Firing, trained: Trained) -> None:

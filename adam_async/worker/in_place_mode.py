@@ -1,4 +1,4 @@
-"""Training in place: the worker's weights are the servers' memory, and only step records travel."""
+"""Training in place: the worker's weights are the servers' memory, and only step reports travel."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from adam_async.messages import Values
 from adam_async.model.keyed_random import Dice
-from adam_async.model.network import Network as Model
+from adam_async.model.network import Network
 from adam_async.model.rules import rule_of
 from adam_async.parameter_server.storage import ShardStorage
 from adam_async.run.learning_rate import Schedule
 from adam_async.worker.in_place_step import InPlaceTrainer, ThreadMemory, TrainedInPlace
 from adam_async.worker.push_plan import plan_pushes
 from adam_async.worker.statistics import WorkerStatistics
-from adam_async.worker.step_reports import Recorder
+from adam_async.worker.step_reports import StepReports
 from adam_async.worker.training import replica_graph
 from adam_async.worker.training_mode import ModeSetup
 from dataflow import Firing, Graph
@@ -61,7 +61,7 @@ class InPlaceMode:
         self,
         setup: ModeSetup,
         *,
-        model: Model,
+        model: Network,
         storage: ShardStorage,
         threads: int,
         clock: Callable[[], float] | None = None,
@@ -83,7 +83,7 @@ class InPlaceMode:
             dice=Dice(config.seed),
             clock=clock,
         )
-        self._recorder = Recorder(
+        self._step_reports = StepReports(
             table=setup.table,
             buckets=setup.buckets,
             client=setup.client,
@@ -108,7 +108,7 @@ class InPlaceMode:
             setup.client.pull(server, (shard,), on_values)
         await setup.client.flush()
         await answered.wait()
-        self._recorder.start(min(clocks))
+        self._step_reports.start(min(clocks))
 
     async def refresh(self) -> None:
         """See `TrainingMode.refresh`. The memory of the servers needs none."""
@@ -131,7 +131,7 @@ class InPlaceMode:
         )
 
     def _on_trained(self, firing: Firing, trained: TrainedInPlace) -> None:
-        self._recorder.add(trained)
+        self._step_reports.add(trained)
 
     @property
     def record(self) -> bytes:
@@ -140,7 +140,7 @@ class InPlaceMode:
 
     def flush(self, sync_clock: int) -> None:
         """See `TrainingMode.flush`."""
-        self._recorder.close()
+        self._step_reports.close()
 
     def statistics(self) -> WorkerStatistics:
         """The bytes that each tensor's gradient would need on a link; none of them travels."""

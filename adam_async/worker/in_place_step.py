@@ -1,7 +1,7 @@
 """Pure: the training of one image group on a compute thread, on the servers' own memory.
 
 The zero-copy path of one process (AD-11, AD-14): forward and backward pass read the shards in their memory,
-and the run's own rule applies each finite gradient there, without locks. Only a record of the step is pushed.
+and the run's own rule applies each finite gradient there, without locks. Only a report of the step is pushed.
 
 Staleness is measured at the memory: the number of steps that other threads applied between the group's first
 read and the end of its own step.

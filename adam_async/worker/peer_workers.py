@@ -34,7 +34,7 @@ from adam_async.run.config import Waits
 from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.channel import Channel, Endpoint
 from adam_async.worker.reliable_stream import Parcel, ReceivingStream, SendingStream
-from adam_async.worker.statistics import NeighbourStatistics
+from adam_async.worker.statistics import PeerWorkerStatistics
 from transport import (
     DialFailed,
     Identity,
@@ -115,7 +115,7 @@ class ExpectedBlocks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NeighbourEvents:
+class PeerWorkerEvents:
     """Functions that take the events of another worker."""
 
     blocks: OnBlocks
@@ -126,7 +126,7 @@ class NeighbourEvents:
     """Called when there is a link to the other worker."""
 
 
-class Neighbour:
+class PeerWorker:
     """One of the other workers, over one link after the other.
 
     Args:
@@ -149,7 +149,7 @@ class Neighbour:
         expected: ExpectedBlocks,
         lead: int,
         heeded: bool,
-        events: NeighbourEvents,
+        events: PeerWorkerEvents,
         callbacks: Callbacks,
     ) -> None:
         self.part, self.node, self.address = part, node, address
@@ -292,9 +292,9 @@ class Neighbour:
             self._has_begun = begun
             self._events.progress()
 
-    def statistics(self) -> NeighbourStatistics:
+    def statistics(self) -> PeerWorkerStatistics:
         """Return the counts of links, messages and blocks."""
-        return NeighbourStatistics(
+        return PeerWorkerStatistics(
             links=self.links,
             messages=self.messages,
             blocks_received=self.received,
@@ -309,7 +309,7 @@ def _let_go(parcels: list[Parcel]) -> None:
         parcel.let_go()
 
 
-class Neighbours:
+class PeerWorkers:
     """All other workers of the replica.
 
     Args:
@@ -318,7 +318,7 @@ class Neighbours:
         cluster: Map with the other workers.
         partition: This worker's part.
         group_images: As in `ExpectedBlocks`.
-        lead: As in `Neighbour`.
+        lead: As in `PeerWorker`.
         on_blocks: Takes received blocks.
         waits: Deadlines.
 
@@ -343,14 +343,14 @@ class Neighbours:
         self._waits = waits
         self._callbacks = Callbacks(self._identity.node)
         self._progress, self._linked = asyncio.Event(), asyncio.Event()
-        events = NeighbourEvents(blocks=on_blocks, progress=self._progress.set, linked=self._linked.set)
-        self._others: dict[int, Neighbour] = {}
+        events = PeerWorkerEvents(blocks=on_blocks, progress=self._progress.set, linked=self._linked.set)
+        self._others: dict[int, PeerWorker] = {}
         for part, node in enumerate(cluster.members(greet.replica)):
             if part != partition.worker:
                 shapes = {
                     c.number: partial(partition.wire_shape, c) for c in partition.incoming if c.source == part
                 }
-                self._others[part] = Neighbour(
+                self._others[part] = PeerWorker(
                     part=part,
                     node=node,
                     address=cluster.nodes[node].address,
@@ -421,7 +421,7 @@ class Neighbours:
             for other in self._others.values():
                 other.close()
 
-    async def _keep(self, other: Neighbour) -> None:
+    async def _keep(self, other: PeerWorker) -> None:
         channel = Channel(
             self._endpoint,
             peer=other.node,
@@ -445,7 +445,7 @@ class Neighbours:
                 await channel.pause()
         raise RoleDied(channel.peer, f"it did not answer for {self._waits.patience_s:g} s")
 
-    async def _dialled(self, link: Link, other: Neighbour) -> bool:
+    async def _dialled(self, link: Link, other: PeerWorker) -> bool:
         """Use a dialled link; returns whether the other side has the same replica generation."""
         known = False
         try:
@@ -483,9 +483,9 @@ class Neighbours:
         except TransportError as error:
             logger.info("link to %s ended: %s", other.node, error)
 
-    def _send_greet(self, link: Link, other: Neighbour) -> None:
+    def _send_greet(self, link: Link, other: PeerWorker) -> None:
         link.send_nowait(pack(other.hello(self._greet)))
 
-    def statistics(self) -> dict[str, NeighbourStatistics]:
+    def statistics(self) -> dict[str, PeerWorkerStatistics]:
         """Return the counts of each link, by node."""
         return {other.node: other.statistics() for other in self._others.values()}

@@ -251,17 +251,17 @@ time on its way than the notice to the loop costs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class BackwardSection:
     """A range of layers of the backward pass, and the messages of the plan that are complete at its end."""
 
     layers: range
     messages: tuple[int, ...]
 
 
-def plan_stages(network: Network, plan: PushPlan) -> tuple[Stage, ...]:
-    """Cut the backward pass where large messages are complete; one stage if that gains nothing.
+def plan_sections(network: Network, plan: PushPlan) -> tuple[BackwardSection, ...]:
+    """Cut the backward pass where large messages are complete; one section if that gains nothing.
 
-    While one stage is computed, the messages of earlier stages may travel (GP-10, DS-05).
+    While one section is computed, the messages of earlier sections may travel (GP-10, DS-05).
     """
     layer_of = {p.name: number for number, layer in enumerate(network.layers) for p in layer.parameters}
     complete = [min(layer_of[shard.tensor] for shard in message.specs) for message in plan.messages]
@@ -271,12 +271,12 @@ def plan_stages(network: Network, plan: PushPlan) -> tuple[Stage, ...]:
     cuts = sorted(
         {at for at, early in zip(complete, large, strict=True) if early and at > last}, reverse=True
     )
-    stages, stop, left = [], len(network.layers), set(range(len(complete)))
+    sections, stop, left = [], len(network.layers), set(range(len(complete)))
     for cut in (*cuts, 0):
         ready = tuple(sorted(index for index in left if complete[index] >= cut))
-        stages.append(Stage(range(cut, stop), ready))
+        sections.append(BackwardSection(range(cut, stop), ready))
         stop, left = cut, left.difference(ready)
-    return tuple(stages)
+    return tuple(sections)
 
 
 def _gradient_bytes(message: PushMessage, images: int, item_bytes: int) -> int:

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Place of a group in the steps of its replica."""
+class StepPosition:
+    """Position of a group in the steps of its replica."""
 
     step: int
     """Steps that lie behind its step."""
@@ -71,14 +71,14 @@ class ReplicaClock:
         """Whether a complete step may be pushed when values of clock `landed` are here."""
         return landed >= step if self._synchronous else True
 
-    def join(self) -> Place:
+    def join(self) -> StepPosition:
         """Add the next group to a step."""
-        place = Place(self.step, self.groups)
+        position = StepPosition(self.step, self.groups)
         self.groups += 1
         if self.groups == self._push_every:
             self.step += 1
             self.groups = 0
-        return place
+        return position
 
     def __repr__(self) -> str:
         return f"<ReplicaClock at step {self.step} with {self.groups} groups, sync clock {self.base}>"

@@ -5,7 +5,7 @@ server owes too many answers and the admission gate is open. The engine runs it 
 graph: a compute thread trains it (`training.py`), the stepper pushes its step (`stepper.py`), the puller
 installs the values that come back (`puller.py`). `GroupEvents` is the way back: a landed pull frees the slot,
 and an acknowledged push sends the group's report to the data server. In a run in place the compute thread
-itself applies the rule to the servers' memory (`in_place_step.py`), and only a record of the step is pushed
+itself applies the rule to the servers' memory (`in_place_step.py`), and only a report of the step is pushed
 (`step_reports.py`).
 """
 
@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 import msgspec
 from numpy.typing import NDArray
 
-from adam_async.data_server.client import DataClient, WorkerPlace
+from adam_async.data_server.client import DataClient, WorkerSlot
 from adam_async.errors import ConfigError
 from adam_async.messages import Block, Finished, Greet, Lease
 from adam_async.model.context import Context
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
-from adam_async.model.network import Network as Model
+from adam_async.model.network import Network
 from adam_async.model.partition.joint import JointNetwork
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.plan import PartitionPlan
@@ -47,7 +47,7 @@ from adam_async.worker.copy_mode import CopyMode
 from adam_async.worker.in_place_mode import InPlaceMode, groups_in_flight
 from adam_async.worker.kernel_change import KernelChange
 from adam_async.worker.partition_mode import PartitionMode
-from adam_async.worker.peer_workers import Neighbours
+from adam_async.worker.peer_workers import PeerWorkers
 from adam_async.worker.statistics import WorkerStatistics
 from adam_async.worker.training import Trained
 from adam_async.worker.training_mode import GroupEvents, ModeSetup, TrainingMode
@@ -153,7 +153,7 @@ class RunSession:
         self._in_flight = self._groups_in_flight()
         self._ports: Mapping[int, str] = {}
         """Port of the graph for each crossing that leads here."""
-        self.neighbours = self._new_neighbours()
+        self.peer_workers = self._new_peer_workers()
         """The other workers of the replica, in a run whose model is cut."""
         self._data = self._new_data_client()
         self._mode = self._new_mode()
@@ -178,12 +178,12 @@ class RunSession:
             assert setup.step is not None, "the worker has the step of its run"
             return StepModel(setup.step, step, keep_going=config.keep_going)
         spec = ModelSpec.from_dict(self._run.spec)
-        return Model(spec, dtype=config.dtype, kernels=config.kernels, layers=setup.layers)
+        return Network(spec, dtype=config.dtype, kernels=config.kernels, layers=setup.layers)
 
     @property
-    def _network(self) -> Model:
+    def _network(self) -> Network:
         """The model of a run that trains a network."""
-        assert isinstance(self._model, Model), "a step has no network"
+        assert isinstance(self._model, Network), "a step has no network"
         return self._model
 
     @property
@@ -254,7 +254,7 @@ class RunSession:
             return compute.in_flight or groups_in_flight(compute.threads, self._config.images_per_group)
         return compute.in_flight or default_in_flight(compute.threads, cluster.partitions)
 
-    def _new_neighbours(self) -> Neighbours | None:
+    def _new_peer_workers(self) -> PeerWorkers | None:
         setup, partition = self._setup, self._share.partition
         if partition is None:
             return None
@@ -267,7 +267,7 @@ class RunSession:
             received=0,
             begun=0,
         )
-        return Neighbours(
+        return PeerWorkers(
             setup.endpoint,
             greet=greet,
             cluster=self._cluster,
@@ -280,10 +280,10 @@ class RunSession:
 
     def _new_data_client(self) -> DataClient:
         setup = self._setup
-        place = WorkerPlace(self._run.id, setup.replica, self._replica_generation, setup.part)
+        slot = WorkerSlot(self._run.id, setup.replica, self._replica_generation, setup.part)
         return DataClient(
             setup.endpoint,
-            place,
+            slot,
             address=lambda attempt: self._cluster.ledger_leader_for(setup.replica, attempt),
             rows=self._image_rows,
             limits=self._limits,
@@ -302,16 +302,16 @@ class RunSession:
                 # Without a timeline a report goes to the data client without a call in between.
                 finished=self._data.finished if timeline is None else partial(self._finished, timeline),
                 landed=self._landed,
-                stage_done=self._stage_done,
+                section_done=self._section_done,
                 stepped=None if timeline is None else partial(self._stepped, timeline),
             ),
         )
         if share.partition is not None:
-            assert self.neighbours is not None
+            assert self.peer_workers is not None
             return PartitionMode(
                 mode,
                 partition=share.partition,
-                send_block=self.neighbours.put,
+                send_block=self.peer_workers.put,
                 session=self._push_identity,
                 buffers=setup.buffers,
                 in_flight=self._in_flight,
@@ -348,8 +348,8 @@ class RunSession:
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(group.create_task(self._client.run(), name=f"{node}/parameters").cancel)
-            if self.neighbours is not None:
-                stack.callback(group.create_task(self.neighbours.run(), name=f"{node}/neighbours").cancel)
+            if self.peer_workers is not None:
+                stack.callback(group.create_task(self.peer_workers.run(), name=f"{node}/peer-workers").cancel)
             self._pool = self._setup.compute.pool
             if self._pool is None:
                 with self._enough_memory():
@@ -379,8 +379,8 @@ class RunSession:
             if self._pulls_to_begin:
                 while not self._data.has_group:
                     await self._data.wait_group()
-                if self.neighbours is not None:
-                    await self.neighbours.wait_linked()
+                if self.peer_workers is not None:
+                    await self.peer_workers.wait_linked()
                 await self._mode.refresh()
             await self._feed(self._engine)
 
@@ -460,8 +460,8 @@ class RunSession:
                 await self._wait_room(engine)
             elif gate is not None and not gate.opens_for(self._data.first):
                 await gate.wait()
-            elif self.neighbours is not None and not self.neighbours.keep_up:
-                await self.neighbours.wait_progress()
+            elif self.peer_workers is not None and not self.peer_workers.keep_up:
+                await self.peer_workers.wait_progress()
             self._fill()
 
     async def _wait_room(self, engine: Engine) -> None:
@@ -482,7 +482,7 @@ class RunSession:
     def _fill(self) -> None:
         """Admit groups while there are some, there is room, and servers and peers keep up. Never waits."""
         engine, data, client, timeline = self._engine, self._data, self._client, self._setup.timeline
-        gate, neighbours = self._mode.gate, self.neighbours
+        gate, peer_workers = self._mode.gate, self.peer_workers
         assert engine is not None
         if self._filling:
             return  # an admission below begins a turn, in which the engine asks again: groups stay in order
@@ -490,10 +490,10 @@ class RunSession:
         while data.has_group and engine.has_room and client.may_push:
             if gate is not None and not gate.opens_for(data.first):
                 break
-            if neighbours is not None:
-                if not neighbours.keep_up:
+            if peer_workers is not None:
+                if not peer_workers.keep_up:
                     break
-                neighbours.begin()
+                peer_workers.begin()
             begin = timeline.clock() if timeline is not None else 0.0
             group = data.take()
             tag = Tag(group.lease.epoch, group.lease.number, group.lease.attempt)
@@ -521,9 +521,9 @@ class RunSession:
     def _stepped(self, timeline: Timeline, clock: int, leases: Sequence[Lease]) -> None:
         timeline.stepped(self._setup.endpoint.identity.node, self._run.id, self._setup.session, clock, leases)
 
-    def _stage_done(self, stage: int, tag: Tag, trained: Trained | None) -> None:
+    def _section_done(self, section: int, tag: Tag, trained: Trained | None) -> None:
         assert self._engine is not None
-        self._engine.deliver_threadsafe(f"ahead-{stage}", tag, trained)
+        self._engine.deliver_threadsafe(f"ahead-{section}", tag, trained)
 
     def _on_blocks(self, arrived: Sequence[tuple[Block, NDArray[Any]]]) -> None:
         """Take blocks of some groups from another worker of the replica."""
@@ -547,7 +547,7 @@ class RunSession:
         counts.cpus = self._cpus
         counts.parameters = self._client.statistics()
         counts.data = self._data.statistics()
-        counts.neighbours = self.neighbours.statistics() if self.neighbours is not None else {}
+        counts.neighbours = self.peer_workers.statistics() if self.peer_workers is not None else {}
         counts.pool = self._pool.statistics() if self._pool is not None else None
         counts.engine = engine
         return counts

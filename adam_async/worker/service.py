@@ -172,19 +172,19 @@ class ModelWorker(Role):
 
     async def _on_link(self, link: Link) -> None:
         if link.peer.role == "worker":
-            await self._on_neighbour(link)
+            await self._on_peer_worker(link)
         else:
             await super()._on_link(link)
 
-    async def _on_neighbour(self, link: Link) -> None:
+    async def _on_peer_worker(self, link: Link) -> None:
         """Serve another worker of the replica; one of another replica generation gets no answer."""
         self._traffic.watch(link)
         try:
             async with asyncio.timeout(self._waits.call_s):
                 greet = unpack(await link.receive(), Greet)
-            neighbours = self._run_session.neighbours if self._run_session is not None else None
-            if neighbours is not None and neighbours.knows(greet, link.peer):
-                await neighbours.welcome(link, greet)
+            peer_workers = self._run_session.peer_workers if self._run_session is not None else None
+            if peer_workers is not None and peer_workers.knows(greet, link.peer):
+                await peer_workers.welcome(link, greet)
             else:
                 self._refused_greets += 1
         except (TransportError, TimeoutError) as error:

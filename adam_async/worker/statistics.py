@@ -39,7 +39,7 @@ class KernelStatistics(
     """Groups trained before the compiled kernels were ready."""
 
 
-class NeighbourStatistics(
+class PeerWorkerStatistics(
     msgspec.Struct, frozen=True, kw_only=True, rename={"blocks_resent": "blocks_said_again"}
 ):
     """The exchange with another worker of the replica."""
@@ -77,7 +77,7 @@ class WorkerStatistics(CommonStatistics, kw_only=True):
     """CPUs that the compute threads are pinned to; None without pinning."""
     parameters: ClientStatistics | UnsetType = UNSET
     data: DataClientStatistics | UnsetType = UNSET
-    neighbours: dict[str, NeighbourStatistics] | UnsetType = UNSET
+    neighbours: dict[str, PeerWorkerStatistics] | UnsetType = UNSET
     """By node, the other workers of the replica."""
     pool: ComputePoolStatistics | UnsetType | None = UNSET
     engine: EngineStatistics | UnsetType | None = UNSET

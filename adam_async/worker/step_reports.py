@@ -1,14 +1,14 @@
-"""From groups trained in place to step records: the event loop's side of training in place.
+"""From groups trained in place to step reports: the event loop's side of training in place.
 
 Each group is a step. Each server gets all steps, because it counts and clocks them; a group is finished when
-all servers have counted it. A few steps travel in one record, because a record costs as much as a push
+all servers have counted it. A few steps travel in one report, because a report costs as much as a push
 without payload. When no more groups come, the steps that are left travel at once.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from adam_async.messages import Finished, StepRecord
+from adam_async.messages import Finished, StepReport
 from adam_async.parameter_server.client import ParameterClient
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardTable
@@ -17,12 +17,12 @@ from adam_async.worker.push_plan import cut_shards
 from adam_async.worker.training_mode import OnStep
 
 STEPS = 8
-"""Steps of a full record."""
+"""Steps of a full report."""
 
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A record on its way to all servers."""
+    """A report on its way to all servers."""
 
     groups: list[TrainedInPlace]
     unanswered: int
@@ -30,7 +30,7 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The shards that one message of every record names."""
+    """The shards that one message of every report names."""
 
     server: str
     shards: tuple[ShardId, ...]
@@ -44,7 +44,7 @@ class _Part:
         return tuple([place for place, tensor in enumerate(self.tensors) if tensor in tensors])
 
 
-class Recorder:
+class StepReports:
     """Reports steps that were applied in place to the servers.
 
     Args:
@@ -52,8 +52,8 @@ class Recorder:
         buckets: Primary of each bucket.
         client: How to reach them.
         on_finished: Called for each group that all servers have counted.
-        on_step: Called with each step, before its record leaves.
-        frozen: Tensors that no step changes; no record names them.
+        on_step: Called with each step, before its report leaves.
+        frozen: Tensors that no step changes; no report names them.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class Recorder:
 
         for part in self._parts:
             steps = [
-                StepRecord(clock, group.lease.images, group.staleness, part.places(group.refused))
+                StepReport(clock, group.lease.images, group.staleness, part.places(group.refused))
                 for clock, group in enumerate(groups, start=begin)
             ]
-            self._client.record(part.server, part.shards, tuple(steps), on_answer=answered)
+            self._client.report_steps(part.server, part.shards, tuple(steps), on_answer=answered)
 
     def _settled(self, groups: Sequence[TrainedInPlace], begin: int) -> None:
         for clock, group in enumerate(groups, start=begin):

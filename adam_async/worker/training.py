@@ -27,7 +27,7 @@ from adam_async.model.rules import new_scratch, plain_step
 from adam_async.run.config import Config
 from adam_async.run.learning_rate import Schedule
 from adam_async.worker.gradient_clipping import Scaling
-from adam_async.worker.push_plan import PushBuffer, PushPlan, Stage
+from adam_async.worker.push_plan import BackwardSection, PushBuffer, PushPlan
 from adam_async.worker.weights import Snapshot, TensorCopy, WorkerWeights
 from dataflow import Firing, Graph, Node, Tag
 
@@ -62,8 +62,8 @@ class Trained:
     """Progress of its step's messages, if they may leave before the backward pass ends."""
 
 
-OnStage = Callable[[int, Tag, Trained | None], None]
-"""Takes a finished stage of the backward pass, its group's tag, and the group; None for a group whose
+OnSection = Callable[[int, Tag, Trained | None], None]
+"""Takes a finished section of the backward pass, its group's tag, and the group; None for a group whose
 messages leave all at once."""
 
 
@@ -74,7 +74,7 @@ class Ahead:
     step: Any = None
     """The step, once its first message has left."""
     over: bool = False
-    """Whether the group is trained: a stage that is reported now has left with the rest."""
+    """Whether the group is trained: a section that is reported now has left with the rest."""
 
 
 class ThreadScratch:
@@ -116,8 +116,8 @@ class GroupTrainer:
         weights: The worker's copy.
         plan: Messages and protocols of the gradients.
         buffers: Push buffers of each kind made ahead; more are made while all are in use.
-        stages: Stages of the backward pass. With two or more, `on_stage` is called when one other than the
-            last is done.
+        sections: Sections of the backward pass. With two or more, `on_section` is called when one other than
+            the last is done.
         on_stage: Called on the compute thread.
     """
 
@@ -129,11 +129,11 @@ class GroupTrainer:
         weights: WorkerWeights,
         plan: PushPlan,
         buffers: int,
-        stages: Sequence[Stage] = (),
-        on_stage: OnStage | None = None,
+        sections: Sequence[BackwardSection] = (),
+        on_section: OnSection | None = None,
     ) -> None:
-        self._stages = stages
-        self._on_stage = on_stage
+        self._sections = sections
+        self._on_section = on_section
         self._pushed = tuple(plan.protocols)
         self.network = self._network = network
         self._weights = weights
@@ -174,15 +174,15 @@ class GroupTrainer:
         context.load(group.images, group.labels, dice=self._dice, keys=(lease.epoch, lease.number))
         arrays = read.arrays
         loss = self._network.forward(arrays, context)
-        if len(self._stages) > 1:
+        if len(self._sections) > 1:
             if context.images == self._group_images:
                 trained = Trained(lease, loss, self.group_buffers.take(), read, {}, admitted, Ahead())
                 self._train_back(firing.tag, context, trained)
                 return trained
-            # A short group leaves at once, but the graph of the tag waits for its stages.
-            assert self._on_stage is not None
-            for number in range(len(self._stages) - 1):
-                self._on_stage(number, firing.tag, None)
+            # A short group leaves at once, but the graph of the tag waits for its sections.
+            assert self._on_section is not None
+            for number in range(len(self._sections) - 1):
+                self._on_section(number, firing.tag, None)
         self._network.backward(arrays, context)
         buffer = self.group_buffers.take()
         buffer.fill(context)
@@ -193,16 +193,16 @@ class GroupTrainer:
         return Trained(lease, loss, buffer, read, stepped, admitted)
 
     def _train_back(self, tag: Tag, context: Context, trained: Trained) -> None:
-        """Run the backward pass stage by stage; messages of a finished stage may leave."""
-        assert isinstance(self._network, Network), "only a whole network has stages"
-        assert self._on_stage is not None
+        """Run the backward pass section by section; messages of a finished section may leave."""
+        assert isinstance(self._network, Network), "only a whole network has sections"
+        assert self._on_section is not None
         arrays, buffer = trained.read.arrays, trained.buffer
         buffer.images = context.images
-        for number, stage in enumerate(self._stages):
-            self._network.backward_layers(arrays, context, stage.layers)
-            buffer.fill_messages(context, stage.messages)
-            if number < len(self._stages) - 1:
-                self._on_stage(number, tag, trained)
+        for number, section in enumerate(self._sections):
+            self._network.backward_layers(arrays, context, section.layers)
+            buffer.fill_messages(context, section.messages)
+            if number < len(self._sections) - 1:
+                self._on_section(number, tag, trained)
 
     def _scale(self, buffer: PushBuffer, read: Snapshot, lease: Lease) -> dict[str, float]:
         """Apply the limits if the group is a step; otherwise only find the factors of its local step."""
@@ -262,7 +262,7 @@ def replica_graph(
         push: Takes the result of `train`; on the loop.
         batch: At most this many groups per call of `train`, which with more than one takes lists.
         jobs: At most this many of these calls at once; see `dataflow.Node`.
-        ahead: For each stage of the backward pass but the last, called on the loop with its token:
+        ahead: For each section of the backward pass but the last, called on the loop with its token:
             ``ahead-0`` and so on.
         waits_for_pull: Whether a tag is complete only with token ``landed``.
     """

@@ -15,7 +15,7 @@ from adam_async.parameter_server.client import ParameterClient
 from adam_async.run.config import Config
 from adam_async.run.shard_table import ShardTable
 from adam_async.worker.statistics import WorkerStatistics
-from adam_async.worker.training import Admitted, OnStage
+from adam_async.worker.training import Admitted, OnSection
 from dataflow import Graph, Tag
 
 OnStep = Callable[[int, Sequence[Lease]], None]
@@ -24,14 +24,14 @@ OnStep = Callable[[int, Sequence[Lease]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupEvents:
-    """Functions that take the events of groups. The loop calls all of them but `stage_done`."""
+    """Functions that take the events of groups. The loop calls all of them but `section_done`."""
 
     finished: Callable[[Finished], None]
     """Takes the report of a group whose step the servers have counted."""
     landed: Callable[[Tag], None]
     """Takes the tag of a group that waited for its pull, when the pull has landed."""
-    stage_done: OnStage
-    """Takes a finished stage of a group's backward pass, on the compute thread."""
+    section_done: OnSection
+    """Takes a finished section of a group's backward pass, on the compute thread."""
     stepped: OnStep | None = None
     """Takes each step; None in a run without a timeline."""
 

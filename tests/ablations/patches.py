@@ -24,7 +24,7 @@ from adam_async.controller.consensus.outbox import Outbox
 from adam_async.controller.consensus.records import Ballot, Writer
 from adam_async.controller.consensus.roles import Cause
 from adam_async.controller.consensus.violations import Guard
-from adam_async.controller.failure_detector import Suspicion
+from adam_async.controller.failure_detector import FailureDetector
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.map_size import MapSize
 from adam_async.controller.peer_controllers import PeerControllers
@@ -253,13 +253,13 @@ def answer_reads_at_once(answer: Any, self: Controller, request: Any, body: Any)
 @replaces(Controller, "_has_changes")
 def answer_watches_early(_: Any, self: Controller, watch: Any) -> bool:
     """Answer watches as soon as this controller leads."""
-    return self.group.leads and (watch.group != self.machine.group or watch.after < self.map.version)
+    return self.group.leads and (watch.group != self.replicated_state.group or watch.after < self.map.version)
 
 
 @replaces(Controller, "_has_changes")
 def answer_watches_with_older_maps(_: Any, self: Controller, watch: Any) -> bool:
     """Answer a watch also with a map older than the watcher's."""
-    return self._ready and (watch.group != self.machine.group or watch.after != self.map.version)
+    return self._ready and (watch.group != self.replicated_state.group or watch.after != self.map.version)
 
 
 @replaces(ReplicatedState, "_set")
@@ -316,7 +316,7 @@ def lose_without_agreement(propose: Any, self: consensus_node.ConsensusNode, tag
         propose(self, tag, command)
 
 
-@replaces(Suspicion, "led")
+@replaces(FailureDetector, "led")
 def suspect_nobody_after_election(*_: Any, **__: Any) -> None:
     """Suspect no member after an election."""
 

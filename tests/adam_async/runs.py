@@ -24,7 +24,7 @@ from adam_async.messages import role_table
 from adam_async.model.layer import Layer, Slots, Weights
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.named import digits
-from adam_async.model.network import Network as Model
+from adam_async.model.network import Network as NeuralNetwork
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity, StepPush
 from adam_async.parameter_server.service import ParameterServer
@@ -212,7 +212,7 @@ class Servers:
         self.network, self.config, self.waits = network, config, config.waits
         self.spec, self._group = spec, group
         self.entropy = entropy_of("servers")
-        self.model = Model(spec, dtype=config.dtype)
+        self.model = NeuralNetwork(spec, dtype=config.dtype)
         self.table = table_of(self.model, shard_bytes=config.shard_bytes)
         self.servers: list[ParameterServer] = []
         self.tasks = []

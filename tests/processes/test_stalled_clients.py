@@ -28,7 +28,7 @@ from adam_async.cluster.networks import LOOPBACK
 from adam_async.controller.client import Membership
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
-from adam_async.data_server.client import DataClient, WorkerPlace
+from adam_async.data_server.client import DataClient, WorkerSlot
 from adam_async.driver.training_rules import TrainingRules
 from adam_async.messages import Finished, Groups, LeaseGroups, pack, role_table, unpack
 from adam_async.parameter_server.service import ParameterServer
@@ -209,7 +209,7 @@ async def test_eight_stalled_clients_neither_fill_the_memory_nor_delay_a_ninth(
             links.append(link)
         client = DataClient(
             Endpoint(cluster.network, identity_of("worker", STALLED), Traffic("worker")),
-            WorkerPlace(RUN, STALLED, cluster.replica_generations[STALLED], 0),
+            WorkerSlot(RUN, STALLED, cluster.replica_generations[STALLED], 0),
             address=lambda _: cluster.data,
             ahead=16,
             limits=GroupLimits(images=GROUP, pixels=prod(SHAPE), classes=1000, epochs=1, train_images=IMAGES),

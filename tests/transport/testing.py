@@ -15,11 +15,11 @@ from transport.errors import CallTimeout, TransportError
 from transport.link import Link, LinkStatistics, Observer, OnAnswer, Request
 from transport.messages import ANY_ROLE, Identity, Message, RoleTable
 from transport.network import DIAL_S, Listener, LocalNetwork, Network, OnLink, RetrySchedule
-from transport.path import Dice
+from transport.path import RandomSource
 from transport.release import Release
 from transport.tensors import Tensor
 
-__all__ = ["Dice", "Faults", "FaultyLink", "FaultyNetwork", "check_link", "link_pair", "open_rules"]
+__all__ = ["Faults", "FaultyLink", "FaultyNetwork", "RandomSource", "check_link", "link_pair", "open_rules"]
 
 NEAR = Identity(role="near", node="near-1", incarnation=1)
 FAR = Identity(role="far", node="far-1", incarnation=1)
@@ -75,7 +75,7 @@ class Faults:
         if min(chances) < 0 or sum(chances[:-1]) > 1:
             raise ValueError(f"chances must not be negative nor sum to more than 1: {self}")
 
-    def draw(self, dice: Dice) -> str:
+    def draw(self, dice: RandomSource) -> str:
         """Draw a fault and return its name, or an empty string for none."""
         number = dice.random()
         for name in ("drop", "delay", "cut", "drop_reply"):
@@ -94,7 +94,7 @@ class FaultyNetwork(Network):
         links: The dialled links, oldest first, with closed ones.
     """
 
-    def __init__(self, inner: Network, dice: Dice, faults: Faults | None = None) -> None:
+    def __init__(self, inner: Network, dice: RandomSource, faults: Faults | None = None) -> None:
         self.inner = inner
         self.dice = dice
         self.faults = faults or Faults()

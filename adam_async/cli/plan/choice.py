@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from adam_async.model.errors import ModelError
+from adam_async.errors import ModelError
 from adam_async.model.network import Network
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.plan import PartitionPlan

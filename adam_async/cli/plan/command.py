@@ -14,9 +14,8 @@ from adam_async.cli.plan.report import plan_report
 from adam_async.cli.plan.table import show
 from adam_async.cli.terminal import Terminal
 from adam_async.driver.calibration import calibrate
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, ModelError
 from adam_async.model import ModelSpec, Network, named_model
-from adam_async.model.errors import ModelError
 from adam_async.model.partition.prediction import LayerTimes, LinkCost, estimated_times
 from adam_async.run.config import MAX_THREADS_PER_CORE, MOST
 from adam_async.run.model_selection import choose_model

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from adam_async.controller.consensus.membership import Step
 from adam_async.controller.consensus.messages import Entry, Message, Snapshot
-from adam_async.controller.consensus.records import Record
+from adam_async.controller.consensus.records import LogFileRecord
 
 # --- events ----------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class Persist:
     """
 
     number: int
-    records: tuple[Record, ...]
+    records: tuple[LogFileRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)

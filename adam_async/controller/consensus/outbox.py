@@ -4,21 +4,21 @@ from collections import deque
 
 from adam_async.controller.consensus.events import Persist
 from adam_async.controller.consensus.messages import Message
-from adam_async.controller.consensus.records import Record
+from adam_async.controller.consensus.records import LogFileRecord
 
 
 class Outbox:
     """Records on their way to the disk, and the messages behind them, both in order."""
 
     def __init__(self) -> None:
-        self._records: list[Record] = []
+        self._records: list[LogFileRecord] = []
         self._written = 0
         """Number of the last `Persist`."""
         self._durable = 0
         self._held: deque[tuple[int, Message]] = deque()
         """Pairs of the number of a `Persist` and a message that waits for it."""
 
-    def record(self, record: Record) -> None:
+    def record(self, record: LogFileRecord) -> None:
         """Put a record into the next `Persist`."""
         self._records.append(record)
 

@@ -68,10 +68,10 @@ class Entries(msgspec.Struct, frozen=True, tag="entries"):
     entries: tuple[Entry, ...]
 
 
-Record = Born | Ballot | Entries | Snapshot
+LogFileRecord = Born | Ballot | Entries | Snapshot
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(tuple[Record, ...])
+_DECODER = msgspec.msgpack.Decoder(tuple[LogFileRecord, ...])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +84,9 @@ class Saved:
     snapshot: Snapshot = field(default_factory=Snapshot)
     entries: tuple[Entry, ...] = ()
 
-    def records(self) -> tuple[Record, ...]:
+    def records(self) -> tuple[LogFileRecord, ...]:
         """Return the state as the first records of a new file."""
-        first: tuple[Record, ...] = (Born(self.me), Ballot(self.term, self.vote), self.snapshot)
+        first: tuple[LogFileRecord, ...] = (Born(self.me), Ballot(self.term, self.vote), self.snapshot)
         return (*first, Entries(self.entries)) if self.entries else first
 
 
@@ -114,7 +114,7 @@ class Writer:
         self.position = position
         self._durable = position
 
-    def frame(self, records: tuple[Record, ...]) -> bytes:
+    def frame(self, records: tuple[LogFileRecord, ...]) -> bytes:
         """Return the bytes to append to the file."""
         payload = _ENCODER.encode(records)
         head = _HEAD.pack(MAGIC, len(payload), self._durable, crc32(payload))
@@ -162,7 +162,7 @@ def recover(data: bytes, *, origin: str) -> tuple[Saved | None, int]:
     ), end
 
 
-def _replay(saved: Saved | None, log: Log, record: Record, where: str) -> Saved:
+def _replay(saved: Saved | None, log: Log, record: LogFileRecord, where: str) -> Saved:
     if isinstance(record, Born):
         return Saved(me=record.me)
     if saved is None:

@@ -10,8 +10,8 @@ import io
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.data_server.damage import Damage
 from adam_async.data_server.dataset import Dataset, make_dataset
-from adam_async.data_server.sources.damage import Damage
 from adam_async.data_server.sources.downloads import RemoteFile, RemoteSet
 from adam_async.data_server.sources.idx import gunzip
 from adam_async.data_server.sources.shards import tar_members

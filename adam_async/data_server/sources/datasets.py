@@ -20,9 +20,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from adam_async.data_server.damage import Damage, Policy
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
-from adam_async.data_server.sources.damage import Damage, Policy
 from adam_async.data_server.sources.downloads import Downloader
 from adam_async.data_server.sources.files import folders_in, read_file
 from adam_async.data_server.sources.image_folder import load_image_folder

@@ -3,8 +3,8 @@
 import stat
 from pathlib import Path
 
+from adam_async.data_server.damage import Damage
 from adam_async.data_server.sources import limits
-from adam_async.data_server.sources.damage import Damage
 from adam_async.errors import DataError
 from adam_async.runtime.disk import Disk
 

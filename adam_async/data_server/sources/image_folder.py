@@ -9,11 +9,10 @@ files of desktops, such as ``Thumbs.db``.
 
 from pathlib import Path
 
-from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.dataset import Dataset, number_folders
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.catalogue import leave_stored, listed
 from adam_async.data_server.sources.files import check_kind, folders_in, is_clutter, read_image
-from adam_async.data_server.sources.labels import number_folders
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import LoadRequest, Sample, Samples, StoredSample, assemble, each
 from adam_async.data_server.sources.splits import Split, rank_of_image

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.dataset import Dataset, is_name
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.files import read_file
-from adam_async.data_server.sources.labels import is_name
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import LoadRequest, Sample, Samples, assemble
 from adam_async.data_server.sources.splits import Split, rank_of_image

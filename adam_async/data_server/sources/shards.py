@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+from adam_async.data_server.damage import Damage
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.catalogue import leave_stored, listed
-from adam_async.data_server.sources.damage import Damage
 from adam_async.data_server.sources.file_ranges import reading
 from adam_async.data_server.sources.files import check_kind, is_clutter, read_file
 from adam_async.data_server.sources.pictures import require_pillow
@@ -108,13 +108,13 @@ def list_shard(path: Path, split: Split | None, places: Samples[StoredSample]) -
             places.add(StoredSample(f"{path}:{key}", label, chosen, path, offset, length))
 
 
-Place = tuple[int, int]
+Extent = tuple[int, int]
 """Offset and size of a range of a file, in bytes."""
 
 
-def _images(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator[tuple[str, str, Place]]:
+def _images(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator[tuple[str, str, Extent]]:
     """Yield the key, the label and the place of each image in a tar file of so many bytes."""
-    parts: dict[str, dict[str, Place]] = {}
+    parts: dict[str, dict[str, Extent]] = {}
     for member, place in tar_members(file, size, origin, damage):
         folder, _, name = member.rpartition("/")
         key, _, suffix = name.partition(".")
@@ -132,7 +132,7 @@ def _images(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator[
         yield key, label, image
 
 
-def tar_members(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator[tuple[str, Place]]:
+def tar_members(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator[tuple[str, Extent]]:
     """Yield name and place of the ordinary files in a tar file of so many bytes.
 
     Raises:
@@ -185,7 +185,7 @@ def _problem(member: tarfile.TarInfo) -> str:
     return ""
 
 
-def _label(file: BinaryIO, found: dict[str, Place], origin: str) -> str:
+def _label(file: BinaryIO, found: dict[str, Extent], origin: str) -> str:
     place = found.get("cls", found.get("json"))
     if place is None:
         raise DataError(f"{origin} has {', '.join(found)}, but neither .cls nor .json with its label")

@@ -19,10 +19,9 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.data_server.dataset import Dataset, make_dataset
+from adam_async.data_server.dataset import Dataset, make_dataset, number_classes
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.files import read_file, read_image
-from adam_async.data_server.sources.labels import number_classes
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import (
     LoadRequest,

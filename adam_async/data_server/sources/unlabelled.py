@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.data_server.damage import Damage
 from adam_async.data_server.dataset import channels_first
 from adam_async.data_server.sources import limits
-from adam_async.data_server.sources.damage import Damage
 from adam_async.data_server.sources.files import check_kind, is_clutter, read_file
 from adam_async.data_server.sources.pictures import decode, require_pillow
 from adam_async.data_server.sources.shards import IMAGE_SUFFIXES

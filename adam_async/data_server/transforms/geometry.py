@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from adam_async.data_server.transforms.pipeline import (
     Floats,
+    ImagePass,
     Kernels,
     Pixels,
     Shape,
-    Stage,
     Words,
     signed,
     uniform,
@@ -50,7 +50,7 @@ def joins(step: Step, others: Sequence[Step]) -> bool:
     return len(edges) <= 1
 
 
-class Movement(Stage):
+class Movement(ImagePass):
     """Steps that are resampled as one.
 
     Args:

@@ -1,4 +1,4 @@
-"""Pure: the stages of a recipe, and their kernels."""
+"""Pure: the passes of a recipe, and their kernels."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ class Kernels:
     noisy: Callable[[Pixels, Words, int], Pixels]
 
 
-class Stage(ABC):
+class ImagePass(ABC):
     """One pass over the images: several steps that move pixels, or one step of another kind."""
 
     words: list[int]

@@ -16,10 +16,10 @@ import numpy as np
 
 from adam_async.data_server.transforms.pipeline import (
     Floats,
+    ImagePass,
     Kernels,
     Pixels,
     Shape,
-    Stage,
     Words,
     signed,
     uniform,
@@ -31,7 +31,7 @@ ONE = 1 << 16
 _STD_OF_FOUR_BYTES = (4 * (256**2 - 1) / 12) ** 0.5
 
 
-class Levels(Stage):
+class Levels(ImagePass):
     """Brightness, contrast or normalisation.
 
     Raises:
@@ -76,7 +76,7 @@ class Levels(Stage):
         return gain, options["to_mean"] - mean * gain
 
 
-class Noise(Stage):
+class Noise(ImagePass):
     """Adds a random level to each pixel."""
 
     def __init__(self, step: Step, shape: Shape, kernels: Kernels) -> None:
@@ -91,7 +91,7 @@ class Noise(Stage):
         return self._noisy(_flat(images), drawn, self._factor).reshape(images.shape)
 
 
-class Cutout(Stage):
+class Cutout(ImagePass):
     """Blanks a square of one level around a random pixel; parts beyond the edge are cut off."""
 
     def __init__(self, step: Step, shape: Shape) -> None:
@@ -114,7 +114,7 @@ class Cutout(Stage):
         return places
 
 
-class UserFunction(Stage):
+class UserFunction(ImagePass):
     """A function of the user, called for one image at a time.
 
     Args:

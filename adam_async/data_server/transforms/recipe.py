@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.transforms import geometry, pixels
-from adam_async.data_server.transforms.pipeline import Kernels, Shape, Stage, kernels_of
+from adam_async.data_server.transforms.pipeline import ImagePass, Kernels, Shape, kernels_of
 from adam_async.data_server.transforms.steps import KINDS, Step, check_step
 from adam_async.errors import ConfigError
 from adam_async.model.keyed_random import Dice
@@ -35,14 +35,14 @@ _WORDS_PER_BLOCK = 4
 class Recipe:
     """Steps that make a variant of every training image. Any thread may use it; it never changes."""
 
-    def __init__(self, stages: Sequence[Stage], image_shape: Shape, kernels: Kernels) -> None:
-        self._stages = tuple(stages)
+    def __init__(self, passes: Sequence[ImagePass], image_shape: Shape, kernels: Kernels) -> None:
+        self._passes = tuple(passes)
         self._kernels = kernels
         self.image_shape = image_shape
         """(C, H, W) of the images that `apply` takes."""
-        self.output_shape = stages[-1].shape if stages else image_shape
+        self.output_shape = passes[-1].shape if passes else image_shape
         """(C', H', W') of the images that `apply` makes."""
-        self._words = tuple(count for stage in stages for count in stage.words)
+        self._words = tuple(count for image_pass in passes for count in image_pass.words)
         self._blocks = tuple(-(-count // _WORDS_PER_BLOCK) for count in self._words)
         # For every block that an image draws: the number of blocks of its step, and its index among them.
         self._per_image = np.repeat(np.array(self._blocks, np.uint64), self._blocks)
@@ -77,12 +77,12 @@ class Recipe:
         checked = [check_step(step, f"step {at}", functions) for at, step in enumerate(steps, 1)]
         chosen = kernels_of(kernels)
         shape: Shape = (int(image_shape[0]), int(image_shape[1]), int(image_shape[2]))
-        stages: list[Stage] = []
+        passes: list[ImagePass] = []
         last = shape
         for joined in _joined(checked):
-            stages.append(_stage(joined, last, chosen, functions))
-            last = stages[-1].shape
-        return cls(stages, shape, chosen)
+            passes.append(_image_pass(joined, last, chosen, functions))
+            last = passes[-1].shape
+        return cls(passes, shape, chosen)
 
     @property
     def kernels(self) -> str:
@@ -118,10 +118,10 @@ class Recipe:
         made = np.require(images, requirements=["C", "W"])
         words = self._draw(numbers.astype(np.uint64), dice, epoch)
         at = 0
-        for stage in self._stages:
-            made = stage.apply(made, words[at : at + len(stage.words)])
-            at += len(stage.words)
-        return made if self._stages else made.copy()
+        for image_pass in self._passes:
+            made = image_pass.apply(made, words[at : at + len(image_pass.words)])
+            at += len(image_pass.words)
+        return made if self._passes else made.copy()
 
     def _draw(self, numbers: NDArray[np.uint64], dice: Dice, epoch: int) -> list[NDArray[np.uint64]]:
         """Random words of each step, one row for each image; all in one call."""
@@ -210,9 +210,9 @@ def _joined(steps: Sequence[Step]) -> list[list[Step]]:
     return joined
 
 
-def _stage(
+def _image_pass(
     steps: Sequence[Step], shape: Shape, kernels: Kernels, functions: Mapping[str, Callable[..., Any]]
-) -> Stage:
+) -> ImagePass:
     first = steps[0]
     if first.kind in geometry.KINDS:
         return geometry.Movement(steps, shape, kernels)

@@ -17,7 +17,6 @@ tape        the rows that it runs
 compiled    the interface of a layer with such kernels
 dense, conv2d, locally_connected, layers   the layers
 engine      a network's passes, and its steps in place
-joint       the passes of all parts of a cut network in one process
 """
 
 # Nothing is imported here, because numba loads slowly and would load with any file of this package;

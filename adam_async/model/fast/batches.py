@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.model.errors import ModelError
+from adam_async.errors import ModelError
 from adam_async.model.fast.memory import CACHE, kept_name
 from adam_async.model.fast.rules import ADAGRAD, ADAM, MOMENTUM, NESTEROV, SGD, apply_rule, rule_signature
 from adam_async.model.rule_batches import NumpyBatches, Target

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
-from adam_async.model.errors import ModelError
+from adam_async.errors import ModelError
 from adam_async.model.fast.tape import OUT, Field, Op, Ref, Tape
 from adam_async.model.layer import Array, Layer, ParameterSpec, Slots, Weights
 

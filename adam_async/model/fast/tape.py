@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from adam_async.model.errors import ModelError
+from adam_async.errors import ModelError
 from adam_async.model.fast import program
 from adam_async.model.fast.products import BIAS, BIAS_RELU, PLAIN, WHERE_POSITIVE
 from adam_async.model.layer import Array, Weights

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from adam_async.model.errors import ModelError
+from adam_async.errors import ModelError
 from adam_async.model.layer import Array, Loss, ScratchSpec, Slots, Weights
 from adam_async.model.spec import LayerSpec, OptionValue, Shape
 

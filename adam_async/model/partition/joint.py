@@ -28,7 +28,7 @@ from adam_async.model.partition.network import Partition
 from adam_async.model.partition.plan import PartitionPlan
 
 if TYPE_CHECKING:
-    from adam_async.model.fast.joint import JointTapes
+    from adam_async.model.partition.joint_tapes import JointTapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class JointNetwork:
         self._partial = max((network.parameter(name).size for name in shared), default=0)
         self._compiled = False
         if network.engine is not None:
-            from adam_async.model.fast.joint import can_join  # importing numba takes a while
+            from adam_async.model.partition.joint_tapes import can_join  # importing numba takes a while
 
             self._compiled = can_join(self.parts)
         self._errors = {
@@ -198,7 +198,7 @@ class JointNetwork:
         """Tapes for the group's number of images, kept in the context of the first part."""
         kept = context.contexts[0].tapes
         if "joint" not in kept:
-            from adam_async.model.fast.joint import JointTapes
+            from adam_async.model.partition.joint_tapes import JointTapes
 
             kept["joint"] = JointTapes(
                 self.parts,

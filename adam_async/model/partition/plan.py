@@ -25,7 +25,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from adam_async.model.errors import ModelError
+from adam_async.errors import ModelError
 from adam_async.model.layer import Layer, extent
 from adam_async.model.topology import INPUT_INDEX, Topology
 

@@ -19,7 +19,7 @@ from itertools import accumulate, combinations, pairwise
 from math import inf
 from typing import Literal
 
-from adam_async.model.errors import ModelError
+from adam_async.errors import ModelError
 from adam_async.model.layer import Layer, Loss, extent
 from adam_async.model.network import Network
 from adam_async.model.partition.plan import LayerPlan, Layout, PartitionPlan

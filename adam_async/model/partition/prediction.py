@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Literal
 
-from adam_async.model.errors import ModelError
+from adam_async.errors import ModelError
 from adam_async.model.layer import extent
 from adam_async.model.network import Network
 from adam_async.model.partition.network import Partition, Segment

@@ -30,7 +30,7 @@ class Commits:
         """Terms whose leader was checked."""
 
     def saw(
-        self, core: Core, machine: ReplicatedState, event: Event | None, effects: Sequence[Effect]
+        self, core: Core, replicated_state: ReplicatedState, event: Event | None, effects: Sequence[Effect]
     ) -> None:
         """Check a core after an event (None: its start) and its effects.
 
@@ -40,7 +40,7 @@ class Commits:
         if event is None:
             self._cores[id(core)] = core
             self._applied[id(core)] = core.log.snapshot.index
-            self._same_state(core, machine)
+            self._same_state(core, replicated_state)
         news = False
         for effect in effects:
             if type(effect) is Apply:
@@ -51,7 +51,7 @@ class Commits:
                 news = True
                 self._applied[id(core)] = effect.snapshot.index
         if news:
-            self._same_state(core, machine)
+            self._same_state(core, replicated_state)
         if core.role is Role.LEADER and core.term not in self._leaders:
             self._leaders.add(core.term)
             self.has_all(core)
@@ -67,8 +67,8 @@ class Commits:
             raise Violation("I7", f"{core.me} applied {entry}, where {known} was committed")
         self.last = max(self.last, entry.index)
 
-    def _same_state(self, core: Core, machine: ReplicatedState) -> None:
-        index, digest = self._applied[id(core)], crc32(machine.snapshot())
+    def _same_state(self, core: Core, replicated_state: ReplicatedState) -> None:
+        index, digest = self._applied[id(core)], crc32(replicated_state.snapshot())
         if index and self._states.setdefault(index, digest) != digest:
             raise Violation("I7", f"the state of {core.me} after entry {index} is not that of others")
 

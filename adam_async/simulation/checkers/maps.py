@@ -29,19 +29,19 @@ class Maps:
         self._over: set[tuple[str, int]] = set()
         """Replaced incarnations, by node."""
 
-    def saw(self, machine: ReplicatedState) -> None:
+    def saw(self, replicated_state: ReplicatedState) -> None:
         """Check the map of a controller, if its version is new.
 
         Raises:
             Violation: The map breaks I3 or I4.
             AssertionError: The map breaks one of its own invariants.
         """
-        if machine.map.version <= self._map.version:
+        if replicated_state.map.version <= self._map.version:
             return
-        machine.state.check_invariants()
-        changes = machine.history.since(self._map.version)
+        replicated_state.state.check_invariants()
+        changes = replicated_state.history.since(self._map.version)
         if changes is None:
-            self.follow(machine.map)
+            self.follow(replicated_state.map)
             return
         for change in changes:
             self.follow(changed(self._map, change))

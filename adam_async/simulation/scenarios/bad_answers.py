@@ -29,7 +29,7 @@ NEVER_RIGHT = (
 )
 """Names of bad values that no receiver may accept."""
 
-CLOCKED = ("Push", "Tick", "Record", "Pull")
+CLOCKED = ("Push", "Tick", "ReportSteps", "Pull")
 """Types of questions whose clocks a server compares with those that a replica can have."""
 
 GIVEN = tuple(f"tensor.{name}" for name in ("before", "replica", "partition", "placed", "changed"))

@@ -13,7 +13,7 @@ from dataclasses import replace
 import msgspec
 
 from adam_async.run.config import Waits
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.faults import PATIENCE_S, strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, Setting, draw_options, in_order
@@ -60,7 +60,7 @@ WRONG_ADDRESSES = ("tcp://nobody:7000", "tcp://controller-1:7999")
 """Addresses of an unknown machine, and of a port without a listener."""
 
 
-def draw_plan(dice: Dice) -> Plan:
+def draw_plan(dice: RandomStream) -> Plan:
     """Draw the clients' time limits, and a fault of each kind with some more."""
     users = 2 + dice.below(2)
     settings: dict[str, Setting] = {
@@ -86,7 +86,7 @@ def draw_plan(dice: Dice) -> Plan:
     return Plan(options=msgspec.structs.replace(options, network=network), faults=in_order(faults))
 
 
-def _draw_fault(dice: Dice, kind: str, clients: list[str]) -> Fault:
+def _draw_fault(dice: RandomStream, kind: str, clients: list[str]) -> Fault:
     at_s = dice.between(0.5, STRIKE_S)
     if kind != "stall":
         return draw_fault(dice, kind, at_s=at_s, controllers=[*CONTROLLERS], users=clients)

@@ -3,7 +3,7 @@
 import asyncio
 import math
 
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.faults import Strike
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault
@@ -40,7 +40,9 @@ COSTS_A_DISK = ("wipe", "rot")
 """Kinds of faults that wait until all other controllers are members of the group with their disks."""
 
 
-def draw_fault(dice: Dice, kind: str, *, at_s: float, controllers: list[str], users: list[str]) -> Fault:
+def draw_fault(
+    dice: RandomStream, kind: str, *, at_s: float, controllers: list[str], users: list[str]
+) -> Fault:
     """Draw a fault of one kind; half of the faults strike the leader."""
     targets: tuple[str, ...] = () if dice.chance(0.5) else (dice.choose(controllers),)
     lasts_s, amount = dice.between(0.2, 2.0), 0.0

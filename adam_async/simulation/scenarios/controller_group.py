@@ -7,7 +7,7 @@ from pathlib import Path
 
 from adam_async.controller.bootstrap import name_of
 from adam_async.controller.consensus import Core, DamagedLog, Effect, Event, Persist, Role, Settings
-from adam_async.controller.consensus.records import Record
+from adam_async.controller.consensus.records import LogFileRecord
 from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.log_file import NAME, LogFile
 from adam_async.controller.permissions import Attempt, Refusal
@@ -19,7 +19,7 @@ from adam_async.errors import ConfigError
 from adam_async.messages import role_table
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.checkers.commits import Commits
 from adam_async.simulation.checkers.histories import Histories
 from adam_async.simulation.checkers.maps import Maps
@@ -41,7 +41,7 @@ ANSWER_S = 10.0
 """Time limit of an answer of a healed core, in seconds."""
 
 
-def draw_settings(dice: Dice, *, sessions: int) -> dict[str, Setting]:
+def draw_settings(dice: RandomStream, *, sessions: int) -> dict[str, Setting]:
     """Draw the settings of a group: mostly three controllers, with sizes small enough to reach the limits.
 
     Args:
@@ -129,9 +129,9 @@ class ControllerGroup:
 
     async def _serve(self, node: Node) -> None:
         def observe(
-            core: Core, machine: ReplicatedState, event: Event | None, effects: Sequence[Effect]
+            core: Core, replicated_state: ReplicatedState, event: Event | None, effects: Sequence[Effect]
         ) -> None:
-            self._saw(node.name, core, machine, event, effects)
+            self._saw(node.name, core, replicated_state, event, effects)
 
         controller = Controller(
             RoleSettings(
@@ -170,7 +170,12 @@ class ControllerGroup:
         return node.disk_conditions.fail > 0 or node.disk_model.used_bytes >= node.disk_model.capacity_bytes
 
     def _saw(
-        self, name: str, core: Core, machine: ReplicatedState, event: Event | None, effects: Sequence[Effect]
+        self,
+        name: str,
+        core: Core,
+        replicated_state: ReplicatedState,
+        event: Event | None,
+        effects: Sequence[Effect],
     ) -> None:
         self.cores[name] = core
         for effect in effects:
@@ -179,8 +184,8 @@ class ControllerGroup:
         led = len(self.terms.leaders)
         self.terms.saw(core, event, effects)
         core.check_invariants()
-        self.commits.saw(core, machine, event, effects)
-        self.maps.saw(machine)
+        self.commits.saw(core, replicated_state, event, effects)
+        self.maps.saw(replicated_state)
         if len(self.terms.leaders) > led:
             self._ledger.leader_changes = led
             self._ledger.note("leader", name, f"leads in term {core.term}")
@@ -221,7 +226,7 @@ class ControllerGroup:
             found += [each.voters for each in members if each is not None and each.voters]
         return found
 
-    def majority(self, dice: Dice) -> list[str]:
+    def majority(self, dice: RandomStream) -> list[str]:
         """Choose a minimal set of controllers with a majority in all memberships that may be in force."""
         chosen = list(self.addresses)
         dice.shuffle(chosen)
@@ -263,7 +268,7 @@ class _WatchedLog(LogFile):
         self._group = group
         self._node = node
 
-    async def append(self, batches: Sequence[tuple[Record, ...]]) -> None:
+    async def append(self, batches: Sequence[tuple[LogFileRecord, ...]]) -> None:
         try:
             kept = len(self._node.disk_model.file(FILE).data)
         except FileNotFoundError:
@@ -271,7 +276,7 @@ class _WatchedLog(LogFile):
         await super().append(batches)
         self._group.proven[self._node.name] = kept
 
-    async def begin_anew(self, records: tuple[Record, ...]) -> None:
+    async def begin_anew(self, records: tuple[LogFileRecord, ...]) -> None:
         self._group.proven[self._node.name] = 0
         self._group.damaged.discard(self._node.name)
         await super().begin_anew(records)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import msgspec
 
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Options, Plan, Setting, draw_options, in_order
@@ -45,7 +45,7 @@ OUTSIDE = ("as it is", "silent", "deaf", "mute", "frozen", "down")
 neither."""
 
 
-def draw_plan(dice: Dice) -> Plan:
+def draw_plan(dice: RandomStream) -> Plan:
     """Draw a group, its clients, and a fault of each kind with some more."""
     users = 3 + dice.below(2)
     settings: dict[str, Setting] = {
@@ -68,7 +68,7 @@ def draw_plan(dice: Dice) -> Plan:
     return Plan(options=_cheaper(draw_options(dice, settings), dice), faults=in_order(faults))
 
 
-def _cheaper(options: Options, dice: Dice) -> Options:
+def _cheaper(options: Options, dice: RandomStream) -> Options:
     """Make fewer networks ragged: such runs take three times as long as others."""
     network = replace(options.network, ragged=options.network.ragged and dice.chance(0.2))
     return msgspec.structs.replace(options, network=network)

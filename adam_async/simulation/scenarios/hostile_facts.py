@@ -40,7 +40,7 @@ def facts_of(cluster: TrainingCluster, target: str, *, sender: Identity, map_ses
         replica_generation=seen.replica_generation(0),
         epoch=epoch.number if epoch is not None else 1,
         clock=1,
-        group=leader.machine.group,
+        group=leader.replicated_state.group,
         core_term=leader.group.term,
         version=seen.version,
         map_session=map_session,

@@ -37,7 +37,7 @@ from adam_async.messages import (
 )
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import ClusterMap, LedgerRecord, NodeRecord, RunRecord
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.faults import Strike, check_noticed, is_running
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Fault
@@ -226,7 +226,7 @@ class HostilePeers:
     @property
     def group(self) -> str:
         """Name of the group of controllers."""
-        return next(iter(self._cluster.controllers.values())).machine.group
+        return next(iter(self._cluster.controllers.values())).replicated_state.group
 
     def address(self, target: str) -> str:
         """Address of a role."""
@@ -247,7 +247,7 @@ RULES = role_table()
 class _Peer:
     """One hostile peer, for the duration of one fault."""
 
-    def __init__(self, peers: HostilePeers, node: Node, target: str, dice: Dice, amount: int) -> None:
+    def __init__(self, peers: HostilePeers, node: Node, target: str, dice: RandomStream, amount: int) -> None:
         self._peers = peers
         self._node = node
         self._target = target

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from adam_async.run.result import RunResult
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
@@ -48,7 +48,7 @@ CHECK_S = 0.5
 """Seconds between two checks of values and the map."""
 
 
-def draw_plan(dice: Dice) -> Plan:
+def draw_plan(dice: RandomStream) -> Plan:
     """Draw each kind of hostile peer once and some more, the options of the run, and its conditions."""
     kinds = [*KINDS, *(dice.choose([*KINDS]) for _ in range(2 + dice.below(4)))]
     drawn = draw_setup(dice.fork("setup"), TRAINING) | draw_stores(dice.fork("stores"))
@@ -59,7 +59,7 @@ def draw_plan(dice: Dice) -> Plan:
     return Plan(options=draw_options(dice, settings), faults=faults)
 
 
-def _draw_fault(dice: Dice, kind: str) -> Fault:
+def _draw_fault(dice: RandomStream, kind: str) -> Fault:
     role = kind.removeprefix("bad-") if kind.startswith("bad-") else dice.choose([*TARGETS])
     role = {"steal": "controller", "speak": "ps"}.get(kind, role)
     amount = 40 + dice.below(200)

@@ -15,7 +15,7 @@ from adam_async.controller.map_history import changed
 from adam_async.errors import DeadlineExceeded, RoleDied
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.runtime.traffic import Traffic
 from adam_async.simulation import linearizability as lin
 from adam_async.simulation.nodes import Node
@@ -151,7 +151,7 @@ class _State:
     """State of one incarnation, over all its clients."""
 
     def __init__(self, name: str, node: Node, group: ControllerGroup) -> None:
-        self.dice: Dice = group.world.dice.fork(f"{name}/{node.incarnation}")
+        self.dice: RandomStream = group.world.dice.fork(f"{name}/{node.incarnation}")
         self.map = ClusterMap()
         self.group = ""
         self._name = f"{name}/{node.incarnation}"

@@ -34,7 +34,7 @@ from adam_async.messages.bounds import MOST_MAP_TEXT_BYTES
 from adam_async.model.named import mlp
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word
 from adam_async.run.config import Config
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation import linearizability as lin
 from adam_async.simulation.checkers.histories import check_kept
 from adam_async.simulation.nodes import Node
@@ -196,7 +196,7 @@ class _State:
 
     def __init__(self, user: User, node: Node, group: ControllerGroup, ledger: Ledger) -> None:
         self.node = node
-        self.dice: Dice = group.world.dice.fork(f"{user.name}/{node.incarnation}")
+        self.dice: RandomStream = group.world.dice.fork(f"{user.name}/{node.incarnation}")
         self.map = ClusterMap()
         self._user = user
         self._group = group

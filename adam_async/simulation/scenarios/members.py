@@ -21,7 +21,7 @@ from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
 from adam_async.messages import role_table
 from adam_async.run.cluster_map import NodeRecord
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.checkers.histories import check_kept
 from adam_async.simulation.faults import KINDS, Strike, strike_all
@@ -61,7 +61,7 @@ SETTLED_S = 60.0
 """Time limit of the recovery after the last fault, in seconds."""
 
 
-def draw_plan(dice: Dice) -> Plan:
+def draw_plan(dice: RandomStream) -> Plan:
     """Draw four to six workers and two or three data servers, a fault of each kind and some more."""
     workers = [f"worker-{number}" for number in range(4 + dice.below(3))]
     kinds = [*MEMBERS.kinds, *(dice.choose(MEMBERS.kinds) for _ in range(dice.below(4)))]
@@ -74,7 +74,7 @@ def draw_plan(dice: Dice) -> Plan:
     return Plan(options=draw_options(dice, settings), faults=in_order(faults))
 
 
-def _draw_fault(dice: Dice, kind: str, member: str, other: str) -> Fault:
+def _draw_fault(dice: RandomStream, kind: str, member: str, other: str) -> Fault:
     """Draw a fault of a machine, or of its link to another one."""
     at_s, lasts_s, amount = dice.between(1.0, STRIKE_S), dice.between(0.1, 7.0), 0.0
     targets: tuple[str, ...] = (member,)

@@ -16,7 +16,7 @@ from adam_async.controller.map_client import MapClient
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
 from adam_async.run.config import Waits
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.checkers.histories import check_kept
 from adam_async.simulation.nodes import Node
@@ -150,7 +150,7 @@ class Member:
         await membership.set_node(info={"number": number})
         self.acknowledged = max(self.acknowledged, number)
 
-    async def _run(self, membership: Membership, dice: Dice) -> None:
+    async def _run(self, membership: Membership, dice: RandomStream) -> None:
         """Submit a run for which no role becomes ready, or end it; it has no epoch and no ledger."""
         run = membership.map.run
         if run is None or run.phase in ("failed", "finished"):

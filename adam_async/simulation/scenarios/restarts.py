@@ -8,7 +8,7 @@ and the map must have all acknowledged writes (I6). Checkers follow every event,
 
 import asyncio
 
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, Setting, draw_options
@@ -30,7 +30,7 @@ ANSWERS = 3
 """Number of answers, of all clients together, that show that a group goes on."""
 
 
-def draw_plan(dice: Dice) -> Plan:
+def draw_plan(dice: RandomStream) -> Plan:
     """Draw a group, its clients and its restarts; some restarts are interrupted by further ones."""
     users = 2 + dice.below(2)
     settings: dict[str, Setting] = {

@@ -17,7 +17,7 @@ import numpy as np
 
 from adam_async.controller.client import Membership
 from adam_async.controller.role import RoleSettings
-from adam_async.data_server.client import DataClient, ImageGroup, WorkerPlace
+from adam_async.data_server.client import DataClient, ImageGroup, WorkerSlot
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.service import DataServer
 from adam_async.driver.preparation import store_of
@@ -31,7 +31,7 @@ from adam_async.run.option_sources import make_config
 from adam_async.run.store_record import ArrayRecord
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.machine import ProcessMemory
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Setting
@@ -86,7 +86,7 @@ def images() -> Dataset:
     return make_dataset(name="pixels", source="numbers", train=(pixels, labels), test=some, origins=names)
 
 
-def draw_run(dice: Dice, number: int) -> RunRecord:
+def draw_run(dice: RandomStream, number: int) -> RunRecord:
     """Draw the options of a run."""
     plain = Config(images_per_group=GROUP, servers=1, replicas=1, epochs=RUN_EPOCHS)
     options = {**dice.choose(RUN_KINDS), **dice.choose(RUN_EXTRAS), "partitions": 1 + dice.chance(0.4)}
@@ -203,50 +203,50 @@ class ShortRuns:
         self, node: Node, membership: Membership, network: TcpNetwork, identity: Identity, *, pace_s: float
     ) -> None:
         """Take part in each run and each generation of its replica."""
-        place: WorkerPlace | None = None
+        slot: WorkerSlot | None = None
         task: asyncio.Task[None] | None = None
         client: DataClient | None = None
         async with asyncio.TaskGroup() as group:
             async for cluster in membership.changes():
-                before, place = place, _place(cluster, membership)
-                if place == before:
+                before, slot = slot, _slot(cluster, membership)
+                if slot == before:
                     if client is not None:
                         client.map_changed()
                     continue
                 if task is not None:
                     task.cancel()
                     task = client = None
-                if place is not None:
-                    client = self._client(membership, place, network, identity)
-                    work = self._train_in(pace_s, membership, place, client)
-                    task = group.create_task(work, name=f"{node.name}/{place.run}")
+                if slot is not None:
+                    client = self._client(membership, slot, network, identity)
+                    work = self._train_in(pace_s, membership, slot, client)
+                    task = group.create_task(work, name=f"{node.name}/{slot.run}")
 
     def _client(
-        self, membership: Membership, place: WorkerPlace, network: TcpNetwork, identity: Identity
+        self, membership: Membership, slot: WorkerSlot, network: TcpNetwork, identity: Identity
     ) -> DataClient:
         return DataClient(
             Endpoint(network, identity, Traffic(membership.node)),
-            place,
-            address=lambda attempt: membership.map.ledger_leader_for(place.replica, attempt),
+            slot,
+            address=lambda attempt: membership.map.ledger_leader_for(slot.replica, attempt),
             ahead=AHEAD,
             limits=GroupLimits(
                 images=GROUP,
-                pixels=(4, 2)[place.partition],
+                pixels=(4, 2)[slot.partition],
                 classes=2,
                 epochs=RUN_EPOCHS,
                 train_images=IMAGES,
             ),
-            rows=(None, (0, 1))[place.partition],
+            rows=(None, (0, 1))[slot.partition],
             waits=WAITS,
         )
 
     async def _train_in(
-        self, pace_s: float, membership: Membership, place: WorkerPlace, client: DataClient
+        self, pace_s: float, membership: Membership, slot: WorkerSlot, client: DataClient
     ) -> None:
         """Take groups and report them as trained, half of the leased ones at a time."""
         async with asyncio.TaskGroup() as group:
             group.create_task(client.run(), name=f"{membership.node}/groups")
-            await membership.set_node(ready=ready_word(place.run, place.replica_generation))
+            await membership.set_node(ready=ready_word(slot.run, slot.replica_generation))
             clock = 0
             while True:
                 await client.wait_group()
@@ -300,15 +300,15 @@ class ShortRuns:
                 raise Violation("wrong questions", f"{question!r} was answered with {answer!r}")
 
 
-def _place(cluster: ClusterMap, membership: Membership) -> WorkerPlace | None:
-    """Return the place of a worker in the run; None before it joined, or if its replica is incomplete."""
+def _slot(cluster: ClusterMap, membership: Membership) -> WorkerSlot | None:
+    """Return the slot of a worker in the run; None before it joined, or if its replica is incomplete."""
     run, record = cluster.run, cluster.nodes.get(membership.node)
     if run is None or record is None or not membership.joined or run.over:
         return None
     replica_generation = cluster.replica_generation(record.replica) if record.replica >= 0 else 0
     if not replica_generation:
         return None
-    return WorkerPlace(run.id, record.replica, replica_generation, record.partition)
+    return WorkerSlot(run.id, record.replica, replica_generation, record.partition)
 
 
 def _next_epoch(run: RunRecord) -> RunRecord | None:

@@ -20,7 +20,7 @@ from adam_async.errors import AdamError, first_cause
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.ids import Replica
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.checkers.store_pushes import Pulled, StorePushes
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Setting
@@ -75,7 +75,7 @@ END_S = 30.0
 WAITS = Waits(dial_s=20.0, call_s=20.0, answer_s=0.5, patience_s=60.0, clock_s=60.0, prepare_s=60.0)
 
 
-def draw_stores(dice: Dice) -> dict[str, Setting]:
+def draw_stores(dice: RandomStream) -> dict[str, Setting]:
     """Draw the settings of the stores of a plan."""
     return {"stores": dice.choose(CONSISTENCIES)}
 
@@ -87,7 +87,7 @@ class _OpenStore:
     name: str
     link: StoreLink
     pushes: StorePushes
-    dice: Dice
+    dice: RandomStream
     step: int
     """Steps that it has ended: ticks, and with bsp also the push of a step."""
 
@@ -121,7 +121,7 @@ class StoreClients:
         dice = self._dice.fork(f"{node.name}/{node.incarnation}")
         await self._serve_again(node, dice, reader=True)
 
-    async def _serve_again(self, node: Node, dice: Dice, *, reader: bool) -> None:
+    async def _serve_again(self, node: Node, dice: RandomStream, *, reader: bool) -> None:
         while self._going_on:
             self._working.add(node.name)
             self._idle.clear()
@@ -137,7 +137,7 @@ class StoreClients:
                     self._idle.set()
             await asyncio.sleep(dice.around(OPEN_AGAIN_S))
 
-    async def _use(self, node: Node, dice: Dice, *, reader: bool) -> None:
+    async def _use(self, node: Node, dice: RandomStream, *, reader: bool) -> None:
         """Open the store, work on it, and leave it."""
         access = ServerAccess(
             network=network_of(node), controllers=",".join(CONTROLLERS.values()), entropy=node.entropy
@@ -251,7 +251,7 @@ class StoreClients:
                 return False
         return True
 
-    async def _read(self, name: str, link: StoreLink, pushes: StorePushes, dice: Dice) -> None:
+    async def _read(self, name: str, link: StoreLink, pushes: StorePushes, dice: RandomStream) -> None:
         while self._going_on:
             await self._look(name, link, pushes)
             await asyncio.sleep(dice.around(READ_S))

@@ -13,7 +13,7 @@ import asyncio
 
 from adam_async.run.config import Config, Waits
 from adam_async.run.result import RunResult
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
@@ -75,7 +75,7 @@ LEAST_OPERATIONS = 100
 large groups or a partitioned model has about 300, and fewer if it pushes every other group."""
 
 
-def draw_plan(dice: Dice) -> Plan:
+def draw_plan(dice: RandomStream) -> Plan:
     """Draw a fault of each kind and some more."""
     kinds = [*TRAIN.kinds, *(dice.choose(TRAIN.kinds) for _ in range(dice.below(4)))]
     faults = [_draw_fault(dice, kind) for kind in kinds]
@@ -83,7 +83,7 @@ def draw_plan(dice: Dice) -> Plan:
     return Plan(options=draw_options(dice, settings), faults=in_order(faults))
 
 
-def _draw_fault(dice: Dice, kind: str) -> Fault:
+def _draw_fault(dice: RandomStream, kind: str) -> Fault:
     worker = dice.choose(CLIENTS if kind in CLIENT_KINDS else WORKERS)
     targets: tuple[str, ...] = (worker,)
     lasts_s, amount = dice.between(LEAST_S, 6.0), 0.0

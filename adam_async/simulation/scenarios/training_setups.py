@@ -18,7 +18,7 @@ from adam_async.errors import ConfigError
 from adam_async.model.named import mlp
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.run.config import Config
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.plan import Setting
 
 OWN = ("resumed", "late_s", "network", "profiled", "stores")
@@ -177,7 +177,7 @@ def setup_of(settings: Draw, plain: Config) -> Setup:
     )
 
 
-def draw_setup(dice: Dice, plain: Config) -> dict[str, Setting]:
+def draw_setup(dice: RandomStream, plain: Config) -> dict[str, Setting]:
     """Draw the settings of a plan.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.scenario import Ledger, Violation
 from transport import (
@@ -158,7 +158,7 @@ class TransportClients:
             except (TransportError, DialFailed):
                 await asyncio.sleep(0.1)
 
-    async def _one(self, link: Link, dice: Dice) -> None:
+    async def _one(self, link: Link, dice: RandomStream) -> None:
         """Send one question of a random kind, and check the answer."""
         numbers = tuple(np.arange(dice.choose(SIZES), dtype=np.float32) for _ in range(1 + dice.below(2)))
         question = Message(type="echo", meta={"n": dice.below(1000)}, tensors=numbers)

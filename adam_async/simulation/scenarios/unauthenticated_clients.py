@@ -10,7 +10,7 @@ a rule. After the faults every client gets answers.
 
 import asyncio
 
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.faults import Strike, strike_all
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
@@ -65,13 +65,13 @@ GUISES = ("guise-token", "guise-no-token", "guise-role")
 KINDS_HERE = (*HANDSHAKES, "knock-crowd", "knock-flood", *GUISES, *BREACHES, "breach-half", "breach-deaf")
 
 
-def draw_plan(dice: Dice) -> Plan:
+def draw_plan(dice: RandomStream) -> Plan:
     """Draw each kind of bad client and fault once, and some more."""
     kinds = [*UNAUTHENTICATED.kinds, *(dice.choose(UNAUTHENTICATED.kinds) for _ in range(dice.below(4)))]
     return Plan(options=draw_options(dice, {}), faults=in_order([_draw_fault(dice, kind) for kind in kinds]))
 
 
-def _draw_fault(dice: Dice, kind: str) -> Fault:
+def _draw_fault(dice: RandomStream, kind: str) -> Fault:
     at_s, lasts_s, amount = dice.between(1.0, STRIKE_S), 0.0, 0.0
     targets: tuple[str, ...] = (dice.choose(MACHINES),)
     if kind in LINK_KINDS:

@@ -353,12 +353,12 @@ def _with_a_parameter_server(facts: Facts) -> list[Example]:
         epoch=facts.epoch,
     )
     problem = m.Problem(index=0, status=m.GAP, expected=1)
-    step = m.StepRecord(clock=facts.clock, weight=2, staleness=0, refused=(0,))
+    step = m.StepReport(clock=facts.clock, weight=2, staleness=0, refused=(0,))
     return [
         Example(body=push, tensors=(zeros,)),
         Example(body=m.Pushed(versions=(1,), problems=(problem,), clock=1), tensors=(zeros,)),
-        Example(body=m.Record(**here, **sender, number=1, steps=(step,))),
-        Example(body=m.Recorded()),
+        Example(body=m.ReportSteps(**here, **sender, number=1, steps=(step,))),
+        Example(body=m.StepsReported()),
         Example(body=m.Tick(**here, **sender, clock=facts.clock, numbers=(0,), epoch=facts.epoch)),
         Example(body=m.Ticked()),
         Example(body=m.Pull(**here, clock=facts.clock, wait_s=0.1)),

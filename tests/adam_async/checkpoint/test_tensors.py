@@ -6,13 +6,13 @@ import pytest
 from adam_async.checkpoint.manifest import Checkpoint, CheckpointError
 from adam_async.checkpoint.tensors import RunTensors
 from adam_async.model.named import digits
-from adam_async.model.network import Network as Model
+from adam_async.model.network import Network
 from adam_async.model.rules import make_rule
 from adam_async.run.partition import table_of
 from tests.adam_async.checkpoint.checkpoints import manifest_of
 from transport import RemoteProtocolError
 
-MODEL = Model(digits())
+MODEL = Network(digits())
 TABLE = table_of(MODEL, shard_bytes=4 << 10)
 RULES = {
     "sgd": make_rule("sgd"),

@@ -13,7 +13,7 @@ from adam_async.cli.commands import app, run_command
 from adam_async.cli.options import PredictOptions
 from adam_async.cli.predict import ACROSS, run_prediction
 from adam_async.cli.terminal import Terminal
-from adam_async.data_server.sources.damage import Damage
+from adam_async.data_server.damage import Damage
 from adam_async.data_server.sources.unlabelled import Unlabelled
 from adam_async.errors import ConfigError, DataError
 from adam_async.model import Network, mlp

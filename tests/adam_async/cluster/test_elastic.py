@@ -78,7 +78,7 @@ async def test_a_worker_joins_in_the_middle_of_an_epoch_and_trains_groups(mode):
             await until(lambda: training.done() or cluster.data.state.statistics().epoch > epoch)
         result = await training
         cluster.data.state.check_invariants()
-        cluster.controller.machine.state.check_invariants()
+        cluster.controller.replicated_state.state.check_invariants()
     assert joined > 3
     assert [epoch.images for epoch in result.epochs] == [IMAGES] * len(result.epochs)
     assert [event["event"] for event in result.events] in ([], ["worker-9 left"])

@@ -15,7 +15,7 @@ from adam_async.errors import AdamError, ConfigError, DataError, Diverged, RoleD
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.named import digits, mlp
-from adam_async.model.network import Network as Model
+from adam_async.model.network import Network
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.report.evaluate import evaluate
 from adam_async.run.config import Config, Waits
@@ -59,7 +59,7 @@ async def test_a_cluster_learns_the_digits(flow, least):
     assert seen == list(result.epochs)
     assert result.test_accuracy > least
     assert result.epochs[-1].train_loss < 0.75 * result.epochs[0].train_loss
-    assert result.weights.keys() == {p.name for p in Model(digits()).parameters}
+    assert result.weights.keys() == {p.name for p in Network(digits()).parameters}
 
 
 CADENCES = {
@@ -106,7 +106,7 @@ async def test_every_cadence_trains_every_image_once_per_epoch(cadence, network)
     async with cluster_of(config, NETWORKS[network]()) as cluster:
         result = await cluster.train()
         cluster.data.state.check_invariants()
-        cluster.controller.machine.state.check_invariants()
+        cluster.controller.replicated_state.state.check_invariants()
         for server in cluster.servers:
             if server.state is not None:
                 server.state.check_invariants()
@@ -491,7 +491,7 @@ async def test_three_controllers_have_the_result_of_one(network):
     counts = {name: node["controllers"] for name, node in result.statistics.items() if "controllers" in node}
     assert sorted(counts) == ["controller-1", "controller-2", "controller-3"]
     assert sorted(each["role"] for each in counts.values()) == ["follower", "follower", "leader"]
-    assert {each["group"] for each in counts.values()} == {leading.machine.group}
+    assert {each["group"] for each in counts.values()} == {leading.replicated_state.group}
 
 
 @pytest.mark.parametrize("network", NETWORKS)

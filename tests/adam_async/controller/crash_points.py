@@ -16,9 +16,9 @@ from pathlib import Path
 
 from adam_async.controller.consensus import Saved
 from adam_async.controller.consensus.messages import Snapshot
-from adam_async.controller.consensus.records import Ballot, Born, Record
+from adam_async.controller.consensus.records import Ballot, Born, LogFileRecord
 from adam_async.controller.log_file import LogFile
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.disk_model import SECTOR_BYTES, DiskModel, Inode, Write
 from adam_async.simulation.disk_model import Entries as Names
 
@@ -29,7 +29,7 @@ DRAWN = 12
 """Beyond it, so many that are drawn."""
 
 
-def follows(saved: Saved, records: tuple[Record, ...]) -> Saved:
+def follows(saved: Saved, records: tuple[LogFileRecord, ...]) -> Saved:
     """Return the state of a controller after these records, without the code that reads files."""
     for record in records:
         match record:
@@ -107,7 +107,7 @@ class TracedDiskModel(DiskModel):
     """A drive that keeps images of itself, and says when something happens."""
 
     def __init__(self, account: Account) -> None:
-        super().__init__(Dice("traced"))
+        super().__init__(RandomStream("traced"))
         self.images: list[Image] = []
         self._happened: dict[str, asyncio.Event] = {}
         self._account = account
@@ -152,7 +152,7 @@ class TracedDiskModel(DiskModel):
 
 def disk_model_of(root: Inode) -> DiskModel:
     """A drive that holds what an image does, on which a crash loses nothing more than was taken away."""
-    disk_model = DiskModel(Dice("image"), lost=0.0, torn=0.0)
+    disk_model = DiskModel(RandomStream("image"), lost=0.0, torn=0.0)
     own = disk_model.find(ROOT)
     own.names, own.kept_names, own.pending = root.names, root.kept_names, root.pending
     return disk_model

@@ -56,7 +56,7 @@ async def test_a_bad_message_of_a_member_changes_no_record_and_an_honest_one_joi
             run="run",
             generation=before.generation,
             incarnation=3,
-            group=controller.machine.group,
+            group=controller.replicated_state.group,
             version=before.version,
             node="hostile",
             map_session=await session_of(servers.network, controller.address, known),
@@ -78,7 +78,7 @@ async def test_a_bad_message_of_a_controller_changes_no_record_and_ends_none_of_
         known = Identity(role="controller", node="controller-2", incarnation=2)
         told, voters = target.group.statistics(), target.group.introduce().members
         facts = Facts(
-            group=target.machine.group,
+            group=target.replicated_state.group,
             core_term=told.term,
             core_index=told.commit,
             sender_identity=next(name for name in voters if name.startswith("controller-2")),

@@ -335,7 +335,9 @@ def set_epoch_unseen(controller, record):
     """Change the map without telling anybody."""
     old = controller.map.epoch
     value = msgspec.to_builtins(record)
-    controller.machine._change(CompareAndSet(key="epoch", expected=old.changed if old else 0, value=value))
+    controller.replicated_state._change(
+        CompareAndSet(key="epoch", expected=old.changed if old else 0, value=value)
+    )
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -346,7 +348,7 @@ async def test_a_node_with_a_second_link_is_missed_only_when_both_have_gone(netw
         identity = Identity(role="driver", node="driver", incarnation=1)
         async with table.network.connect(table.controller.address, identity, timeout_s=20.0):
             pass
-        assert table.controller._suspicion.next_deadline() is None
+        assert table.controller._failure_detector.next_deadline() is None
         await table.leave(member)
         await watcher.wait_for(lambda m: not m.nodes["driver"].live, "the driver to be missed", 20.0)
 

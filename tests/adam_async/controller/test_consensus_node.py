@@ -43,7 +43,7 @@ def voters_of(trio, name):
 def test_controllers_that_have_nothing_become_one_group(seed, count):
     async def scenario(trio):
         await trio.settled()
-        groups = {it.machine.group for it in trio.running.values()}
+        groups = {it.replicated_state.group for it in trio.running.values()}
         assert len(groups) == 1
         assert "" not in groups
         assert len({tuple(voters_of(trio, name)) for name in trio.peers}) == 1
@@ -149,11 +149,11 @@ def test_without_files_a_killed_controller_has_a_new_identity_and_is_added_again
 def test_a_first_controller_that_lost_its_disk_begins_no_second_group():
     async def scenario(trio):
         await trio.settled()
-        group = trio.running["controller-2"].machine.group
+        group = trio.running["controller-2"].replicated_state.group
         trio.crash("controller-1")
         await trio.restart("controller-1", empty_disk=True)
-        await trio.until(lambda: trio.running["controller-1"].machine.group, "it is not taken in")
-        assert trio.running["controller-1"].machine.group == group
+        await trio.until(lambda: trio.running["controller-1"].replicated_state.group, "it is not taken in")
+        assert trio.running["controller-1"].replicated_state.group == group
 
     simulated(scenario)
 
@@ -412,7 +412,7 @@ class Three:
 async def test_three_in_one_loop_meet_elect_and_hand_over(network):
     async with Three(NETWORKS[network]()) as three:
         number = await three.leader()
-        groups = {it.machine.group for it in three.controllers if it.machine.group}
+        groups = {it.replicated_state.group for it in three.controllers if it.replicated_state.group}
         assert len(groups) == 1
         loop = asyncio.get_running_loop()
         await three.end(number)
@@ -429,7 +429,7 @@ async def test_three_with_folders_go_on_after_all_have_ended(tmp_path):
                 number = await three.leader()
                 groups.add(
                     (
-                        three.controllers[number].machine.group,
+                        three.controllers[number].replicated_state.group,
                         *three.controllers[number].group.statistics().voters,
                     )
                 )

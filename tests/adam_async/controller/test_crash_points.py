@@ -52,7 +52,7 @@ class Alone:
     """A group of one on a machine."""
 
     def __init__(self, node, file):
-        self.machine = ReplicatedState(rules=TrainingRules())
+        self.replicated_state = ReplicatedState(rules=TrainingRules())
         self._answers = {}
         self._led = asyncio.Event()
         identity = Identity(role="controller", node="controller", incarnation=node.incarnation)
@@ -60,7 +60,7 @@ class Alone:
         self.group = ConsensusNode(
             ConsensusSetup(entropy=node.entropy, file=file, snapshot_entries=SNAPSHOT_ENTRIES),
             Endpoint(network, identity, Traffic("controller")),
-            state=self.machine,
+            state=self.replicated_state,
             on_answer=lambda tag, answer: self._answers.pop(tag).set_result(answer),
             on_led=lambda: self._led.set() if self.group.leads else None,
             on_applied=lambda: None,
@@ -81,7 +81,7 @@ class Alone:
 
     async def read(self):
         await self.ask(self.group.read)
-        return self.machine.snapshot()
+        return self.replicated_state.snapshot()
 
 
 def value(dice, number):
@@ -146,13 +146,13 @@ def trace():
 
 def state_after(saved):
     """The state after all that is in a log."""
-    machine = ReplicatedState(rules=TrainingRules())
+    replicated_state = ReplicatedState(rules=TrainingRules())
     if saved.snapshot.index:
-        machine.restore(saved.snapshot.state)
+        replicated_state.restore(saved.snapshot.state)
     for entry in saved.entries:
         if entry.command is not None:
-            machine.apply(entry.index, entry.command)
-    return machine.snapshot()
+            replicated_state.apply(entry.index, entry.command)
+    return replicated_state.snapshot()
 
 
 def last_index(saved):

@@ -41,15 +41,15 @@ def test_a_log_of_an_earlier_release_is_read_with_its_names_on_disk():
     saved, end = recover(data, origin="the log")
     assert end == len(data)
     assert log_problem(saved) == ""
-    machine = ReplicatedState(rules=TrainingRules())
-    machine.restore(saved.snapshot.state)
-    assert machine.map.epoch.round_groups == 1
-    assert machine.map.ledger_record.ledger_replicas == (("data-0", 1),)
-    outcomes = [machine.apply(entry.index, entry.command) for entry in saved.entries]
+    replicated_state = ReplicatedState(rules=TrainingRules())
+    replicated_state.restore(saved.snapshot.state)
+    assert replicated_state.map.epoch.round_groups == 1
+    assert replicated_state.map.ledger_record.ledger_replicas == (("data-0", 1),)
+    outcomes = [replicated_state.apply(entry.index, entry.command) for entry in saved.entries]
     assert all(outcome.done and not outcome.problem for outcome in outcomes)
-    assert machine.map.version == 13
-    assert machine.map.epoch.paused == 1
-    assert (machine.map.ledger_record.term, machine.map.ledger_record.ledger_replicas) == (
+    assert replicated_state.map.version == 13
+    assert replicated_state.map.epoch.paused == 1
+    assert (replicated_state.map.ledger_record.term, replicated_state.map.ledger_record.ledger_replicas) == (
         2,
         (("data-1", 1),),
     )

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from adam_async.controller.failure_detector import Suspicion
+from adam_async.controller.failure_detector import FailureDetector
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 
 GRACE_S, FIND_S = 2.0, 5.0
@@ -22,105 +22,105 @@ def without(cluster, name):
 
 
 @pytest.fixture
-def suspicion():
-    return Suspicion(grace_s=GRACE_S, find_s=FIND_S)
+def detector():
+    return FailureDetector(grace_s=GRACE_S, find_s=FIND_S)
 
 
-def test_a_broken_link_becomes_a_loss_only_after_the_grace(suspicion):
+def test_a_broken_link_becomes_a_loss_only_after_the_grace(detector):
     cluster = cluster_of("a", "b")
-    suspicion.link_lost("a", 1, now=100.0)
-    assert suspicion.next_deadline() == 102.0
-    assert suspicion.due(cluster, now=101.9) == []
-    assert suspicion.due(cluster, now=102.0) == [("a", 1)]
+    detector.link_lost("a", 1, now=100.0)
+    assert detector.next_deadline() == 102.0
+    assert detector.due(cluster, now=101.9) == []
+    assert detector.due(cluster, now=102.0) == [("a", 1)]
 
 
-def test_a_loss_is_reported_until_the_map_has_it_and_then_no_more(suspicion):
+def test_a_loss_is_reported_until_the_map_has_it_and_then_no_more(detector):
     cluster = cluster_of("a")
-    suspicion.link_lost("a", 1, now=100.0)
-    assert suspicion.due(cluster, now=102.0) == suspicion.due(cluster, now=103.0) == [("a", 1)]
-    assert suspicion.due(without(cluster, "a"), now=104.0) == []
-    assert suspicion.next_deadline() is None
+    detector.link_lost("a", 1, now=100.0)
+    assert detector.due(cluster, now=102.0) == detector.due(cluster, now=103.0) == [("a", 1)]
+    assert detector.due(without(cluster, "a"), now=104.0) == []
+    assert detector.next_deadline() is None
 
 
-def test_a_node_that_comes_back_in_time_is_not_suspected_any_more(suspicion):
-    suspicion.link_lost("a", 1, now=100.0)
-    suspicion.link_back("a", 2)  # another life is no sign of this one
-    assert suspicion.next_deadline() == 102.0
-    suspicion.link_back("a", 1)
-    assert suspicion.next_deadline() is None
-    assert suspicion.due(cluster_of("a"), now=200.0) == []
+def test_a_node_that_comes_back_in_time_is_not_suspected_any_more(detector):
+    detector.link_lost("a", 1, now=100.0)
+    detector.link_back("a", 2)  # another life is no sign of this one
+    assert detector.next_deadline() == 102.0
+    detector.link_back("a", 1)
+    assert detector.next_deadline() is None
+    assert detector.due(cluster_of("a"), now=200.0) == []
 
 
-def test_ended_and_unknown_incarnations_are_not_reported(suspicion):
-    suspicion.link_lost("a", 99, now=0.0)
-    suspicion.link_lost("nobody", 1, now=0.0)
-    suspicion.link_lost("b", 1, now=0.0)
-    assert suspicion.due(without(cluster_of("a", "b"), "b"), now=50.0) == []
-    assert suspicion.next_deadline() is None
+def test_ended_and_unknown_incarnations_are_not_reported(detector):
+    detector.link_lost("a", 99, now=0.0)
+    detector.link_lost("nobody", 1, now=0.0)
+    detector.link_lost("b", 1, now=0.0)
+    assert detector.due(without(cluster_of("a", "b"), "b"), now=50.0) == []
+    assert detector.next_deadline() is None
 
 
-def test_a_node_whose_join_is_committed_after_its_link_broke_is_suspected_all_the_same(suspicion):
-    suspicion.link_lost("a", 1, now=100.0)
-    assert suspicion.due(cluster_of(), now=100.5) == []
-    assert suspicion.next_deadline() == 102.0
-    assert suspicion.due(cluster_of("a"), now=102.0) == [("a", 1)]
+def test_a_node_whose_join_is_committed_after_its_link_broke_is_suspected_all_the_same(detector):
+    detector.link_lost("a", 1, now=100.0)
+    assert detector.due(cluster_of(), now=100.5) == []
+    assert detector.next_deadline() == 102.0
+    assert detector.due(cluster_of("a"), now=102.0) == [("a", 1)]
 
 
-def test_after_standing_still_everybody_has_the_grace_once_more_and_no_more_than_that(suspicion):
+def test_after_standing_still_everybody_has_the_grace_once_more_and_no_more_than_that(detector):
     cluster = cluster_of("a", "b")
-    suspicion.link_lost("a", 1, now=100.0)
-    suspicion.link_lost("b", 1, now=399.0)
-    suspicion.stood_still(now=400.0)
-    assert suspicion.due(cluster, now=401.9) == []
-    assert suspicion.due(cluster, now=402.0) == [("a", 1), ("b", 1)]
+    detector.link_lost("a", 1, now=100.0)
+    detector.link_lost("b", 1, now=399.0)
+    detector.stood_still(now=400.0)
+    assert detector.due(cluster, now=401.9) == []
+    assert detector.due(cluster, now=402.0) == [("a", 1), ("b", 1)]
 
 
-def test_each_node_has_its_own_time(suspicion):
+def test_each_node_has_its_own_time(detector):
     cluster = cluster_of("a", "b")
-    suspicion.link_lost("b", 1, now=100.0)
-    suspicion.link_lost("a", 1, now=101.0)
-    assert suspicion.next_deadline() == 102.0
-    assert suspicion.due(cluster, now=102.5) == [("b", 1)]
-    assert suspicion.due(cluster, now=103.0) == [("b", 1), ("a", 1)]
+    detector.link_lost("b", 1, now=100.0)
+    detector.link_lost("a", 1, now=101.0)
+    assert detector.next_deadline() == 102.0
+    assert detector.due(cluster, now=102.5) == [("b", 1)]
+    assert detector.due(cluster, now=103.0) == [("b", 1), ("a", 1)]
 
 
-def test_a_new_leader_gives_all_live_nodes_without_a_link_the_time_to_find_it(suspicion):
+def test_a_new_leader_gives_all_live_nodes_without_a_link_the_time_to_find_it(detector):
     cluster = without(cluster_of("a", "b", "c", "d"), "d")
     here = (life for life in [("b", 1), ("c", 2)])  # of c, another life is here
-    suspicion.led(cluster, here, now=100.0)
-    assert suspicion.next_deadline() == 107.0
-    assert suspicion.due(cluster, now=106.9) == []
-    assert suspicion.due(cluster, now=107.0) == [("a", 1), ("c", 1)]
+    detector.led(cluster, here, now=100.0)
+    assert detector.next_deadline() == 107.0
+    assert detector.due(cluster, now=106.9) == []
+    assert detector.due(cluster, now=107.0) == [("a", 1), ("c", 1)]
 
 
-def test_one_that_leaves_a_new_leader_to_look_for_it_elsewhere_has_the_time_to_come_back(suspicion):
-    suspicion.led(cluster_of("a"), [("a", 1)], now=100.0)
+def test_one_that_leaves_a_new_leader_to_look_for_it_elsewhere_has_the_time_to_come_back(detector):
+    detector.led(cluster_of("a"), [("a", 1)], now=100.0)
 
-    suspicion.link_lost("a", 1, now=100.5)
-    assert suspicion.next_deadline() == 107.0
-    suspicion.link_back("a", 1)
-    suspicion.link_lost("a", 1, now=106.0)
-    assert suspicion.next_deadline() == 108.0
-
-
-def test_the_first_leader_of_all_has_nobody_who_looks_for_it(suspicion):
-    suspicion.led(ClusterMap(), [], now=100.0)
-
-    suspicion.link_lost("a", 1, now=100.5)
-    assert suspicion.next_deadline() == 102.5
+    detector.link_lost("a", 1, now=100.5)
+    assert detector.next_deadline() == 107.0
+    detector.link_back("a", 1)
+    detector.link_lost("a", 1, now=106.0)
+    assert detector.next_deadline() == 108.0
 
 
-def test_leading_again_begins_all_waits_anew(suspicion):
+def test_the_first_leader_of_all_has_nobody_who_looks_for_it(detector):
+    detector.led(ClusterMap(), [], now=100.0)
+
+    detector.link_lost("a", 1, now=100.5)
+    assert detector.next_deadline() == 102.5
+
+
+def test_leading_again_begins_all_waits_anew(detector):
     cluster = cluster_of("a", "b")
-    suspicion.link_lost("a", 1, now=100.0)
-    suspicion.led(cluster, [("b", 1)], now=101.0)
-    assert suspicion.due(cluster, now=107.9) == []
-    assert suspicion.due(cluster, now=108.0) == [("a", 1)]
+    detector.link_lost("a", 1, now=100.0)
+    detector.led(cluster, [("b", 1)], now=101.0)
+    assert detector.due(cluster, now=107.9) == []
+    assert detector.due(cluster, now=108.0) == [("a", 1)]
 
 
-def test_a_follower_suspects_no_node(suspicion):
+def test_a_follower_suspects_no_node(detector):
     cluster = cluster_of("a", "b")
-    suspicion.led(cluster, [], now=100.0)
-    suspicion.resigned()
-    assert suspicion.next_deadline() is None
-    assert suspicion.due(cluster, now=1000.0) == []
+    detector.led(cluster, [], now=100.0)
+    detector.resigned()
+    assert detector.next_deadline() is None
+    assert detector.due(cluster, now=1000.0) == []

@@ -7,7 +7,7 @@ import logging
 import msgspec
 import pytest
 
-from adam_async.controller.leader_connection import NEXT_S, LeaderLink
+from adam_async.controller.leader_connection import NEXT_S, LeaderConnection
 from adam_async.errors import Leaderless
 from adam_async.run.config import Waits
 from adam_async.runtime.traffic import Traffic
@@ -25,7 +25,7 @@ def link_of(network, controllers, *, waits=WAITS):
     """A link to whoever leads of these, and where its links are counted."""
     traffic = Traffic("asker")
     identity = Identity(role="worker", node="asker", incarnation=1)
-    leader = LeaderLink(
+    leader = LeaderConnection(
         network=network, controllers=",".join(controllers), identity=identity, waits=waits, traffic=traffic
     )
     return leader, traffic

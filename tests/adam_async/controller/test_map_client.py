@@ -49,15 +49,15 @@ class Mind:
     """The replicated state of one group of controllers, without the group."""
 
     def __init__(self, group="one"):
-        self.machine = ReplicatedState(rules=TrainingRules())
-        self.machine.restore(first_state(group))
+        self.replicated_state = ReplicatedState(rules=TrainingRules())
+        self.replicated_state.restore(first_state(group))
         self.leader = None
         self.index = 0
         self.session = self.apply(Open()).at
 
     def apply(self, command):
         self.index += 1
-        return self.machine.apply(self.index, command_bytes(command))
+        return self.replicated_state.apply(self.index, command_bytes(command))
 
     def change(self, count=1):
         """Others change the map."""
@@ -67,7 +67,7 @@ class Mind:
             self.leader.tell()
 
     def set(self, session, number, key, name):
-        old = self.machine.map.nodes.get(key.removeprefix("nodes/"))
+        old = self.replicated_state.map.nodes.get(key.removeprefix("nodes/"))
         value = msgspec.json.encode(record(name))
         expected = old.changed if old else 0
         return self.apply(Set(session=session, number=number, key=key, expected=expected, value=value))
@@ -133,7 +133,10 @@ class Front:
             request.reply(self.updates(body, done=outcome.done, at=outcome.at))
 
     def watch(self, request, body):
-        news = body.group != self.mind.machine.group or body.after < self.mind.machine.map.version
+        news = (
+            body.group != self.mind.replicated_state.group
+            or body.after < self.mind.replicated_state.map.version
+        )
         if news or not body.wait_s:
             request.reply(self.updates(body))
         else:
@@ -145,16 +148,16 @@ class Front:
             self.watch(request, body)
 
     def whole(self, **fields):
-        machine = self.mind.machine
-        state = MapState(version=machine.map.version, group=machine.group, **fields)
-        return pack(state, [text_tensor(machine.map)])
+        replicated_state = self.mind.replicated_state
+        state = MapState(version=replicated_state.map.version, group=replicated_state.group, **fields)
+        return pack(state, [text_tensor(replicated_state.map)])
 
     def updates(self, body, **fields):
-        machine = self.mind.machine
-        changes = machine.since(body.after, body.group)
+        replicated_state = self.mind.replicated_state
+        changes = replicated_state.since(body.after, body.group)
         if changes is None:
             return self.whole(**fields)
-        told = MapChanges(version=machine.map.version, group=machine.group, **fields)
+        told = MapChanges(version=replicated_state.map.version, group=replicated_state.group, **fields)
         return pack(told, [text_tensor(changes)])
 
     def numbers(self):
@@ -271,7 +274,7 @@ async def test_where_nobody_knows_the_leader_all_are_asked_in_turn_until_there_i
             table.mind.leader = table.fronts[1]
 
         news, _ = await asyncio.gather(asking, elect())
-        assert news.whole == table.mind.machine.map
+        assert news.whole == table.mind.replicated_state.map
 
 
 async def test_two_that_name_each_other_are_not_asked_without_a_pause():
@@ -465,7 +468,7 @@ async def test_a_request_with_a_lost_answer_is_applied_once_whichever_controller
         outcome = await client.compare_and_set("nodes/a", 0, record())
         assert (outcome.done, outcome.at) == (True, 1)
         assert old.numbers() == new.numbers()
-        assert table.mind.machine.map.version == 1
+        assert table.mind.replicated_state.map.version == 1
 
 
 async def test_a_question_that_was_under_way_when_leadership_was_lost_keeps_its_number():
@@ -481,7 +484,7 @@ async def test_a_question_that_was_under_way_when_leadership_was_lost_keeps_its_
         old.hook(CompareAndSet, resign)
         assert (await client.compare_and_set("nodes/a", 0, record())).done
         assert old.numbers() == new.numbers()
-        assert table.mind.machine.map.version == 1
+        assert table.mind.replicated_state.map.version == 1
 
 
 async def test_a_busy_leader_is_asked_again_on_the_same_link():
@@ -517,9 +520,9 @@ async def test_a_session_that_is_over_before_it_was_used_is_replaced():
     async with table_of(NETWORKS["local"]()) as table:
         client = table.client()
         await client.compare_and_set("nodes/a", 0, record())
-        table.mind.machine._sessions.clear()
+        table.mind.replicated_state._sessions.clear()
         assert (await client.compare_and_set("nodes/b", 0, record())).done
-        assert table.mind.machine.map.version == 2
+        assert table.mind.replicated_state.map.version == 2
 
 
 @pytest.mark.parametrize(("applied", "done"), [(False, True), (True, None)])
@@ -530,14 +533,14 @@ async def test_the_outcome_of_a_lost_session_is_read_off_the_map_or_unknown(appl
         def be_gone(request, body):
             if applied:
                 front.apply(request, body)
-            table.mind.machine._sessions.clear()
+            table.mind.replicated_state._sessions.clear()
             request.link.abort()
 
         front.hook(CompareAndSet, be_gone)
         outcome = await table.client().compare_and_set("nodes/a", 0, record())
         assert (outcome.done, outcome.at) == (done, 1)
         assert outcome.updates[-1].version == 1
-        assert table.mind.machine.map.version == 1
+        assert table.mind.replicated_state.map.version == 1
 
 
 def found_anew(front):
@@ -562,7 +565,7 @@ async def test_another_group_is_not_asked_what_was_meant_for_the_old_one():
         asked = len(front.numbers())
         outcome = await client.compare_and_set("nodes/a", 1, record(), after=1, group="one")
         assert outcome.done is False
-        assert (outcome.updates[0].group, outcome.updates[0].whole) == ("two", mind.machine.map)
+        assert (outcome.updates[0].group, outcome.updates[0].whole) == ("two", mind.replicated_state.map)
         assert len(front.numbers()) == asked
         assert (await client.compare_and_set("nodes/a", 1, record(), group="two")).done
         assert front.numbers()[-1] == (mind.index - 1, 1)
@@ -582,7 +585,7 @@ async def test_the_outcome_of_a_request_in_a_vanished_group_is_unknown():
         outcome = await client.compare_and_set("nodes/a", 0, record())
         assert outcome.done is None
         assert outcome.updates[0].group == "two"
-        assert front.mind.machine.map.version == 0
+        assert front.mind.replicated_state.map.version == 0
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -610,7 +613,7 @@ async def test_a_question_that_was_given_up_does_not_become_the_next_one():
             await client.compare_and_set("nodes/a", 0, record("given up"), timeout_s=0.05)
         assert (await client.compare_and_set("nodes/b", 0, record())).done
         assert front.apply(*late[0]).problem == "late"
-        assert table.mind.machine.map.nodes.keys() == {"b"}
+        assert table.mind.replicated_state.map.nodes.keys() == {"b"}
 
 
 # --- changes -----------------------------------------------------------------------------------
@@ -650,7 +653,7 @@ async def test_every_version_arrives_once_and_in_order_whichever_controller_lead
                 await turns(number % 5 * 5)
         assert [news.version for news in seen] == list(range(1, last + 1))
         assert [news.whole is not None for news in seen] == [True] + [False] * (last - 1)
-        assert newest_of(seen) == table.mind.machine.map
+        assert newest_of(seen) == table.mind.replicated_state.map
 
 
 async def test_a_watcher_with_a_version_gets_the_changes_after_it():
@@ -665,14 +668,14 @@ async def test_a_watcher_with_a_version_gets_the_changes_after_it():
 async def test_versions_that_are_no_longer_kept_come_as_a_whole_map(after, group):
     async with table_of(NETWORKS["local"]()) as table:
         table.mind.change(5)
-        history = table.mind.machine.history = History(2)
+        history = table.mind.replicated_state.history = History(2)
         for change in (Change(version=3), Change(version=4), Change(version=5)):
             history.add(change)
         seen = []
         await watch_until(table.client(), 5, seen, after=after, group=group)
         (news,) = seen
         assert (news.version, news.group, news.change) == (5, "one", None)
-        assert news.whole == table.mind.machine.map
+        assert news.whole == table.mind.replicated_state.map
 
 
 async def test_a_group_that_was_founded_anew_begins_with_its_whole_map():
@@ -684,7 +687,7 @@ async def test_a_group_that_was_founded_anew_begins_with_its_whole_map():
             mind = found_anew(front)
             mind.change()
             news = await anext(all_news)
-            assert (news.group, news.version, news.whole) == ("two", 1, mind.machine.map)
+            assert (news.group, news.version, news.whole) == ("two", 1, mind.replicated_state.map)
 
 
 def gap(front):
@@ -726,7 +729,7 @@ async def test_a_leader_that_is_behind_does_not_take_the_map_back():
     async with table_of(NETWORKS["local"]()) as table:
         (front,) = table.fronts
         table.mind.change(3)
-        old = pack(MapState(version=1, group="one"), [text_tensor(table.mind.machine.map)])
+        old = pack(MapState(version=1, group="one"), [text_tensor(table.mind.replicated_state.map)])
         client, seen = table.client(), []
         await client.get()
         front.hook(WatchMap, lambda request, body: (request.reply(old), table.mind.change()))
@@ -795,7 +798,7 @@ async def test_a_request_long_after_a_given_up_search_searches_at_least_once():
         begin = asyncio.get_running_loop().time()
         await until(lambda: asyncio.get_running_loop().time() > begin + 0.05)
         table.mind.leader = leader
-        assert (await client.get()).whole == table.mind.machine.map
+        assert (await client.get()).whole == table.mind.replicated_state.map
 
 
 async def test_a_client_that_is_closed_holds_no_link_and_makes_no_other():

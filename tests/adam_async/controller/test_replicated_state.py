@@ -43,13 +43,13 @@ class Log:
     """A machine and the log that it applies, command by command."""
 
     def __init__(self, **options):
-        self.machine = ReplicatedState(**options, rules=TrainingRules())
-        self.machine.restore(first_state(GROUP))
+        self.replicated_state = ReplicatedState(**options, rules=TrainingRules())
+        self.replicated_state.restore(first_state(GROUP))
         self.commands = []
 
     def apply(self, command):
         self.commands.append(command_bytes(command))
-        return self.machine.apply(len(self.commands), self.commands[-1])
+        return self.replicated_state.apply(len(self.commands), self.commands[-1])
 
     def open(self):
         return self.apply(Open()).at
@@ -97,7 +97,7 @@ commands = st.lists(
 @settings(max_examples=150)
 @given(commands, st.integers(0, 40))
 def test_the_same_commands_or_a_snapshot_and_the_rest_give_the_same_bytes_and_answers(commands, cut):
-    one, other, late = Log().machine, Log().machine, ReplicatedState(rules=TrainingRules())
+    one, other, late = Log().replicated_state, Log().replicated_state, ReplicatedState(rules=TrainingRules())
     late.restore(one.snapshot())
     for index, command in enumerate(commands, 1):
         answer = one.apply(index, command_bytes(command))
@@ -117,17 +117,17 @@ def test_the_same_commands_or_a_snapshot_and_the_rest_give_the_same_bytes_and_an
 @settings(max_examples=100)
 @given(commands)
 def test_the_changes_since_any_version_make_the_newest_map(commands):
-    machine = Log().machine
-    maps = [machine.map]
+    replicated_state = Log().replicated_state
+    maps = [replicated_state.map]
     for index, command in enumerate(commands, 1):
-        machine.apply(index, command_bytes(command))
-        if machine.map is not maps[-1]:
-            maps.append(machine.map)
+        replicated_state.apply(index, command_bytes(command))
+        if replicated_state.map is not maps[-1]:
+            maps.append(replicated_state.map)
     for known in maps:
         newest = known
-        for change in machine.since(known.version, GROUP):
+        for change in replicated_state.since(known.version, GROUP):
             newest = changed(newest, change)
-        assert newest == machine.map
+        assert newest == replicated_state.map
 
 
 def test_a_repeated_request_is_not_applied_again_and_gets_the_same_answer():
@@ -135,11 +135,11 @@ def test_a_repeated_request_is_not_applied_again_and_gets_the_same_answer():
     session = log.open()
     first = log.set(session, 1)
     assert first == Outcome(done=True, at=1)
-    before = log.machine.map
+    before = log.replicated_state.map
     log.set(log.open(), 1, "nodes/b")
     assert log.set(session, 1) == first
-    assert log.machine.map.nodes["a"] == before.nodes["a"]
-    assert log.machine.map.version == 2
+    assert log.replicated_state.map.nodes["a"] == before.nodes["a"]
+    assert log.replicated_state.map.version == 2
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_question_that_comes_late_is_not_done():
     log.set(session, 2)
     late = log.set(session, 1, "nodes/b")
     assert (late.done, late.problem) == (False, "late")
-    assert "b" not in log.machine.map.nodes
+    assert "b" not in log.replicated_state.map.nodes
     assert log.set(session, 2) == Outcome(done=True, at=1)
 
 
@@ -191,7 +191,7 @@ def test_a_session_that_nobody_opened_is_over_and_does_nothing():
     outcome = log.set(77, 1)
     assert (outcome.done, outcome.problem) == (False, SESSION_OVER)
     assert outcome.text == "there is no session 77"
-    assert not log.machine.map.nodes
+    assert not log.replicated_state.map.nodes
 
 
 def test_sessions_that_were_not_used_for_longest_are_forgotten_and_never_come_again():
@@ -242,29 +242,29 @@ def test_a_value_that_cannot_be_read_or_written_down_is_refused_and_uses_its_num
     outcome = log.set(session, 1, value=value)
     assert (outcome.done, outcome.problem) == (False, "invalid")
     assert said in outcome.text
-    assert log.machine.map.version == 0
+    assert log.replicated_state.map.version == 0
     assert log.set(session, 1) == outcome
-    log.machine.snapshot()
+    log.replicated_state.snapshot()
 
 
 def test_the_loss_of_a_node_is_a_change_like_any_other_and_that_of_an_earlier_incarnation_is_none():
     log = Log()
     log.set(log.open(), 1, value=node(incarnation=5))
     assert log.apply(Lost("a", 4)) == Outcome()
-    assert log.machine.map.nodes["a"].live
+    assert log.replicated_state.map.nodes["a"].live
     log.apply(Lost("a", 5))
-    assert not log.machine.map.nodes["a"].live
-    (change,) = log.machine.since(1, GROUP)
+    assert not log.replicated_state.map.nodes["a"].live
+    (change,) = log.replicated_state.since(1, GROUP)
     assert list(change.nodes) == ["a"]
 
 
 def test_changes_of_another_group_or_from_the_beginning_are_the_whole_map():
     log = Log()
     log.set(log.open(), 1)
-    assert log.machine.since(1, GROUP) == []
-    assert log.machine.since(1, "another") is None
-    assert log.machine.since(-1, GROUP) is None
-    assert log.machine.since(2, GROUP) is None
+    assert log.replicated_state.since(1, GROUP) == []
+    assert log.replicated_state.since(1, "another") is None
+    assert log.replicated_state.since(-1, GROUP) is None
+    assert log.replicated_state.since(2, GROUP) is None
 
 
 def test_a_restored_state_has_no_earlier_history():
@@ -273,7 +273,7 @@ def test_a_restored_state_has_no_earlier_history():
     log.set(session, 1)
     log.set(session, 2, "nodes/b")
     other = ReplicatedState(rules=TrainingRules())
-    other.restore(log.machine.snapshot())
+    other.restore(log.replicated_state.snapshot())
     assert other.group == GROUP
     assert other.since(2, GROUP) == []
     assert other.since(1, GROUP) is None
@@ -289,7 +289,7 @@ def test_a_record_that_the_rules_cannot_work_with_is_refused_and_leaves_the_map_
     log = Log()
     session = log.open()
     log.set(session, 1)
-    before, changes_before = log.machine.map, log.machine.since(0, GROUP)
+    before, changes_before = log.replicated_state.map, log.replicated_state.since(0, GROUP)
 
     def fails(self):
         self._set(placements=99)
@@ -301,8 +301,8 @@ def test_a_record_that_the_rules_cannot_work_with_is_refused_and_leaves_the_map_
         done=False, problem="invalid", text="the map's rules cannot work with it: KeyError"
     )
     assert log.apply(Lost("a", 1)) == Outcome()
-    assert log.machine.map is before
-    assert log.machine.since(0, GROUP) == changes_before
+    assert log.replicated_state.map is before
+    assert log.replicated_state.since(0, GROUP) == changes_before
 
 
 def large(log, session, number, *, expected=0, text="x"):
@@ -318,7 +318,7 @@ def test_two_and_twenty_large_records_lock_nobody_out_also_after_a_restart():
     assert far_too_large.endswith("bytes is above the limit of 65536: put less into it")
     assert all(large(log, session, number).done for number in range(2, 24))
     again = ReplicatedState(rules=TrainingRules())
-    again.restore(log.machine.snapshot())
+    again.restore(log.replicated_state.snapshot())
     assert again.apply(99, command_bytes(Set(session, 24, "nodes/joins", 0, node()))).done
     assert len(msgspec.json.encode(again.map)) < MOST_MAP_TEXT_BYTES / 8
 
@@ -329,10 +329,10 @@ def test_a_full_map_takes_no_new_record_from_any_controller_and_its_members_go_o
     while large(log, session, number).done:
         number += 1
         assert number < MOST_MAP_BYTES >> 12, "the map takes records beyond its limit"
-    total = log.machine.size.total
+    total = log.replicated_state.size.total
     assert MOST_MAP_BYTES - (9 << 10) < total <= MOST_MAP_BYTES
     restored = ReplicatedState(rules=TrainingRules())
-    restored.restore(log.machine.snapshot())
+    restored.restore(log.replicated_state.snapshot())
     assert restored.size.total == total
     refused = log.set(session, number + 1, "nodes/new", 0, node(info={"text": "x" * 8000}))
     question = Set(session, number + 1, "nodes/new", 0, node(info={"text": "x" * 8000}))
@@ -341,7 +341,7 @@ def test_a_full_map_takes_no_new_record_from_any_controller_and_its_members_go_o
     more = len(node(info={"text": "x" * 8000}))
     said = f"the map holds {total} bytes; a record of {more} more would exceed 8 MiB"
     assert refused.text.startswith(said)
-    at = log.machine.map.nodes["w1"].changed
+    at = log.replicated_state.map.nodes["w1"].changed
     assert log.set(session, number + 2, "nodes/w1", at, node(ready="run", info={"text": "x" * 8000})).done
     for gone in range(2, 100):
         log.apply(Lost(f"w{gone}", 1))
@@ -359,7 +359,7 @@ def test_stores_fill_half_of_the_map_and_nodes_join_all_the_same():
             break
         number += 1
         assert number < UNFINISHED_PIECES
-    held = log.machine.size.stores
+    held = log.replicated_state.size.stores
     assert STORES_BYTES - len(piece) < held <= STORES_BYTES
     assert outcome.text == (
         f"the map holds {held} bytes of stores; a record of {len(piece)} more would exceed 4 MiB: "
@@ -367,8 +367,8 @@ def test_stores_fill_half_of_the_map_and_nodes_join_all_the_same():
     )
     assert large(log, session, number + 1).done
     restored = ReplicatedState(rules=TrainingRules())
-    restored.restore(log.machine.snapshot())
-    assert (restored.size.stores, restored.size.total) == (held, log.machine.size.total)
+    restored.restore(log.replicated_state.snapshot())
+    assert (restored.size.stores, restored.size.total) == (held, log.replicated_state.size.total)
 
 
 def test_a_server_can_report_as_many_stores_as_a_cluster_has():
@@ -393,13 +393,13 @@ def test_a_run_of_two_hundred_layers_cut_over_sixteen_workers_is_set_in_pieces()
         "run: of run another piece 0 of 2 is not there: submit it again"
     )
     assert log.set(session, 91, "run", 0, whole).done
-    run = log.machine.map.run
+    run = log.replicated_state.map.run
     assert run.has_fixed_of(msgspec.json.decode(msgspec.json.encode(record), type=RunRecord))
-    assert log.machine.map.pieces == {}
+    assert log.replicated_state.map.pieces == {}
     advanced = msgspec.structs.replace(run, reason="no reason").without_fixed()
     assert log.set(session, 92, "run", run.changed, msgspec.json.encode(advanced)).done
-    assert log.machine.map.run.spec == run.spec
-    (change,) = log.machine.since(log.machine.map.version - 1, GROUP)
+    assert log.replicated_state.map.run.spec == run.spec
+    (change,) = log.replicated_state.since(log.replicated_state.map.version - 1, GROUP)
     assert len(msgspec.json.encode(change)) < 500
 
 

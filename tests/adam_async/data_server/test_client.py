@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.data_server.client import DataClient, WorkerPlace
+from adam_async.data_server.client import DataClient, WorkerSlot
 from adam_async.errors import RoleDied, first_cause
 from adam_async.messages import Finished, Groups, Lease, LeaseGroups, Reported, ReportGroups, pack, unpack_any
 from adam_async.run.group_limits import GroupLimits
@@ -64,7 +64,7 @@ async def client_of(network, *, waits=PATIENT, ahead=AHEAD, rows=None):
     async with network.listen(address_of(network), far, server.on_link) as listener:
         client = DataClient(
             Endpoint(network, identity, Traffic("worker-0")),
-            WorkerPlace("run", 3, 5, 1),
+            WorkerSlot("run", 3, 5, 1),
             address=lambda _: listener.address,
             ahead=ahead,
             limits=LIMITS,
@@ -276,7 +276,7 @@ async def test_a_server_that_answers_nothing_is_given_up_by_name(network):
 async def test_a_server_that_is_not_there_is_given_up_by_name(network):
     gone = DataClient(
         Endpoint(network, Identity(role="worker", node="worker-0", incarnation=7), Traffic("worker-0")),
-        WorkerPlace("run", 0, 5, 0),
+        WorkerSlot("run", 0, 5, 0),
         address=lambda _: "local://nobody" if address_of(network) == "local://" else "tcp://127.0.0.1:1",
         ahead=AHEAD,
         limits=LIMITS,

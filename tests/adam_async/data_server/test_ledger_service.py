@@ -13,7 +13,7 @@ from adam_async.controller.client import Membership
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server import client as client_module
-from adam_async.data_server.client import DataClient, WorkerPlace
+from adam_async.data_server.client import DataClient, WorkerSlot
 from adam_async.data_server.ledger_replication import Part
 from adam_async.data_server.questions import first_question
 from adam_async.data_server.service import DataServer
@@ -78,7 +78,7 @@ class Worker:
         self.traffic = Traffic(member.node)
         self.client = DataClient(
             Endpoint(self.party.network, member._identity, self.traffic),
-            WorkerPlace(RUN, self.number, replica_generation, 0),
+            WorkerSlot(RUN, self.number, replica_generation, 0),
             address=self._address,
             ahead=4,
             limits=GroupLimits(images=4, pixels=64, classes=10, epochs=9, train_images=4 * GROUPS),

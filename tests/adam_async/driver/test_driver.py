@@ -19,7 +19,7 @@ from adam_async.driver.settings import DriverSettings
 from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import LOST_SHARDS, DeadlineExceeded, RoleDied, RunFailed, first_cause
 from adam_async.model.named import digits
-from adam_async.model.network import Network as Model
+from adam_async.model.network import Network
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word, replica_generation
 from adam_async.run.config import Config, Waits
@@ -299,7 +299,7 @@ async def test_evaluation_returns_the_share_of_correctly_classified_images():
     dataset = tiny_dataset()
     async with cluster_of(config_of(threads=3)) as cluster:
         result = await cluster.train()
-        model = Model(digits())
+        model = Network(digits())
         again = await cluster.driver.evaluate(model, result.weights)
     expected = np.mean(model.predict(result.weights, dataset.test_images) == dataset.test_labels)
     assert result.test_accuracy == again == pytest.approx(float(expected))
@@ -316,7 +316,7 @@ async def test_where_no_data_server_is_left_an_evaluation_names_it():
         driver_of(network, controller.address, config_of(waits=SHORT)) as driver,
     ):
         with pytest.raises(RoleDied, match="the data server died: no other has joined"):
-            await driver.evaluate(Model(digits()), {})
+            await driver.evaluate(Network(digits()), {})
 
 
 async def test_a_worker_with_an_invalid_address_does_not_end_the_run():

@@ -8,7 +8,7 @@ from adam_async.data_server.order import epoch_order
 from adam_async.model.keyed_random import Dice
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.named import digits
-from adam_async.model.network import Network as Model
+from adam_async.model.network import Network
 
 RULES = {
     "sgd": {"rule": "sgd", "rate": 0.1},
@@ -79,7 +79,7 @@ def lockstep_sgd(config, dataset, spec=None, *, layers=BUILTIN_LAYERS, rate_at=N
     Returns:
         The weights, and how many steps were made.
     """
-    model = Model(spec or digits(), dtype=config.dtype, layers=layers)
+    model = Network(spec or digits(), dtype=config.dtype, layers=layers)
     weights = model.initial_weights(Dice(config.seed))
     context = model.context(config.images_per_group * config.push_every * config.replicas)
     memory = {name: {} for name in weights}

@@ -9,7 +9,7 @@ from adam_async.driver.replay.decode import make_recording
 from adam_async.driver.replay.record_file import load_record
 from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits
-from adam_async.model.network import Network as Model
+from adam_async.model.network import Network
 from adam_async.model.rules import make_rule, new_scratch
 from adam_async.run.config import Config
 from adam_async.run.partition import table_of
@@ -35,7 +35,7 @@ class OneProcess:
 
     def __init__(self, config, dataset):
         self.config, self.dataset = config, dataset
-        self.model = Model(digits(), dtype=config.dtype, kernels=config.kernels)
+        self.model = Network(digits(), dtype=config.dtype, kernels=config.kernels)
         self.weights = self.model.initial_weights(Dice(config.seed))
         self.rule = make_rule("adagrad")
         self.state = {p.name: self.rule.new_state(p.shape, self.model.dtype) for p in self.model.parameters}

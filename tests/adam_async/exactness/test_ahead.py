@@ -7,11 +7,11 @@ from adam_async.driver.replay.decode import read_recording
 from adam_async.driver.replay.run import Replay
 from adam_async.model.keyed_random import Dice
 from adam_async.model.named import mlp
-from adam_async.model.network import Network as Model
+from adam_async.model.network import Network
 from adam_async.run.config import Config
 from adam_async.run.partition import table_of
 from adam_async.worker import puller, push_plan
-from adam_async.worker.push_plan import PushBuffer, plan_pushes, plan_stages
+from adam_async.worker.push_plan import PushBuffer, plan_pushes, plan_sections
 from tests.adam_async.exactness.serial import RULES, assert_close, assert_equal_bits, lockstep_sgd
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset
 
@@ -46,30 +46,32 @@ async def train(config, network=None):
 
 
 def planned(**options):
-    model = Model(DEEP, dtype="float64")
+    model = Network(DEEP, dtype="float64")
     table = table_of(model, shard_bytes=4096)
     return model, plan_pushes(model, table, ["ps-0", "ps-1", "ps-2", "ps-3"] * 16, images=4, **options)
 
 
 @pytest.mark.parametrize("protocol", ["delta", "factors"])
-def test_stages_are_the_backward_pass_once_and_each_message_is_in_the_first_that_completes_it(
+def test_sections_are_the_backward_pass_once_and_each_message_is_in_the_first_that_completes_it(
     eager, protocol
 ):
     model, plan = planned(wanted=protocol)
-    stages = plan_stages(model, plan)
-    assert len(stages) > 1
-    layers = [number for stage in stages for number in reversed(stage.layers)]
+    sections = plan_sections(model, plan)
+    assert len(sections) > 1
+    layers = [number for section in sections for number in reversed(section.layers)]
     assert layers == list(reversed(range(len(model.layers))))
-    assert sorted(index for stage in stages for index in stage.messages) == list(range(len(plan.messages)))
+    assert sorted(index for section in sections for index in section.messages) == list(
+        range(len(plan.messages))
+    )
     layer_of = {p.name: number for number, layer in enumerate(model.layers) for p in layer.parameters}
-    for stage in stages:
-        for index in stage.messages:
+    for section in sections:
+        for index in section.messages:
             lowest = min(layer_of[shard.tensor] for shard in plan.messages[index].specs)
-            assert lowest in stage.layers
+            assert lowest in section.layers
 
 
 def test_small_messages_do_not_leave_by_themselves():
-    assert len(plan_stages(*planned())) == 1
+    assert len(plan_sections(*planned())) == 1
 
 
 @pytest.mark.parametrize("protocol", ["delta", "factors", "auto"])

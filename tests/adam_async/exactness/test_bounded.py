@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from adam_async.driver.replay.decode import make_recording
 from adam_async.driver.replay.record_file import load_record
 from adam_async.model.named import digits
-from adam_async.model.network import Network as Model
+from adam_async.model.network import Network
 from adam_async.parameter_server.events import PushArrived
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.config import Config
@@ -136,7 +136,7 @@ async def test_no_replica_leads_by_more_than_the_bound_and_reads_have_all_that_i
         for replica in range(replicas)
     }
     spec = with_frozen(digits(), "conv2d") if frozen else digits()
-    with watched_gaps(Model(spec).frozen) as (pushes, admissions):
+    with watched_gaps(Network(spec).frozen) as (pushes, admissions):
         result = await train(config, Uneven(NETWORKS["local"](), faults), spec=spec)
     assert [epoch.images for epoch in result.epochs] == [60, 60]
     groups = 2 * -(-60 // images_per_group)

@@ -9,7 +9,7 @@ import pytest
 from adam_async.cluster.local import LocalCluster
 from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits, mnist_adam
-from adam_async.model.network import Network as Model
+from adam_async.model.network import Network
 from adam_async.model.partition.network import Partition
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.run.config import Config
@@ -107,7 +107,7 @@ async def train(config, network=None, **options):
     async with cluster_of(config, network, dataset=dataset, **options) as cluster:
         result = await cluster.train()
         cluster.data.state.check_invariants()
-        cluster.controller.machine.state.check_invariants()
+        cluster.controller.replicated_state.state.check_invariants()
     assert [epoch.images for epoch in result.epochs] == [IMAGES] * config.epochs
     data = result.statistics["data-0"]
     assert (data["trained_again"], data["late_reports"]) == (0, 0)
@@ -225,7 +225,7 @@ def blocks_sent(result, source, target):
 
 
 def crossings_of(config, spec):
-    network = Model(spec, dtype=config.dtype)
+    network = Network(spec, dtype=config.dtype)
     return Partition(network, plan_run(network, config), 0).layout.crossings
 
 
@@ -252,7 +252,7 @@ async def test_two_halves_of_the_paper_model_send_1605_values_per_image_each_way
         result = await cluster.train()
     (sums,) = [c for c in crossings_of(config, mnist_adam()) if c.kind == "gradient"]
     assert (sums.source, sums.target) == (0, 1)
-    assert sums.values == Model(mnist_adam()).num_parameters - (
+    assert sums.values == Network(mnist_adam()).num_parameters - (
         320 * 400 + 400 + 400 * 400 + 400 + 400 * 10 + 10
     )
     assert blocks_sent(result, 0, 1) == 4 * (1605 * IMAGES + sums.values * 10)

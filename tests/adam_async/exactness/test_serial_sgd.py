@@ -6,7 +6,7 @@ import pytest
 from adam_async.data_server.order import epoch_order
 from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits
-from adam_async.model.network import Network as Model
+from adam_async.model.network import Network
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.run.config import Config
 from tests.adam_async.exactness.serial import RULES, assert_close, rule_step
@@ -26,7 +26,7 @@ COPY = {"weights": "copy"}
 
 def serial_sgd(config, dataset, spec=None):
     """Train on one thread, one group after the other, without any of the system."""
-    model = Model(spec or digits(), dtype=config.dtype)
+    model = Network(spec or digits(), dtype=config.dtype)
     weights = model.initial_weights(Dice(config.seed))
     context = model.context(config.images_per_group)
     memory = {name: {} for name in weights}
@@ -120,7 +120,7 @@ async def test_one_image_per_group_is_the_flow_of_the_paper_and_equals_serial_sg
 async def test_a_step_of_several_groups_applies_the_sum_of_their_gradients_once():
     config = serial(epochs=1, images_per_group=6, push_every=10, **RULES["sgd"], **SHARDED)
     result = await train(config)
-    model, dataset = Model(digits(), dtype="float64"), tiny_dataset()
+    model, dataset = Network(digits(), dtype="float64"), tiny_dataset()
     weights = model.initial_weights(Dice(config.seed))
     sums = {name: np.zeros_like(values) for name, values in weights.items()}
     order = epoch_order(Dice(config.seed), epoch=1, num_images=60, images_per_group=6)

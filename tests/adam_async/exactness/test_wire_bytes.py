@@ -3,7 +3,7 @@
 import pytest
 
 from adam_async.model.named import digits
-from adam_async.model.network import Network as Model
+from adam_async.model.network import Network
 from adam_async.run.config import Config
 from adam_async.run.partition import table_of
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of
@@ -24,7 +24,7 @@ async def run(protocol, network, sharding):
         weights="copy",
         **sharding,
     )
-    table = table_of(Model(digits()), shard_bytes=config.shard_bytes)
+    table = table_of(Network(digits()), shard_bytes=config.shard_bytes)
     async with cluster_of(config, NETWORKS[network]()) as cluster:
         result = await cluster.train()
         servers_of_tensor = {
@@ -48,7 +48,7 @@ def sent(statistics, node, kind):
 async def test_the_bytes_of_pushes_and_values_equal_the_formulas(protocol, network, sharding):
     result, servers = await run(protocol, network, sharding)
     expected = 0
-    for parameter in Model(digits()).parameters:
+    for parameter in Network(digits()).parameters:
         cost = parameter.size * ITEM
         if parameter.name in FACTORABLE:
             inputs, outputs = FACTORABLE[parameter.name]
@@ -61,7 +61,7 @@ async def test_the_bytes_of_pushes_and_values_equal_the_formulas(protocol, netwo
     assert pushed == STEPS * expected
     if sharding:
         assert servers["fc1.weight"] > 1
-    model = Model(digits()).num_parameters * ITEM
+    model = Network(digits()).num_parameters * ITEM
     values = sum(sent(statistics, node, kind)[0] for node in statistics for kind in ("Pushed", "Values"))
     # A pull to prepare, one at every step, and the driver's own for the evaluation.
     assert values == (STEPS + 2) * model

@@ -20,9 +20,9 @@ from adam_async.messages import (
     LeaseGroups,
     Pull,
     ReadFile,
-    Record,
     ReportGroups,
-    StepRecord,
+    ReportSteps,
+    StepReport,
     WatchMap,
     pack,
     packed_tensor,
@@ -152,7 +152,7 @@ def test_a_diverged_loss_is_accepted(value):
 
 
 def test_an_invalid_count_is_refused():
-    record = Record(
+    record = ReportSteps(
         store="r",
         session=1,
         incarnation=1,
@@ -160,10 +160,10 @@ def test_an_invalid_count_is_refused():
         generation=1,
         shards=(0,),
         number=1,
-        steps=(StepRecord(1, 16, 1 << 40),),
+        steps=(StepReport(1, 16, 1 << 40),),
     )
-    with pytest.raises(RemoteProtocolError, match=r"malformed Record: .*steps"):
-        unpack(pack(record), Record)
+    with pytest.raises(RemoteProtocolError, match=r"malformed ReportSteps: .*steps"):
+        unpack(pack(record), ReportSteps)
 
 
 def test_only_types_with_numbers_that_must_be_finite_are_searched():

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from adam_async.errors import SpecError
 from adam_async.model import InPlaceStep
-from adam_async.model.errors import SpecError
 from adam_async.model.gradcheck import check_network
 from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from adam_async.errors import LayerFailed
 from adam_async.model import (
     BUILTIN_LAYERS,
     NAMED_MODELS,
@@ -25,7 +26,6 @@ from adam_async.model import (
     new_rule_state,
     train_step,
 )
-from adam_async.model.errors import LayerFailed
 from adam_async.model.gradcheck import check_network
 from adam_async.model.keyed_random import Dice
 

@@ -5,8 +5,8 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
+from adam_async.errors import ModelError
 from adam_async.model import rule_batches
-from adam_async.model.errors import ModelError
 from adam_async.model.kernels import make_batches
 from adam_async.model.keyed_random import Dice
 from adam_async.model.rule_batches import NumpyBatches

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adam_async.errors import ShardUnavailable
-from adam_async.messages import Part, StepRecord, role_table
+from adam_async.messages import Part, StepReport, role_table
 from adam_async.parameter_server.client import MAX_UNACKNOWLEDGED, StepPush
 from adam_async.parameter_server.events import PushArrived, Refuse, ReplicasChanged
 from adam_async.run.ids import ShardId
@@ -36,7 +36,7 @@ def shards_of(servers, name):
 
 def steps_of(first, count, **fields):
     return tuple(
-        StepRecord(**{"clock": clock, "weight": 4, "staleness": 1, **fields})
+        StepReport(**{"clock": clock, "weight": 4, "staleness": 1, **fields})
         for clock in range(first, first + count)
     )
 
@@ -52,7 +52,9 @@ class Recording:
         for name, shards in self.shards.items():
             said = (name, self.clock + 1)
             steps = steps_of(self.clock + 1, count, **fields)
-            self.client.record(name, shards, steps, on_answer=lambda said=said: self.answered.append(said))
+            self.client.report_steps(
+                name, shards, steps, on_answer=lambda said=said: self.answered.append(said)
+            )
         self.clock += count
 
 

@@ -11,8 +11,8 @@ from adam_async.messages import (
     Pull,
     Push,
     ReadShards,
-    Record,
-    StepRecord,
+    ReportSteps,
+    StepReport,
     Tick,
     part_refusal,
 )
@@ -45,7 +45,7 @@ def checks_of(**resumed):
 PUSH = push_of((0, 1), (3, 3))
 TICK = Tick(store="run", session=1, incarnation=1, replica=0, clock=1, generation=1, shards=(0, 1))
 PULL = Pull(store="run", generation=1, shards=(0, 1))
-RECORD = Record(
+RECORD = ReportSteps(
     store="run",
     session=1,
     incarnation=1,
@@ -53,7 +53,7 @@ RECORD = Record(
     generation=1,
     shards=(0, 1),
     number=1,
-    steps=(StepRecord(1, 16, 0),),
+    steps=(StepReport(1, 16, 0),),
 )
 READ = ReadShards(store="run", generation=1, shards=(0, 1))
 ALL = tuple(range(30))
@@ -83,10 +83,10 @@ def test_a_correct_question_is_taken(body):
         (TICK, {"epoch": 1 << 31}, "epoch 2147483648"),
         (TICK, {"clock": 1 << 40}, "clock 1099511627776"),
         (PULL, {"clock": 1 << 40}, "clock 1099511627776"),
-        (RECORD, {"steps": (StepRecord(1 << 40, 16, 0),)}, "clock 1099511627776"),
-        (RECORD, {"steps": (StepRecord(1, 16, 0, (2,)),)}, "no place 2"),
-        (RECORD, {"steps": (StepRecord(1, 16, 0, (1, 1)),)}, "1 is named twice"),
-        (RECORD, {"steps": (StepRecord(1, 17, 0),)}, "weight 17"),
+        (RECORD, {"steps": (StepReport(1 << 40, 16, 0),)}, "clock 1099511627776"),
+        (RECORD, {"steps": (StepReport(1, 16, 0, (2,)),)}, "no place 2"),
+        (RECORD, {"steps": (StepReport(1, 16, 0, (1, 1)),)}, "1 is named twice"),
+        (RECORD, {"steps": (StepReport(1, 17, 0),)}, "weight 17"),
     ],
 )
 def test_a_question_of_no_correct_client_is_refused_by_name(body, change, text):

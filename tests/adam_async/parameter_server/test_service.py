@@ -24,12 +24,12 @@ from adam_async.messages import (
     Push,
     Pushed,
     ReadShards,
-    Record,
-    Recorded,
     RecordPart,
+    ReportSteps,
     ShardState,
     ShardStates,
-    StepRecord,
+    StepReport,
+    StepsReported,
     Tick,
     Values,
     pack,
@@ -202,12 +202,12 @@ def mine(servers, name):
     return {spec.id for spec in servers.table.shards if servers.map.buckets[spec.bucket] == name}
 
 
-ONE_STEP = (StepRecord(1, 4, 0),)
+ONE_STEP = (StepReport(1, 4, 0),)
 
 
 def record_of(servers, shards, *, number=1, steps=ONE_STEP, **fields):
     fields = {"store": "run", "generation": servers.map.generation, **fields}
-    return Record(
+    return ReportSteps(
         session=1, incarnation=1, replica=0, shards=tuple(shards), number=number, steps=tuple(steps), **fields
     )
 
@@ -216,10 +216,10 @@ def record_of(servers, shards, *, number=1, steps=ONE_STEP, **fields):
 async def test_a_record_is_counted_and_leaves_every_value_alone(network):
     async with servers_of(NETWORKS[network](), weights="aliased") as servers, talk(servers) as link:
         before = {number: shard.values.copy() for number, shard in servers.shards().items()}
-        steps = (StepRecord(1, 4, 0), StepRecord(2, 4, 3, (0,)))
+        steps = (StepReport(1, 4, 0), StepReport(2, 4, 3, (0,)))
         message = pack(record_of(servers, before, steps=steps))
         for _ in range(2):
-            assert unpack(await link.call(message, timeout_s=50.0), Recorded) == Recorded()
+            assert unpack(await link.call(message, timeout_s=50.0), StepsReported) == StepsReported()
         first, *others = servers.shards().values()
         assert (first.version, first.refused, dict(first.staleness)) == (1, 1, {0: 1})
         for shard in others:
@@ -234,13 +234,13 @@ async def test_a_record_is_counted_and_leaves_every_value_alone(network):
 async def test_a_record_out_of_turn_is_refused_by_name_and_counts_nothing(network):
     async with servers_of(NETWORKS[network](), weights="aliased") as servers, talk(servers) as link:
         ours = list(servers.shards())
-        nothing = Message(type="Record", meta=pack(record_of(servers, ours)).meta | {"steps": []})
+        nothing = Message(type="ReportSteps", meta=pack(record_of(servers, ours)).meta | {"steps": []})
         for message, code, text in (
             (pack(record_of(servers, ours, number=2)), "gap", "expected step 1, not 2"),
             (pack(record_of(servers, [*ours, 999])), "not-primary", "not the primary of all of"),
             (pack(record_of(servers, ours, store="old")), "wrong-run", "not old"),
             (pack(record_of(servers, ours, generation=99)), "wrong-run", "not run generation 99"),
-            (nothing, "malformed", "malformed Record"),
+            (nothing, "malformed", "malformed ReportSteps"),
         ):
             await refused(link, message, code, text)
         assert all((s.version, s.last_number) == (0, {}) for s in servers.shards().values())

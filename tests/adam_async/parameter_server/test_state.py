@@ -15,24 +15,24 @@ from adam_async.messages import (
     Problem,
     Pull,
     Push,
-    Record,
-    StepRecord,
+    ReportSteps,
+    StepReport,
     Tick,
 )
 from adam_async.parameter_server import waiting_requests
 from adam_async.parameter_server.apply import PushGradients
 from adam_async.parameter_server.events import (
     Acknowledge,
-    AcknowledgeRecord,
+    AcknowledgeSteps,
     AcknowledgeTick,
     Applied,
     EpochBegan,
     PullArrived,
     PushArrived,
-    RecordArrived,
     Refuse,
     ReplicasChanged,
     SendValues,
+    StepsArrived,
     TickArrived,
 )
 from adam_async.parameter_server.replica_generations import REMEMBERED
@@ -106,9 +106,9 @@ class Server:
     def record(self, request, number, steps, *, shards=(0, 1), replica=0, **other):
         """Steps as (clock, staleness) or (clock, staleness, refused places)."""
         fields = {"store": "run", "generation": 1, "session": 1, "incarnation": 1, **other}
-        told = tuple(StepRecord(clock, 1, staleness, *refused) for clock, staleness, *refused in steps)
-        body = Record(**fields, replica=replica, shards=tuple(shards), number=number, steps=told)
-        return self.tell(RecordArrived(request, body))
+        told = tuple(StepReport(clock, 1, staleness, *refused) for clock, staleness, *refused in steps)
+        body = ReportSteps(**fields, replica=replica, shards=tuple(shards), number=number, steps=told)
+        return self.tell(StepsArrived(request, body))
 
     def apply(self, bad=()):
         """Apply one batch; pushes whose request is in `bad` are not finite."""
@@ -526,7 +526,7 @@ def counted(server, number=0):
 def test_the_steps_of_a_record_are_numbered_counted_and_clocked_on_every_shard():
     server = Server(live=(ZERO, ONE))
     (answer,) = server.record("a", 1, [(5, 0), (6, 2), (7, 2)])
-    assert (answer.request, type(answer)) == ("a", AcknowledgeRecord)
+    assert (answer.request, type(answer)) == ("a", AcknowledgeSteps)
     for number in (0, 1):
         assert counted(server, number) == (3, {(1, 1): 3}, {0: 1, 2: 2}, 0, 0)
         assert server.shard(number).clocks == {ZERO: 7, ONE: 0}
@@ -538,7 +538,7 @@ def test_a_repeated_record_is_answered_again_and_counted_once():
     server.record("a", 1, [(1, 0), (2, 1)])
     server.record("b", 3, [(3, 0)])
     (again,) = server.record("a again", 1, [(1, 0), (2, 1)])
-    assert isinstance(again, AcknowledgeRecord)
+    assert isinstance(again, AcknowledgeSteps)
     assert counted(server) == (3, {(1, 1): 3}, {0: 2, 1: 1}, 0, 2)
     assert server.shard().clocks == {ZERO: 3}
 
@@ -551,7 +551,7 @@ def test_a_record_that_comes_too_early_is_refused_with_the_number_that_is_wanted
     assert (refusal.request, refusal.code, refusal.text) == ("early", "gap", "expected step 3, not 4")
     assert counted(server) == before
     (answer,) = server.record("in turn", 3, [(3, 0), (4, 0)])
-    assert isinstance(answer, AcknowledgeRecord)
+    assert isinstance(answer, AcknowledgeSteps)
     assert server.shard().version == 4
 
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from adam_async.model.named import digits
-from adam_async.model.network import Network as Model
+from adam_async.model.network import Network
 from adam_async.model.rules import Adam, Sgd
 from adam_async.parameter_server.storage import ALIGNMENT, ShardStorage, StoragePool, aligned_zeros
 from adam_async.run.partition import arrays_of
 from adam_async.run.shard_table import shard_table
 
-PARAMETERS = arrays_of(Model(digits()), None)
+PARAMETERS = arrays_of(Network(digits()), None)
 TABLE = shard_table(PARAMETERS, shard_bytes=16 << 10)
 
 

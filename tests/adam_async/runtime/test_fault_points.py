@@ -1,14 +1,14 @@
 """Unkind places: off in production, some of them on in a run, the same ones for the same seed."""
 
 from adam_async.runtime import fault_points
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.nodes import simulate
 
 PLACES = [f"place {number}" for number in range(100)]
 
 
 def fired(seed, times=40):
-    with fault_points.unkind(Dice(seed)) as marks:
+    with fault_points.unkind(RandomStream(seed)) as marks:
         for _ in range(times):
             for place in PLACES:
                 fault_points.fires(place)
@@ -17,7 +17,7 @@ def fired(seed, times=40):
 
 def test_nothing_is_on_outside_of_a_simulation():
     assert not fault_points.ON
-    with fault_points.unkind(Dice("1")):
+    with fault_points.unkind(RandomStream("1")):
         assert fault_points.ON
     assert not fault_points.ON
 

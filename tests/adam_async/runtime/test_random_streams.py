@@ -1,17 +1,17 @@
 """Seeded streams: the same for a name, unlike for others, and fair enough."""
 
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 
 
 def test_a_stream_is_a_function_of_its_name():
-    assert [Dice("7/disk").random() for _ in range(3)] == [Dice("7/disk").random()] * 3
-    assert Dice("7/disk").random() != Dice("7/network").random()
+    assert [RandomStream("7/disk").random() for _ in range(3)] == [RandomStream("7/disk").random()] * 3
+    assert RandomStream("7/disk").random() != RandomStream("7/network").random()
     # Written down: a seed in a report must mean the same run next year.
-    assert Dice("7/disk").below(1000) == 981
+    assert RandomStream("7/disk").below(1000) == 981
 
 
 def test_a_fork_does_not_depend_on_what_was_drawn():
-    dice = Dice("7")
+    dice = RandomStream("7")
     before = dice.fork("a").bytes(20)
     dice.random()
 
@@ -20,7 +20,7 @@ def test_a_fork_does_not_depend_on_what_was_drawn():
 
 
 def test_draws_are_in_their_ranges_and_reach_all_of_them():
-    dice = Dice("7")
+    dice = RandomStream("7")
 
     assert {dice.below(5) for _ in range(200)} == set(range(5))
     assert all(2.0 <= dice.between(2.0, 3.0) < 3.0 for _ in range(200))
@@ -30,7 +30,7 @@ def test_draws_are_in_their_ranges_and_reach_all_of_them():
 
 
 def test_what_cannot_happen_draws_nothing():
-    dice, other = Dice("7"), Dice("7")
+    dice, other = RandomStream("7"), RandomStream("7")
     dice.chance(0.0)
 
     assert dice.random() == other.random()
@@ -40,7 +40,7 @@ def test_a_shuffle_keeps_what_it_shuffles_and_comes_to_every_order():
     orders = set()
     for seed in range(60):
         items = [1, 2, 3]
-        Dice(str(seed)).shuffle(items)
+        RandomStream(str(seed)).shuffle(items)
         orders.add(tuple(items))
 
     assert len(orders) == 6

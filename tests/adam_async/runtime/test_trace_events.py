@@ -167,9 +167,9 @@ def test_messages_are_instants_on_the_lane_of_their_node():
     ]
 
 
-@pytest.mark.parametrize(("turn", "lane"), [(True, "event loop"), (False, "driver")])
-def test_a_phase_of_many_turns_of_the_loop_has_a_lane_of_its_own(turn, lane):
-    events = written(Phase("driver", "epoch 1", turn, 1.0, 2.0))
+@pytest.mark.parametrize(("one_iteration", "lane"), [(True, "event loop"), (False, "driver")])
+def test_a_phase_of_many_iterations_of_the_loop_has_a_lane_of_its_own(one_iteration, lane):
+    events = written(Phase("driver", "epoch 1", one_iteration, 1.0, 2.0))
 
     (slice_,) = of_phase(events, "X")
     assert lanes(events)[slice_["pid"], slice_["tid"]] == lane

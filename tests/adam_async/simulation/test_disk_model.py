@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.disk_model import SECTOR_BYTES, DiskModel
 
 FOLDER, FILE = Path("/data"), Path("/data/file")
@@ -14,7 +14,7 @@ FOLDER, FILE = Path("/data"), Path("/data/file")
 
 def disk_model_with(content=b"old", seed="1", **shares):
     """Make a disk with one durable file."""
-    disk_model = DiskModel(Dice(seed), **shares)
+    disk_model = DiskModel(RandomStream(seed), **shares)
     disk_model.make_folder(FOLDER)
     disk_model.append(disk_model.create(FILE), content)
     for inode in (disk_model.find(Path("/")), disk_model.find(FOLDER), disk_model.find(FILE)):
@@ -106,7 +106,7 @@ def test_a_rename_lands_whole_or_not_at_all_and_keeps_no_bytes():
 def test_a_folder_that_its_parent_did_not_keep_is_lost_with_all_that_is_in_it():
     found = set()
     for seed in range(30):
-        disk_model = DiskModel(Dice(str(seed)))
+        disk_model = DiskModel(RandomStream(str(seed)))
         disk_model.make_folder(FOLDER)
         disk_model.append(disk_model.create(FILE), b"new")
         disk_model.file(FILE).sync()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.errors import ConfigError
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.plan import Case, Fault, Options, Plan, draw_options, in_order, read_case
 from adam_async.simulation.wire import Conditions
 
@@ -70,9 +70,9 @@ def test_an_invalid_plan_is_named(data: bytes) -> None:
 
 
 def test_options_follow_from_the_dice_alone_and_are_of_all_kinds() -> None:
-    drawn = [draw_options(Dice(f"{seed}"), {"members": 3}) for seed in range(50)]
+    drawn = [draw_options(RandomStream(f"{seed}"), {"members": 3}) for seed in range(50)]
 
-    assert drawn == [draw_options(Dice(f"{seed}"), {"members": 3}) for seed in range(50)]
+    assert drawn == [draw_options(RandomStream(f"{seed}"), {"members": 3}) for seed in range(50)]
     for name in ("shuffled", "unkind"):
         assert {getattr(options, name) for options in drawn} == {False, True}
     assert {options.network.ragged for options in drawn} == {False, True}

@@ -14,5 +14,5 @@ def mode_setup(servers, client, config, *, finished=ignore):
         table=servers.table,
         buckets=servers.map.buckets,
         client=client,
-        events=GroupEvents(finished=finished, landed=ignore, stage_done=ignore),
+        events=GroupEvents(finished=finished, landed=ignore, section_done=ignore),
     )

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from adam_async.errors import DeadlineExceeded
 from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits
-from adam_async.model.network import Network as Model
+from adam_async.model.network import Network
 from adam_async.run.config import Config
 from adam_async.run.learning_rate import Schedule
 from adam_async.worker.copy_mode import CopyMode
@@ -35,7 +35,7 @@ BSP = {
 
 def limited_sgd(config, dataset):
     """Serial SGD of one replica on the mean over a step's images, clipped and controlled layer by layer."""
-    model = Model(digits(), dtype=config.dtype)
+    model = Network(digits(), dtype=config.dtype)
     weights = model.initial_weights(Dice(config.seed))
     context = model.context(config.push_every * config.images_per_group)
     for epoch in range(1, config.epochs + 1):

@@ -31,7 +31,7 @@ async def test_records_travel_and_no_gradient_does(options):
         result = await cluster.train()
         model = result.model.num_parameters * 4
     assert sent(result, "Push") == sent(result, "Pushed") == (0, 0)
-    messages, payload = sent(result, "Record")
+    messages, payload = sent(result, "ReportSteps")
     assert messages > 0
     assert payload == 0
     # The driver pulls to evaluate; a worker asks each server for one shard, to learn the clocks.

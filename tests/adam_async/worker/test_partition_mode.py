@@ -61,7 +61,7 @@ async def test_when_one_worker_goes_the_other_replica_trains_what_both_had_befor
         assert replica_of(cluster, "worker-2") == 1
         assert replica_generations_of(cluster).keys() <= {0}, "half a replica is none"
         cluster.data.state.check_invariants()
-        cluster.controller.machine.state.check_invariants()
+        cluster.controller.replicated_state.state.check_invariants()
     assert [epoch.images for epoch in result.epochs] == [IMAGES] * 2
     assert result.statistics["data-0"]["trained_again"] > 0
     assert replica_generation
@@ -92,7 +92,7 @@ async def test_with_another_worker_in_its_place_the_survivor_begins_a_new_genera
             assert survivor._run_session is not old
             result = await training
         cluster.data.state.check_invariants()
-        cluster.controller.machine.state.check_invariants()
+        cluster.controller.replicated_state.state.check_invariants()
     assert [epoch.images for epoch in result.epochs] == [IMAGES] * 4
 
 

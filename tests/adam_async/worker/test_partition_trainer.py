@@ -11,7 +11,7 @@ from adam_async.data_server.client import ImageGroup
 from adam_async.messages import Lease
 from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits
-from adam_async.model.network import Network as Model
+from adam_async.model.network import Network
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.planner import layers_plan, vertical_plan
 from adam_async.run.config import Config
@@ -24,7 +24,7 @@ from dataflow import ComputePool, Engine, Tag
 from tests.adam_async.model.parts import run_whole
 from tests.adam_async.runs import turns
 
-MODEL = Model(digits(), dtype="float64")
+MODEL = Network(digits(), dtype="float64")
 WEIGHTS = MODEL.initial_weights(Dice(1))
 GROUP, GROUPS, IN_FLIGHT = 4, 12, 3
 PLANS = {

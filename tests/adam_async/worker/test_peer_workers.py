@@ -10,14 +10,14 @@ import pytest
 from adam_async.errors import DeadlineExceeded, RoleDied, first_cause
 from adam_async.messages import Block, Blocks, Greet, pack, unpack
 from adam_async.model.named import digits
-from adam_async.model.network import Network as Model
+from adam_async.model.network import Network
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.planner import layers_plan
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Waits
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
-from adam_async.worker.peer_workers import BLOCKS, CONFIRM_BLOCKS, Neighbours
+from adam_async.worker.peer_workers import BLOCKS, CONFIRM_BLOCKS, PeerWorkers
 from adam_async.worker.reliable_stream import Parcel
 from tests.adam_async.runs import NETWORKS, Rough, address_of, turns, until
 from tests.transport.testing import Faults
@@ -25,7 +25,7 @@ from transport import Identity, LinkBroken, LinkClosed, RemoteProtocolError
 
 WAITS = Waits(dial_s=30.0, call_s=30.0, patience_s=30.0)
 GREET = Greet(run="run", replica=0, replica_generation=7, partition=0, received=0, begun=0)
-MODEL = Model(digits(), dtype="float32")
+MODEL = Network(digits(), dtype="float32")
 PLAN = layers_plan(MODEL, 2)
 SHAPE = (16, 4, 4)
 """Of what crosses forward, as crossing 0, and back, as crossing 1."""
@@ -65,7 +65,7 @@ class Worker:
         self.reads.set()
 
     async def begin(self, cluster):
-        self.others = Neighbours(
+        self.others = PeerWorkers(
             Endpoint(self.network, identity(self.part), Traffic(f"worker-{self.part}")),
             greet=self.greet,
             cluster=cluster,

@@ -7,7 +7,7 @@ import pytest
 
 from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits, mlp
-from adam_async.model.network import Network as Model
+from adam_async.model.network import Network
 from adam_async.run.partition import table_of
 from adam_async.run.shard_table import assign_buckets
 from adam_async.worker import push_plan
@@ -22,7 +22,7 @@ class Layout:
     """A model, its shards, and their servers."""
 
     def __init__(self, *, shard_bytes=16 << 10, servers=3, spec=None, dtype=np.float64):
-        self.model = Model(spec or digits(), dtype)
+        self.model = Network(spec or digits(), dtype)
         self.table = table_of(self.model, shard_bytes=shard_bytes)
         self.buckets = assign_buckets(self.table, [f"ps-{number}" for number in range(servers)])
         self.weights = self.model.initial_weights(Dice(1))
@@ -98,7 +98,7 @@ def test_shards_that_are_pieces_of_rows_go_as_deltas():
 
 
 def test_only_weights_of_dense_layers_have_factors():
-    assert factorable_tensors(Model(digits())) == {"fc1.weight", "fc2.weight"}
+    assert factorable_tensors(Network(digits())) == {"fc1.weight", "fc2.weight"}
 
 
 @pytest.mark.parametrize("shard_bytes", [512, 16 << 10, 1 << 20])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adam_async.worker.replica_clock import Place, ReplicaClock
+from adam_async.worker.replica_clock import ReplicaClock, StepPosition
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Replica:
     """All clocks of which it has had the values; it keeps those that it still needs."""
     said: int = 0
     steps: dict[int, Step] = field(default_factory=dict)
-    running: list[Place] = field(default_factory=list)
+    running: list[StepPosition] = field(default_factory=list)
     asked: int | None = None
     sync_clock: bool = False
 
@@ -66,8 +66,8 @@ class World:
             clock, left = replica.clock, replica.epochs[self.epoch]
             if left and (clock.groups or self.may_read(replica)):
                 yield self.admit, replica
-            for place in replica.running:
-                yield self.train, replica, place
+            for position in replica.running:
+                yield self.train, replica, position
             if not left and not replica.sync_clock:
                 yield self.sync, replica
             head = replica.steps.get(replica.said)
@@ -90,20 +90,20 @@ class World:
         return needed in replica.landed if self.synchronous else replica.values >= needed
 
     def admit(self, replica):
-        needed, place = replica.clock.needs, replica.clock.join()
-        if not place.index:
-            assert place.step - self.slowest <= self.slack or self.synchronous
-            replica.steps[place.step] = Step(needed)
-        step = replica.steps[place.step]
+        needed, position = replica.clock.needs, replica.clock.join()
+        if not position.index:
+            assert position.step - self.slowest <= self.slack or self.synchronous
+            replica.steps[position.step] = Step(needed)
+        step = replica.steps[position.step]
         step.groups += 1
         step.closed = not replica.clock.groups
-        replica.running.append(place)
+        replica.running.append(position)
         replica.epochs[self.epoch] -= 1
-        self.reads.append((place.step, needed if self.synchronous else replica.values))
+        self.reads.append((position.step, needed if self.synchronous else replica.values))
 
-    def train(self, replica, place):
-        replica.running.remove(place)
-        replica.steps[place.step].trained += 1
+    def train(self, replica, position):
+        replica.running.remove(position)
+        replica.steps[position.step].trained += 1
 
     def sync(self, replica):
         replica.sync_clock = True
@@ -183,15 +183,21 @@ def clock_of(**options):
 
 def test_groups_fill_steps_in_the_order_in_which_they_come():
     clock = clock_of(start=7, push_every=2)
-    places = [clock.join() for _ in range(5)]
-    assert [(place.step, place.index) for place in places] == [(7, 0), (7, 1), (8, 0), (8, 1), (9, 0)]
+    positions = [clock.join() for _ in range(5)]
+    assert [(position.step, position.index) for position in positions] == [
+        (7, 0),
+        (7, 1),
+        (8, 0),
+        (8, 1),
+        (9, 0),
+    ]
 
 
 def test_a_step_ends_short_at_a_sync_clock():
     clock = clock_of()
-    assert clock.join() == Place(0, 0)
+    assert clock.join() == StepPosition(0, 0)
     assert clock.sync_at(4)
-    assert clock.join() == Place(4, 0)
+    assert clock.join() == StepPosition(4, 0)
     assert clock_of().sync_at(2) is False, "no step was being filled"
 
 

@@ -4,8 +4,8 @@ import msgspec
 
 from adam_async.worker.statistics import (
     KernelStatistics,
-    NeighbourStatistics,
     PartitionStatistics,
+    PeerWorkerStatistics,
     WorkerStatistics,
 )
 
@@ -39,7 +39,7 @@ def test_the_report_has_the_names_that_readers_know():
     ]
     assert names(KernelStatistics) == ["set", "compiled", "of", "numpy_groups"]
     assert names(PartitionStatistics) == ["segments", "wires"]
-    assert names(NeighbourStatistics) == [
+    assert names(PeerWorkerStatistics) == [
         "links",
         "messages",
         "blocks_received",

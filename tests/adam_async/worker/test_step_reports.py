@@ -5,7 +5,7 @@ import pytest
 from adam_async.messages import Finished, Lease
 from adam_async.worker import push_plan
 from adam_async.worker.in_place_step import TrainedInPlace
-from adam_async.worker.step_reports import STEPS, Recorder
+from adam_async.worker.step_reports import STEPS, StepReports
 from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, Rough, servers_of, turns, until
 from tests.transport.testing import Faults
 
@@ -19,7 +19,7 @@ def trained(number, *, staleness=0, refused=()):
 def recorder_of(servers, *, clock=0):
     finished = []
     client = servers.client().client
-    recorder = Recorder(
+    recorder = StepReports(
         table=servers.table,
         buckets=servers.map.buckets,
         client=client,

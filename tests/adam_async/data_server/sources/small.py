@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from adam_async.data_server.damage import Policy
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.sources.damage import Policy
 from adam_async.data_server.sources.datasets import load
 from adam_async.runtime.disk import Disk
 

@@ -30,18 +30,18 @@ class Node:
         saved = Saved(me=me, term=term, snapshot=saved.snapshot, entries=entries)
         self.commits = commits
         self.core = Core(saved, Settings(), draw=lambda: 0.5, now=0.0)
-        self.machine = ReplicatedState(rules=TrainingRules())
-        self.machine.restore(saved.snapshot.state)
-        commits.saw(self.core, self.machine, None, ())
+        self.replicated_state = ReplicatedState(rules=TrainingRules())
+        self.replicated_state.restore(saved.snapshot.state)
+        commits.saw(self.core, self.replicated_state, None, ())
 
     def apply(self, *entries):
         for entry in entries:
             if entry.command is not None:
-                self.machine.apply(entry.index, entry.command)
+                self.replicated_state.apply(entry.index, entry.command)
         self.saw(Apply(entries))
 
     def saw(self, *effects):
-        self.commits.saw(self.core, self.machine, Tick(), effects)
+        self.commits.saw(self.core, self.replicated_state, Tick(), effects)
 
 
 def test_all_may_apply_the_same_in_pieces_of_any_size():
@@ -72,7 +72,7 @@ def test_states_that_differ_after_the_same_entries_are_reported():
     commits = Commits()
     one, two = Node(commits), Node(commits, me="b")
     one.apply(Entry(2, 1, OPEN))
-    two.machine.apply(17, OPEN)
+    two.replicated_state.apply(17, OPEN)
     with pytest.raises(Violation, match="the state of b after entry 2 is not that of others"):
         two.saw(Apply((Entry(2, 1, OPEN),)))
 
@@ -81,7 +81,7 @@ def test_a_snapshot_of_another_state_is_reported():
     commits = Commits()
     one, two = Node(commits), Node(commits, me="b")
     one.apply(Entry(2, 1, OPEN))
-    two.machine.restore(first_state("another"))
+    two.replicated_state.restore(first_state("another"))
     with pytest.raises(Violation, match="after entry 2 is not that of others"):
         two.saw(Restore(Snapshot(index=2, term=1, state=b"")))
 

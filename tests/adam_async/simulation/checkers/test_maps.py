@@ -99,8 +99,8 @@ def test_a_replaced_incarnation_never_returns():
 
 
 def test_each_version_of_a_machine_is_checked_once_with_none_left_out():
-    machine, maps = ReplicatedState(rules=TrainingRules()), Maps()
-    session = machine.apply(1, command_bytes(Open())).at
+    replicated_state, maps = ReplicatedState(rules=TrainingRules()), Maps()
+    session = replicated_state.apply(1, command_bytes(Open())).at
     for number, incarnation in enumerate((1, 2), start=1):
         value = {"role": "ps", "address": "local://x", "incarnation": incarnation}
         command = Set(
@@ -110,11 +110,11 @@ def test_each_version_of_a_machine_is_checked_once_with_none_left_out():
             expected=number - 1,
             value=msgspec.json.encode(value),
         )
-        assert machine.apply(1 + number, command_bytes(command)).done
+        assert replicated_state.apply(1 + number, command_bytes(command)).done
     # The machine refuses the return of an incarnation, so the test changes its map directly.
-    before = machine.map
+    before = replicated_state.map
     back = {"a": node(1, changed=before.version + 1)}
-    machine.state.map = msgspec.structs.replace(before, version=before.version + 1, nodes=back)
-    machine.history.add(difference(before, machine.map))
+    replicated_state.state.map = msgspec.structs.replace(before, version=before.version + 1, nodes=back)
+    replicated_state.history.add(difference(before, replicated_state.map))
     with pytest.raises(Violation, match="as incarnation 1 after a later one"):
-        maps.saw(machine)
+        maps.saw(replicated_state)

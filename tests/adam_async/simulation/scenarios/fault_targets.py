@@ -2,7 +2,7 @@
 
 import asyncio
 
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.nodes import World
 from adam_async.simulation.scenario import Ledger
 from adam_async.simulation.scenarios.controller_group import ControllerGroup, draw_settings
@@ -11,6 +11,6 @@ from adam_async.simulation.scenarios.fault_targets import Targets
 
 def targets_in(world: World, *, patience_s: float) -> Targets:
     """Make the machines of a world, with a group of three controllers that are not started."""
-    settings = {**draw_settings(Dice("0"), sessions=3), "controllers": 3}
+    settings = {**draw_settings(RandomStream("0"), sessions=3), "controllers": 3}
     group = ControllerGroup(world, settings, Ledger(lambda: world.now))
     return Targets(world, group, asyncio.Event(), patience_s=patience_s)

@@ -74,7 +74,7 @@ def test_names_are_unique_and_come_in_the_same_order() -> None:
         "Push.session=anothers",
         "Push.parts[0].count=below",
         "Push.tensors=nan",
-        "Record.steps[0].staleness=-1",
+        "ReportSteps.steps[0].staleness=-1",
         "Tick.epoch=two-ahead",
         "Tick.clock=2**40",
         "LeaseGroups.rows[0]=-1",

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from adam_async.controller import map_client
-from adam_async.controller.leader_connection import LeaderLink
+from adam_async.controller.leader_connection import LeaderConnection
 from adam_async.messages import CompareAndSet
 from adam_async.simulation.plan import Case
 from adam_async.simulation.runner import draw_case, run_case, run_seed
@@ -62,6 +62,6 @@ def test_a_repeated_question_with_a_new_number_is_reported(monkeypatch) -> None:
 
 
 def test_a_client_that_ignores_the_leaders_address_is_reported(monkeypatch) -> None:
-    monkeypatch.setattr(LeaderLink, "_note_leader", lambda self, error: None)
+    monkeypatch.setattr(LeaderConnection, "_note_leader", lambda self, error: None)
 
     assert run_seed(CLIENTS, 0).invariant == "I15"

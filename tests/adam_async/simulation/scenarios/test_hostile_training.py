@@ -3,7 +3,7 @@
 import pytest
 
 from adam_async.parameter_server.question_checks import QuestionChecks
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.plan import Case, Fault, Options, Plan
 from adam_async.simulation.runner import run_case, run_seed
 from adam_async.simulation.scenarios.hostile_peers import KINDS, SENDERS, TARGETS
@@ -27,7 +27,7 @@ def test_a_cluster_learns_beside_hostile_peers() -> None:
 
 
 def test_every_kind_of_peer_is_drawn_for_machines_that_it_can_reach() -> None:
-    plan = draw_plan(Dice("hostile/0/plan"))
+    plan = draw_plan(RandomStream("hostile/0/plan"))
 
     assert {fault.kind for fault in plan.faults} == set(KINDS)
     assert {fault.targets[1] for fault in plan.faults} <= {

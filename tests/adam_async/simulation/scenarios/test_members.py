@@ -16,7 +16,7 @@ from adam_async.data_server.service import DataServer
 from adam_async.errors import DeadlineExceeded
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.option_sources import make_config
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.runner import draw_case, run_case, run_seed
 from adam_async.simulation.scenarios.members import MEMBERS
 from adam_async.simulation.scenarios.short_runs import draw_run
@@ -54,7 +54,7 @@ def test_runs_pause_and_end_early_and_wrong_questions_are_refused() -> None:
 
 
 def test_runs_differ_in_how_groups_are_shared_out_and_taken_up() -> None:
-    runs = [draw_run(Dice(f"run {number}"), number) for number in range(60)]
+    runs = [draw_run(RandomStream(f"run {number}"), number) for number in range(60)]
 
     assert {run.config["consistency"] for run in runs} == {"asp", "ssp:2", "bsp"}
     assert {run.config["partitions"] for run in runs} == {1, 2}

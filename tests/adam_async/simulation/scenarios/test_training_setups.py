@@ -6,7 +6,7 @@ from adam_async.errors import ConfigError
 from adam_async.model.network import Network
 from adam_async.run.partition import table_of
 from adam_async.run.shard_table import assign_buckets
-from adam_async.runtime.random_streams import Dice
+from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.scenarios.training import TRAINING
 from adam_async.simulation.scenarios.training_cluster import SERVERS
 from adam_async.simulation.scenarios.training_setups import (
@@ -22,9 +22,9 @@ from adam_async.simulation.scenarios.training_setups import (
     draw_setup,
     setup_of,
 )
-from adam_async.worker.push_plan import plan_pushes, plan_stages
+from adam_async.worker.push_plan import plan_pushes, plan_sections
 
-DRAWN = [draw_setup(Dice(f"{seed}"), TRAINING) for seed in range(600)]
+DRAWN = [draw_setup(RandomStream(f"{seed}"), TRAINING) for seed in range(600)]
 
 
 def test_every_draw_is_a_run_that_can_be() -> None:
@@ -60,7 +60,7 @@ def test_messages_of_a_wide_network_leave_while_the_rest_of_its_step_is_computed
     buckets = assign_buckets(table, SERVERS)
     pushes = plan_pushes(model, table, buckets, images=int(WIDE["images_per_group"]), wanted="delta")
 
-    assert len(plan_stages(model, pushes)) == 2
+    assert len(plan_sections(model, pushes)) == 2
     assert not any(settings.get("network") == "wide" and set(WHOLE) & set(settings) for settings in DRAWN)
 
 
