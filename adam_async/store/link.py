@@ -394,7 +394,7 @@ class StoreLink:
         return pull.values()
 
     def _send_pull(self, pull: PullCollector, sent: "asyncio.Future[int]") -> None:
-        """Ask for the values of a pull, unless its caller has given up; `sent` gets the clock it waits for."""
+        """Ask for values, unless the caller has given up; `sent` gets the clock that they wait for."""
         if sent.done():
             return
         bound = 0
