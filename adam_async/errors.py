@@ -31,6 +31,9 @@ LOST_SHARDS = (
 )
 """Text on the consequence of a lost parameter server for its run."""
 
+LOST_STORE = "with it went the only copy of its shards; open the store again with arrays to create it anew"
+"""Text on the consequence of a lost parameter server for a store of clients."""
+
 
 class AdamError(Exception):
     """Base of every error that this package raises on purpose."""

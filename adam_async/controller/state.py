@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypedDict, Unpack, assert_never
 import msgspec
 
 from adam_async.controller.records import check_node
-from adam_async.errors import LOST_SHARDS, ConfigError
+from adam_async.errors import LOST_SHARDS, LOST_STORE, ConfigError
 from adam_async.run.cluster_map import NO_SLOT, ClusterMap, NodeRecord
 from adam_async.run.shard_table import NUM_BUCKETS, bytes_of_buckets, count_shards, spread
 from adam_async.run.store_record import (
@@ -435,13 +435,12 @@ class ControllerState:
             for name, store in self.map.stores.items()
             if store.phase in ("loading", "open")
         }
-        self._set_stores(
-            {
-                name: {"phase": "failed", "lost": server, "reason": f"{server} died: {LOST_SHARDS}"}
-                for name, server in lost.items()
-                if server
-            }
-        )
+        changes: dict[str, _StoreFields] = {}
+        for name, server in lost.items():
+            if server:
+                remedy = LOST_SHARDS if self.map.stores[name].program else LOST_STORE
+                changes[name] = {"phase": "failed", "lost": server, "reason": f"{server} died: {remedy}"}
+        self._set_stores(changes)
 
     def _place_stores(self) -> None:
         for name, store in self.map.stores.items():

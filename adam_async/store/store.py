@@ -100,8 +100,9 @@ class ParameterStore:
             create: ``auto`` creates the store if it is not there, ``new`` refuses one that is there, and
                 ``never`` only joins.
             rule: Update rule of all arrays, or of each by name.
-            consistency: ``asp`` without clocks; ``ssp:S``, a client is at most S steps ahead of the slowest
-                one; or ``bsp``, the servers apply the mean of the clients' gradients at each step.
+            consistency: ``asp`` without clocks; ``ssp:S``, a pull waits until every client has ended all but
+                the last S of this client's steps; or ``bsp``, the servers apply the mean of the clients'
+                gradients at each step.
             replicas: With clocks, the number of clients that the first step waits for; bsp needs it, and
                 with ssp it is 1 by default.
             copies: Number of servers with each shard; only 1 is possible.
