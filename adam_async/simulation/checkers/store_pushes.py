@@ -99,7 +99,7 @@ class StorePushes:
             raise Violation("I1", f"{self._store} refused push {column} of {push.client}, which is finite")
 
     def before(self) -> Before:
-        """Return what values must contain that are pulled from now on."""
+        """Return the least content of values that are pulled from now on."""
         done = frozenset(column for column, push in enumerate(self._pushes) if push.acknowledged)
         return Before(done, self._versions.copy())
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adam_async.errors import AdamError, first_cause
 from adam_async.run.cluster_map import ClusterMap
@@ -287,8 +288,9 @@ def _is_live(link: StoreLink, cluster: ClusterMap) -> bool:
     store = cluster.store(link.store.id)
     if store is None:
         return False
-    generation, _ = cluster.pushers(store).get(link.session.replica, (0, frozenset()))
-    return generation == link.session.incarnation
+    pushers = cluster.pushers(store)
+    replica = link.session.replica
+    return replica in pushers and pushers[replica][0] == link.session.incarnation
 
 
 def _rows(values: Values) -> Any:

@@ -98,7 +98,7 @@ def _draw_fault(dice: RandomStream, kind: str) -> Fault:
             else:
                 amount = float(dice.below(2))
         case "client-cut" | "client-reset":
-            targets = (worker, dice.choose(SERVERS))
+            amount = float(dice.below(2))
         case _ if kind in CONTROLLER_KINDS:
             targets = () if dice.chance(0.5) else (dice.choose(list(CONTROLLERS)),)
         case "kill-lender":

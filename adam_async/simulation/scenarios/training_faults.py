@@ -91,14 +91,20 @@ class TrainingFaults:
 
     async def _client(self, world: World, fault: Fault) -> None:
         """Strike a client of stores once it runs, or its link to a server once there is one."""
-        kind = fault.kind.removeprefix("client-")
+        kind, (client,) = fault.kind.removeprefix("client-"), fault.targets
+        servers = [*SERVERS]
+        world.dice.fork(str(fault)).shuffle(servers)
         if kind == "reset":
-            client, server = fault.targets
-            missing = f"{client} had no connection to {server}"
-            await _find_victim(fault, lambda: world.network.reset(client, server), missing)
+            missing = f"{client} had no connection to {' or '.join(servers)}"
+            await _find_victim(
+                fault, lambda: any(world.network.reset(client, server) for server in servers), missing
+            )
             return
-        client = fault.targets[0]
         await _find_victim(fault, lambda: is_running(world.nodes[client]), f"{client} did not run")
+        if kind == "cut":
+            ways = [(client, other) for other in (*servers, *CONTROLLERS)]
+            await self._cut(fault, ways, both=True)
+            return
         await KINDS[kind](world, msgspec.structs.replace(fault, kind=kind))
 
     async def _link(self, world: World, fault: Fault) -> None:
