@@ -25,7 +25,7 @@ from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.checkers.store_pushes import Pulled, StorePushes
 from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Setting
-from adam_async.simulation.scenario import Ledger, Violation
+from adam_async.simulation.scenario import Ledger, settle
 from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, TrainingCluster, network_of
 from adam_async.store.arrays import InitialArrays, records_of
 from adam_async.store.joining import StoreWish
@@ -97,6 +97,7 @@ class StoreClients:
     """All clients of a run, over all incarnations of their machines."""
 
     def __init__(self, world: World, cluster: TrainingCluster, ledger: Ledger, consistency: str) -> None:
+        self._world = world
         self._cluster = cluster
         self._ledger = ledger
         self._slack = slack_of(consistency)
@@ -107,7 +108,6 @@ class StoreClients:
         self._dice = world.dice.fork("stores")
         self._going_on = True
         self._working: set[str] = set()
-        self._idle = asyncio.Event()
         for name in CLIENTS:
             world.node(name).start(self._run_client)
         world.node(READER).start(self._run_reader)
@@ -125,7 +125,6 @@ class StoreClients:
     async def _serve_again(self, node: Node, dice: RandomStream, *, reader: bool) -> None:
         while self._going_on:
             self._working.add(node.name)
-            self._idle.clear()
             try:
                 await self._use(node, dice, reader=reader)
             except* (AdamError, TransportError) as errors:
@@ -134,8 +133,6 @@ class StoreClients:
             finally:
                 self._open.pop(node.name, None)
                 self._working.discard(node.name)
-                if not self._working:
-                    self._idle.set()
             await asyncio.sleep(dice.around(OPEN_AGAIN_S))
 
     async def _use(self, node: Node, dice: RandomStream, *, reader: bool) -> None:
@@ -274,13 +271,20 @@ class StoreClients:
             Violation: A client goes on for `END_S`.
         """
         self._going_on = False
-        try:
-            async with asyncio.timeout(END_S):
-                if self._working:
-                    await self._idle.wait()
-        except TimeoutError:
-            text = f"{', '.join(sorted(self._working))} went on for {END_S:g} s"
-            raise Violation("clients of stores are answered", text) from None
+        await settle(
+            self._world, self._unfinished, within_s=END_S, invariant="clients of stores are answered"
+        )
+
+    def _unfinished(self) -> str:
+        """Return which clients go on; a client that waits for others to begin the first step may."""
+        newest = self._cluster.map
+        left = []
+        for name in sorted(self._working):
+            opened = self._open.get(name)
+            store = newest.store(opened.link.store.id) if opened is not None else None
+            if self._slack is None or store is None or store.epoch:
+                left.append(name)
+        return f"{', '.join(left)} went on" if left else ""
 
 
 def _is_live(link: StoreLink, cluster: ClusterMap) -> bool:
