@@ -547,8 +547,8 @@ def check_store(store: StoreRecord) -> str:
         return f"state_arrays is {store.state_arrays}, and its rules keep {least_state}"
     if store.kernels not in KERNELS:
         return f"kernels is {store.kernels[:80]!r}; known: {', '.join(KERNELS)}"
-    if store.summed_weight and store.slack != 0:
-        return f"summed_weight is {store.summed_weight} without bsp, which has slack=0"
+    if store.summed_weight and store.slack is None:
+        return f"summed_weight is {store.summed_weight} without clocks: sums need a slack"
     if store.in_place and not store.program:
         return "in_place is for the store of a program"
     bounds = (

@@ -411,7 +411,7 @@ class Driver:
     async def evaluate(self, model: RunModel, weights: Mapping[str, NDArray[Any]]) -> float:
         """Return the share of the data server's test images that the weights classify correctly."""
         model.use_ready()
-        return await self._parts.evaluator.accuracy(model, weights, self._counts.data_address())
+        return await self._parts.evaluator.accuracy(model, weights, self._counts.data_address)
 
     # --- results of an interrupted run -------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Accuracy of weights on the test images of a data server."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,13 +13,17 @@ from adam_async.run.config import Waits
 from adam_async.run.step_model import RunModel, StepModel
 from adam_async.runtime.traffic import Traffic
 from dataflow import ComputePool
-from transport import Identity, Network
+from transport import Identity, Network, TransportError
 
 TEST_CHUNK = 1000
 """Maximum number of test images read in one message."""
 
 MESSAGE_SHARE = 2
 """Factor by which a message with test images stays below the largest one of its link."""
+
+
+AGAIN_S = 0.1
+"""Pause before the images are asked for again, in seconds."""
 
 
 class Evaluator:
@@ -45,19 +49,25 @@ class Evaluator:
         """Images and labels; key True: those of the validation split, key False: test images."""
 
     async def accuracy(
-        self, model: RunModel, weights: Mapping[str, NDArray[Any]], address: str, *, validation: bool = False
+        self,
+        model: RunModel,
+        weights: Mapping[str, NDArray[Any]],
+        address: Callable[[], str],
+        *,
+        validation: bool = False,
     ) -> float:
         """Return the share of the test images that the weights classify correctly; 0 without images.
 
         Args:
-            address: Address of a data server; the first evaluation reads the images from it.
+            address: Returns the address of a data server; the first evaluation reads the images from it, and
+                goes on with its successor if it is lost.
             validation: Use the images of the validation split, the same in all runs of one driver.
 
         Raises:
             StepFailed: The model is a step, and its evaluation raised or has no accuracy.
         """
         if validation not in self._sets:
-            self._sets[validation] = await self._read(address, validation=validation)
+            self._sets[validation] = await self._read_from_any(address, validation=validation)
         images, labels = self._sets[validation]
         cuts = np.linspace(0, len(labels), self._threads + 1, dtype=int)
         async with asyncio.TaskGroup() as group:
@@ -69,6 +79,20 @@ class Evaluator:
                 for a, b in pairwise(cuts)
             ]
         return sum(part.result() for part in parts) / max(len(labels), 1)
+
+    async def _read_from_any(
+        self, address: Callable[[], str], *, validation: bool
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Read the images; a lost data server has a successor once the controllers notice the loss."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._waits.dial_s + self._waits.grace_s
+        while True:
+            try:
+                return await self._read(address(), validation=validation)
+            except TransportError:
+                if loop.time() > ends_at:
+                    raise
+            await asyncio.sleep(AGAIN_S)
 
     async def _read(self, address: str, *, validation: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
         pieces: list[tuple[NDArray[Any], NDArray[Any]]] = []

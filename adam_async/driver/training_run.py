@@ -310,10 +310,10 @@ class TrainingRun:
     ) -> EpochResult:
         model, evaluator = self._prepared.model, self._parts.evaluator
         model.use_ready()
-        test = await evaluator.accuracy(model, weights, self._parts.counts.data_address())
+        address = self._parts.counts.data_address
+        test = await evaluator.accuracy(model, weights, address)
         validation = None
         if self._config.validation:
-            address = self._parts.counts.data_address()
             validation = await evaluator.accuracy(model, weights, address, validation=True)
         return EpochResult(
             epoch=epoch,

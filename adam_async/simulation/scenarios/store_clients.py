@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from adam_async.errors import AdamError, first_cause
 from adam_async.run.cluster_map import ClusterMap

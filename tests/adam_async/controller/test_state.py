@@ -384,7 +384,7 @@ def test_the_clocks_of_a_store_begin_with_its_wanted_number_of_clients():
         ({"replicas": 0}, "replicas is 0"),
         ({"most_weight": 1 << 40}, "most_weight is 1099511627776"),
         ({"slack": -1}, "slack is -1"),
-        ({"slack": 1, "summed_weight": 1}, "summed_weight is 1 without bsp"),
+        ({"slack": None, "summed_weight": 1}, "summed_weight is 1 without clocks"),
         ({"kernels": "quantum"}, "kernels is 'quantum'; known: auto"),
         ({"in_place": True}, "in_place is for the store of a program"),
         ({"first_clock": -1}, "first_clock is -1"),
