@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from adam_async.controller import status_log as status_log_module
 from adam_async.controller.bootstrap import name_of
 from adam_async.controller.status_log import GROUPLESS_S, LEADERLESS_S, LOST_S, StatusLog, map_lines
-from adam_async.errors import LOST_SHARDS
+from adam_async.errors import LOST_STORE
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.store_record import cut_arrays
 from tests.adam_async.cluster_maps import ARRAYS, Cluster, node, store_record, training
@@ -363,7 +363,7 @@ def test_a_store_of_clients_makes_a_line_for_each_phase():
         "store 'a' waits for servers",
         "store 'a' waits for its values",
         "store 'a' is open",
-        f"store 'a' failed: ps-0 died: {LOST_SHARDS}",
+        f"store 'a' failed: ps-0 died: {LOST_STORE}",
         "store 'a' was deleted",
     ]
 
