@@ -404,7 +404,8 @@ class ControllerState:
         """Return the bytes that the stores except one need on each server."""
         used: Counter[str] = Counter()
         for name, store in self.map.stores.items():
-            if name != without:
+            is_dropped = store.phase == "failed" and not store.program
+            if name != without and not is_dropped:
                 used.update(_bytes_on_servers(store, store.buckets))
         return used
 

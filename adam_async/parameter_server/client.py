@@ -262,6 +262,7 @@ class _Question:
     into: tuple[NDArray[Any]] | None
     on_values: Callable[[Values, NDArray[Any]], None]
     on_behind: OnBehind | None
+    is_wanted: Callable[[], bool] | None
 
     def ask(self) -> None:
         self.server.send(Exchange(message=self.message, on_answer=self.answered, into=self.into))
@@ -269,6 +270,8 @@ class _Question:
     def answered(self, answer: Message) -> bool:
         values = unpack(answer, Values)
         if self.message.meta["shards"] and not values.versions:
+            if self.is_wanted is not None and not self.is_wanted():
+                return True
             if self.on_behind is not None:
                 self.on_behind(values)
             self.ask()
@@ -432,6 +435,7 @@ class ParameterClient:
         clock: int = 0,
         into: NDArray[Any] | None = None,
         on_behind: OnBehind | None = None,
+        is_wanted: Callable[[], bool] | None = None,
     ) -> None:
         """Ask for values; they contain everything pushed to this server before. Never waits.
 
@@ -442,6 +446,7 @@ class ParameterClient:
             into: Memory for the values; pooled memory without it.
             on_behind: Called each time the server had to answer without values, before it is asked again,
                 which is at least every half of `answer_s`. It must not raise.
+            is_wanted: Returns whether the question is still asked; None: always.
         """
         body = Pull(
             store=self._session.store,
@@ -456,6 +461,7 @@ class ParameterClient:
             into=None if into is None else (into,),
             on_values=on_values,
             on_behind=on_behind,
+            is_wanted=is_wanted,
         )
         question.ask()
 

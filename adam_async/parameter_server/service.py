@@ -92,20 +92,24 @@ class ParameterServer(Role):
     async def _follow(self) -> None:
         """Take up each store that places buckets here, drop those that have left, and follow the others."""
         async for cluster in self._membership.changes():
-            for id in [id for id in self.stores if cluster.store(id) is None]:
+            for id in [id for id in self.stores if not _is_needed(cluster, id)]:
                 del self.stores[id]
                 self._loaded.set()
             for name, store in cluster.stores.items():
-                if self._identity.node not in store.buckets:
+                if self._identity.node not in store.buckets or not _is_needed(cluster, store.id):
                     continue
                 served = self.stores.get(store.id)
                 if served is None:
                     served = self._take_up(name, store, cluster)
                     await asyncio.sleep(0)  # heartbeats must not wait for all stores
-                served.map_changed(cluster)
+                if served is not None:
+                    served.map_changed(cluster)
 
-    def _take_up(self, name: str, store: StoreRecord, cluster: ClusterMap) -> ServedStore:
-        """Allocate the shards of the buckets whose primary this server is."""
+    def _take_up(self, name: str, store: StoreRecord, cluster: ClusterMap) -> ServedStore | None:
+        """Allocate the shards of the buckets whose primary this server is; None without memory for them.
+
+        Other stores go on: the client of this one waits for it until its deadline.
+        """
         pieces = [cluster.arrays.get(f"stores/{name}/{number}") for number in range(store.pieces)]
         host = StoreHost(
             node=self._identity.node,
@@ -120,7 +124,12 @@ class ParameterServer(Role):
             rearm=self._timer.rearm,
             loaded=self._loaded.set,
         )
-        served = self.stores[store.id] = ServedStore(store, joined_arrays(store, pieces), host)
+        try:
+            served = ServedStore(store, joined_arrays(store, pieces), host)
+        except MemoryError:
+            logger.error("%s has no memory for its shards of store %r: delete it", self._identity.node, name)
+            return None
+        self.stores[store.id] = served
         if served.complete:  # none of its shards is here
             self._loaded.set()
         return served
@@ -208,3 +217,9 @@ class ParameterServer(Role):
 
     def __repr__(self) -> str:
         return f"<ParameterServer {self._identity.node} at {self.address} with {len(self.stores)} stores>"
+
+
+def _is_needed(cluster: ClusterMap, id: str) -> bool:
+    """Whether a server keeps a store: it is in the map, and has not failed. A driver reads a failed run."""
+    store = cluster.store(id)
+    return store is not None and (store.phase != "failed" or bool(store.program))

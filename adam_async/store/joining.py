@@ -1,10 +1,11 @@
 """How a client comes into a store: it joins the cluster, finds or creates the store, loads its values.
 
-If the creator is lost before it has loaded the values, any client that opens the store with arrays loads its
-own.
+If the creator is lost before it has loaded the values, a client that opens the store with arrays creates it
+anew.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.controller.client import Membership
-from adam_async.errors import DeadlineExceeded, RunFailed, StoreError
+from adam_async.errors import AdamError, DeadlineExceeded, RunFailed, StoreError
 from adam_async.messages import ShardState
 from adam_async.model.rules import rule_of
 from adam_async.parameter_server.client import SessionIdentity
@@ -26,9 +27,15 @@ from adam_async.run.shard_table import ShardSpec, shard_table
 from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord, joined_arrays
 from adam_async.runtime.channel import Endpoint
 from adam_async.store.arrays import InitialArrays, flat_values
+from transport import TransportError
+
+logger = logging.getLogger(__name__)
 
 CREATE_TRIES = 3
 """Number of attempts to create a store that another client creates at the same time."""
+
+DELETE_S = 2.0
+"""Maximum time to delete a store that did not open, in seconds."""
 
 CREATE_PAUSE_S = 0.2
 """Wait for the store of another client between two attempts, in seconds."""
@@ -86,17 +93,35 @@ class Joining:
         wish, membership = self._wish, self._membership
         what = "the controllers to accept this client"
         await membership.wait_for(lambda _: membership.joined, what, self._waits.start_s + self._waits.call_s)
-        store = membership.map.stores.get(wish.name)
-        if store is None or store.phase == "failed":
-            store = await self._create(store)
-        elif wish.create == "new":
-            raise StoreError(
-                f"store {wish.name!r} is there: choose another name, delete it, or leave create out"
-            )
-        arrays = arrays_of(membership.map, wish.name, store)
-        if wish.values is not None:
-            _compare(wish, store, arrays)
-        return await self._wait_open(store, arrays), arrays
+        ends_at = asyncio.get_running_loop().time() + self._waits.prepare_s
+        while True:
+            store = membership.map.stores.get(wish.name)
+            if store is None or store.phase == "failed":
+                store = await self._create(store)
+            elif wish.create == "new":
+                raise StoreError(
+                    f"store {wish.name!r} exists: choose another name, delete it, or leave create out"
+                )
+            arrays = arrays_of(membership.map, wish.name, store)
+            if wish.values is not None:
+                _compare(wish, store, arrays)
+            try:
+                opened = await self._wait_open(store, arrays, ends_at)
+            except BaseException:
+                if store.creator == self._node:
+                    await self._delete(store)
+                raise
+            if opened is not None:
+                return opened, arrays
+            await membership.delete_store(wish.name, store.id)
+
+    async def _delete(self, store: StoreRecord) -> None:
+        """Delete a store that this client has created, and that did not open."""
+        try:
+            async with asyncio.timeout(DELETE_S):
+                await self._membership.delete_store(self._wish.name, store.id)
+        except (AdamError, TimeoutError, TransportError) as error:
+            logger.info("%s leaves store %s behind: %r", self._node, store.id, error)
 
     async def _create(self, failed: StoreRecord | None) -> StoreRecord:
         wish, membership = self._wish, self._membership
@@ -146,41 +171,53 @@ class Joining:
                 return cluster.stores[name]
         raise AssertionError("the last try returns or raises")
 
-    async def _wait_open(self, store: StoreRecord, arrays: Sequence[ArrayRecord]) -> StoreRecord:
-        """Wait until the store is open; its creator, or an heir of one that is gone, loads its values."""
+    async def _wait_open(
+        self, store: StoreRecord, arrays: Sequence[ArrayRecord], ends_at: float
+    ) -> StoreRecord | None:
+        """Wait until the store is open; its creator loads its values.
+
+        Returns None if the creator left before, and this client has arrays to create the store anew. If several
+        clients loaded one store, some shards would have the values of one and some those of another.
+        """
         wish, membership = self._wish, self._membership
         key = (wish.name, store.id)
-        loaded = False
-        ends_at = asyncio.get_running_loop().time() + self._waits.prepare_s
+        if store.creator == self._node:
+            await self._load(await self._placed(key, ends_at), arrays, key)
         while True:
             now = _present(membership.map, key)
             if now.phase == "open":
                 return now
-            creator = membership.map.nodes.get(now.creator)
-            mine = now.creator == self._node or creator is None or not creator.live
-            if now.phase == "loading" and mine and not loaded:
-                if wish.values is None:
-                    raise StoreError(
-                        f"the creator of store {wish.name!r} left before it had loaded the values: open it "
-                        "with arrays, which loads them"
-                    )
-                await self._load(now, arrays)
-                loaded = True
-                continue
-            changed = partial(
-                _has_changed,
-                key=key,
-                version=now.changed,
-                creator_was_live=creator is not None and creator.live,
-            )
-            left_s = ends_at - asyncio.get_running_loop().time()
-            await membership.wait_for(
-                changed,
-                f"store {wish.name!r} to open: {_state_of(now, membership.map)}",
-                max(left_s, 0.001),
-            )
+            if not _is_live(membership.map, now.creator):
+                if wish.values is not None and not wish.reader and wish.create == "auto":
+                    return None
+                raise StoreError(
+                    f"the creator of store {wish.name!r} left before it had loaded the values: open it "
+                    "with arrays, which creates it anew"
+                )
+            await self._wait_change(key, now, ends_at)
 
-    async def _load(self, store: StoreRecord, arrays: Sequence[ArrayRecord]) -> None:
+    async def _placed(self, key: tuple[str, str], ends_at: float) -> StoreRecord:
+        """Wait until the controllers have placed a store."""
+        while True:
+            now = _present(self._membership.map, key)
+            if now.phase != "placing":
+                return now
+            await self._wait_change(key, now, ends_at)
+
+    async def _wait_change(self, key: tuple[str, str], now: StoreRecord, ends_at: float) -> None:
+        """Wait until a store, or the life of its creator, has changed."""
+        membership = self._membership
+        changed = partial(
+            _has_changed,
+            key=key,
+            version=now.changed,
+            creator_was_live=_is_live(membership.map, now.creator),
+        )
+        what = f"store {key[0]!r} to open: {_state_of(now, membership.map)}"
+        left_s = ends_at - asyncio.get_running_loop().time()
+        await membership.wait_for(changed, what, max(left_s, 0.001))
+
+    async def _load(self, store: StoreRecord, arrays: Sequence[ArrayRecord], key: tuple[str, str]) -> None:
         assert self._wish.values is not None
         start = _StartValues(self._wish.values, arrays)
         table = shard_table(arrays, shard_bytes=store.shard_bytes)
@@ -191,12 +228,16 @@ class Joining:
             network=endpoint.network, identity=endpoint.identity, waits=self._waits, traffic=endpoint.traffic
         )
         try:
-            async with asyncio.timeout(self._waits.prepare_s):
+            async with asyncio.timeout(self._waits.prepare_s) as limit:
                 await copies.load(self._membership.map, store, table, start, states)
         except TimeoutError:
-            raise DeadlineExceeded(
-                f"servers to load store {self._wish.name!r}", self._waits.prepare_s
-            ) from None
+            if not limit.expired():
+                raise
+            what = f"servers to load store {self._wish.name!r}"
+            raise DeadlineExceeded(what, self._waits.prepare_s) from None
+        except TransportError as error:
+            _present(self._membership.map, key)
+            raise StoreError(f"store {self._wish.name!r} cannot be loaded: {error}") from error
 
     async def take_place(self, store: StoreRecord) -> SessionIdentity:
         """Get a place among the clients of the store; a reader needs none."""
@@ -319,3 +360,8 @@ def _has_changed(cluster: ClusterMap, key: tuple[str, str], version: int, creato
         return True
     creator = cluster.nodes.get(store.creator)
     return creator_was_live and (creator is None or not creator.live)
+
+
+def _is_live(cluster: ClusterMap, node: str) -> bool:
+    record = cluster.nodes.get(node)
+    return record is not None and record.live

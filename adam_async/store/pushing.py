@@ -94,9 +94,9 @@ class PushMessages:
                 if scaled:
                     errors = errors * record_type(record)(weight)
                 outgoing = self._factors_of(name, activations, errors, rate)
-                if outgoing is not None:
+                if outgoing is not None and activations.nbytes + errors.nbytes <= record.nbytes:
                     found += outgoing
-                else:  # a row is cut over shards, and no server could form the product
+                else:  # the product has fewer bytes, or a row is cut over shards and no server could form it
                     flat[name] = (errors @ activations.T).reshape(-1)
                 continue
             flat[name] = flat_values(record, gradient, what)

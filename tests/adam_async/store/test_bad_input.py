@@ -161,7 +161,7 @@ def test_a_specification_of_an_array_is_checked() -> None:
         ({"rule": Adagrad()}, "array 'w' has rule .*sgd.* and .*adagrad.* here"),
         ({"rule": Sgd(momentum=0.5)}, "array 'w' has rule"),
         ({"consistency": "ssp:1"}, "has consistency asp, not ssp:1: open it with 'asp'"),
-        ({"create": "new"}, "store 'default' is there: choose another name"),
+        ({"create": "new"}, "store 'default' exists: choose another name"),
     ],
 )
 async def test_a_second_open_that_disagrees_names_the_difference(
