@@ -20,7 +20,7 @@ from adam_async.controller.state import (
     Invalid,
 )
 from adam_async.driver.training_rules import TrainingRules
-from adam_async.errors import LOST_SHARDS
+from adam_async.errors import LOST_STORE
 from adam_async.run.shard_table import NUM_BUCKETS, assign_buckets, shard_table
 from adam_async.run.store_record import (
     MOST_VALUES,
@@ -213,7 +213,7 @@ def test_a_lost_server_fails_its_stores_and_no_others(restarts):
     else:
         cluster.lose("ps-0")
     failed = cluster.map.stores["a"]
-    assert (failed.phase, failed.lost, failed.reason) == ("failed", "ps-0", f"ps-0 died: {LOST_SHARDS}")
+    assert (failed.phase, failed.lost, failed.reason) == ("failed", "ps-0", f"ps-0 died: {LOST_STORE}")
     assert cluster.map.stores["b"].phase == "open"
 
 

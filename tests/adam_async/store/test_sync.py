@@ -69,7 +69,7 @@ def test_errors_are_those_of_the_asynchronous_store_with_their_cause() -> None:
     with sync.ParameterStore.open("local", START) as store:
         with pytest.raises(StoreError, match="has shape"):
             store.push({"w": np.ones(3)})
-        with pytest.raises(StoreError, match="is there: choose another name"):
+        with pytest.raises(StoreError, match="exists: choose another name"):
             sync.ParameterStore.open("local", START, create="new")
     with pytest.raises(StoreError, match="is closed: open it again"):
         store.push(ONES)
