@@ -69,9 +69,9 @@ def _check_words(action: Action, name: str | None, file: Path | None, options: S
     if action == "save" and file is None:
         raise ConfigError(f"store save needs a file: adam-async store save {name} FILE.safetensors")
     if action != "save" and file is not None:
-        raise ConfigError(f"store {action} takes no file, and not {file}")
+        raise ConfigError(f"store {action} takes no file: leave {file} out")
     if action != "delete" and options.yes:
-        raise ConfigError(f"--yes confirms store delete, and store {action} needs none")
+        raise ConfigError("--yes belongs to store delete: leave it out")
 
 
 async def _with_survey(
@@ -131,7 +131,7 @@ async def _show(survey: Survey, name: str, options: StoreOptions, terminal: Term
         )
     terminal.table(table)
     if (left := len(details.arrays) - MOST_ROWS) > 0:
-        terminal.print(f"and {left:,} arrays; --json lists all")
+        terminal.print(f"{left:,} more arrays; --json lists all")
     if not details.clients:
         terminal.print("no clients")
         return
@@ -179,7 +179,9 @@ async def _save(
 async def _delete(survey: Survey, name: str, options: StoreOptions, terminal: Terminal) -> None:
     store = survey.summary(name)
     if not options.yes:
-        raise ConfigError(f"store delete {name} deletes {_size(store)} of {store.clients} clients: add --yes")
+        raise ConfigError(
+            f"store delete {name} removes {_size(store)} that {store.clients} clients use: add --yes"
+        )
     await survey.delete(name)
     if options.json:
         _print_json({"deleted": store}, terminal)

@@ -5,8 +5,8 @@ Theory of operation
 The first request without a link starts the search: at the leader's last known address, then at all addresses
 in turn, with a pause after each round. A dead host does not even refuse a connection, so the search never
 waits for one address alone: after `NEXT_S` it tries the next address in parallel, or begins the next round. A
-link belongs to the leader once a first request is answered on it; the answer ends all other attempts. It
-also names the controllers' group, before any request that would mean something else in another group.
+link belongs to the leader once a first request is answered on it; the answer ends all other attempts. The
+answer also names the controllers' group, so a client of another group stops before it sends a request.
 
 After `WARN_S` without a leader a warning names the missing controllers and the result at each address.
 

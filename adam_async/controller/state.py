@@ -64,7 +64,7 @@ MOST_RULES = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareAndSet:
-    """Set `key` to `value` if its record still has version `expected`; 0: must not exist."""
+    """Set `key` to `value` if its record still has version `expected`; 0 if the key must be absent."""
 
     key: str
     expected: int
@@ -312,7 +312,7 @@ class ControllerState:
     def _set_piece(self, key: str, name: str, new: ArraysPiece) -> str:
         store = self.map.stores.get(name)
         if store is not None and (store.id == new.store or store.phase != "failed"):
-            return f"store {name!r} exists: delete it first, or join it without arrays"
+            return f"store {name!r} exists: delete it first, or open it with create='never'"
         kept = _pieces_of(self.map, name, new.store)
         self._set(arrays={**kept, key: msgspec.structs.replace(new, changed=self.map.version + 1)})
         self._forget_unfinished()
@@ -337,7 +337,7 @@ class ControllerState:
             self.map = without_stores(self.map, {name})
             return ""
         if old is not None and (old.id == new.id or old.phase != "failed"):
-            return f"store {name!r} exists: delete it first, or join it without arrays"
+            return f"store {name!r} exists: delete it first, or open it with create='never'"
         if len(self.map.stores) >= MOST_STORES and old is None:
             return f"the cluster has {MOST_STORES} stores: delete one"
         problem = check_store(new)

@@ -206,11 +206,11 @@ def _check_ledger_record(record: LedgerRecord, old: LedgerRecord | None) -> str:
     The controllers name the first ledger leader, and begin terms. Nodes set only the ledger replicas.
     """
     if not record.ledger_replicas:
-        return "the ledger record has no keepers: a run's ledger needs a replica"
+        return "the ledger record has no ledger replicas: a run's ledger needs a replica"
     if old is None:
         return "no data server leads the ledger, and the controllers name the first one"
     if (record.run, record.term) != (old.run, old.term):
-        return f"only the keepers of term {old.term} of run {old.run} can be set"
+        return f"only the ledger replicas of term {old.term} of run {old.run} can be set"
     return ""
 
 

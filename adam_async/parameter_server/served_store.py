@@ -248,7 +248,7 @@ class ServedStore:
             self._load(request, body)
             return True
         if self._missing:
-            text = f"{host.node} waits for {len(self._missing)} shards of store {self.store.id}"
+            text = f"{host.node} lacks values of {len(self._missing)} shards of store {self.store.id}"
             request.fail("not-ready", text)
             return True
         timeline = host.timeline

@@ -40,7 +40,8 @@ def arrays_of_step(name: str, step: TrainStep) -> dict[str, ArraySpec]:
         name: Name of the step, for errors.
 
     Raises:
-        ConfigError: The step lacks a method, or an array is not valid; names it, and the remedy.
+        ConfigError: The step lacks a method, or an array is not valid; names the method or array, and the
+            remedy.
         StepFailed: `arrays` raised.
     """
     for method in ("initial", "step", "evaluate"):
@@ -123,7 +124,8 @@ class StepModel:
         keep_going: Whether a loss that is not finite is allowed.
 
     Raises:
-        ConfigError: The step lacks a method, or an array is not valid; names it, and the remedy.
+        ConfigError: The step lacks a method, or an array is not valid; names the method or array, and the
+            remedy.
         StepFailed: `arrays` raised.
     """
 
@@ -158,7 +160,7 @@ class StepModel:
 
     @property
     def kernels(self) -> str:
-        """The word ``step``: it computes by itself."""
+        """The word ``step``: a step has no kernels of this package."""
         return "step"
 
     @property
@@ -217,7 +219,7 @@ class StepModel:
         outcome = _call(self.spec.name, "step", lambda: self.step.step(values, batch, context.gradients))
         if not isinstance(outcome, StepOutcome):
             raise self._failed(
-                "step", f"it returned {outcome!r:.80}: return StepOutcome(loss, weight=len(batch))"
+                "step", f"the step returned {outcome!r:.80}: return StepOutcome(loss, weight=len(batch))"
             )
         context.images = self._weight(outcome.weight, len(batch))
         context.gradients.check(context.images)
@@ -249,11 +251,13 @@ class StepModel:
         """
         found = _call(self.spec.name, "initial", lambda: self.step.initial(seed))
         if not isinstance(found, Mapping):
-            raise self._failed("initial", f"it returned {found!r:.80}: return a value for each array by name")
+            raise self._failed(
+                "initial", f"the step returned {found!r:.80}: return a value for each array by name"
+            )
         if missing := [name for name in self.arrays if name not in found]:
-            raise self._failed("initial", f"it returned no value of array {missing[0]!r}")
+            raise self._failed("initial", f"the step returned no value of array {missing[0]!r}")
         if unknown := [name for name in found if name not in self.arrays]:
-            raise self._failed("initial", f"it has no array {unknown[0]!r:.80}: add it to `arrays`")
+            raise self._failed("initial", f"the step has no array {unknown[0]!r:.80}: add it to `arrays`")
         for name, spec in self.arrays.items():
             if problem := array_problem(found[name], spec.shape, spec.dtype):
                 raise self._failed("initial", f"the value of array {name!r} {problem}")
@@ -281,11 +285,12 @@ class StepModel:
         metrics = _call(self.spec.name, "evaluate", lambda: self.step.evaluate(values, batch))
         if not isinstance(metrics, Mapping) or "accuracy" not in metrics:
             raise self._failed(
-                "evaluate", f"it returned {metrics!r:.80}, without accuracy: return {{'accuracy': share}}"
+                "evaluate",
+                f"the step returned {metrics!r:.80}, without accuracy: return {{'accuracy': share}}",
             )
         found = self._number("evaluate", "accuracy", metrics["accuracy"])
         if not 0 <= found <= 1:
-            raise self._failed("evaluate", f"its accuracy is {found}: return a share from 0 to 1")
+            raise self._failed("evaluate", f"the accuracy is {found}: return a share from 0 to 1")
         return found
 
     def _loss(self, loss: object, batch: Batch) -> float:
@@ -293,7 +298,7 @@ class StepModel:
         if not isfinite(found) and not self._keep_going:
             raise self._failed(
                 "step",
-                f"its loss is {found} in group {batch.number} of epoch {batch.epoch}: lower the rate "
+                f"the loss is {found} in group {batch.number} of epoch {batch.epoch}: lower the rate "
                 "(--rate), limit the gradient (--clip 1), or train on in any case with --keep-going",
             )
         return found
@@ -306,7 +311,7 @@ class StepModel:
         if not 1 <= found <= images:
             raise self._failed(
                 "step",
-                f"its weight is {weight!r:.80}: return the number of examples that the gradient is a mean "
+                f"the weight is {weight!r:.80}: return the number of examples that the gradient is a mean "
                 f"over, a whole number from 1 to {images}",
             )
         return found
@@ -315,7 +320,7 @@ class StepModel:
         try:
             return float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError):
-            raise self._failed(method, f"its {what} is {value!r:.80}: return a number") from None
+            raise self._failed(method, f"the {what} is {value!r:.80}: return a number") from None
 
     def _failed(self, method: str, what: str) -> StepFailed:
         return StepFailed(self.spec.name, method, what)

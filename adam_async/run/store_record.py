@@ -52,8 +52,8 @@ StorePhase = Literal["placing", "loading", "open", "failed", "deleted"]
 """State of a store.
 
 `placing`: it waits for enough live servers. `loading`: its servers wait for values of all shards. `open`: it
-takes pushes and pulls. `failed`: a server with the only copy of some shards was lost. `deleted`: the
-controllers remove it.
+takes pushes and pulls. `failed`: a server with the only copy of some shards was lost, or the
+servers lack memory for it. `deleted`: the controllers remove it.
 """
 
 
@@ -120,7 +120,7 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int
     """Bytes of all values."""
     state_arrays: int
-    """Largest number of arrays of one value per value that a rule of the store keeps; for memory checks."""
+    """Maximum number of state arrays per array of values, over the store's rules; for memory checks."""
     pieces: int
     """Number of pieces of the list of arrays."""
     shard_bytes: int
@@ -131,10 +131,9 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     slack: int | None = None
     """Clocks by which a client may be ahead of the slowest: s in ssp, 0 in bsp; None in asp."""
     summed_weight: int = 0
-    """In bsp the servers apply the sum of the contributions to a clock, times this weight, divided by the sum
-    of their weights; 0 in other modes, where they apply each push."""
+    """In bsp the applied gradient is sum(contributions) * this / sum(weights); 0 in other modes."""
     replicas: int = 1
-    """With clocks: number of clients with which the first epoch begins."""
+    """With clocks: number of clients that the first step waits for."""
     most_weight: int = (1 << 32) - 1
     """Maximum weight of one push."""
     scale_by_staleness: bool = False
@@ -263,8 +262,13 @@ def check_arrays(arrays: Sequence[ArrayRecord], *, rules: int) -> None:
         names.add(array.name)
         if array.dtype not in DTYPES:
             raise ConfigError(f"array {shown}: values of type {array.dtype[:32]}; use {' or '.join(DTYPES)}")
-        if len(array.shape) > MOST_DIMENSIONS or any(length < 0 for length in array.shape):
-            raise ConfigError(f"array {shown}: shape {array.shape[:8]} has a negative length or too many")
+        if len(array.shape) > MOST_DIMENSIONS:
+            raise ConfigError(
+                f"array {shown}: shape {array.shape[:8]} has {len(array.shape)} dimensions, "
+                f"{MOST_DIMENSIONS} are the most"
+            )
+        if (least := min(array.shape, default=0)) < 0:
+            raise ConfigError(f"array {shown}: shape {array.shape[:8]} has the negative length {least}")
         # Of an empty array, too, no row may be longer than an array may be.
         if prod([length or 1 for length in array.shape]) > MOST_VALUES:
             raise ConfigError(

@@ -118,12 +118,12 @@ class Gradients(MutableMapping[str, NDArray[Any]]):
         """Check that all gradients of a batch are here.
 
         Raises:
-            StepFailed: One is missing, or has more rows of factors than the batch's weight.
+            StepFailed: A gradient is missing, or has more rows of factors than the batch's weight.
         """
         for name in self._arrays:
             rows = self._given.get(name)
             if rows is None:
-                raise self._failed(f"it set no gradient of array {name!r}: fill out[{name!r}]")
+                raise self._failed(f"the step set no gradient of array {name!r}: fill out[{name!r}]")
             if rows > weight:
                 raise self._failed(
                     f"the factors of array {name!r} have {rows} rows and the weight is {weight}: give one "
@@ -201,7 +201,9 @@ class Gradients(MutableMapping[str, NDArray[Any]]):
     def _check_name(self, name: object) -> None:
         if name not in self._arrays:
             some = ", ".join(map(repr, list(self._arrays)[:5]))
-            raise self._failed(f"it has no array {str(name)[:80]!r}; it has {len(self._arrays)}: {some}")
+            raise self._failed(
+                f"the step has no array {str(name)[:80]!r}; it has {len(self._arrays)}: {some}"
+            )
 
     def _check_array(self, what: str, array: object, shape: tuple[int, ...], dtype: str) -> None:
         if problem := array_problem(array, shape, dtype):
@@ -226,7 +228,11 @@ class TrainStep(Protocol):
     takes fewer bytes; factors of other matrices are multiplied on the worker."""
 
     def initial(self, seed: int) -> Mapping[str, NDArray[Any]]:
-        """Return the first values of all arrays; the same seed gives the same values."""
+        """Return the first values of all arrays; the same seed gives the same values.
+
+        Raises:
+            Exception: Any error ends the run with `StepFailed`, as in the other methods.
+        """
 
     def step(self, values: Mapping[str, NDArray[Any]], batch: Batch, out: Gradients) -> StepOutcome:
         """Fill `out` with the gradients of a batch's mean loss, and return the loss and the weight.
@@ -235,10 +241,18 @@ class TrainStep(Protocol):
             values: Values by name, read-only.
             batch: Images and labels.
             out: Takes the gradient of each array.
+
+        Raises:
+            StepFailed: A gradient has another name, shape or type than its array.
+            Exception: Any error ends the run with `StepFailed`.
         """
 
     def evaluate(self, values: Mapping[str, NDArray[Any]], batch: Batch) -> Metrics:
-        """Return the results on a batch, ``accuracy`` among them."""
+        """Return the results on a batch, ``accuracy`` among them.
+
+        Raises:
+            Exception: Any error ends the run with `StepFailed`.
+        """
 
 
 class StepSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,7 +268,7 @@ class StepSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Number of classes of the labels."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as the `spec` of a `RunRecord`."""
+        """Return the step as the `spec` of a `RunRecord`."""
         return {"step": msgspec.to_builtins(self)}
 
     @classmethod
@@ -295,7 +309,7 @@ def check_step_options(config: Config) -> None:
     """Check that the options of a run go with a step.
 
     Raises:
-        ConfigError: One needs a network of this package; names it, and the remedy.
+        ConfigError: An option needs a network of this package; names the option and the remedy.
     """
     if config.weights == "aliased":
         raise ConfigError(

@@ -16,8 +16,8 @@ text of the channel names the peer in it.
 pauses after each link without progress. Each pause is longer than the one before, up to a limit;
 `progressed` begins again with the shortest. Pauses have no jitter: a peer has few dialling nodes.
 
-The choice among several peers is the user's: `LeaderConnection` dials the controllers side by side and pauses
-after each round of all of them, a data client gives its one channel the address of the next data server.
+The choice among several peers is the user's. `LeaderConnection` dials the controllers in parallel and pauses
+after each round. A data client sets its channel to the next data server's address.
 """
 
 import asyncio

@@ -53,6 +53,7 @@ class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     is_summed: bool
     """Whether servers apply the mean of the gradients of a step (bsp); in ``ssp:0`` they apply each push."""
     replicas: int
+    """0: not given."""
     servers: int
     shard_bytes: int
     reader: bool
@@ -87,7 +88,7 @@ class Joining:
         """Return the open store and its arrays.
 
         Raises:
-            StoreError: The store is there and differs, or is not there, or has failed.
+            StoreError: The store exists and differs, or does not exist, or has failed.
             DeadlineExceeded: It was not open within `prepare_s`; names the phase.
         """
         wish, membership = self._wish, self._membership
@@ -127,8 +128,13 @@ class Joining:
         wish, membership = self._wish, self._membership
         if wish.create == "never" or wish.values is None or wish.reader:
             there = ", ".join(map(repr, sorted(membership.map.stores)[:8])) or "none"
-            why = f"failed: {failed.reason}" if failed is not None else "is not there"
+            why = f"failed: {failed.reason}" if failed is not None else "does not exist"
             raise StoreError(f"store {wish.name!r} {why}; stores of this cluster: {there}")
+        if wish.is_summed and not wish.replicas:
+            raise StoreError(
+                f"store {wish.name!r} does not exist, and with consistency='bsp' its creator needs "
+                "replicas=N, the number of clients of the first step"
+            )
         state = [len(rule_of(rule).state_names) for rule in wish.rules]
         record = StoreRecord(
             id=f"{self._node}-{wish.name}",
@@ -142,7 +148,7 @@ class Joining:
             servers=wish.servers,
             slack=wish.slack,
             summed_weight=1 if wish.is_summed else 0,
-            replicas=wish.replicas,
+            replicas=max(wish.replicas, 1),
         )
         store = await self._create_once(record)
         if wish.create == "new" and store.id != record.id:
@@ -307,7 +313,7 @@ def _compare(wish: StoreWish, store: StoreRecord, arrays: Sequence[ArrayRecord])
         other = there.pop(mine.name, None)
         shown = f"array {mine.name[:80]!r}"
         if other is None:
-            raise StoreError(f"store {wish.name!r} has no {shown}; it has {len(arrays)} others")
+            raise StoreError(f"store {wish.name!r} has no {shown}; it has {len(arrays)} arrays")
         if (other.shape, other.dtype) != (mine.shape, mine.dtype):
             raise StoreError(
                 f"{shown} is {other.dtype}{other.shape} in store {wish.name!r}, "

@@ -29,7 +29,7 @@ PLANS_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ArrayRange:
     """A range of one array that is one range of a message: consecutive shards."""
 
     name: str
@@ -45,7 +45,7 @@ class ShardMessage:
     rule: int
     shards: tuple[ShardId, ...]
     specs: tuple[ShardSpec, ...]
-    runs: tuple[Run, ...]
+    ranges: tuple[ArrayRange, ...]
     """Ranges of arrays, in the order of the shards."""
     parts: tuple[Part, ...]
     """Parts of a push of dense gradients."""
@@ -59,15 +59,15 @@ class ShardMessage:
 
     def gather(self, flat: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         """Return the values of the message, from flat arrays by name; a view if they are one range."""
-        if len(self.runs) == 1:
-            run = self.runs[0]
-            return flat[run.name][run.start : run.stop]
-        return np.concatenate([flat[run.name][run.start : run.stop] for run in self.runs])
+        if len(self.ranges) == 1:
+            only = self.ranges[0]
+            return flat[only.name][only.start : only.stop]
+        return np.concatenate([flat[each.name][each.start : each.stop] for each in self.ranges])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PulledPlace:
-    """Place of an array in the answer to a message of whole arrays."""
+class AnswerRange:
+    """Range of an array in the answer to a message of whole arrays."""
 
     message: int
     start: int
@@ -82,13 +82,13 @@ class StorePlan:
     Attributes:
         shapes: Shape of each array, in the order of the names.
         dtypes: Type of each.
-        places: Places of the arrays in messages of whole arrays.
+        answer_ranges: Ranges of the arrays in answers to messages of whole arrays.
     """
 
     messages: tuple[ShardMessage, ...]
     shapes: list[tuple[int, ...]]
     dtypes: list[np.dtype[Any]]
-    places: Mapping[str, PulledPlace]
+    answer_ranges: Mapping[str, AnswerRange]
 
     def gather(self, arrays: Mapping[str, Any]) -> list[NDArray[Any]] | None:
         """Return the values of each message if all messages are of whole arrays, at once for all arrays.
@@ -162,24 +162,24 @@ class StoreLayout:
                 messages=messages,
                 shapes=[self.arrays[name].shape for name in names],
                 dtypes=[np.dtype(self.arrays[name].dtype) for name in names],
-                places=self._places(messages),
+                answer_ranges=self._answer_ranges(messages),
             )
             if len(self._plans) >= PLANS_KEPT:
                 del self._plans[next(iter(self._plans))]
             self._plans[names] = plan
         return plan
 
-    def _places(self, messages: Sequence[ShardMessage]) -> Mapping[str, PulledPlace]:
-        places: dict[str, PulledPlace] = {}
+    def _answer_ranges(self, messages: Sequence[ShardMessage]) -> Mapping[str, AnswerRange]:
+        ranges: dict[str, AnswerRange] = {}
         for number, message in enumerate(messages):
             if not message.whole:
                 continue
             at = 0
             for spec in message.specs:
                 shape = self.arrays[spec.tensor].shape
-                places[spec.tensor] = PulledPlace(message=number, start=at, stop=at + spec.size, shape=shape)
+                ranges[spec.tensor] = AnswerRange(message=number, start=at, stop=at + spec.size, shape=shape)
                 at += spec.size
-        return places
+        return ranges
 
     def _message(self, server: str, specs: Sequence[ShardSpec]) -> ShardMessage:
         names = tuple([spec.tensor for spec in specs])
@@ -231,18 +231,18 @@ def _index(specs: Sequence[ShardSpec]) -> slice | NDArray[np.intp]:
 
 
 def _message(server: str, specs: Sequence[ShardSpec], names: tuple[str, ...], whole: bool) -> ShardMessage:
-    runs: list[Run] = []
+    ranges: list[ArrayRange] = []
     for spec in specs:
-        if runs and runs[-1].name == spec.tensor and runs[-1].stop == spec.start:
-            runs[-1] = Run(name=spec.tensor, start=runs[-1].start, stop=spec.stop)
+        if ranges and ranges[-1].name == spec.tensor and ranges[-1].stop == spec.start:
+            ranges[-1] = ArrayRange(name=spec.tensor, start=ranges[-1].start, stop=spec.stop)
         else:
-            runs.append(Run(name=spec.tensor, start=spec.start, stop=spec.stop))
+            ranges.append(ArrayRange(name=spec.tensor, start=spec.start, stop=spec.stop))
     return ShardMessage(
         server=server,
         rule=specs[0].rule,
         shards=tuple(spec.id for spec in specs),
         specs=tuple(specs),
-        runs=tuple(runs),
+        ranges=tuple(ranges),
         parts=(Part(False, len(specs)),),
         dtype=np.dtype(specs[0].dtype),
         index=_index(specs),

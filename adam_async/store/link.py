@@ -37,7 +37,7 @@ from transport import Identity, LocalNetwork
 
 _T = TypeVar("_T")
 
-GOODBYE_S = 2.0
+LEAVE_S = 2.0
 """Maximum time for open pushes at the end of a client, in seconds."""
 
 
@@ -86,9 +86,9 @@ class StoreLink:
         self._messages: PushMessages
         self._pushed: set[ShardId] = set()
         """Shards pushed in the step in progress, in bsp."""
-        self._turns: deque[_Turn] = deque()
+        self._queued: deque[_QueuedCall] = deque()
         """Calls that wait for the servers to answer earlier pushes, in order."""
-        self._has_turns = asyncio.Event()
+        self._has_queued = asyncio.Event()
         self._open: set[asyncio.Future[PushOutcome]] = set()
         self._error: BaseException | None = None
         self._waiting: set[asyncio.Timeout] = set()
@@ -151,7 +151,7 @@ class StoreLink:
             waits=self._waits,
         )
         self._spawn("servers", self._client.run())
-        self._spawn("turns", self._take_turns())
+        self._spawn("queue", self._send_queued())
         self._spawn("follow", self._follow(session))
         if self.slack is not None and not wish.reader:
             await self.pull(None, None)  # a late client begins at the clock of the others
@@ -233,7 +233,7 @@ class StoreLink:
         assign: bool = False,
         pull: PullCollector | None = None,
     ) -> "asyncio.Future[PushOutcome]":
-        """Send a push now or, if servers owe answers, in its turn; returns the future of its outcome.
+        """Send a push now or, if servers owe answers, from the queue; returns the future of its outcome.
 
         With `pull` the answers bring the values, too.
         """
@@ -246,28 +246,28 @@ class StoreLink:
         self._open.add(done)
         done.add_done_callback(self._open.discard)
         send = partial(self._send, messages, versions, weight, assign, pull, done)
-        self._in_turn(_Turn(send=send, outcome=done, is_push=True))
+        self._queue_call(_QueuedCall(send=send, outcome=done, is_push=True))
         return done
 
-    def _in_turn(self, turn: "_Turn") -> None:
+    def _queue_call(self, call: "_QueuedCall") -> None:
         """Make a call behind those before it; a push waits until all servers may be sent one.
 
-        No caller waits for the turn of a push, so that a cancelled one keeps its place.
+        No caller waits in place of a queued push, so that a cancelled one keeps its place.
         """
-        if self._turns or (turn.is_push and not self._client.may_push):
-            self._turns.append(turn)
-            self._has_turns.set()
+        if self._queued or (call.is_push and not self._client.may_push):
+            self._queued.append(call)
+            self._has_queued.set()
         else:
-            turn.take()
+            call.run()
 
-    async def _take_turns(self) -> None:
+    async def _send_queued(self) -> None:
         while True:
-            while self._turns:
-                if self._turns[0].is_push:
+            while self._queued:
+                if self._queued[0].is_push:
                     await self._client.admit()
-                self._turns.popleft().take()
-            self._has_turns.clear()
-            await self._has_turns.wait()
+                self._queued.popleft().run()
+            self._has_queued.clear()
+            await self._has_queued.wait()
 
     def _versions(self, read: Values | ReadVersions | None) -> NDArray[np.int64]:
         """Return the versions that a push counts as read at; those not read count as the newest seen."""
@@ -348,7 +348,7 @@ class StoreLink:
         if self._wish.reader:
             raise StoreError("this client is a reader: it has no place in the clocks")
         sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._in_turn(_Turn(send=partial(self._send_ticks, sent), outcome=sent))
+        self._queue_call(_QueuedCall(send=partial(self._send_ticks, sent), outcome=sent))
         if not sent.done():
             await self._unless_failed(asyncio.shield(sent))
 
@@ -381,20 +381,32 @@ class StoreLink:
         pull = PullCollector(self.store.id, layout, self.note_versions, wanted, targets)
         sent: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         # Behind the pushes that were called before.
-        self._in_turn(_Turn(send=partial(self._send_pull, pull, sent), outcome=sent))
+        self._queue_call(_QueuedCall(send=partial(self._send_pull, pull, sent), outcome=sent))
         bound = sent.result() if sent.done() else await self._unless_failed(sent)
         try:
             async with asyncio.timeout(self._waits.clock_s if bound else None):
                 await self._unless_failed(pull.done)
         except TimeoutError:
-            behind = ", ".join(f"client {number}" for number in pull.late) or "a client"
-            raise DeadlineExceeded(f"{behind} to end step {bound}", self._waits.clock_s) from None
+            raise DeadlineExceeded(
+                f"{self._named(pull.late)} to end step {bound}", self._waits.clock_s
+            ) from None
         if self.slack is not None and not self._wish.reader and not self._started:
             self.clock, self._started = max(pull.clocks, default=0), True
         return pull.values()
 
+    def _named(self, late: Sequence[int]) -> str:
+        """Return the places of some clients with their nodes, as ``store show`` has them."""
+        pushers = self._membership.map.pushers(self.store)
+        names = []
+        for place in late:
+            _, members = pushers.get(place, (0, frozenset()))
+            nodes = ", ".join(sorted(node for node, _ in members))
+            names.append(f"client {place} ({nodes})" if nodes else f"client {place}")
+        return ", ".join(names) or "a client"
+
     def _send_pull(self, pull: PullCollector, sent: "asyncio.Future[int]") -> None:
-        """Ask for values, unless the caller has given up; `sent` gets the clock that they wait for."""
+        """Send the pull, unless its caller was cancelled; set `sent` to the clock that the values must
+        reach."""
         if sent.done():
             return
         bound = 0
@@ -433,7 +445,7 @@ class StoreLink:
     async def leave(self) -> None:
         """Wait a moment for open pushes, and leave the cluster, so that no client waits for this one."""
         try:
-            async with asyncio.timeout(GOODBYE_S):
+            async with asyncio.timeout(LEAVE_S):
                 while self._open and self._error is None:
                     await asyncio.wait(set(self._open))
         except TimeoutError:
@@ -441,7 +453,7 @@ class StoreLink:
         await self._membership.leave()
 
 
-class _Turn(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class _QueuedCall(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A push, a tick or a pull that is sent in the order of the calls."""
 
     send: Callable[[], None]
@@ -449,7 +461,7 @@ class _Turn(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Gets the error of `send`."""
     is_push: bool = False
 
-    def take(self) -> None:
+    def run(self) -> None:
         try:
             self.send()
         except StoreError as error:

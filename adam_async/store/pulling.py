@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from adam_async.errors import StoreError
 from adam_async.messages import Values as ValuesMessage
 from adam_async.run.store_record import ArrayRecord
-from adam_async.store.layout import PulledPlace, ShardMessage, StoreLayout
+from adam_async.store.layout import AnswerRange, ShardMessage, StoreLayout
 from adam_async.store.pushing import NoteVersions
 from adam_async.store.values import ReadVersions, Values
 
@@ -54,10 +54,10 @@ class PullCollector:
 
     def into(self, message: ShardMessage) -> NDArray[Any] | None:
         """Return memory for the answer if it is one range of an array; None for pooled memory."""
-        if len(message.runs) != 1:
+        if len(message.ranges) != 1:
             return None
-        (run,) = message.runs
-        return self._target(run.name)[run.start : run.stop]
+        (only,) = message.ranges
+        return self._target(only.name)[only.start : only.stop]
 
     def _target(self, name: str) -> NDArray[Any]:
         flat = self._targets.get(name)
@@ -79,13 +79,13 @@ class PullCollector:
         if message.whole and not given:
             flat.flags.writeable = False
             self._flats[number] = flat
-        elif len(message.runs) > 1:
-            for run in message.runs:
-                end = at + run.stop - run.start
-                if run.name not in given and end - at == arrays[run.name].size:
-                    self._found[run.name] = flat[at:end]  # a small array stays where it landed
+        elif len(message.ranges) > 1:
+            for each in message.ranges:
+                end = at + each.stop - each.start
+                if each.name not in given and end - at == arrays[each.name].size:
+                    self._found[each.name] = flat[at:end]  # a small array stays where it landed
                 else:
-                    self._target(run.name)[run.start : run.stop] = flat[at:end]
+                    self._target(each.name)[each.start : each.stop] = flat[at:end]
                 at = end
         self.missing -= 1
         if not self.missing and not self.done.done():
@@ -94,9 +94,9 @@ class PullCollector:
     def values(self) -> Values:
         """Return the values; call it when `done` has its result."""
         arrays: dict[str, NDArray[Any]] = {}
-        places = {} if self._given else self.plan.places
-        for name in self._names if len(places) < len(self._names) else ():
-            if name in places:
+        ranges = {} if self._given else self.plan.answer_ranges
+        for name in self._names if len(ranges) < len(self._names) else ():
+            if name in ranges:
                 continue
             record = self._layout.arrays[name]
             flat = self._found.get(name)
@@ -106,7 +106,7 @@ class PullCollector:
             array.flags.writeable = False
             arrays[name] = array
         clock = min(self.clocks, default=0)
-        pulled = _PulledArrays(self._names, places, self._flats, arrays) if places else arrays
+        pulled = _PulledArrays(self._names, ranges, self._flats, arrays) if ranges else arrays
         return Values(pulled, ReadVersions(self._store, self._read), clock)
 
 
@@ -116,20 +116,20 @@ class _PulledArrays(Mapping[str, NDArray[Any]]):
     def __init__(
         self,
         names: tuple[str, ...],
-        places: Mapping[str, PulledPlace],
+        ranges: Mapping[str, AnswerRange],
         flats: Mapping[int, NDArray[Any]],
         arrays: dict[str, NDArray[Any]],
     ) -> None:
         self._names = names
-        self._places = places
+        self._ranges = ranges
         self._flats = flats
         self._arrays = arrays
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         array = self._arrays.get(name)
         if array is None:
-            place = self._places[name]
-            array = self._flats[place.message][place.start : place.stop].reshape(place.shape)
+            found = self._ranges[name]
+            array = self._flats[found.message][found.start : found.stop].reshape(found.shape)
             self._arrays[name] = array
         return array
 

@@ -20,7 +20,7 @@ def _check(name: str, values: Mapping[str, float], *, below_one: tuple[str, ...]
         most = 1.0 if field in below_one else 1e12
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not math.isfinite(value) or not 0 <= value <= most or (most == 1.0 and value == 1):
-            bound = "at least 0 and less than 1" if field in below_one else "a finite number, at least 0"
+            bound = "at least 0 and less than 1" if field in below_one else "a number from 0 to 1e12"
             raise ConfigError(f"{name}: {field} must be {bound}, not {value!r}")
 
 

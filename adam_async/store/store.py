@@ -7,7 +7,7 @@
 Theory of operation
 -------------------
 A store is a record in the cluster map and shards on servers (`run.store_record`). `open` joins the cluster as
-a client, creates the store if it is not there, loads the values that it creates it with, and waits until the
+a client, creates the store if it is absent, loads the values that it creates it with, and waits until the
 controllers have opened it. In stores with clocks (ssp, bsp) each client is a replica: the controllers give it
 a place in the clocks, and its loss frees the place.
 
@@ -62,8 +62,8 @@ class ParameterStore:
     """One client of a store. `ParameterStore.open` makes it.
 
     Methods may be called from several tasks of its loop: pushes are ordered as they are called. Errors name
-    the array and the remedy (`StoreError`), or the server and its deadline (`ShardUnavailable`,
-    `DeadlineExceeded`).
+    the array and the remedy (`StoreError`), the server and its deadline (`ShardUnavailable`), or the client
+    or the phase that a wait was for (`DeadlineExceeded`).
     """
 
     def __init__(self, opening: "Opening", link: StoreLink) -> None:
@@ -95,29 +95,31 @@ class ParameterStore:
             where: ``local`` for servers in this loop, or addresses of controllers, ``tcp://host:port``,
                 joined by commas.
             arrays: Names to arrays with their first values, or to `ArraySpec` for zeros; None joins a store
-                that is there. Joining compares names, shapes, types and rules, but neither values nor rates.
+                that exists. Joining compares names, shapes, types, rules and consistency, but neither values
+                nor rates.
             name: Name of the store in its cluster.
-            create: ``auto`` creates the store if it is not there, ``new`` refuses one that is there, and
+            create: ``auto`` creates the store if it is absent, ``new`` refuses one that exists, and
                 ``never`` only joins.
             rule: Update rule of all arrays, or of each by name.
-            consistency: ``asp`` without clocks; ``ssp:S``, a pull waits until every client has ended all but
-                the last S of this client's steps; or ``bsp``, the servers apply the mean of the clients'
+            consistency: ``asp`` without clocks; ``ssp:S``, a pull at step t waits until every client has
+                ended step t - S; or ``bsp``, the servers apply the mean of the clients'
                 gradients at each step.
-            replicas: With clocks, the number of clients that the first step waits for; bsp needs it, and
-                with ssp it is 1 by default.
+            replicas: With clocks, the number of clients that the first step waits for; with bsp the
+                creator needs it, and with ssp it is 1 by default.
             copies: Number of servers with each shard; only 1 is possible.
             servers: Number of servers to use; 0 for all that are live when the store is created.
             shard_bytes: Maximum size of a shard, in bytes.
             reader: Whether this client only pulls. A reader never holds others back.
             token: Text of the cluster's token file, or of keys of the role ``client`` or ``reader``.
-            waits: Deadlines.
+            waits: Deadlines, in seconds.
 
         Raises:
             ConfigError: An argument is invalid; the message has its name and value.
 
         `async with` and `await` raise:
             StoreError: The store differs from the arguments, is absent or present against `create`, or
-                failed, such as one that exceeds the memory of its servers.
+                failed, such as one that exceeds the memory of its servers; or this client would create it
+                with bsp and has no `replicas`.
             RoleUnreachable: No controller answers at `where` within `start_s`.
             HandshakeRejected: The token is another one.
             DeadlineExceeded: A named wait took too long, such as that for enough servers, `prepare_s`.
@@ -129,18 +131,20 @@ class ParameterStore:
             raise ConfigError(f"where is 'local' or addresses of controllers, not {where!r:.80}")
         if where != "local":
             where = check_addresses(where, "where")
-        if copies != 1:
+        if isinstance(copies, bool) or copies != 1:
             raise ConfigError(f"copies is {copies!r:.80}: each shard has one copy; leave copies out")
         for option, value, least, most in (
             ("replicas", replicas, 0, 1 << 20),
             ("servers", servers, 0, NUM_BUCKETS),
             ("shard_bytes", shard_bytes, 8, 1 << 40),
         ):
-            if not isinstance(value, int) or not least <= value <= most:
+            if type(value) is not int or not least <= value <= most:
                 raise ConfigError(f"{option} is a whole number from {least} to {most}, not {value!r:.80}")
         slack = slack_of(consistency)
-        if slack == 0 and arrays is not None and not reader and not replicas:
+        if consistency == "bsp" and create == "new" and not replicas:
             raise ConfigError("consistency='bsp' needs replicas=N, the number of clients of the first step")
+        if not isinstance(waits, Waits):
+            raise ConfigError(f"waits is an adam_async.Waits, not {waits!r:.80}")
         if token is not None:
             check_token_is_for(token, "reader" if reader else "client", origin="token")
         if create not in CREATE_WORDS:
@@ -156,7 +160,7 @@ class ParameterStore:
             rules=rules,
             slack=slack,
             is_summed=consistency == "bsp",
-            replicas=max(replicas, 1),
+            replicas=replicas,
             servers=servers,
             shard_bytes=shard_bytes,
             reader=reader,
@@ -200,7 +204,7 @@ class ParameterStore:
 
         Raises:
             StoreError: A name is unknown, an array of `out` does not fit, or the store is closed.
-            DeadlineExceeded: The slowest client did not reach the clock within `clock_s`; names it.
+            DeadlineExceeded: The slowest client did not reach the clock within `clock_s`; names the client.
             ShardUnavailable: A server did not answer within `patience_s`.
         """
         return await self._link.pull(names, out)
@@ -219,11 +223,12 @@ class ParameterStore:
         `settled`. With bsp an array is pushed at most once in a step.
 
         Args:
-            gradients: Names to arrays of the shape and type of the store's, or to `Factors`.
+            gradients: Names to arrays of the shape and type of the store's, or for a matrix (R, I) to
+                `Factors` of activations (K, I) and errors (K, R).
             read: Values, or their versions, from which the gradients were computed; None for the newest that
                 this client has seen.
-            rate: Learning rate; None for that of the array's rule.
-            weight: With bsp, the weight of this client's gradients in the mean of the step.
+            rate: Learning rate, 0 to 1e12; None for that of the array's rule.
+            weight: With bsp, the weight of this client's gradients in the mean of the step, 1 to 2^32 - 1.
 
         Raises:
             StoreError: A name, shape, type or value does not fit, and nothing was applied; the store is
@@ -268,6 +273,7 @@ class ParameterStore:
             OSError: The file cannot be written.
             StoreError: The store is closed, or has an array of the name ``__metadata__``, which the format
                 reserves.
+            DeadlineExceeded: The slowest client did not reach the clock within `clock_s`.
             ShardUnavailable: A server did not answer within `patience_s`.
         """
         if RESERVED in self._link.layout.arrays:
@@ -427,9 +433,9 @@ def slack_of(consistency: str) -> int | None:
     Raises:
         ConfigError: The text is none of asp, ssp:S and bsp.
     """
-    word, _, number = consistency.partition(":")
+    word, _, number = consistency.partition(":") if isinstance(consistency, str) else ("", "", "")
     if consistency in ("asp", "bsp"):
         return None if consistency == "asp" else 0
     if word == "ssp" and number.isdecimal() and int(number) <= 1 << 20:
         return int(number)
-    raise ConfigError(f"consistency is asp, ssp:S with a number S, or bsp, not {consistency!r}")
+    raise ConfigError(f"consistency is asp, ssp:S with a number S, or bsp, not {consistency!r:.80}")

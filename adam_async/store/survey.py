@@ -197,7 +197,7 @@ class Survey:
         stores = self._membership.map.stores
         if name not in stores:
             there = ", ".join(map(repr, sorted(stores)[:8])) or "none"
-            raise StoreError(f"store {name[:80]!r} is not there; stores of this cluster: {there}")
+            raise StoreError(f"store {name[:80]!r} does not exist; stores of this cluster: {there}")
         return stores[name]
 
 

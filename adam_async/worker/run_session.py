@@ -413,9 +413,9 @@ class RunSession:
     async def _new_contexts(self, pool: ComputePool) -> list[Context | None]:
         """Make a context for each group in flight, and a spare one, on compute threads in turn.
 
-        Memory is on the node of the thread that first writes it. Contexts go from thread to thread, so with
-        several memory nodes none is near to all its users; but they spread over the nodes, instead of
-        crowding that of the event loop. A large push buffer is first written by the thread that fills it.
+        Memory is on the node of the thread that first writes it. Contexts move between threads, so none
+        stays near all its users. Making them on the threads in turn spreads them over the memory nodes. A
+        large push buffer is first written by the thread that fills it.
         """
         with self._enough_memory():
             return [

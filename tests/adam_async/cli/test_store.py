@@ -78,16 +78,16 @@ async def test_stores_are_listed_shown_saved_and_deleted(
             assert saved == f"saved 2 arrays of store model-7 to {file}\n"
             assert not load_file(file)["w"].any()
 
-        with pytest.raises(ConfigError, match="deletes 2 arrays of 32 bytes of 0 clients: add --yes"):
+        with pytest.raises(ConfigError, match="removes 2 arrays of 32 bytes that 0 clients use: add --yes"):
             await command(capsys, where, "delete", "model-7")
         deleted = await command(capsys, where, "delete", "model-7", yes=True)
         assert deleted == "deleted store model-7: 2 arrays of 32 bytes\n"
         for action in ("show", "delete"):
             with pytest.raises(
-                StoreError, match="store 'model-7' is not there; stores of this cluster: none"
+                StoreError, match="store 'model-7' does not exist; stores of this cluster: none"
             ):
                 await command(capsys, where, action, "model-7")
-        with pytest.raises(StoreError, match="'model-7' is not there"):
+        with pytest.raises(StoreError, match="'model-7' does not exist"):
             await command(capsys, where, "save", "model-7", file)
 
 
@@ -116,8 +116,8 @@ async def test_a_controller_that_is_not_there_is_named(capsys: pytest.CaptureFix
         (("list", "x"), "store list takes no name; show it with: adam-async store show x"),
         (("show",), "store show needs the name of a store; adam-async store list shows them"),
         (("save", "x"), "store save needs a file: adam-async store save x FILE.safetensors"),
-        (("delete", "x", "f"), "store delete takes no file, and not f"),
-        (("show", "x", "--yes"), "--yes confirms store delete, and store show needs none"),
+        (("delete", "x", "f"), "store delete takes no file: leave f out"),
+        (("show", "x", "--yes"), "--yes belongs to store delete: leave it out"),
         (("remove", "x"), "list"),
         (("list", "--wait", "0s"), "--wait must be a time above 0"),
     ],

@@ -132,16 +132,16 @@ async def run(cluster: LocalCluster) -> None:
 
 WRONG = {
     "raises": "failed in step: ValueError: no scale",
-    "loss": r"failed in step: its loss is nan in group \d of epoch 1: lower the rate",
-    "weight": "failed in step: its weight is 0: return the number of examples.*1 to 4",
-    "unset": r"it set no gradient of array 'w': fill out\['w'\]",
-    "nothing": r"it returned None: return StepOutcome\(loss, weight=len\(batch\)\)",
+    "loss": r"failed in step: the loss is nan in group \d of epoch 1: lower the rate",
+    "weight": "failed in step: the weight is 0: return the number of examples.*1 to 4",
+    "unset": r"the step set no gradient of array 'w': fill out\['w'\]",
+    "nothing": r"the step returned None: return StepOutcome\(loss, weight=len\(batch\)\)",
     "shape": r"the gradient of array 'b' has shape \(11,\), expected \(10,\)",
     "type": r"the gradient of array 'b' has values of type float64.*\.astype\('float32'\)",
-    "name": "it has no array 'c'; it has 2: 'w', 'b'",
+    "name": "the step has no array 'c'; it has 2: 'w', 'b'",
     "writes": "failed in step: ValueError: assignment destination is read-only",
-    "accuracy": "failed in evaluate: it returned {}, without accuracy",
-    "no value": "failed in initial: it returned no value of array 'b'",
+    "accuracy": "failed in evaluate: the step returned {}, without accuracy",
+    "no value": "failed in initial: the step returned no value of array 'b'",
     "value of another shape": r"failed in initial: the value of array 'b' has shape \(11,\)",
     "value that is not finite": "the value of array 'b' has entries that are not finite",
 }

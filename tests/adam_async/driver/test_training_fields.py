@@ -18,8 +18,8 @@ FIELDS = {"epoch": "epoch", "lending": "ledger_record"}
         ("epoch", {"shares": {"0": (0, 1 << 63)}}, "only paused, ended and result of epoch 1"),
         ("epoch", {"paused": -1}, "paused is -1, and the epoch has"),
         ("epoch", {"paused": 1 << 63}, "paused is 9223372036854775808, and the epoch has"),
-        ("lending", {"run": "x"}, "only the keepers of term 1"),
-        ("lending", {"term": 1 << 63}, "only the keepers of term 1"),
+        ("lending", {"run": "x"}, "only the ledger replicas of term 1"),
+        ("lending", {"term": 1 << 63}, "only the ledger replicas of term 1"),
     ],
     ids=str,
 )

@@ -468,7 +468,7 @@ async def test_a_store_serves_when_all_shards_are_set_and_then_is_what_was_read(
             member = await resume(servers)
             generation = member.map.generation
             pull = pack(Pull(store="again", generation=generation, shards=tuple(every)))
-            waits = f"ps-0 waits for {len(every)} shards of store again"
+            waits = f"ps-0 lacks values of {len(every)} shards of store again"
             await refused(worker, pull, "not-ready", waits)
             assert "again" not in member.map.nodes["ps-0"].serves
             arrays = 1 + len(states.arrays)

@@ -105,5 +105,5 @@ def test_an_accuracy_that_is_no_share_is_refused(accuracy):
             return {"accuracy": accuracy}
 
     model = StepModel(Odd(), SPEC)
-    with pytest.raises(StepFailed, match="failed in evaluate: its accuracy is"):
+    with pytest.raises(StepFailed, match="failed in evaluate: the accuracy is"):
         model.count_right(model.initial(0), np.zeros((3, 1, 8, 8), np.uint8), np.zeros(3, np.int64))

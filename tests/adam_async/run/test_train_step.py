@@ -58,7 +58,7 @@ def test_a_gradient_is_copied_so_that_its_memory_may_be_used_again() -> None:
 @pytest.mark.parametrize(
     ("name", "gradient", "said"),
     [
-        ("c", ones(3), "it has no array 'c'; it has 3: 'w', 'v', 'b'"),
+        ("c", ones(3), "the step has no array 'c'; it has 3: 'w', 'v', 'b'"),
         ("b", ones(4), r"the gradient of array 'b' has shape \(4,\), expected \(3,\)"),
         ("b", np.ones(3), r"the gradient of array 'b' has values of type float64.*\.astype\('float32'\)"),
         ("b", [1.0, 2.0, 3.0], "the gradient of array 'b' is a list: give a numpy array"),
@@ -88,7 +88,7 @@ def test_a_gradient_that_does_not_fit_is_refused_by_name(name: str, gradient: ob
 def test_a_gradient_that_is_missing_or_has_more_rows_than_the_weight_is_named() -> None:
     out = gradients_of()
     out["w"], out["v"] = factors_of(3), ones(3, 2)
-    with pytest.raises(StepFailed, match="it set no gradient of array 'b'"):
+    with pytest.raises(StepFailed, match="the step set no gradient of array 'b'"):
         out.check(weight=3)
     out["b"] = ones(3)
     out.check(weight=3)

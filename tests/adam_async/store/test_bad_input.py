@@ -71,7 +71,7 @@ async def test_a_rate_is_a_finite_number(rate: Any) -> None:
             await store.push({"b": np.ones(2)}, weight=0)
         assert not (await store.pull())["b"].any()
     for rule in (Sgd, Adagrad, Adam):
-        with pytest.raises(ConfigError, match=f"{rule.__name__}: rate must be a finite number"):
+        with pytest.raises(ConfigError, match=f"{rule.__name__}: rate must be a number from 0 to 1e12, not"):
             rule(rate=rate)
 
 
@@ -91,7 +91,7 @@ BAD_ARRAYS: list[tuple[Any, str]] = [
     ({"w": "text"}, "type <U4"),
     ({"w": np.array([0.0, math.nan])}, "array 'w' has the value nan at index 1"),
     ({"w": np.array([-math.inf])}, "array 'w' has the value -inf at index 0"),
-    ({"w": ArraySpec((-1,))}, "negative length"),
+    ({"w": ArraySpec((-1,))}, "the negative length -1"),
     ({"w": ArraySpec((1 << 30, 1 << 30))}, "values, 1099511627776 are the most"),
     ({f"a{number}": np.zeros(0) for number in range(10_001)}, "1 to 10000 arrays, not 10001"),
 ]
@@ -118,7 +118,11 @@ def test_bad_arrays_are_refused_before_a_message(arrays: Any, claim: str) -> Non
         ({"create": "new", "reader": True}, "create='new' needs the arrays"),
         ({"consistency": "ssp"}, "consistency is asp, ssp:S with a number S, or bsp, not 'ssp'"),
         ({"consistency": "ssp:-1"}, "not 'ssp:-1'"),
-        ({"consistency": "bsp"}, "consistency='bsp' needs replicas=N"),
+        ({"consistency": None}, "consistency is asp, ssp:S with a number S, or bsp, not None"),
+        ({"consistency": "bsp", "create": "new"}, "consistency='bsp' needs replicas=N"),
+        ({"replicas": True}, "replicas is a whole number from 0 to 1048576, not True"),
+        ({"servers": "2"}, "servers is a whole number from 0 to 64, not '2'"),
+        ({"waits": None}, "waits is an adam_async.Waits, not None"),
         ({"copies": 2}, "copies is 2: each shard has one copy; leave copies out"),
         ({"replicas": -1}, "replicas is a whole number from 0"),
         ({"servers": 1.5}, "servers is a whole number from 0"),

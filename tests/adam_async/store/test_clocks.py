@@ -95,7 +95,7 @@ async def test_a_client_that_stops_holds_the_others_back_and_is_named(consistenc
         for client, store in enumerate(stores[:2]):
             for _ in range(slack):
                 await store.push_pull(marks_of(client))
-            with pytest.raises(DeadlineExceeded, match=r"client 2.* to end step 1"):
+            with pytest.raises(DeadlineExceeded, match=r"client 2 \(client-[0-9a-f]{14}\).* to end step 1"):
                 await store.push_pull(marks_of(client))
         await asyncio.gather(stores[2].push_pull(marks_of(2)), *[store.pull() for store in stores[:2]])
         values = await stores[0].pull()

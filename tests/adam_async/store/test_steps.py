@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from adam_async import DeadlineExceeded, ParameterStore, Sgd, Waits
+from adam_async import DeadlineExceeded, ParameterStore, Sgd, StoreError, Waits
 from tests.adam_async.store.servers import SHORT, servers
 
 START = {"w": np.zeros(4)}
@@ -39,7 +39,9 @@ async def test_in_ssp_a_client_ahead_waits_and_the_error_names_the_one_behind() 
         await one.tick()
         await one.pull()
         await one.tick()
-        with pytest.raises(DeadlineExceeded, match=r"waited 1 s for client 1 to end step 1"):
+        with pytest.raises(
+            DeadlineExceeded, match=r"waited 1 s for client 1 \(client-[0-9a-f]{14}\) to end step 1"
+        ):
             await one.pull()
         await two.tick()
         await one.pull()
@@ -55,6 +57,23 @@ async def test_in_bsp_servers_apply_the_weighted_mean_of_a_step() -> None:
                 group.create_task(one.push_pull({"w": np.full(4, 4.0)}, weight=1))
                 values = group.create_task(two.push_pull(ONES, weight=2))
         np.testing.assert_array_equal(values.result()["w"], np.full(4, -2.0 * 5))
+
+
+async def test_in_bsp_only_the_creator_needs_replicas() -> None:
+    with pytest.raises(StoreError, match="'default' does not exist, and with consistency='bsp' its creator"):
+        await ParameterStore.open("local", START, consistency="bsp")
+    async with (
+        ParameterStore.open("local", START, consistency="bsp", replicas=1),
+        ParameterStore.open("local", START, consistency="bsp") as joined,
+    ):
+        assert set(joined.arrays) == set(START)
+
+
+async def test_in_ssp_without_slack_no_client_needs_replicas() -> None:
+    async with ParameterStore.open("local", START, consistency="ssp:0") as store:
+        await store.push({name: np.zeros_like(START[name]) for name in START})
+        await store.tick()
+        assert (await store.pull()).clock == 1
 
 
 async def test_in_bsp_a_late_client_joins_and_a_leaver_is_not_waited_for() -> None:

@@ -77,7 +77,9 @@ async def test_a_store_outlives_its_clients_until_one_deletes_it(kind: str) -> N
             np.testing.assert_array_equal((await again.pull())["x"], np.zeros(2))
             await again.delete()
             assert again.closed
-        with pytest.raises(StoreError, match="store 'default' is not there; stores of this cluster: 'other'"):
+        with pytest.raises(
+            StoreError, match="store 'default' does not exist; stores of this cluster: 'other'"
+        ):
             await ParameterStore.open(where)
 
 
