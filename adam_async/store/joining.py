@@ -182,8 +182,8 @@ class Joining:
     ) -> StoreRecord | None:
         """Wait until the store is open; its creator loads its values.
 
-        Returns None if the creator left before, and this client has arrays to create the store anew. If several
-        clients loaded one store, some shards would have the values of one and some those of another.
+        Returns None if the creator left before, and this client has arrays to create the store anew. If
+        several clients loaded one store, some shards would have the values of one and some those of another.
         """
         wish, membership = self._wish, self._membership
         key = (wish.name, store.id)

@@ -20,7 +20,7 @@ from adam_async.errors import DeadlineExceeded, StoreError
 from adam_async.messages import Values as ValuesMessage
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity, StepPush
 from adam_async.run.arrays import Factors
-from adam_async.run.cluster_map import NodeRecord, replica_generation
+from adam_async.run.cluster_map import ClusterMap, NodeRecord, replica_generation
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import holders, shard_table
 from adam_async.run.store_record import StoreRecord
@@ -194,6 +194,8 @@ class StoreLink:
         assign: bool = False,
     ) -> PushOutcome:
         """See `ParameterStore.push`."""
+        self._check()
+        await self._begun()
         done = self._begin_push(gradients, read=read, rate=rate, weight=weight, assign=assign)
         return await self._unless_failed(asyncio.shield(done))
 
@@ -206,6 +208,8 @@ class StoreLink:
         weight: int,
     ) -> Values:
         """See `ParameterStore.push_pull`."""
+        self._check()
+        await self._begun()
         push = partial(self._begin_push, gradients, read=read, rate=rate, weight=weight)
         dense = isinstance(gradients, Mapping) and not any(
             isinstance(each, Factors) for each in gradients.values()
@@ -217,11 +221,28 @@ class StoreLink:
             await self._unless_failed(asyncio.shield(push(pull=pull)))
             return pull.values()
         done = push()
+        if done.done():
+            await done  # a refused push ends no step
         if self.slack is not None:
             await self.tick()
         values = await self.pull(tuple(gradients), None)
         await self._unless_failed(asyncio.shield(done))
         return values
+
+    async def _begun(self) -> None:
+        """Wait until the clocks of the store have begun: they wait for `replicas` clients."""
+        if self.slack is None or self._has_begun:
+            return
+        name, id, wanted = self.name, self.store.id, self.store.replicas
+
+        def has_begun(cluster: ClusterMap) -> bool:
+            store = cluster.stores.get(name)
+            return store is None or store.id != id or store.epoch > 0
+
+        what = f"{wanted} clients of store {name!r}, with which its first step begins"
+        waiting = self._membership.wait_for(has_begun, what, self._waits.prepare_s)
+        await self._unless_failed(waiting)
+        self._has_begun = True
 
     def _begin_push(
         self,
@@ -241,7 +262,7 @@ class StoreLink:
         if self._wish.reader:
             raise StoreError("this client is a reader: open the store without reader=True to push")
         messages = self._messages.messages(gradients, rate, weight, assign)
-        versions = self._versions(read)
+        versions = self._versions(read).copy()  # later answers must not count as read before this call
         done: asyncio.Future[PushOutcome] = asyncio.get_running_loop().create_future()
         self._open.add(done)
         done.add_done_callback(self._open.discard)
@@ -280,14 +301,16 @@ class StoreLink:
             raise StoreError("read holds versions of another store: pull from this one")
         return np.where(versions.of_shards < 0, self._seen, versions.of_shards)
 
-    def _note_pushed(self, messages: Sequence[Outgoing]) -> None:
+    def _note_pushed(self, messages: Sequence[Outgoing], *, assign: bool) -> None:
+        """Refuse a second push of an array in a step of bsp, and an assignment behind a push."""
         shards = {shard for message in messages for shard in message.shards}
         if again := shards & self._pushed:
             name = self.layout.table.shards[min(again)].tensor
             raise StoreError(
                 f"array {name[:80]!r} was pushed before in this step: with bsp call tick() after each step"
             )
-        self._pushed |= shards
+        if not assign:
+            self._pushed |= shards
 
     def _send(
         self,
@@ -298,8 +321,8 @@ class StoreLink:
         pull: PullCollector | None,
         done: "asyncio.Future[PushOutcome]",
     ) -> None:
-        if self._is_summed and not assign:
-            self._note_pushed(messages)
+        if self._is_summed:
+            self._note_pushed(messages, assign=assign)
         collector = PushCollector(self.layout, self.note_versions, done, len(messages))
         clock = 0
         if self.slack is not None and not assign:
@@ -347,6 +370,8 @@ class StoreLink:
             return
         if self._wish.reader:
             raise StoreError("this client is a reader: it has no place in the clocks")
+        await self._begun()
+        await asyncio.sleep(0)  # a loop of ticks leaves its turn to other tasks
         sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue_call(_QueuedCall(send=partial(self._send_ticks, sent), outcome=sent))
         if not sent.done():
@@ -386,7 +411,11 @@ class StoreLink:
         try:
             async with asyncio.timeout(self._waits.clock_s if bound else None):
                 await self._unless_failed(pull.done)
+        except asyncio.CancelledError:
+            pull.is_wanted = False
+            raise
         except TimeoutError:
+            pull.is_wanted = False
             raise DeadlineExceeded(
                 f"{self._named(pull.late)} to end step {bound}", self._waits.clock_s
             ) from None
@@ -420,10 +449,14 @@ class StoreLink:
                 clock=bound,
                 into=pull.into(message),
                 on_behind=pull.behind,
+                is_wanted=lambda: pull.is_wanted,
             )
         if not pull.missing:
             pull.done.set_result(None)
         sent.set_result(bound)
+
+    _has_begun = False
+    """Whether the clocks of the store have begun."""
 
     _started = False
     """Whether the clock of this client has begun where the others are."""
@@ -464,7 +497,8 @@ class _QueuedCall(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def run(self) -> None:
         try:
             self.send()
-        except StoreError as error:
+        except Exception as error:
+            # An error beside `StoreError` is a defect; its caller must not wait for ever.
             self.outcome.set_exception(error)
 
 

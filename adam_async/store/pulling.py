@@ -51,6 +51,8 @@ class PullCollector:
         self.clocks: list[int] = []
         """Clock of each answer."""
         self.late: tuple[int, ...] = ()
+        self.is_wanted = True
+        """Whether a caller still waits for the values."""
 
     def into(self, message: ShardMessage) -> NDArray[Any] | None:
         """Return memory for the answer if it is one range of an array; None for pooled memory."""

@@ -281,9 +281,10 @@ class ParameterStore:
                 f"array {RESERVED!r} has a name that safetensors reserves: pull and write it apart"
             )
         values = await self.pull()
-        data = save_tensors({name: np.ascontiguousarray(array) for name, array in values.items()})
+        arrays = {name: np.asarray(array, order="C") for name, array in values.items()}
         async with Disk() as disk:
-            await disk.write_atomic(Path(path), [data])
+            # On the thread of the disk: a large store takes a while to copy.
+            await disk.write_atomic(Path(path), [await disk.run(save_tensors, arrays)])
         return Path(path)
 
     # --- the end -------------------------------------------------------------------------------

@@ -24,17 +24,19 @@ async def test_an_assignment_comes_between_the_pushes_before_it_and_behind_it(co
             np.testing.assert_array_equal((await store.pull())["w"], np.arange(4.0) - 1)
 
 
-async def test_an_assignment_in_bsp_does_not_wait_for_the_sum_of_a_step_and_is_in_front_of_it():
+async def test_an_assignment_in_bsp_is_in_front_of_the_sum_and_refused_behind_the_clients_push():
     async with asyncio.timeout(50):
         opened = {"rule": Sgd(rate=1.0), "consistency": "bsp", "replicas": 2}
         async with (
             ParameterStore.open("local", {"w": np.zeros(4)}, **opened) as one,
             ParameterStore.open("local", {"w": np.zeros(4)}, **opened) as other,
         ):
-            await one.push({"w": np.ones(4)})
+            await other.push({"w": np.full(4, 3.0)})
             assigned = await one.assign({"w": np.full(4, 7.0)})
             assert assigned.versions == {"w": 1}
-            await other.push({"w": np.full(4, 3.0)})
+            await one.push({"w": np.ones(4)})
+            with pytest.raises(StoreError, match="'w' was pushed before in this step"):
+                await one.assign({"w": np.zeros(4)})
             await one.tick()
             await other.tick()
             np.testing.assert_array_equal((await one.pull())["w"], np.full(4, 5.0))
