@@ -5,6 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from adam_async.errors import StoreError
 from adam_async.messages import GetStatistics, pack, read_text_tensor
 from adam_async.store.rules import Sgd
 from adam_async.store.store import ParameterStore
