@@ -107,7 +107,7 @@ class ParameterServer(Role):
                     served.map_changed(cluster)
 
     def _take_up(self, name: str, store: StoreRecord, cluster: ClusterMap) -> ServedStore | None:
-        """Allocate the shards of the buckets whose primary this server is; None without memory for them, or for a bad record.
+        """Allocate the shards of the buckets whose primary this server is; None if it cannot hold them.
 
         Other stores go on: the client of this one waits for it until its deadline.
         """

@@ -235,7 +235,7 @@ def test_clocks_of_a_store_without_a_program_have_a_bound_that_messages_can_name
 
 def test_only_users_of_a_store_push_to_it_and_load_it():
     client, driver = (Identity(role=role, node=role, incarnation=1) for role in ("client", "driver"))
-    of_clients, of_run = SenderChecks(program=False), SenderChecks(program=True)
+    of_clients, of_run = SenderChecks(program=False, creator="client"), SenderChecks(program=True)
     assert not of_clients.refusal(client, PUSH)
     assert not of_clients.refusal(client, msgspec.structs.replace(PUSH, assign=True))
     assert not of_run.refusal(peer("w"), PUSH)
@@ -244,5 +244,7 @@ def test_only_users_of_a_store_push_to_it_and_load_it():
     assert "takes none" in of_run.refusal(peer("w"), msgspec.structs.replace(PUSH, assign=True))
     assert not of_run.load_refusal(driver)
     assert not of_clients.load_refusal(client)
+    other = Identity(role="client", node="other", incarnation=1)
+    assert of_clients.load_refusal(other) == "other loads values, and client created the store"
     assert "client client has no part" in of_run.load_refusal(client)
     assert "driver driver has no part" in of_clients.load_refusal(driver)

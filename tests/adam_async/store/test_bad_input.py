@@ -4,6 +4,7 @@ import asyncio
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -20,6 +21,8 @@ from adam_async import (
 )
 from adam_async.controller import records
 from adam_async.errors import RoleUnreachable
+from adam_async.model import kernels
+from adam_async.parameter_server.served_store import _kernels_of
 from adam_async.run.token_file import derived_text
 from tests.adam_async.cluster_maps import store_record
 from tests.adam_async.runs import until
@@ -337,3 +340,14 @@ async def test_a_server_goes_on_if_its_record_is_refused(
         monkeypatch.undo()
         running.servers[0]._loaded.set()
         np.testing.assert_array_equal(await opening, W)
+
+
+def test_a_store_with_kernels_that_a_server_lacks_is_served_without_them(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    store = store_record("s", kernels="numba")
+    assert _kernels_of(store) == "numpy"
+    assert "NumPy applies the rules of store s: kernels 'numba' need the package numba" in caplog.text
+    with pytest.raises(ConfigError, match="need the package numba"):
+        _kernels_of(msgspec.structs.replace(store, program="run"))
