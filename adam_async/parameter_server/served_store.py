@@ -151,6 +151,7 @@ class ServedStore:
             log=OrderLog([int(shard.spec.id) for shard in shards])
             if store.record and store.program
             else None,
+            program=bool(store.program),
         )
         self._checks = QuestionChecks(
             self.state,
@@ -368,6 +369,10 @@ class ServedStore:
     def _keep_deadline(self) -> None:
         self.state.waiting.fresh = False
         self._host.rearm()
+
+    def end(self) -> None:
+        """Refuse all queued and waiting requests: the store leaves the server."""
+        self._perform(self.state.end())
 
     def next_deadline(self) -> float | None:
         """The next deadline of a waiting request; None if none waits."""

@@ -94,7 +94,7 @@ class ParameterServer(Role):
         """Take up each store that places buckets here, drop those that have left, and follow the others."""
         async for cluster in self._membership.changes():
             for id in [id for id in self.stores if not _is_needed(cluster, id)]:
-                del self.stores[id]
+                self.stores.pop(id).end()
                 self._loaded.set()
             for name, store in cluster.stores.items():
                 if self._identity.node not in store.buckets or not _is_needed(cluster, store.id):
