@@ -8,7 +8,8 @@
     lending        -     all    -        -                              -        -
 
 *Own* is the record of the node of that id, with the role and the incarnation of the link. Clients' stores are
-those of no program, with their pieces; a client creates them in its own name. A controller sets nothing here.
+those of no program, with their pieces; a client creates them in its own name, and the id of a store whose pieces it sets begins
+with this name and a hyphen. A controller sets nothing here.
 The leader asks `verdict` before it proposes a command. If the verdict depends on the present record, the
 command names the version of that record: a command for an older version changes nothing, and the client of
 one for a newer version tries again.
@@ -135,7 +136,10 @@ def _store_of_clients(attempt: Attempt, cluster: ClusterMap) -> str:
         return _WRONG
     if run and run in (name, value.get("id")):
         return _WRONG  # the run's driver creates this store
-    created = not piece and value.get("phase", "placing") != "deleted"
+    if piece:
+        of_peer = str(value.get("store", "")).startswith(f"{attempt.peer.node}-")
+        return _RIGHT if of_peer else _WRONG
+    created = value.get("phase", "placing") != "deleted"
     return _WRONG if created and value.get("creator") != attempt.peer.node else _RIGHT
 
 

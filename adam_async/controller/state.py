@@ -55,8 +55,8 @@ MOST_STORES = 128
 UNFINISHED_PIECES = 2 * STORE_PIECES
 """Maximum number of pieces of stores without a record in the map; the oldest leave."""
 
-MOST_STORE_ID = 200
-"""Maximum length of a store's id and of its creator's, in bytes of UTF-8."""
+MOST_STORE_ID = 160
+"""Maximum length of a store's id and of its creator's, in bytes of UTF-8, as in messages."""
 
 MOST_RULES = 256
 """Maximum number of rules of a store."""
@@ -535,7 +535,10 @@ def memory_of(store: StoreRecord) -> int:
 def check_store(store: StoreRecord) -> str:
     """Return the fault of the record of a new store without its arrays; empty if it has none."""
     for field in ("id", "creator"):
-        length = len(getattr(store, field).encode())
+        text = getattr(store, field)
+        if not text.isprintable():
+            return f"its {field} {text[:80]!r} has an unprintable character"
+        length = len(text.encode())
         if length > MOST_STORE_ID or (field == "id" and not length):
             return f"its {field} has {length} bytes; 1 to {MOST_STORE_ID} are allowed"
     if not 1 <= len(store.rules) <= MOST_RULES:

@@ -93,20 +93,33 @@ def state_tables(states: Iterable[ShardState]) -> list[NDArray[np.int64]]:
 
 def read_state_tables(
     tensors: Sequence[NDArray[Any]],
+    *,
+    most_shards: int | None = None,
+    most_clocks: int | None = None,
 ) -> tuple[tuple[ShardState, ...], Sequence[NDArray[Any]]]:
     """Read the tables before a message's other tensors; return the states and the other tensors.
 
+    Args:
+        tensors: The tensors of the message.
+        most_shards: Maximum number of shards; None for no bound, in a reader that chose them itself.
+        most_clocks: Maximum number of clocks of all shards; None for no bound.
+
     Raises:
-        RemoteProtocolError: A table is missing or has another shape or type, a shard occurs twice, a clock
+        RemoteProtocolError: A table is missing, too long or of another shape or type, a shard occurs twice, a clock
             belongs to no shard of the message, or a number is out of bounds.
     """
     if len(tensors) < TABLES:
         raise RemoteProtocolError("tensors", f"{TABLES} tables come first, got {len(tensors)} tensors")
     versions, clocks = tensors[:TABLES]
-    for name, table, columns in (("versions", versions, 2), ("clocks", clocks, 3)):
+    for name, table, columns, most in (
+        ("versions", versions, 2, most_shards),
+        ("clocks", clocks, 3, most_clocks),
+    ):
         if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != columns:
             found = f"{table.dtype}{table.shape}"
             raise RemoteProtocolError("tensors", f"{name}: expected int64(n, {columns}), got {found}")
+        if most is not None and len(table) > most:  # before decoding, which blocks the loop
+            raise RemoteProtocolError("tensors", f"{name} has {len(table)} rows, {most} are the most")
     try:
         of_shards = msgspec.convert(versions.tolist(), list[tuple[ShardNumber, Version]])
         of_replicas = msgspec.convert(clocks.tolist(), list[tuple[ShardNumber, ReplicaNumber, Clock]])

@@ -37,7 +37,8 @@ TABLE_ROW_BYTES = 24
 """Maximum size of a row of the tables in front of shards, in bytes."""
 
 EARLY_STEPS = 4096
-"""Number of steps from the start of the run that a replica may report before the server knows of an epoch."""
+"""Number of steps from the start of the run that a replica may report before the server knows of an epoch,
+and by which a client may be ahead of the newest clock of its shards."""
 
 MOST_STEPS = 1 << 40
 """Number of steps of a store without a program that the bounds of clocks allow for: it has no end."""
@@ -101,6 +102,8 @@ class QuestionChecks:
         self._resumed_clock = resumed_clock
         self._most_epoch = resumed_epoch + 1
         self._most_clock = resumed_clock + EARLY_STEPS
+        self._least_bound = self._most_clock
+        """In a store of clients: clock that is known to be no leap."""
 
     def epoch_began(self, number: int, *, first_clock: int, groups: int | None) -> None:
         """Move the bounds to an epoch, which the controllers began.
@@ -130,7 +133,8 @@ class QuestionChecks:
             case Push():
                 text = self._push(body)
             case Tick():
-                text = self._repeated(body.shards) or self._epoch(body.epoch) or self._clock(body.clock)
+                text = self._repeated(body.shards) or self._epoch(body.epoch)
+                text = text or self._clock(body.clock) or self._leap(body)
             case ReportSteps():
                 text = self._step_reports(body)
             case Pull():
@@ -163,6 +167,8 @@ class QuestionChecks:
             if text:
                 return text
         if push.assign and (text := _assignment(push)):
+            return text
+        if text := self._leap(push):
             return text
         if push.generation != self._state.generation:
             return ""
@@ -210,6 +216,22 @@ class QuestionChecks:
     def _clock(self, clock: int) -> str:
         most = self._most_clock
         return "" if clock <= most else f"clock {clock}, and no replica can be beyond {most}"
+
+    def _leap(self, body: Push | Tick) -> str:
+        """Name the fault of an epoch or a clock in a store of clients; empty if it has none."""
+        state = self._state
+        if state.program:
+            return ""
+        if not state.clocked:
+            return f"epoch {body.epoch} of a store without clocks" if body.epoch else ""
+        if body.clock <= self._least_bound:
+            return ""
+        named = [state.shards.get(ShardId(number)) for number in body.shards]
+        newest = max((clock for shard in named if shard for clock in shard.clocks.values()), default=0)
+        self._least_bound = max(self._least_bound, newest + EARLY_STEPS)
+        if body.clock <= self._least_bound:
+            return ""
+        return f"clock {body.clock}, and the newest of these shards is {newest}"
 
     def _ahead(self, push: Push) -> str:
         """Name the first shard whose clock a push is too far ahead of; empty if there is none."""

@@ -31,11 +31,13 @@ class SenderChecks:
 
     Args:
         program: Whether the store belongs to a program: its workers push, and its driver loads the values.
-            Clients push to other stores, and load them.
+            Clients push to other stores.
+        creator: Node of the client that loads the values of a store without a program.
     """
 
-    def __init__(self, *, program: bool = True) -> None:
+    def __init__(self, *, program: bool = True, creator: str = "") -> None:
         self._program = program
+        self._creator = creator
         self._of: dict[Session, tuple[Peer, Replica]] = {}
         self._sessions: dict[Peer, int] = {}
         self._members: Mapping[tuple[Replica, int], frozenset[Peer]] = {}
@@ -74,7 +76,11 @@ class SenderChecks:
 
     def load_refusal(self, peer: Identity) -> str:
         """Return why a peer may not load values; empty if it may."""
-        return self._not_a_user(peer) if (peer.role == "client") == self._program else ""
+        if (peer.role == "client") == self._program:
+            return self._not_a_user(peer)
+        if not self._program and peer.node != self._creator:
+            return f"{peer.node} loads values, and {self._creator} created the store"
+        return ""
 
     def _not_a_user(self, peer: Identity) -> str:
         of = "a run" if self._program else "clients"

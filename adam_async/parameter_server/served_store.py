@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.controller.role import reply_or_fail, reply_when_room
+from adam_async.errors import ConfigError
 from adam_async.messages import (
     Body,
     GetRecord,
@@ -150,6 +151,7 @@ class ServedStore:
             log=OrderLog([int(shard.spec.id) for shard in shards])
             if store.record and store.program
             else None,
+            program=bool(store.program),
         )
         self._checks = QuestionChecks(
             self.state,
@@ -158,7 +160,7 @@ class ServedStore:
             resumed_epoch=store.first_epoch,
             resumed_clock=store.first_clock,
         )
-        self._sender_checks = SenderChecks(program=bool(store.program))
+        self._sender_checks = SenderChecks(program=bool(store.program), creator=store.creator)
         self._missing = {int(shard.spec.id) for shard in shards}
         self._work: _Work | None = None
         """The batch or sum that was taken from the queue and is not finished."""
@@ -166,7 +168,7 @@ class ServedStore:
         self._epoch = 0
         self._leaving: set[Link] = set()
         """Links that are closing because the peer sent in the name of another."""
-        if host.make_pool is not None and not store.in_place and available_kernels(store.kernels) == "numba":
+        if host.make_pool is not None and not store.in_place and _kernels_of(store) == "numba":
             host.spawn(f"kernels-{store.id}", self._compile(host.make_pool))
         logger.info("%s has %d shards of store %s", host.node, len(shards), store.id)
 
@@ -344,7 +346,9 @@ class ServedStore:
             request.fail("wrong-run", f"store {body.store} is in generation {state.generation} here")
             return
         if self._missing:
-            self._missing -= load_states(state.shards, body, request.message.tensors)
+            self._missing -= load_states(
+                state.shards, body, request.message.tensors, is_new=not self.store.program
+            )
             if not self._missing:
                 self._host.loaded()
         request.reply(pack(Loaded(left=len(self._missing))))
@@ -365,6 +369,10 @@ class ServedStore:
     def _keep_deadline(self) -> None:
         self.state.waiting.fresh = False
         self._host.rearm()
+
+    def end(self) -> None:
+        """Refuse all queued and waiting requests: the store leaves the server."""
+        self._perform(self.state.end())
 
     def next_deadline(self) -> float | None:
         """The next deadline of a waiting request; None if none waits."""
@@ -520,6 +528,17 @@ def _shards_of(
     return storage, [
         Shard(spec=spec, values=storage.values(spec), rule_state=storage.rule_state(spec)) for spec in specs
     ]
+
+
+def _kernels_of(store: StoreRecord) -> str:
+    """Return the kernels for a store. A store of clients takes NumPy's if its own are not installed."""
+    try:
+        return available_kernels(store.kernels)
+    except ConfigError as error:
+        if store.program:
+            raise
+        logger.warning("NumPy applies the rules of store %s: %s", store.id, error)
+        return "numpy"
 
 
 def _appliers_of(shards: Sequence[Shard], rules: Sequence[Rule]) -> Mapping[tuple[int, str], Applier]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from adam_async.controller.role import STATISTICS_BYTES, Role, RoleSettings, reply_when_room
+from adam_async.errors import ConfigError, RunFailed
 from adam_async.messages import (
     USERS,
     Body,
@@ -93,7 +94,7 @@ class ParameterServer(Role):
         """Take up each store that places buckets here, drop those that have left, and follow the others."""
         async for cluster in self._membership.changes():
             for id in [id for id in self.stores if not _is_needed(cluster, id)]:
-                del self.stores[id]
+                self.stores.pop(id).end()
                 self._loaded.set()
             for name, store in cluster.stores.items():
                 if self._identity.node not in store.buckets or not _is_needed(cluster, store.id):
@@ -106,7 +107,7 @@ class ParameterServer(Role):
                     served.map_changed(cluster)
 
     def _take_up(self, name: str, store: StoreRecord, cluster: ClusterMap) -> ServedStore | None:
-        """Allocate the shards of the buckets whose primary this server is; None without memory for them.
+        """Allocate the shards of the buckets whose primary this server is; None if it cannot hold them.
 
         Other stores go on: the client of this one waits for it until its deadline.
         """
@@ -129,6 +130,9 @@ class ParameterServer(Role):
         except MemoryError:
             logger.error("%s has no memory for its shards of store %r: delete it", self._identity.node, name)
             return None
+        except ConfigError as error:
+            logger.error("%s cannot hold its shards of store %r: %s", self._identity.node, name, error)
+            return None
         self.stores[store.id] = served
         if served.complete:  # none of its shards is here
             self._loaded.set()
@@ -140,7 +144,10 @@ class ParameterServer(Role):
             await self._loaded.wait()
             self._loaded.clear()
             serves = tuple(id for id, served in self.stores.items() if served.complete)
-            await self._membership.set_node(serves=serves)
+            try:
+                await self._membership.set_node(serves=serves)
+            except RunFailed as error:
+                logger.error("%s cannot report its %d stores: %s", self._identity.node, len(serves), error)
 
     # --- questions -----------------------------------------------------------------------------
 
@@ -222,4 +229,4 @@ class ParameterServer(Role):
 def _is_needed(cluster: ClusterMap, id: str) -> bool:
     """Whether a server keeps a store: it is in the map, and has not failed. A driver reads a failed run."""
     store = cluster.store(id)
-    return store is not None and (store.phase != "failed" or bool(store.program))
+    return store is not None and (store.phase in ("loading", "open") or bool(store.program))

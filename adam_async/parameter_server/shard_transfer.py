@@ -19,9 +19,13 @@ from adam_async.messages import (
     state_tables,
 )
 from adam_async.model.rules import Rule
+from adam_async.parameter_server.apply import is_finite
 from adam_async.parameter_server.shard import Shard
 from adam_async.run.ids import Replica, ShardId, Version
 from transport import RemoteProtocolError
+
+MOST_CLOCKS = 1024
+"""Maximum number of clocks per shard of a server in one message; a run has fewer replicas."""
 
 
 def read_states(shards: Sequence[Shard], rule: Rule) -> tuple[ShardStates, list[NDArray[Any]]]:
@@ -38,7 +42,11 @@ def read_states(shards: Sequence[Shard], rule: Rule) -> tuple[ShardStates, list[
 
 
 def load_states(
-    shards: Mapping[ShardId, Shard], body: LoadShards, tensors: Sequence[NDArray[Any]]
+    shards: Mapping[ShardId, Shard],
+    body: LoadShards,
+    tensors: Sequence[NDArray[Any]],
+    *,
+    is_new: bool = False,
 ) -> set[ShardId]:
     """Load the shards of a message: all of them, or none if one does not fit.
 
@@ -46,14 +54,16 @@ def load_states(
         shards: The shards of this server. The message must have the arrays of their rule.
         body: Message with the names of the arrays.
         tensors: Tables and arrays, see `ShardStates`.
+        is_new: Whether the store is new: its shards have version 0, no clocks and finite values.
 
     Returns the numbers of the loaded shards.
 
     Raises:
         RemoteProtocolError: A shard belongs to another server, a table is malformed, or an array is missing
-            or of another shape or type.
+            or of another shape or type; or a shard of a new store is not new.
     """
-    states, tensors = read_state_tables(tensors)
+    most_clocks = 0 if is_new else MOST_CLOCKS * len(shards)
+    states, tensors = read_state_tables(tensors, most_shards=len(shards), most_clocks=most_clocks)
     arrays = len(body.arrays) + 1
     if len(tensors) != arrays * len(states):
         raise RemoteProtocolError(
@@ -76,6 +86,12 @@ def load_states(
             ("values", *body.arrays), mine, tensors[at * arrays : (at + 1) * arrays], strict=True
         ):
             check_tensor(source, f"{name} of shard {state.shard}", target.shape, target.dtype)
+            if is_new and (state.version or not is_finite(source)):
+                raise RemoteProtocolError(
+                    "values",
+                    f"{name} of shard {state.shard}: a new store needs finite values of version 0, "
+                    f"not of version {state.version}",
+                )
             copies.append((target, source))
     for target, source in copies:
         np.copyto(target, source)

@@ -110,6 +110,8 @@ class ServerState:
         summed_weight: Weight of a sum in bsp, where pushes are added up; 0 in other modes.
         scale_by_staleness: Whether a push's rate is divided by 1 + its staleness.
         log: Log of the order in which pushes are applied.
+        program: Whether the store belongs to a program. In one of clients only those with a place in the map
+            contribute to sums.
     """
 
     def __init__(
@@ -122,11 +124,13 @@ class ServerState:
         summed_weight: int = 0,
         scale_by_staleness: bool = False,
         log: OrderLog | None = None,
+        program: bool = True,
     ) -> None:
         self.store = store
         self.generation = generation
         self.shards: Mapping[ShardId, Shard] = {shard.spec.id: shard for shard in shards}
-        self._clocked = clocked
+        self.clocked = clocked
+        self.program = program
         self._summed_weight = summed_weight
         self._scales = scale_by_staleness
         self.log = log
@@ -253,6 +257,9 @@ class ServerState:
         # Later pushes of a waiting session wait too, or their numbers would look like a gap.
         if push.epoch > self._epoch or session in self.epoch_gate:
             return self._wait_for_epoch(event, session)
+        if self._summed_weight and not self.program and self._is_early(push, shards, session):
+            text = f"the map of this server has no generation {push.incarnation} of client {push.replica} yet"
+            return [Refuse(event.request, "busy", text)]
         tables = group.own_tables() if group is not None and same(push.numbers) else None
         accepted: Sequence[int]
         if group is not None and tables is not None:
@@ -268,6 +275,12 @@ class ServerState:
             return [self._acknowledgement(queued)]
         self._queue.add(queued)
         return []
+
+    def _is_early(self, push: Push, shards: Sequence[Shard | None], session: Session) -> bool:
+        """Whether a push would contribute to a sum before the map names its client."""
+        if push.assign or self._replicas.live.get(Replica(push.replica)) == push.incarnation:
+            return False
+        return _has_new_number(push, shards, session)
 
     # --- contributions to sums (bsp) ---------------------------------------------------------
 
@@ -382,7 +395,7 @@ class ServerState:
         if not queued.push.pull or any(p.status in (GAP, NOT_PRIMARY) for p in queued.problems):
             return Acknowledge(queued.request, Pushed(versions=versions, problems=problems))
         shards = group or tuple([shard for shard in queued.shards if shard is not None])
-        clock = applied_clock(shards) if self._clocked else 0
+        clock = applied_clock(shards) if self.clocked else 0
         body = Pushed(versions=versions, problems=problems, clock=clock)
         return Acknowledge(queued.request, body, shards)
 
@@ -548,6 +561,16 @@ class ServerState:
     def give_up(self, *, now: float) -> list[Effect]:
         """Answer the waiting requests whose deadline has passed, without values."""
         return self.waiting.give_up(now)
+
+    def end(self) -> list[Effect]:
+        """Refuse all queued and waiting requests: the store leaves the server."""
+        requests: list[Request] = []
+        if isinstance(self._taken, Apply):
+            requests += [queued.request for queued in self._taken.pushes]
+        requests += [queued.request for queued in self._queue if not isinstance(queued, ApplySum)]
+        requests += [event.request for event in self.epoch_gate.take()]
+        requests += self.waiting.drop()
+        return [Refuse(request, "wrong-run", f"store {self.store} left this server") for request in requests]
 
     def next_deadline(self) -> float | None:
         """The next deadline of a waiting request, for `give_up`; None if none waits."""

@@ -63,6 +63,12 @@ class WaitingRequests:
         self._waiting = [queued for queued in self._waiting if queued.deadline > now]
         return [_late(queued) for queued in late]
 
+    def drop(self) -> list[Any]:
+        """Drop all requests and return them, unanswered."""
+        requests = [queued.request for queued in self._waiting]
+        self._waiting.clear()
+        return requests
+
     def next_deadline(self) -> float | None:
         """The next deadline; None if no request waits."""
         return min((queued.deadline for queued in self._waiting), default=None)

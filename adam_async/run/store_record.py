@@ -27,6 +27,9 @@ STORE_PIECE_BYTES = 45 << 10
 MOST_ARRAYS = 10_000
 """Maximum number of arrays of a store."""
 
+MOST_CUTS = 100_000
+"""Maximum number of cuts of all arrays of a store."""
+
 MOST_DIMENSIONS = 32
 """Maximum number of dimensions of an array."""
 
@@ -251,6 +254,9 @@ def check_arrays(arrays: Sequence[ArrayRecord], *, rules: int) -> None:
     """
     if not 1 <= len(arrays) <= MOST_ARRAYS:
         raise ConfigError(f"a store has 1 to {MOST_ARRAYS} arrays, not {len(arrays)}")
+    cuts = sum([len(array.cuts) for array in arrays])
+    if cuts > MOST_CUTS:
+        raise ConfigError(f"the arrays have {cuts} cuts, {MOST_CUTS} are the most")
     names: set[str] = set()
     for array in arrays:
         shown = repr(array.name[:80])

@@ -250,12 +250,12 @@ async def test_a_store_is_created_once_seen_by_all_and_deleted(network):
     async with table_of(NETWORKS[network]()) as table:
         client = await table.joined("client-0", role="client")
         other = await table.joined("client-1", role="client")
-        await client.create_store("a", store_record("id-1", arrays, creator="client-0"), arrays)
+        await client.create_store("a", store_record("client-0-1", arrays, creator="client-0"), arrays)
         await other.wait_for(lambda m: "a" in m.stores, "the store", 20.0)
-        await other.create_store("a", store_record("id-2", arrays, creator="client-1"), arrays)
-        assert other.map.stores["a"].id == table.controller.map.stores["a"].id == "id-1"
+        await other.create_store("a", store_record("client-1-2", arrays, creator="client-1"), arrays)
+        assert other.map.stores["a"].id == table.controller.map.stores["a"].id == "client-0-1"
         assert len(other.map.arrays) == client.map.stores["a"].pieces > 1
-        await other.delete_store("a", "id-1")
+        await other.delete_store("a", "client-0-1")
         await client.wait_for(lambda m: not m.stores and not m.arrays, "the deletion", 20.0)
 
 
@@ -265,14 +265,14 @@ async def test_a_refused_store_costs_its_creator_no_link_and_others_nothing(netw
         client = await table.joined("client-0", role="client")
         huge = [ArrayRecord("w", (1 << 20, 1 << 20))]
         bad = {
-            "unknown rule 'x'": store_record(creator="client-0", rules=(RuleRecord(rule="x"),)),
-            "shard_bytes is 1; 8 to": store_record(creator="client-0", shard_bytes=1),
-            "into 17179869184 shards; raise it": store_record("id", huge, creator="client-0"),
+            "unknown rule 'x'": store_record("client-0-1", creator="client-0", rules=(RuleRecord(rule="x"),)),
+            "shard_bytes is 1; 8 to": store_record("client-0-1", creator="client-0", shard_bytes=1),
+            "into 17179869184 shards; raise it": store_record("client-0-2", huge, creator="client-0"),
         }
         for said, record in bad.items():
             with pytest.raises(RunFailed, match=said):
                 await client.create_store("a", record, huge if "shards" in said else ARRAYS)
-        await client.create_store("a", store_record(creator="client-0"), ARRAYS)
+        await client.create_store("a", store_record("client-0-1", creator="client-0"), ARRAYS)
         assert client.map.stores["a"].phase == "placing"
 
 

@@ -74,7 +74,7 @@ CASES: dict[str, tuple[str, Any, int, str, set[str]]] = {
     "a store of a program": ("stores/a", replace(STORE, program="r"), 0, "me", {"driver"}),
     "a store with the name of the run": ("stores/r", STORE, 0, "me", {"driver"}),
     "a store with the id of the run": ("stores/a", replace(STORE, id="r"), 0, "me", {"driver"}),
-    "a piece": ("stores/a/0", {"store": "s", "text": ""}, 0, "you", {"driver", "client"}),
+    "a piece": ("stores/a/0", {"store": "s", "text": ""}, 0, "you", {"driver"}),
     "a piece of the store of a program": ("stores/of-run/0", {"store": "s"}, 0, "me", {"driver"}),
     "the deletion of the store of another": (
         "stores/theirs", replace(STORE, creator="they", phase="deleted"), 4, "me", {"driver", "client"},

@@ -361,8 +361,10 @@ def test_the_clocks_of_a_store_begin_with_its_wanted_number_of_clients():
     ("fields", "said"),
     [
         ({"id": ""}, "its id has 0 bytes"),
-        ({"id": "é" * 101}, "its id has 202 bytes; 1 to 200 are allowed"),
-        ({"creator": "x" * 201}, "its creator has 201 bytes"),
+        ({"id": "é" * 81}, "its id has 162 bytes; 1 to 160 are allowed"),
+        ({"id": "a\x01"}, "its id 'a\\x01' has an unprintable character"),
+        ({"creator": "x" * 161}, "its creator has 161 bytes"),
+        ({"creator": "a\n"}, "its creator 'a\\n' has an unprintable character"),
         ({"rules": ()}, "it has 0 rules; 1 to 256"),
         ({"rules": (RuleRecord(rule="sgd"),) * 257}, "it has 257 rules"),
         ({"rules": (RuleRecord(rule="magic"),)}, "unknown rule 'magic'; known rules: sgd,"),

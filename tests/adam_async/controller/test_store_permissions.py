@@ -24,7 +24,7 @@ def store(id: str, **fields: Any) -> StoreRecord:
 
 OF_RUN, OF_CLIENTS = store("a", program="run-1", changed=2), store("b", changed=3)
 MAP = ClusterMap(version=3, stores={"run": OF_RUN, "mine": OF_CLIENTS})
-PIECE = ArraysPiece(store="new", text=b"[]")
+PIECE = ArraysPiece(store="client-1-new", text=b"[]")
 
 
 def attempt(role: str, key: str, value: Mapping[str, Any], expected: int) -> Attempt:
@@ -66,6 +66,12 @@ def test_a_client_creates_stores_in_its_own_name_only() -> None:
     refusal = verdict(attempt("client", "stores/new", value, 0), MAP)
     assert refusal is not None
     assert refusal.code == FORBIDDEN
+
+
+def test_a_client_sets_pieces_of_its_own_stores_only() -> None:
+    for id, permits in (("client-1-new", True), ("client-10-new", False), ("client-2-new", False)):
+        value = msgspec.to_builtins(msgspec.structs.replace(PIECE, store=id))
+        assert (verdict(attempt("client", "stores/new/0", value, 0), MAP) is None) == permits
 
 
 def test_a_reader_sends_servers_pulls_and_no_values() -> None:

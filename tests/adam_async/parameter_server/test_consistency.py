@@ -812,3 +812,23 @@ for machine in (Replicas, SynchronousReplicas, ForgetfulReplicas):
 TestReplicas = Replicas.TestCase
 TestSynchronousReplicas = SynchronousReplicas.TestCase
 TestForgetfulReplicas = ForgetfulReplicas.TestCase
+
+
+def test_in_a_store_of_clients_only_clients_with_a_place_contribute_to_sums():
+    server = Server(synchronous=True, program=False)
+    (refusal,) = server.push("a", 2, 1, {0: 1, 1: 1}, replica_generation=9)
+    assert (refusal.code, server.state.shards[0].last_number) == ("busy", {})
+    server.replica_generations(0, 1, 2, of_2=9)
+    (answer,) = server.push("a", 2, 1, {0: 1, 1: 1}, replica_generation=9)
+    assert isinstance(answer, Acknowledge)
+
+
+def test_a_store_that_leaves_refuses_what_waits():
+    server = Server(synchronous=False)
+    server.push("a push", 0, 1, {0: 1, 1: 1})
+    server.pull("a pull behind it", 1)
+    server.push("an early push", 1, 1, {0: 1, 1: 1}, epoch=5)
+    refusals = server.state.end()
+    assert {each.request for each in refusals} == {"a push", "a pull behind it", "an early push"}
+    assert {each.code for each in refusals} == {"wrong-run"}
+    assert server.state.next_deadline() is None

@@ -235,7 +235,7 @@ def test_clocks_of_a_store_without_a_program_have_a_bound_that_messages_can_name
 
 def test_only_users_of_a_store_push_to_it_and_load_it():
     client, driver = (Identity(role=role, node=role, incarnation=1) for role in ("client", "driver"))
-    of_clients, of_run = SenderChecks(program=False), SenderChecks(program=True)
+    of_clients, of_run = SenderChecks(program=False, creator="client"), SenderChecks(program=True)
     assert not of_clients.refusal(client, PUSH)
     assert not of_clients.refusal(client, msgspec.structs.replace(PUSH, assign=True))
     assert not of_run.refusal(peer("w"), PUSH)
@@ -244,5 +244,29 @@ def test_only_users_of_a_store_push_to_it_and_load_it():
     assert "takes none" in of_run.refusal(peer("w"), msgspec.structs.replace(PUSH, assign=True))
     assert not of_run.load_refusal(driver)
     assert not of_clients.load_refusal(client)
+    other = Identity(role="client", node="other", incarnation=1)
+    assert of_clients.load_refusal(other) == "other loads values, and client created the store"
     assert "client client has no part" in of_run.load_refusal(client)
     assert "driver driver has no part" in of_clients.load_refusal(driver)
+
+
+def test_a_client_moves_no_clock_far_beyond_the_newest_one():
+    shards = [shard_of(0), shard_of(1)]
+    state = ServerState(store="run", generation=1, shards=shards, clocked=True, program=False)
+    checks = QuestionChecks(state, specs_of(state), most_weight=16)
+    checks.epoch_began(1, first_clock=0, groups=None)
+    for body in (PUSH, TICK):
+        far = msgspec.structs.replace(body, clock=1 << 39, epoch=1)
+        assert "the newest of these shards is 0" in checks.refusal(far, most_bytes=1 << 20).text
+    shards[0].clocks[Replica(0)] = 100
+    near = msgspec.structs.replace(TICK, clock=100 + EARLY_STEPS, epoch=1)
+    assert checks.refusal(near, most_bytes=1) is None
+    assert checks.refusal(msgspec.structs.replace(near, clock=near.clock + 1), most_bytes=1) is not None
+
+
+def test_a_store_of_clients_without_clocks_has_no_epochs():
+    state = ServerState(store="run", generation=1, shards=[shard_of(0), shard_of(1)], program=False)
+    checks = QuestionChecks(state, specs_of(state), most_weight=16)
+    for body in (PUSH, TICK):
+        refusal = checks.refusal(msgspec.structs.replace(body, epoch=1), most_bytes=1 << 20)
+        assert (refusal.code, "store without clocks" in refusal.text) == ("malformed", True)

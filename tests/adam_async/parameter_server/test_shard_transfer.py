@@ -1,5 +1,7 @@
 """A shard is loaded exactly as it was read, and a message that does not fit is refused as a whole."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -122,7 +124,7 @@ def test_a_load_that_does_not_fit_is_refused_and_sets_nothing(change, message):
 
 def test_shards_of_another_server_and_of_another_rule_are_refused_by_name():
     with pytest.raises(RemoteProtocolError, match="shard 5 is not held here"):
-        load_states(shards_of(Sgd(), numbers=(3,)), *said(shards_of(Sgd()), Sgd()))
+        load_states(shards_of(Sgd(), numbers=(3, 4)), *said(shards_of(Sgd()), Sgd()))
     with pytest.raises(RemoteProtocolError, match=r"rule keeps \['squares'\], not \['momentum'\]"):
         rule = Sgd(momentum=0.5)
         load_states(shards_of(Adagrad()), *said(shards_of(rule), rule))
@@ -141,3 +143,26 @@ def test_the_states_of_many_shards_fit_a_frame_however_many_sessions_pushed():
     layout = lay_out(tuple(tensors), 1 << 30)
     config = LinkConfig()
     assert len(FrameEncoder(config).pack(pack(body, tensors), layout.packed)) <= config.max_meta_bytes
+
+
+@pytest.mark.parametrize(("version", "value"), [(1, 0.0), (0, math.nan), (0, math.inf)])
+def test_shards_of_a_new_store_have_finite_values_and_no_version(version, value):
+    source, target = shards_of(Sgd()), shards_of(Sgd(), seed=2)
+    assert load_states(target, *said(source, Sgd()), is_new=True) == {3, 5}
+    source[3].version = Version(version)
+    source[3].values[0] = value
+    with pytest.raises(RemoteProtocolError, match=r"shard 3: a new store needs finite values of version 0"):
+        load_states(target, *said(source, Sgd()), is_new=True)
+    assert target[3].version == 0
+
+
+def test_tables_with_more_rows_than_a_server_needs_are_refused_undecoded():
+    body, (versions, clocks, *arrays) = said(shards_of(Sgd()), Sgd())
+    long = np.full((1 << 20, 3), -1)
+    for tables, is_new, text in (
+        ((versions, long), False, "clocks has 1048576 rows, 2048 are the most"),
+        ((versions, long[:1]), True, "clocks has 1 rows, 0 are the most"),
+        ((long[:, :2], clocks), False, "versions has 1048576 rows, 2 are the most"),
+    ):
+        with pytest.raises(RemoteProtocolError, match=text):
+            load_states(shards_of(Sgd()), body, [*tables, *arrays], is_new=is_new)

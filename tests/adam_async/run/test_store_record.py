@@ -9,6 +9,7 @@ from adam_async.errors import ConfigError
 from adam_async.model.rules import make_rule
 from adam_async.run.store_record import (
     MOST_ARRAYS,
+    MOST_CUTS,
     MOST_DIMENSIONS,
     MOST_NAME,
     MOST_VALUES,
@@ -120,3 +121,10 @@ def test_a_rule_keeps_as_many_arrays_as_the_servers_allocate(rule, momentum, arr
     record = RuleRecord(rule=rule, momentum=momentum)
     assert check_rule(record) == ""
     assert record.state_arrays == arrays == len(make_rule(rule, momentum=momentum).state_names)
+
+
+def test_the_number_of_cuts_of_empty_arrays_is_bounded():
+    arrays = [ArrayRecord(str(n), (MOST_CUTS, 0), cuts=tuple(range(1, MOST_CUTS))) for n in range(2)]
+    check_arrays(arrays[:1], rules=1)
+    with pytest.raises(ConfigError, match="the arrays have 199998 cuts, 100000 are the most"):
+        check_arrays(arrays, rules=1)

@@ -4,6 +4,7 @@ import asyncio
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,9 +19,14 @@ from adam_async import (
     Sgd,
     StoreError,
 )
+from adam_async.controller import records
 from adam_async.errors import RoleUnreachable
+from adam_async.model import kernels
+from adam_async.parameter_server.served_store import _kernels_of
 from adam_async.run.token_file import derived_text
-from tests.adam_async.store.servers import SHORT, servers
+from tests.adam_async.cluster_maps import store_record
+from tests.adam_async.runs import until
+from tests.adam_async.store.servers import SHORT, servers, store_servers
 from transport import HandshakeRejected
 
 TOKEN = "a token that nobody guesses"
@@ -311,3 +317,41 @@ async def test_an_array_of_a_reserved_name_is_not_saved() -> None:
     async with ParameterStore.open("local", {"__metadata__": np.zeros(2)}) as store:
         with pytest.raises(StoreError, match="'__metadata__' has a name that safetensors reserves"):
             await store.save("/nowhere/model.safetensors")
+
+
+async def test_a_server_goes_on_beside_a_store_that_it_cannot_hold(caplog: pytest.LogCaptureFixture) -> None:
+    async with store_servers(1) as running:
+        (server,) = running.servers
+        follow = server._membership.map
+        bad = store_record("bad", buckets=("ps-0",) * 64, phase="loading", generation=7)
+        assert server._take_up("bad", bad, follow) is None
+        assert "ps-0 cannot hold its shards of store 'bad': store bad lacks 1 pieces" in caplog.text
+        async with ParameterStore.open(running.address, {"w": W}) as store:
+            np.testing.assert_array_equal((await store.pull())["w"], W)
+
+
+async def test_a_server_goes_on_if_its_record_is_refused(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def value() -> Any:
+        async with ParameterStore.open(running.address, {"w": W}) as store:
+            return (await store.pull())["w"]
+
+    async with store_servers(1) as running:
+        monkeypatch.setattr(records, "MOST_SERVED", 0)
+        opening = asyncio.create_task(value())
+        await until(lambda: "ps-0 cannot report its 1 stores" in caplog.text)
+        monkeypatch.undo()
+        running.servers[0]._loaded.set()
+        np.testing.assert_array_equal(await opening, W)
+
+
+def test_a_store_with_kernels_that_a_server_lacks_is_served_without_them(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    store = store_record("s", kernels="numba")
+    assert _kernels_of(store) == "numpy"
+    assert "NumPy applies the rules of store s: kernels 'numba' need the package numba" in caplog.text
+    with pytest.raises(ConfigError, match="need the package numba"):
+        _kernels_of(msgspec.structs.replace(store, program="run"))
