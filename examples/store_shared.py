@@ -56,5 +56,4 @@ if __name__ == "__main__":
     if len(sys.argv) not in (3, 4) or sys.argv[1] not in ("train", "serve"):
         print(__doc__, file=sys.stderr)
         sys.exit(2)
-    command = {"train": train, "serve": serve}[sys.argv[1]]
-    asyncio.run(command(*sys.argv[2:]))
+    asyncio.run({"train": train, "serve": serve}[sys.argv[1]](*sys.argv[2:]))
