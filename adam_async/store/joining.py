@@ -354,7 +354,8 @@ def _state_of(store: StoreRecord, cluster: ClusterMap) -> str:
     servers = len(cluster.live("ps"))
     if store.phase == "placing":
         return (
-            f"it needs {max(store.servers, 1)} servers, and {servers} are live; start one with adam-async ps"
+            f"it needs {counted(max(store.servers, 1), 'server')}, and {servers} are live; "
+            "start one with adam-async ps"
         )
     serving = sum(store.id in cluster.nodes[name].serves for name in set(store.buckets))
     return f"{serving} of {len(set(store.buckets))} servers have all values that {store.creator} loads"

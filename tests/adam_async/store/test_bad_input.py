@@ -296,7 +296,7 @@ async def test_a_store_larger_than_the_memory_of_the_servers_is_refused() -> Non
 
 async def test_without_servers_the_wait_is_named_and_ends() -> None:
     async with servers(0) as where:
-        with pytest.raises(DeadlineExceeded, match="to open: it needs 1 servers, and 0 are live; start one"):
+        with pytest.raises(DeadlineExceeded, match="to open: it needs 1 server, and 0 are live; start one"):
             await ParameterStore.open(where, {"b": np.zeros(2)}, waits=SHORT)
 
 
