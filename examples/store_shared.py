@@ -53,5 +53,7 @@ async def serve(where: str, port: str = "7001") -> None:
 
 
 if __name__ == "__main__":
-    command = {"train": train, "serve": serve}[sys.argv[1]]
-    asyncio.run(command(*sys.argv[2:]))
+    if len(sys.argv) not in (3, 4) or sys.argv[1] not in ("train", "serve"):
+        print(__doc__, file=sys.stderr)
+        sys.exit(2)
+    asyncio.run({"train": train, "serve": serve}[sys.argv[1]](*sys.argv[2:]))

@@ -192,6 +192,9 @@ def test_one_program_trains_a_store_and_another_serves_it_after_the_first_has_en
     digits = np.load(ROOT / "adam_async" / "data_server" / "sources" / "digits.npz")
     images, labels = digits["x_test"][:100], digits["y_test"][:100]
     assert {"train", "serve"} <= set(vars(load("store_shared.py")))
+    without = subprocess.run([sys.executable, ROOT / "examples" / "store_shared.py"], capture_output=True)
+    assert without.returncode == 2
+    assert b"store_shared.py train tcp://" in without.stderr
     with (
         Command("controller", "--bind", "tcp://127.0.0.1:0") as controller,
         Command("ps", "--controller", where := address_of(controller)) as server,

@@ -284,7 +284,10 @@ async def _stay(
             join += ["--token-file", str(options.token_file)]
         if isinstance(running, Controller) and running.group.is_cut_off:
             join = []  # a role that joined it would wait as long as it does
-        line = address_line(place.node, running.address, shlex.join(join))
+        command = shlex.join(join)
+        if role == "ps" and join:
+            command += f", or open a store at {controllers}"
+        line = address_line(place.node, running.address, command)
         sys.stdout.write(f"{printable(line)}\n")
         sys.stdout.flush()
         await asyncio.Event().wait()

@@ -18,6 +18,7 @@ from adam_async.errors import ConfigError
 from adam_async.run.addresses import check_addresses
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
+from adam_async.store.arrays import counted
 from adam_async.store.store import ParameterStore
 from adam_async.store.survey import ClientSummary, StoreSummary, Survey, join
 from transport import BufferPool
@@ -131,11 +132,11 @@ async def _show(survey: Survey, name: str, options: StoreOptions, terminal: Term
         )
     terminal.table(table)
     if (left := len(details.arrays) - MOST_ROWS) > 0:
-        terminal.print(f"{left:,} more arrays; --json lists all")
+        terminal.print(f"{counted(left, 'more array')}; --json lists all")
     if not details.clients:
         terminal.print("no clients")
         return
-    table = _table("client", ">place", ">clock", ">pushes", ">staleness")
+    table = _table("client", ">place", ">clock", ">shard pushes", ">staleness")
     for client in details.clients:
         table.add_row(client.node or "left", client.place, *_counts(client))
     terminal.table(table)
@@ -173,15 +174,13 @@ async def _save(
     if options.json:
         _print_json({"store": name, "file": str(file), "arrays": count}, terminal)
     else:
-        terminal.print(f"saved {count:,} arrays of store {name} to {file}")
+        terminal.print(f"saved {counted(count, 'array')} of store {name} to {file}")
 
 
 async def _delete(survey: Survey, name: str, options: StoreOptions, terminal: Terminal) -> None:
     store = survey.summary(name)
     if not options.yes:
-        raise ConfigError(
-            f"store delete {name} removes {_size(store)} that {store.clients} clients use: add --yes"
-        )
+        raise ConfigError(f"store delete {name} removes {_size(store)} that {_users(store)}: add --yes")
     await survey.delete(name)
     if options.json:
         _print_json({"deleted": store}, terminal)
@@ -190,7 +189,11 @@ async def _delete(survey: Survey, name: str, options: StoreOptions, terminal: Te
 
 
 def _size(store: StoreSummary) -> str:
-    return f"{store.arrays:,} arrays of {store.bytes:,} bytes"
+    return f"{counted(store.arrays, 'array')} of {counted(store.bytes, 'byte')}"
+
+
+def _users(store: StoreSummary) -> str:
+    return f"{counted(store.clients, 'client')} {'uses' if store.clients == 1 else 'use'}"
 
 
 def _table(*columns: str) -> Table:

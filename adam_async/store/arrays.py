@@ -69,6 +69,11 @@ def _spec_of(name: str, array: Any) -> ArraySpec:
     return ArraySpec(values.shape, values.dtype.name)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 array``, ``2 arrays``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def flat_values(record: ArrayRecord, array: Any, what: str) -> NDArray[Any]:
     """Return the values of an array, flat and C-contiguous; a view of the array if it is.
 
@@ -86,9 +91,11 @@ def flat_values(record: ArrayRecord, array: Any, what: str) -> NDArray[Any]:
     except ValueError as error:
         raise StoreError(f"{what} of {name} is no array: {error}") from None
     if values.dtype.name != record.dtype or not values.dtype.isnative:
+        is_numpy = isinstance(array, np.ndarray | np.generic)
+        remedy = f".astype({record.dtype!r})" if is_numpy else f"np.asarray(x, {record.dtype!r})"
         raise StoreError(
             f"{what} of {name} has values of type {values.dtype}, the array {record.dtype}: "
-            f"convert it with .astype({record.dtype!r})"
+            f"convert it with {remedy}"
         )
     if values.shape != record.shape:
         raise StoreError(f"{what} of {name} has shape {values.shape}, the array {record.shape}")

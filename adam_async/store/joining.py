@@ -26,7 +26,8 @@ from adam_async.run.config import Waits
 from adam_async.run.shard_table import ShardSpec, shard_table
 from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord, joined_arrays
 from adam_async.runtime.channel import Endpoint
-from adam_async.store.arrays import InitialArrays, flat_values
+from adam_async.store.arrays import InitialArrays, counted, flat_values
+from adam_async.store.rules import rule_text
 from transport import TransportError
 
 logger = logging.getLogger(__name__)
@@ -313,18 +314,18 @@ def _compare(wish: StoreWish, store: StoreRecord, arrays: Sequence[ArrayRecord])
         other = there.pop(mine.name, None)
         shown = f"array {mine.name[:80]!r}"
         if other is None:
-            raise StoreError(f"store {wish.name!r} has no {shown}; it has {len(arrays)} arrays")
+            raise StoreError(f"store {wish.name!r} has no {shown}; it has {counted(len(arrays), 'array')}")
         if (other.shape, other.dtype) != (mine.shape, mine.dtype):
             raise StoreError(
                 f"{shown} is {other.dtype}{other.shape} in store {wish.name!r}, "
                 f"and {mine.dtype}{mine.shape} here"
             )
-        rules = [
-            msgspec.structs.replace(rule, rate=0.0)
-            for rule in (store.rules[other.rule], wish.rules[mine.rule])
-        ]
-        if rules[0] != rules[1]:
-            raise StoreError(f"{shown} has rule {rules[0]} in store {wish.name!r}, and {rules[1]} here")
+        used_rule, my_rule = store.rules[other.rule], wish.rules[mine.rule]
+        if msgspec.structs.replace(used_rule, rate=my_rule.rate) != my_rule:
+            raise StoreError(
+                f"{shown} has rule {rule_text(used_rule)} in store {wish.name!r}, "
+                f"and {rule_text(my_rule)} here"
+            )
     if there:
         raise StoreError(f"store {wish.name!r} has the further array {next(iter(there))[:80]!r}")
     used = consistency_of(store.slack, is_summed=store.summed_weight > 0)
@@ -353,7 +354,8 @@ def _state_of(store: StoreRecord, cluster: ClusterMap) -> str:
     servers = len(cluster.live("ps"))
     if store.phase == "placing":
         return (
-            f"it needs {max(store.servers, 1)} servers, and {servers} are live; start one with adam-async ps"
+            f"it needs {counted(max(store.servers, 1), 'server')}, and {servers} are live; "
+            "start one with adam-async ps"
         )
     serving = sum(store.id in cluster.nodes[name].serves for name in set(store.buckets))
     return f"{serving} of {len(set(store.buckets))} servers have all values that {store.creator} loads"

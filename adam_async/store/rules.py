@@ -9,7 +9,7 @@ arithmetic.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from adam_async.errors import ConfigError
 from adam_async.run.store_record import RuleRecord
@@ -97,3 +97,17 @@ class AdamW(_Adaptive):
 
 Rule = Sgd | Adagrad | Adam | AdamW
 """An update rule of a store."""
+
+RULES: dict[str, type[Rule]] = {"sgd": Sgd, "adagrad": Adagrad, "adam": Adam, "adamw": AdamW}
+"""Rules by their names in the cluster map."""
+
+
+def rule_text(record: RuleRecord) -> str:
+    """Return a rule as a program writes it, without its rate: ``Sgd(momentum=0.9)``."""
+    rule = RULES[record.rule]
+    constants = [
+        f"{field.name}={value!r}"
+        for field in fields(rule)
+        if field.name != "rate" and (value := getattr(record, field.name)) != field.default
+    ]
+    return f"{rule.__name__}({', '.join(constants)})"

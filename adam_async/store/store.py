@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ from adam_async.run.store_record import store_key
 from adam_async.run.token_file import check_token_is_for
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
-from adam_async.store.arrays import Gradient, InitialArrays, records_of
+from adam_async.store.arrays import Gradient, InitialArrays, counted, records_of
 from adam_async.store.joining import StoreWish
 from adam_async.store.link import StoreLink
 from adam_async.store.local_servers import ServerAccess, local_servers
@@ -130,7 +130,10 @@ class ParameterStore:
         if not isinstance(where, str):
             raise ConfigError(f"where is 'local' or addresses of controllers, not {where!r:.80}")
         if where != "local":
-            where = check_addresses(where, "where")
+            try:
+                where = check_addresses(where, "where")
+            except ConfigError as error:
+                raise ConfigError(f"{error}; 'local' stands for a server in this loop") from None
         if isinstance(copies, bool) or copies != 1:
             raise ConfigError(f"copies is {copies!r:.80}: each shard has one copy; leave copies out")
         for option, value, least, most in (
@@ -140,6 +143,8 @@ class ParameterStore:
         ):
             if type(value) is not int or not least <= value <= most:
                 raise ConfigError(f"{option} is a whole number from {least} to {most}, not {value!r:.80}")
+        if where == "local" and servers > 1:
+            raise ConfigError(f"servers is {servers}: local has one server; leave servers out")
         slack = slack_of(consistency)
         if consistency == "bsp" and create == "new" and not replicas:
             raise ConfigError("consistency='bsp' needs replicas=N, the number of clients of the first step")
@@ -313,11 +318,27 @@ class ParameterStore:
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"clock {self.clock}"
-        return f"<ParameterStore {self.name!r} {len(self._link.layout.arrays)} arrays, {state}>"
+        return f"<ParameterStore {self.name!r} {counted(len(self._link.layout.arrays), 'array')}, {state}>"
+
+
+HOW_TO_OPEN = "use `async with` or `await`; without an event loop use adam_async.sync"
 
 
 class Opening:
     """A store that is about to be opened: `async with` or `await` opens it."""
+
+    if not TYPE_CHECKING:  # type checkers refuse these uses themselves
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if hasattr(ParameterStore, name) and not name.startswith("_"):
+                raise AttributeError(f"store {self._wish.name!r} is not open for {name!r}: {HOW_TO_OPEN}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(f"store {self._wish.name!r} is not open: {HOW_TO_OPEN}")
+
+        def __exit__(self, *_: object) -> None:
+            """Python looks it up before it calls `__enter__`."""
 
     def __init__(self, where: str, wish: StoreWish, token: str | None) -> None:
         self._where = where
@@ -336,6 +357,9 @@ class Opening:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Opening of store {self._wish.name!r}: {HOW_TO_OPEN}>"
 
     async def _open(self) -> ParameterStore:
         if self._task is not None:

@@ -59,6 +59,7 @@ async def test_stores_are_listed_shown_saved_and_deleted(
             assert "model-7: open, ssp:2, 2 arrays of 32 bytes, id client-" in shown
             assert "\x1b[2J" not in shown
             assert r"b\x1b[2J" in shown
+            assert "shard pushes" in shown
             details = json.loads(await command(capsys, where, "show", "model-7", json=True))
             w, b = details["arrays"]
             assert (w["name"], w["shape"], w["dtype"], w["rule"], w["bytes"]) == (

@@ -11,6 +11,7 @@ import pytest
 from adam_async import (
     Adagrad,
     Adam,
+    AdamW,
     ArraySpec,
     ConfigError,
     DeadlineExceeded,
@@ -41,6 +42,7 @@ BAD_PUSHES: list[tuple[dict[Any, Any], str]] = [
     ({"w": W.astype(object)}, "values of type object"),
     ({"w": W.astype(">f4")}, "values of type >f4"),
     ({"w": [[1.0], [1.0, 2.0]]}, "gradient of 'w' is no array"),
+    ({"w": [[1.0] * 3] * 2}, r"type float64, the array float32: convert it with np\.asarray\(x, 'float32'\)"),
     ({"w": W * np.float32(math.nan)}, "gradient of 'w' has the value nan at index 0"),
     ({"w": W * np.float32(math.inf)}, "gradient of 'w' has the value inf at index 0"),
     ({"v": W}, "the store has no array 'v'; it has 2: 'b', 'w'"),
@@ -131,6 +133,8 @@ def test_bad_arrays_are_refused_before_a_message(arrays: Any, claim: str) -> Non
         ({"waits": None}, "waits is an adam_async.Waits, not None"),
         ({"copies": 2}, "copies is 2: each shard has one copy; leave copies out"),
         ({"replicas": -1}, "replicas is a whole number from 0"),
+        ({"servers": 3}, "servers is 3: local has one server; leave servers out"),
+        ({"where": "locl"}, "'locl' is not of the form .*; 'local' stands for a server in this loop"),
         ({"servers": 1.5}, "servers is a whole number from 0"),
         ({"shard_bytes": 0}, "shard_bytes is a whole number from 8"),
         ({"rule": {"v": Sgd()}}, "rule names 'v', and there is no such array"),
@@ -168,8 +172,9 @@ def test_a_specification_of_an_array_is_checked() -> None:
         ),
         ({"arrays": {"v": np.zeros(2)}}, "store 'default' has no array 'v'"),
         ({"arrays": {"w": np.zeros(2), "v": np.zeros(2)}}, "has no array 'v'"),
-        ({"rule": Adagrad()}, "array 'w' has rule .*sgd.* and .*adagrad.* here"),
-        ({"rule": Sgd(momentum=0.5)}, "array 'w' has rule"),
+        ({"rule": Adagrad()}, r"array 'w' has rule Sgd\(\) in store 'default', and Adagrad\(\) here"),
+        ({"rule": Sgd(rate=0.1, momentum=0.5)}, r"has rule Sgd\(\) in .* and Sgd\(momentum=0\.5\) here"),
+        ({"rule": AdamW(weight_decay=0.0)}, r"and AdamW\(weight_decay=0\.0\) here"),
         ({"consistency": "ssp:1"}, "has consistency asp, not ssp:1: open it with 'asp'"),
         ({"create": "new"}, "store 'default' exists: choose another name"),
     ],
@@ -248,6 +253,18 @@ async def test_an_opening_opens_once() -> None:
             await opening
 
 
+async def test_the_use_of_a_store_that_is_not_open_names_how_to_open_it() -> None:
+    opening: Any = ParameterStore.open("local", {"b": np.zeros(2)})
+    remedy = r"store 'default' is not open.*use `async with` or `await`; .* use adam_async\.sync"
+    with pytest.raises(AttributeError, match=remedy):
+        opening.pull()
+    with pytest.raises(TypeError, match=remedy), opening:
+        pass
+    assert "use `async with` or `await`" in repr(opening)
+    with pytest.raises(AttributeError, match="'Opening' object has no attribute 'pul'"):
+        opening.pul()
+
+
 async def test_a_deletion_ends_the_pushes_of_other_clients_with_an_error() -> None:
     async with servers(2) as where:
         one = await ParameterStore.open(where, {"b": np.zeros(2)})
@@ -285,7 +302,7 @@ async def test_a_store_larger_than_the_memory_of_the_servers_is_refused() -> Non
 
 async def test_without_servers_the_wait_is_named_and_ends() -> None:
     async with servers(0) as where:
-        with pytest.raises(DeadlineExceeded, match="to open: it needs 1 servers, and 0 are live; start one"):
+        with pytest.raises(DeadlineExceeded, match="to open: it needs 1 server, and 0 are live; start one"):
             await ParameterStore.open(where, {"b": np.zeros(2)}, waits=SHORT)
 
 
