@@ -18,8 +18,8 @@ pytestmark = pytest.mark.thorough
 
 MEMBERS = ("worker", "driver", "data", "ps")
 
-IGNORED = [f"tensor.{name}" for name in ("replica", "partition", "placed", "changed")]
-"""Fields of a record that the controllers set; they overwrite a member's value."""
+IGNORED = [f"tensor.{name}" for name in ("replica", "partition", "placed", "changed", "store")]
+"""Fields of a record that the controllers set, and the id of a store, which a driver chooses."""
 
 
 async def session_of(network, address, identity):

@@ -18,6 +18,7 @@ from adam_async.data_server.ledger_replication import Part
 from adam_async.data_server.questions import first_question
 from adam_async.data_server.service import DataServer
 from adam_async.data_server.state import Opening
+from adam_async.driver.preparation import store_of
 from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import DataError, first_cause
 from adam_async.messages import (
@@ -33,9 +34,11 @@ from adam_async.messages import (
     unpack,
 )
 from adam_async.model.named import digits
+from adam_async.model.network import Network
 from adam_async.run.cluster_map import NodeRecord, RunRecord, ready_word
 from adam_async.run.config import Config
 from adam_async.run.group_limits import GroupLimits
+from adam_async.run.partition import arrays_of
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.cluster.test_elastic import IMAGES, elastic
@@ -157,10 +160,13 @@ class Party:
         config = Config(
             images_per_group=4, epochs=1, replicas=2, threads=1, waits=self.waits, read_ahead=4, **options
         )
-        await driver.submit_run(
-            RunRecord(id=RUN, driver="driver-0", config=msgspec.to_builtins(config), spec=digits().to_dict())
+        run = RunRecord(
+            id=RUN, driver="driver-0", config=msgspec.to_builtins(config), spec=digits().to_dict()
         )
-        await ps.set_node(ready=RUN)
+        await driver.submit_run(run)
+        arrays = arrays_of(Network(digits()), None)
+        await driver.create_store(RUN, store_of(run, config, arrays), arrays)
+        await ps.set_node(serves=(RUN,))
         await until(lambda: len(self.map.ledger_leaders) == servers)
 
     async def train(self, *, waiting=False):

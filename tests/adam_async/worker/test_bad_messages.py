@@ -41,7 +41,7 @@ async def test_a_bad_block_costs_its_link_and_the_two_workers_talk_again(network
         async with greeted as bad:
             await bad.expect_refusals(found)
             assert bad.sent > 20
-        assert (two.taken, two.told["blocks_received"]) == ([], 0)
+        assert (two.taken, two.told.blocks_received) == ([], 0)
         await until(lambda: linked(one, two))
         one.put()
         await until(lambda: two.numbers == [0])

@@ -224,7 +224,7 @@ async def test_send_buffers_go_round_and_none_is_lost(halo, network):
         def kept():
             """Buffers that are free, or wait for the confirmation of their blocks."""
             unconfirmed = [
-                counts["blocks_unconfirmed"]
+                counts.blocks_unconfirmed
                 for worker in cluster.workers
                 for counts in worker.statistics().neighbours.values()
             ]

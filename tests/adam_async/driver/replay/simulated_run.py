@@ -174,7 +174,7 @@ class SimulatedWorker:
             incarnation=7,
             replica=self.replica,
             clock=step.clock,
-            weight=step.images,
+            weight=step.weight,
             rate=step.rate,
             generation=1,
             parts=step.parts,
