@@ -79,7 +79,7 @@ def test_groups_counted_twice_are_reported(monkeypatch: pytest.MonkeyPatch) -> N
 def test_stalled_runs_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DataServer, "_report_epoch", lambda *_: asyncio.sleep(0))
 
-    assert run_seed(MEMBERS, 2).invariant == "epochs end"
+    assert run_seed(MEMBERS, 3).invariant == "epochs end"
 
 
 def test_an_epoch_without_a_next_one_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,5 +32,5 @@ def test_clients_of_a_deleted_store_open_the_next_one() -> None:
     result = run_case(TRAIN, quiet("asp"))
 
     assert (result.invariant, result.text) == ("", "")
-    assert result.counts["stores created"] > result.counts["stores deleted"] >= 1
+    assert result.counts["stores created"] >= result.counts["stores deleted"] >= 1
     assert result.counts["stores opened again"] >= 2

@@ -13,7 +13,7 @@ from adam_async.simulation.runner import draw_case, run_seed
 from adam_async.simulation.scenarios import SCENARIOS
 from adam_async.simulation.scenarios.unauthenticated_clients import UNAUTHENTICATED
 from tests.ablations.patches import Patch, replaces, replaces_property
-from transport import frames, handshake
+from transport import decoder, handshake
 from transport.admission import Admission
 from transport.calls import CallTable
 from transport.handshake import Handshake
@@ -75,7 +75,7 @@ def admit_every_connection(_: Any) -> bool:
     return False
 
 
-@replaces(frames, "_DECODE")
+@replaces(decoder, "_DECODE")
 def take_any_checksum(decode: Any, *args: Any) -> Any:
     """Give a frame a checksum that equals every other one."""
     *fields, _ = decode(*args)
