@@ -105,8 +105,8 @@ def read_state_tables(
         most_clocks: Maximum number of clocks of all shards; None for no bound.
 
     Raises:
-        RemoteProtocolError: A table is missing, too long or of another shape or type, a shard occurs twice, a clock
-            belongs to no shard of the message, or a number is out of bounds.
+        RemoteProtocolError: A table is missing, too long or of another shape or type, a shard occurs twice, a
+            clock belongs to no shard of the message, or a number is out of bounds.
     """
     if len(tensors) < TABLES:
         raise RemoteProtocolError("tensors", f"{TABLES} tables come first, got {len(tensors)} tensors")
