@@ -9,9 +9,10 @@
 
 *Own* is the record of the node of that id, with the role and the incarnation of the link. Clients' stores are
 those of no program, with their pieces; a client creates them in its own name, and the id of a store whose
-pieces it sets begins with this name and a hyphen. A controller sets nothing here. The leader asks `verdict` before it proposes a command. If the verdict depends on the present record, the
-command names the version of that record: a command for an older version changes nothing, and the client of
-one for a newer version tries again.
+pieces it sets begins with this name and a hyphen. A controller sets nothing here. The leader asks `verdict`
+before it proposes a command. If the verdict depends on the present record, the command names the version of
+that record: a command for an older version changes nothing, and the client of one for a newer version tries
+again.
 """
 
 from collections.abc import Callable, Mapping
