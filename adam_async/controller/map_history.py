@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import (
     RESULTS_KEPT,
     ClusterMap,
@@ -51,6 +52,10 @@ class Change(
     """The pieces that are new."""
     arrays_gone: tuple[str, ...] = ()
     """Keys of pieces that have left the map."""
+    bundles: dict[str, BundleRecord] = {}
+    """The bundles that are new."""
+    bundles_gone: tuple[str, ...] = ()
+    """Keys of bundles that have left the map."""
     placements: int | UnsetType = UNSET
     epoch: EpochRecord | UnsetType | None = UNSET
     ended: int | UnsetType = UNSET
@@ -84,6 +89,8 @@ def difference(before: ClusterMap, after: ClusterMap) -> Change:
         stores_gone=_gone(before.stores, after.stores),
         arrays=_new_records(before.arrays, after.arrays),
         arrays_gone=_gone(before.arrays, after.arrays),
+        bundles=_new_records(before.bundles, after.bundles),
+        bundles_gone=_gone(before.bundles, after.bundles),
         **new,
     )
 
@@ -128,6 +135,8 @@ def changed(before: ClusterMap, change: Change) -> ClusterMap:
         new["stores"] = _merged(before.stores, change.stores, change.stores_gone)
     if change.arrays or change.arrays_gone:
         new["arrays"] = _merged(before.arrays, change.arrays, change.arrays_gone)
+    if change.bundles or change.bundles_gone:
+        new["bundles"] = _merged(before.bundles, change.bundles, change.bundles_gone)
     if change.same_run and change.run:
         if before.run is None or before.run.id != change.run.id:
             raise ValueError(f"version {change.version} goes on with run {change.run.id}, which is not there")

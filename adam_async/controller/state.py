@@ -26,6 +26,7 @@ import msgspec
 
 from adam_async.controller.records import check_node
 from adam_async.errors import LOST_SHARDS, LOST_STORE, ConfigError
+from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.cluster_map import NO_SLOT, ClusterMap, NodeRecord
 from adam_async.run.shard_table import NUM_BUCKETS, bytes_of_buckets, count_shards, spread
 from adam_async.run.store_record import (
@@ -113,6 +114,7 @@ class _MapFields(TypedDict, total=False):
     nodes: dict[str, NodeRecord]
     stores: dict[str, StoreRecord]
     arrays: dict[str, ArraysPiece]
+    bundles: dict[str, BundleRecord]
     placements: int
 
 
@@ -456,6 +458,20 @@ class ControllerState:
                 self._set_stores(
                     {name: {"phase": "loading", "buckets": placing.buckets, "generation": placements}}
                 )
+                self._place_bundles(name)
+
+    def _place_bundles(self, name: str) -> None:
+        store, version = self.map.stores[name], self.map.version + 1
+        new = {
+            bundle_key(name, home): BundleRecord(
+                store=store.id, in_sync=((home, self.map.nodes[home].incarnation),), changed=version
+            )
+            for home in sorted(set(store.buckets))
+        }
+        others = {
+            key: bundle for key, bundle in self.map.bundles.items() if not key.startswith(f"bundles/{name}/")
+        }
+        self._set(bundles={**others, **new})
 
     def _number_clients(self) -> None:
         """Give each new client of a store the lowest free place in the clocks of the store."""
@@ -593,4 +609,5 @@ def without_stores(cluster: ClusterMap, names: set[str]) -> ClusterMap:
         cluster,
         stores={name: store for name, store in cluster.stores.items() if name not in names},
         arrays={key: piece for key, piece in cluster.arrays.items() if key.split("/")[1] not in names},
+        bundles={key: bundle for key, bundle in cluster.bundles.items() if key.split("/")[1] not in names},
     )

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 import msgspec
 
 from adam_async.errors import RunFailed
+from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.store_record import ArraysPiece, StoreRecord
 
 RESULTS_KEPT = 32
@@ -207,6 +208,8 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
     """Stores by name."""
     arrays: dict[str, ArraysPiece] = {}
     """Pieces of the lists of arrays, by key."""
+    bundles: dict[str, BundleRecord] = {}
+    """Bundles of the placed stores, by key."""
     placements: int = 0
     """Number of stores placed so far, the generation of the newest one."""
     run: RunRecord | None = None
@@ -243,6 +246,19 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
     def store(self, id: str) -> StoreRecord | None:
         """Return the store with an id."""
         return next((store for store in self.stores.values() if store.id == id), None)
+
+    def bundle(self, store: str, home: str) -> BundleRecord | None:
+        """Return a bundle, by the id of its store and its home."""
+        name = next((name for name, record in self.stores.items() if record.id == store), "")
+        record = self.bundles.get(bundle_key(name, home))
+        return record if record is not None and record.store == store else None
+
+    def primary(self, store: str, home: str) -> NodeRecord | None:
+        """Return the server that is the primary of a bundle; None while there is none."""
+        bundle = self.bundle(store, home)
+        member = bundle.primary if bundle is not None else None
+        node = self.nodes.get(member[0]) if member is not None else None
+        return node if node is not None and member == (member[0], node.incarnation) else None
 
     @property
     def run_store(self) -> StoreRecord | None:
