@@ -26,6 +26,7 @@ Letters: K images, I inputs (one row), R rows of the shard.
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import accumulate, product
 from math import inf, isfinite, sqrt
 from typing import Any
@@ -58,7 +59,7 @@ class Delta:
     values: NDArray[Any]
     rate: float
     finite: bool = False
-    """Whether all values are known to be finite; otherwise the applier scans them."""
+    """Whether the values are known to be finite, also at the rate; otherwise the applier scans them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +83,7 @@ class DeltaPart(msgspec.Struct, frozen=True, eq=False):
     sizes: tuple[int, ...]
     rate: float
     finite: bool
-    """Whether all values are known to be finite."""
+    """Whether the values are known to be finite, also at the rate."""
 
     def each(self) -> list[Gradient]:
         """One gradient per shard."""
@@ -137,21 +138,49 @@ class PushGradients(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def is_sure(self) -> bool:
-        """Whether every shard's gradient is known to be finite without forming products."""
+        """Whether every shard's gradient is known to be finite at its rate without forming products."""
         return all(
-            part.bound <= largest(part.x_IK.dtype) if isinstance(part, FactorPart) else part.finite
+            part.bound * max(part.rate, 1.0) <= largest(part.x_IK.dtype)
+            if isinstance(part, FactorPart)
+            else part.finite
             for part in self.parts
         )
 
+    def trusted(self) -> "PushGradients":
+        """The same gradients, known to be finite: the primary has checked each."""
+        return PushGradients(
+            tuple(
+                [
+                    msgspec.structs.replace(part, bound=0.0)
+                    if isinstance(part, FactorPart)
+                    else msgspec.structs.replace(part, finite=True)
+                    for part in self.parts
+                ]
+            )
+        )
 
+
+@cache
 def largest(dtype: np.dtype[Any]) -> float:
     """Half of the largest number of a type: a sum bounded by it cannot overflow in its last bit."""
     return float(np.finfo(dtype).max) / 2
 
 
-def is_finite(values: NDArray[Any]) -> bool:
-    """Whether every value is finite. A finite sum of squares proves it; otherwise each value is checked."""
-    return squares(values) < inf or bool(np.isfinite(values).all())
+def is_finite(values: NDArray[Any], rate: float = 1.0) -> bool:
+    """Whether every value is finite, also at a rate.
+
+    A sum of squares proves it if it is small enough; otherwise each value is checked.
+    """
+    if is_surely_finite(values, rate):
+        return True
+    if not np.isfinite(values).all():
+        return False
+    return rate <= 1 or float(np.abs(values).max(initial=0.0)) * rate <= largest(values.dtype)
+
+
+def is_surely_finite(values: NDArray[Any], rate: float) -> bool:
+    """Whether the sum of squares proves that every value is finite at a rate."""
+    return sqrt(squares(values)) * max(rate, 1.0) <= largest(values.dtype)
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -235,14 +264,13 @@ class Applier:
         return Work(self._push_pieces(shards, pushes, rates))
 
     def work_on_assignment(self, shards: Sequence[Shard], values: PushGradients) -> Work:
-        """Begin to replace the values of shards by those of a push; values that are not finite stay out."""
+        """Begin to replace the values of shards by those of a push, which are finite."""
 
         def pieces() -> Pieces:
             for shard, new in zip(shards, values.each(), strict=True):
-                finite = isinstance(new, Delta) and (new.finite or is_finite(new.values))
-                if finite and isinstance(new, Delta):
+                if isinstance(new, Delta):
                     shard.values[:] = new.values
-                yield shard.spec.size, [(finite,)]
+                yield shard.spec.size, [(True,)]
 
         return Work(pieces())
 
@@ -351,14 +379,14 @@ class Applier:
         finite: list[bool] = []
         for gradient in batch:
             if isinstance(gradient, Delta):
-                finite.append(gradient.finite or is_finite(gradient.values))
-            elif gradient.bound <= self._limit:
+                finite.append(gradient.finite or is_finite(gradient.values, gradient.rate))
+            elif gradient.bound * max(gradient.rate, 1.0) <= self._limit:
                 finite.append(True)
             else:
                 # The bound is coarse or unknown: scan the product before adding any of it.
                 formed = self._room("formed", 1, size).reshape(-1)
                 yield from self._product_pieces(shard.spec, gradient, formed)
-                finite.append(is_finite(formed))
+                finite.append(is_finite(formed, gradient.rate))
         good = [gradient for gradient, ok in zip(batch, finite, strict=True) if ok]
         if self._plain and len(good) > 1:
             stacked = [_part_of(gradient) for gradient in good if isinstance(gradient, Factors)]
@@ -385,13 +413,13 @@ class Applier:
 
     def _finite(self, spec: ShardSpec, gradient: Gradient) -> bool:
         if isinstance(gradient, Delta):
-            return gradient.finite or is_finite(gradient.values)
-        if gradient.bound <= self._limit:
+            return gradient.finite or is_finite(gradient.values, gradient.rate)
+        if gradient.bound * max(gradient.rate, 1.0) <= self._limit:
             return True
         # In its own memory: a batch between two of its pieces uses that of products.
         formed = self._room("check", 1, spec.size).reshape(-1)
         self._multiply(spec, gradient, formed)
-        return is_finite(formed)
+        return is_finite(formed, gradient.rate)
 
     # --- sums (bsp) --------------------------------------------------------------------------
 
@@ -455,7 +483,7 @@ class Applier:
                     np.add(flat, part.flat[at:end], out=flat)
                 if scale != 1.0:
                     np.multiply(flat, np.asarray(scale, self.dtype), out=flat)
-            whole = DeltaPart(flat, parts[0].sizes[first:last], rate, squares(flat) < inf)
+            whole = DeltaPart(flat, parts[0].sizes[first:last], rate, is_surely_finite(flat, rate))
             mine = shards[first:last]
             if whole.finite:
                 yield from self._delta_pieces(mine, [whole])

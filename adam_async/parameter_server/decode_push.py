@@ -1,14 +1,19 @@
 """Pure: from the tensors of a push to the gradients of its shards, without a copy."""
 
 from collections.abc import Sequence
-from math import inf
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.messages import Push, check_tensor
-from adam_async.parameter_server.apply import DeltaPart, FactorPart, PushGradients, product_bound, squares
+from adam_async.parameter_server.apply import (
+    DeltaPart,
+    FactorPart,
+    PushGradients,
+    is_surely_finite,
+    product_bound,
+)
 from adam_async.parameter_server.shard_group import ShardGroup
 from adam_async.run.shard_table import ShardSpec
 from transport import RemoteProtocolError
@@ -69,7 +74,7 @@ def _read_deltas(
     sizes: tuple[int, ...], size: int, flat: NDArray[Any], rate: float, dtype: np.dtype[Any]
 ) -> DeltaPart:
     check_tensor(flat, "deltas", (size,), dtype)
-    return DeltaPart(flat, sizes, rate, squares(flat) < inf)
+    return DeltaPart(flat, sizes, rate, is_surely_finite(flat, rate))
 
 
 def _read_factors(

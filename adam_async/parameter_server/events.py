@@ -13,7 +13,7 @@ import msgspec
 
 from adam_async.messages import Problem, Pull, Push, Pushed, ReadShards, ReportSteps, Tick
 from adam_async.parameter_server.apply import PushGradients
-from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard import Session, Shard
 from adam_async.parameter_server.shard_group import ShardGroup
 from adam_async.run.ids import Replica
 
@@ -31,7 +31,7 @@ class PushArrived(msgspec.Struct, frozen=True, eq=False):
     push: Push
     gradients: PushGradients
     finite: Sequence[bool] | None = None
-    """In bsp, shard by shard, whether the gradient is finite. In other modes the applier checks it."""
+    """Shard by shard, whether the gradient is finite at the push's rate; None if all are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,10 +71,9 @@ class ReadArrived:
 
 
 class Applied(msgspec.Struct, frozen=True, eq=False):
-    """The shell applied a batch; `finite` has, shard by shard, whether each push was applied."""
+    """The shell applied a batch."""
 
     batch: "Apply"
-    finite: Sequence[Sequence[bool]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,6 +129,13 @@ class QueuedPush(msgspec.Struct, eq=False):
     accepted: Sequence[int]
     """Places whose number was the next one; the others are in `problems`."""
     problems: list[Problem]
+    refused: Sequence[int] = ()
+    """Places whose number was the next one and whose gradient is not finite; they are in `problems`, too."""
+
+    def refused_shards(self) -> list[Shard]:
+        """The shards at these places."""
+        found = [self.shards[place] for place in self.refused]
+        return [shard for shard in found if shard is not None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,11 +165,24 @@ class QueuedTick:
     tick: Tick
 
 
+class Contribute(msgspec.Struct, frozen=True, eq=False):
+    """In bsp the contributions of one push to the sums of its clock."""
+
+    queued: QueuedPush
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForgetSessions:
+    """Forget the pushes of sessions whose generations were never live, to make room for others."""
+
+    sessions: Sequence[Session]
+
+
 # --- effects ---------------------------------------------------------------------------------
 
 
 class Apply(msgspec.Struct, frozen=True, eq=False):
-    """Apply these pushes, shard by shard and per shard in this order, then report `Applied`.
+    """A batch: apply these pushes, shard by shard and per shard in this order, then report `Applied`.
 
     All of them have the same accepted places and the same shards there.
     """
@@ -255,4 +274,17 @@ class Refuse:
     text: str
 
 
-Effect = Acknowledge | AcknowledgeSteps | AcknowledgeTick | SendValues | SendBehind | SendStates | Refuse
+Entry = Apply | Contribute | QueuedTick | ReplicasChanged | EpochBegan | StepsArrived | ForgetSessions
+"""An entry of a bundle's log; the shards are a function of the log."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Propose:
+    """Put an entry into the log, and report it with `ServerState.committed` once it is committed."""
+
+    entry: Entry
+
+
+Effect = (
+    Propose | Acknowledge | AcknowledgeSteps | AcknowledgeTick | SendValues | SendBehind | SendStates | Refuse
+)

@@ -172,7 +172,7 @@ class QuestionChecks:
             return text
         if push.generation != self._state.generation:
             return ""
-        group = self._state.group(push.shards)
+        group = self._state.bundle.group(push.shards)
         tables = group.shared() if group is not None else None
         if tables is not None and max(push.versions) <= tables.version and not any(push.own_applied):
             return ""
@@ -189,7 +189,7 @@ class QuestionChecks:
 
     def _mixed(self, shards: tuple[int, ...]) -> str:
         """Name the first shard of another rule or type than the first one's; empty if there is none."""
-        if len(self._families) < 2 or len(shards) < 2 or self._state.group(shards) is not None:
+        if len(self._families) < 2 or len(shards) < 2 or self._state.bundle.group(shards) is not None:
             return ""
         specs = self._specs
         known = [specs[number] for number in shards if number < len(specs)]
@@ -199,7 +199,7 @@ class QuestionChecks:
         return ""
 
     def _repeated(self, shards: tuple[int, ...]) -> str:
-        return "" if self._state.group(shards) is not None else _twice(shards)
+        return "" if self._state.bundle.group(shards) is not None else _twice(shards)
 
     def _step_reports(self, report: ReportSteps) -> str:
         text = _twice(report.shards)
@@ -255,7 +255,7 @@ class QuestionChecks:
         if isinstance(body, (Tick, ReportSteps)) or (isinstance(body, Push) and not body.pull):
             return None
         known = self._state.shards
-        group = self._state.group(body.shards)
+        group = self._state.bundle.group(body.shards)
         if group is not None and not isinstance(body, ReadShards):
             return _refuse_size(group.nbytes + PADDING_BYTES, most_bytes)
         shards = [known[ShardId(number)] for number in body.shards if ShardId(number) in known]

@@ -233,7 +233,7 @@ class ServedStore:
         """Answer a question, now or later. Returns whether the store takes messages of this type."""
         if isinstance(body, Push) and body.pull and not self._missing:
             # Charge on arrival: the answer has values and their versions, so it cannot wait for room later.
-            shards, group = self.state.shards, self.state.group(body.shards)
+            shards, group = self.state.shards, self.state.bundle.group(body.shards)
             if group is not None:
                 nbytes = group.nbytes
             else:
@@ -262,10 +262,11 @@ class ServedStore:
                 gradients, finite = PushGradients(), None
                 dtype = self._dtype_of(body.shards)
                 gradients = read_gradients(
-                    body, request.message.tensors, self._specs, dtype, state.group(body.shards)
+                    body, request.message.tensors, self._specs, dtype, state.bundle.group(body.shards)
                 )
-                if state.synchronous and not body.assign:
+                if not gradients.is_sure:
                     finite = self._check_gradients(body, gradients)
+                    gradients = gradients.trusted()
                 effects = state.handle(PushArrived(request, body, gradients, finite))
             case Pull():
                 deadline = host.now() + min(body.wait_s, MOST_WAIT_S) if body.clock else 0.0
@@ -310,7 +311,7 @@ class ServedStore:
                 self._refuse_sender(request, text)
                 return False
             if surplus := self._sender_checks.surplus():
-                self.state.forget(surplus)
+                self._perform(self.state.forget(surplus))
         return True
 
     def _refuse_sender(self, request: Request, text: str) -> None:
@@ -326,7 +327,7 @@ class ServedStore:
             closing.add_done_callback(lambda _: self._leaving.discard(link))
 
     def _check_gradients(self, push: Push, gradients: PushGradients) -> list[bool]:
-        """Check each gradient of a contribution: the server acknowledges it before it applies it."""
+        """Check each gradient: the verdict is part of the entry, so that all copies follow the same one."""
         specs = [self._specs[number] for number in push.shards]
         return self._applier_of(specs[0]).check_finite(specs, gradients) if specs else []
 
@@ -355,10 +356,10 @@ class ServedStore:
 
     def _send_record(self, request: Request, body: GetRecord) -> None:
         state = self.state
-        if state.log is None:
+        if state.bundle.log is None:
             request.fail("no-record", f"{self._host.node} keeps no record of run {body.run}")
             return
-        log = np.frombuffer(state.log.packed(), np.uint8)
+        log = np.frombuffer(state.bundle.log.packed(), np.uint8)
         refusal = part_refusal(body, len(log), most_bytes=request.link.max_message_bytes)
         if refusal is not None:
             request.fail(*refusal)
@@ -444,7 +445,7 @@ class ServedStore:
             if sums:
                 self._perform(state.handle(SumApplied(batch, sums, before)))
         elif work.done:
-            effects = state.handle(Applied(batch, work.finite))
+            effects = state.handle(Applied(batch))
             self._perform(effects)
             done += sum([_values_count(each.shards) for each in effects if isinstance(each, Acknowledge)])
         if over and self._host.timeline is not None:

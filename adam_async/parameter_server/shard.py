@@ -40,7 +40,10 @@ class ShardTables:
 
     version: Version = Version(0)  # noqa: RUF009 - a NewType call is the identity
     last_number: dict[Session, int] = field(default_factory=dict)
-    """Dedup table: number of the last push ordered, per session."""
+    """Dedup table: number of the last push applied or refused, per session."""
+    ordered: dict[Session, int] = field(default_factory=dict)
+    """Number of the last push ordered, per session. Only the primary has it, and a new one starts with
+    `last_number`."""
     clocks: dict[Replica, int] = field(default_factory=dict)
     """Clock table: the step that each live replica has finished, on this shard."""
     staleness_of: dict[int, Counter[int]] = field(default_factory=dict)
@@ -60,6 +63,7 @@ class ShardTables:
         return ShardTables(
             self.version,
             dict(self.last_number),
+            dict(self.ordered),
             dict(self.clocks),
             {replica: Counter(counts) for replica, counts in self.staleness_of.items()},
             self.loaded,
@@ -136,8 +140,13 @@ class Shard:
 
     @property
     def last_number(self) -> Mapping[Session, int]:
-        """Number of the last push ordered, per session."""
+        """Number of the last push applied or refused, per session."""
         return self.tables.last_number
+
+    @property
+    def ordered(self) -> Mapping[Session, int]:
+        """Number of the last push ordered, per session."""
+        return self.tables.ordered
 
     @property
     def clocks(self) -> Mapping[Replica, int]:

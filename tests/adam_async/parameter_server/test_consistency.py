@@ -96,7 +96,6 @@ class Server:
         self.applied = {number: [] for number in shards}
         self.sums = {number: [] for number in shards}
         self.now = 0.0
-        self.bad = set()
         self.replica_generations(*live)
 
     def tell(self, event):
@@ -109,8 +108,6 @@ class Server:
 
     def push(self, request, *args, finite=True, **fields):
         push = push_of(*args, **fields)
-        if not finite:
-            self.bad.add(request)
         return self.tell(PushArrived(request, push, PushGradients(), [finite] * len(push.shards)))
 
     def tick(self, request, *args, **fields):
@@ -131,12 +128,11 @@ class Server:
     def apply(self):
         batch, effects = self.state.take_batch()
         if isinstance(batch, Apply):
-            finite = [queued.request not in self.bad for queued in batch.pushes]
             for place, shard in zip(batch.pushes[0].accepted, batch.shards(), strict=True):
                 assert batch.pushes[0].shards[place] is shard
-                done = [q.push for q, ok in zip(batch.pushes, finite, strict=True) if ok]
+                done = [queued.push for queued in batch.pushes]
                 self.applied[shard.spec.id] += [(push.replica, push.incarnation, push.clock) for push in done]
-            effects += self.tell(Applied(batch, [finite] * len(batch.shards())))
+            effects += self.tell(Applied(batch))
         elif isinstance(batch, ApplySum):
             for at, shard in enumerate(batch.shards):
                 parts = [q.push for q in batch.pushes]
@@ -376,7 +372,7 @@ def test_a_contribution_is_acknowledged_at_once_and_applied_with_the_last_one():
     shard = server.shard()
     assert (shard.version, shard.staleness, shard.applied_clock()) == (1, {0: 2}, 1)
     assert server.state.statistics().pending_contributions == 0
-    assert (server.state.batches, server.state.batched_pushes) == (1, 2)
+    assert (server.state.bundle.batches, server.state.bundle.batched_pushes) == (1, 2)
 
 
 def test_a_sum_is_in_the_order_of_replicas_and_not_of_arrival():
@@ -518,7 +514,7 @@ def test_rates_are_divided_by_one_plus_the_staleness_that_is_counted():
         server.push(clock, 0, clock, {0: clock, 1: clock}, read=0)
     batch, _ = server.state.take_batch()
     assert batch.rates == ((0.5, 0.5), (0.25, 0.25), (0.5 / 3, 0.5 / 3))
-    server.tell(Applied(batch, [[True] * 3] * 2))
+    server.tell(Applied(batch))
     assert server.shard().staleness == {0: 1, 1: 1, 2: 1}
     server.push("elsewhere", 0, 4, {1: 4}, read=3)
     server.drain()
@@ -528,7 +524,7 @@ def test_rates_are_divided_by_one_plus_the_staleness_that_is_counted():
 
 
 def entries_of(server, number):
-    replica_generations, found = read_order_log(server.state.log.packed())
+    replica_generations, found = read_order_log(server.state.bundle.log.packed())
     return [
         (replica_generations[entry["life"]].replica, int(entry["clock"]), int(entry["flags"]))
         for entry in found[number]
@@ -543,7 +539,7 @@ def test_the_log_names_pushes_in_order_batches_and_what_was_refused():
     server.drain()
     server.push("d", 1, 2, {0: 2})
     server.drain()
-    first = [(0, 1, 0), (1, 1, JOINED | NOT_APPLIED), (0, 2, JOINED)]
+    first = [(0, 1, 0), (1, 1, NOT_APPLIED), (0, 2, 0)]
     assert entries_of(server, 0) == [*first, (1, 2, 0)]
     assert entries_of(server, 1) == first
 
@@ -664,8 +660,6 @@ class Replicas(RuleBasedStateMachine):
                 worker.numbers[shard] += 1
             self.requests += 1
             request = (worker, self.requests)
-            if not finite:
-                self.server.bad.add(request)
             numbers = {shard: worker.numbers[shard] for shard in sorted(pushed)}
             push = push_of(replica, worker.clock, numbers, replica_generation=worker.replica_generation)
             if worker.live:
@@ -729,7 +723,7 @@ class Replicas(RuleBasedStateMachine):
         self.say_again(self.dead[which % len(self.dead)])
 
     def last_numbers(self, worker):
-        return {shard: self.server.shard(shard).last_number.get(worker.session, 0) for shard in self.SHARDS}
+        return {shard: self.server.shard(shard).ordered.get(worker.session, 0) for shard in self.SHARDS}
 
     def tell_replica_generations(self):
         live = {Replica(w.replica): w.replica_generation for w in self.workers.values() if w.live}

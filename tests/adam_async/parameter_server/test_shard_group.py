@@ -73,8 +73,8 @@ class Server:
             effects += more
             if batch is None:
                 return [self.text_of(effect) for effect in effects]
-            finite = self.applier.apply_pushes(batch.shards(), [each.gradients for each in batch.pushes])
-            effects += self.state.handle(Applied(batch, finite))
+            self.applier.apply_pushes(batch.shards(), [each.gradients for each in batch.pushes])
+            effects += self.state.handle(Applied(batch))
 
     @staticmethod
     def text_of(effect):
@@ -83,7 +83,7 @@ class Server:
         return type(effect).__name__, effect.request, getattr(effect, "body", None), versions
 
     def push(self, request, push, flat):
-        group = self.state.group(push.shards)
+        group = self.state.bundle.group(push.shards)
         gradients = read_gradients(push, [flat], self.specs, flat.dtype, group)
         return self.handle(PushArrived(request, push, gradients))
 
@@ -188,6 +188,6 @@ def test_a_strip_has_at_most_the_values_that_a_round_applies(monkeypatch):
 
 def test_a_store_makes_no_group_of_unknown_repeated_or_mixed_shards():
     state = ServerState(store="s", generation=1, shards=own_shards(specs_of(rules=2), [Sgd(), Adam()]))
-    assert state.group((0, 2, 4)) is state.group((0, 2, 4))
+    assert state.bundle.group((0, 2, 4)) is state.bundle.group((0, 2, 4))
     for numbers in ((0, 1), (0, 0), (0, 6), ()):
-        assert state.group(numbers) is None
+        assert state.bundle.group(numbers) is None

@@ -85,8 +85,10 @@ class Server:
         self.state.check_invariants()
         return effects
 
-    def push(self, request, *args, **fields):
-        return self.tell(PushArrived(request, push_of(*args, **fields), PushGradients()))
+    def push(self, request, *args, finite=True, **fields):
+        push = push_of(*args, **fields)
+        verdict = None if finite else [False] * len(push.shards)
+        return self.tell(PushArrived(request, push, PushGradients(), verdict))
 
     def pull(self, request, *shards, store="run", generation=1):
         return self.tell(PullArrived(request, Pull(store=store, generation=generation, shards=shards)))
@@ -110,18 +112,17 @@ class Server:
         body = ReportSteps(**fields, replica=replica, shards=tuple(shards), number=number, steps=told)
         return self.tell(StepsArrived(request, body))
 
-    def apply(self, bad=()):
-        """Apply one batch; pushes whose request is in `bad` are not finite."""
+    def apply(self):
+        """Apply one batch."""
         batch, effects = self.state.take_batch()
         if batch is not None:
-            finite = [[queued.request not in bad for queued in batch.pushes]] * len(batch.shards())
-            effects += self.tell(Applied(batch, finite))
+            effects += self.tell(Applied(batch))
         return effects
 
-    def drain(self, bad=()):
+    def drain(self):
         effects = []
         while not self.state.idle:
-            effects += self.apply(bad)
+            effects += self.apply()
         return effects
 
     def shard(self, number=0):
@@ -275,9 +276,9 @@ def test_pushes_for_the_same_shards_are_applied_together_in_the_order_they_came(
     server.push("a4", (0,), (4,))
     batch, _ = server.state.take_batch()
     assert [queued.request for queued in batch.pushes] == ["a1", "a2", "a3", "a4"]
-    server.tell(Applied(batch, [[True] * 4]))
+    server.tell(Applied(batch))
     assert answers(server.drain()) == ["other"]
-    assert (server.state.batches, server.state.batched_pushes) == (2, 5)
+    assert (server.state.bundle.batches, server.state.bundle.batched_pushes) == (2, 5)
 
 
 def taken(server):
@@ -288,7 +289,7 @@ def taken(server):
         if batch is None:
             break
         batches.append([queued.request for queued in batch.pushes])
-        server.tell(Applied(batch, [[True] * len(batch.pushes)] * len(batch.shards())))
+        server.tell(Applied(batch))
     return batches
 
 
@@ -316,7 +317,7 @@ def test_a_push_passes_no_pull():
     server.push("b", (0,), (2,))
     batch, _ = server.state.take_batch()
     assert [queued.request for queued in batch.pushes] == ["a"]
-    server.tell(Applied(batch, [[True]]))
+    server.tell(Applied(batch))
     batch, effects = server.state.take_batch()
     assert answers(effects) == ["pull"]
     assert [queued.request for queued in batch.pushes] == ["b"]
@@ -338,7 +339,7 @@ def test_no_value_leaves_while_a_batch_is_being_applied():
     assert server.pull("pull", 0) == []
     assert server.push("again", (0,), (1,), pull=True) == []
     assert server.tick("tick", (0,), 2) == []
-    assert answers(server.tell(Applied(batch, [[True]]))) == ["a"]
+    assert answers(server.tell(Applied(batch))) == ["a"]
     _, effects = server.state.take_batch()
     assert answers(effects) == ["pull", "again", "tick"]
     assert server.state.idle
@@ -364,8 +365,8 @@ def test_a_batch_has_a_limit():
 
 def test_a_push_that_is_not_finite_consumes_its_number_and_ticks_the_clock():
     server = Server()
-    server.push("bad", (0,), (1,), clock=4)
-    (answer,) = server.drain(bad={"bad"})
+    server.push("bad", (0,), (1,), clock=4, finite=False)
+    (answer,) = server.drain()
     assert answer.body.problems == (Problem(0, REFUSED),)
     shard = server.shard()
     assert (shard.version, shard.refused, shard.clocks[ZERO]) == (0, 1, 4)
@@ -608,8 +609,8 @@ def test_the_record_of_a_replica_that_was_given_up_moves_no_clock():
 def test_statistics_add_up():
     server = Server()
     server.push("a", (0, 1), (1, 1))
-    server.push("b", (0, 1), (2, 2))
-    server.drain(bad={"b"})
+    server.push("b", (0, 1), (2, 2), finite=False)
+    server.drain()
     server.push("a", (0, 1), (1, 1))
     counts = server.state.statistics()
     assert counts.versions == {"0": 1, "1": 1}
@@ -629,7 +630,6 @@ class Pushes(RuleBasedStateMachine):
         self.server = Server(shards=self.SHARDS, live=(ZERO, ONE, TWO))
         self.requests = 0
         self.open = set()
-        self.bad = set()
         self.last = {}
         self.applied = dict.fromkeys(self.SHARDS, 0)
 
@@ -651,9 +651,11 @@ class Pushes(RuleBasedStateMachine):
             self.last[session, shard] = self.last.get((session, shard), 0) + 1
             numbers.append(self.last[session, shard])
             self.applied[shard] += finite
-        if not finite:
-            self.bad.add(request)
-        self.take(self.server.push(request, shards, numbers, session=session, replica=session, pull=pull))
+        self.take(
+            self.server.push(
+                request, shards, numbers, session=session, replica=session, pull=pull, finite=finite
+            )
+        )
 
     @rule(session=sessions, shards=chosen, back=st.integers(0, 3))
     def repeats(self, session, shards, back):
@@ -672,19 +674,21 @@ class Pushes(RuleBasedStateMachine):
 
     @rule()
     def applies(self):
-        self.take(self.server.apply(self.bad))
+        self.take(self.server.apply())
 
     @invariant()
     def numbers_are_those_of_the_model(self):
         self.server.state.check_invariants()
         for (session, shard), number in self.last.items():
-            assert self.server.shard(shard).last_number[session, 1] == number
+            assert self.server.shard(shard).ordered[session, 1] == number
         if self.server.state.idle:
+            for (session, shard), number in self.last.items():
+                assert self.server.shard(shard).last_number[session, 1] == number
             assert not self.open
             assert {n: self.server.shard(n).version for n in self.SHARDS} == self.applied
 
     def teardown(self):
-        self.take(self.server.drain(self.bad))
+        self.take(self.server.drain())
         self.numbers_are_those_of_the_model()
 
 

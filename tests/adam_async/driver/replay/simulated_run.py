@@ -93,8 +93,8 @@ class SimulatedServer:
         self.perform(effects)
         if batch is not None:
             gradients = [queued.gradients for queued in batch.pushes]
-            finite = self.applier.apply_pushes(batch.shards(), gradients, batch.rates)
-            self.perform(self.state.handle(Applied(batch, finite)))
+            self.applier.apply_pushes(batch.shards(), gradients, batch.rates)
+            self.perform(self.state.handle(Applied(batch)))
 
     def perform(self, effects: list[Any]) -> None:
         for effect in effects:

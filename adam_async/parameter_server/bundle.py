@@ -1,0 +1,401 @@
+"""Pure: the shards of a bundle as a function of its log of entries.
+
+Theory of operation
+-------------------
+A primary puts everything that changes a shard into *entries* of one log: batches of pushes, contributions,
+ticks, reports of steps, live replicas, epochs. `Bundle` takes committed entries in the order of the log, so
+every server that takes the same entries has the same values, versions, numbers and clocks
+(`docs/decisions/0030-replication.md`). All that decides a bit is in the entries: which pushes join, which of
+their places count, and which gradients are finite. Rates that depend on the staleness are a function of the
+versions, which are a function of the log.
+
+A batch of gradients takes several rounds of the loop, so the bundle hands it to the shell as *work*, with
+`take_work`, and the shell reports it with `applied` or `sum_applied`. Entries behind a batch wait for it: a
+clock must not count a push that is not in the values. In bsp contributions, ticks and clocks do not touch
+values, so they pass the sums in progress; the sums that they complete queue behind these.
+
+Nothing here waits, answers, reads a clock or touches a value; gradients pass through unopened.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import assert_never
+
+from adam_async.messages import REFUSED, Problem, Push
+from adam_async.parameter_server.bsp_barrier import Contribution, PendingContributions
+from adam_async.parameter_server.events import (
+    Applied,
+    Apply,
+    ApplySum,
+    Contribute,
+    Entry,
+    EpochBegan,
+    ForgetSessions,
+    QueuedPush,
+    QueuedTick,
+    ReplicasChanged,
+    StepsArrived,
+    SumApplied,
+)
+from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, OrderLog
+from adam_async.parameter_server.replica_clocks import ReplicaClocks
+from adam_async.parameter_server.shard import Session, Shard, ShardTables
+from adam_async.parameter_server.shard_group import ShardGroup, same
+from adam_async.run.ids import Replica, ShardId, Version
+
+MOST_GROUPS = 256
+"""Maximum number of groups of shards that a server keeps: peers choose the shards of their messages."""
+
+
+class Bundle:
+    """The shards, and the committed entries that wait for work before them.
+
+    Args:
+        clocked: Whether workers wait for one another (ssp, bsp).
+        summed_weight: Weight of a sum in bsp, where pushes are added up; 0 in other modes.
+        scale_by_staleness: Whether a push's rate is divided by 1 + its staleness.
+        log: Log of the order in which pushes are applied, for a replay.
+    """
+
+    def __init__(
+        self,
+        shards: Iterable[Shard],
+        *,
+        clocked: bool = False,
+        summed_weight: int = 0,
+        scale_by_staleness: bool = False,
+        log: OrderLog | None = None,
+    ) -> None:
+        self.shards: Mapping[ShardId, Shard] = {shard.spec.id: shard for shard in shards}
+        self.replicas = ReplicaClocks(clocked=clocked)
+        self.epoch = 0
+        self.log = log
+        self.batches = 0
+        self.batched_pushes = 0
+        self.taken: Apply | ApplySum | None = None
+        """The work that the shell does."""
+        self._taken_entry: Apply | None = None
+        """Its entry, without rates."""
+        self._ready: deque[Entry | ApplySum] = deque()
+        """Committed entries and complete sums, the first of which is work."""
+        self._summed_weight = summed_weight
+        self._scales = scale_by_staleness
+        self._groups: dict[tuple[int, ...], ShardGroup] = {}
+        if summed_weight:
+            for shard in self.shards.values():
+                shard.pending = PendingContributions(reached=shard.slowest_clock())
+
+    @property
+    def idle(self) -> bool:
+        """Whether all committed entries and complete sums are applied."""
+        return self.taken is None and not self._ready
+
+    def group(self, numbers: tuple[int, ...]) -> ShardGroup | None:
+        """Return the shards of a message; None if one is not here, or named twice, or of another family."""
+        group = self._groups.get(numbers)
+        if group is None:
+            found = [shard for number in numbers if (shard := self.shards.get(ShardId(number))) is not None]
+            families = {(shard.spec.rule, shard.spec.dtype) for shard in found}
+            if not len(found) == len(numbers) == len(set(numbers)) or len(families) != 1:
+                return None
+            if len(self._groups) >= MOST_GROUPS:
+                self._groups.clear()
+            group = self._groups[numbers] = ShardGroup(found)
+        return group
+
+    def tables(self) -> Iterable[ShardTables]:
+        """Return the tables of all shards, each once."""
+        return {id(shard.tables): shard.tables for shard in self.shards.values()}.values()
+
+    # --- entries -----------------------------------------------------------------------------
+
+    def commit(self, entry: Entry) -> list[Entry]:
+        """Take the next committed entry. Returns the entries that are now applied, in their order."""
+        passes = self._summed_weight and not isinstance(entry, Apply)
+        if self.idle or passes:
+            return self._enter(entry)
+        self._ready.append(entry)
+        return []
+
+    def _enter(self, entry: Entry) -> list[Entry]:
+        """Apply an entry whose turn it is, or make it work."""
+        match entry:
+            case Apply():
+                if _is_work(entry):
+                    self._ready.append(entry)
+                    return []
+                self._count(entry)
+            case Contribute():
+                self._contribute(entry.queued)
+            case QueuedTick():
+                self._tick(entry)
+            case ReplicasChanged():
+                self._forget(self.replicas.change(entry.live, self.shards.values()))
+                if entry.live:
+                    self._reach(self.shards.values())
+            case EpochBegan():
+                self.epoch = entry.number
+                self.replicas.epoch_began(entry.first_clock, self.shards.values())
+                self._reach(self.shards.values())
+            case StepsArrived():
+                self._count_steps(entry)
+            case ForgetSessions():
+                self._forget_sessions(entry.sessions)
+            case _:
+                assert_never(entry)
+        return [entry]
+
+    def _settle(self) -> list[Entry]:
+        """Apply the entries behind finished work, up to the next work."""
+        done: list[Entry] = []
+        while self._ready and not _is_work(entry := self._ready[0]):
+            self._ready.popleft()
+            assert not isinstance(entry, ApplySum)
+            done += self._enter(entry)
+        return done
+
+    # --- work --------------------------------------------------------------------------------
+
+    def take_work(self) -> Apply | ApplySum | None:
+        """Take the next batch or sum to apply, reported before the next one; None if there is none."""
+        assert self.taken is None
+        if not self._ready:
+            return None
+        work = self._ready.popleft()
+        assert isinstance(work, (Apply, ApplySum))
+        self.batches += 1
+        self.batched_pushes += len(work.pushes)
+        self.taken = work
+        if isinstance(work, Apply):
+            self._taken_entry = work
+            if self._scales:
+                self.taken = Apply(work.pushes, _scaled_rates(work.pushes))
+        return self.taken
+
+    def applied(self, event: Applied) -> list[Entry]:
+        """Count an applied batch. Returns the entries that are now applied: the batch and those behind it."""
+        entry = self._taken_entry
+        assert event.batch is self.taken
+        assert entry is not None
+        self.taken = self._taken_entry = None
+        self._count(entry)
+        return [entry, *self._settle()]
+
+    def _count(self, batch: Apply) -> None:
+        """Count the pushes of a batch whose gradients are in the values."""
+        pushes, shards = batch.pushes, batch.shards()
+        if not _count_together(shards, pushes):
+            _count_apart(shards, pushes)
+        # Clocks advance after the values: a pull for a clock must find its pushes applied.
+        for queued in pushes:
+            push = queued.push
+            named = shards if not queued.refused else [*shards, *queued.refused_shards()]
+            self.replicas.advance(named, Replica(push.replica), push.incarnation, push.clock)
+        if self.log is not None:
+            for shard in shards:
+                for number, queued in enumerate(pushes):
+                    self._note(shard, queued.push, JOINED if number else 0)
+            for queued in pushes:
+                for shard in queued.refused_shards():
+                    self._note(shard, queued.push, NOT_APPLIED)
+
+    def sum_applied(self, event: SumApplied) -> list[Entry]:
+        """Count the shards of a sum that are done. Returns the entries that are now applied."""
+        done = event.sum
+        assert done is self.taken
+        # The shards of a sum are reported as they are done, perhaps in several rounds of the loop.
+        last = event.first + len(event.finite)
+        over = last == len(done.shards)
+        if over:
+            self.taken = None
+        shards = done.shards[event.first : last]
+        for at, (shard, finite) in enumerate(zip(shards, event.finite, strict=True), start=event.first):
+            assert shard.pending is not None
+            shard.pending.applied(done.clock)
+            for number, (queued, places) in enumerate(zip(done.pushes, done.places, strict=True)):
+                push, place = queued.push, places[at]
+                if finite:
+                    since = shard.version - push.versions[place] - push.own_applied[place]
+                    shard.count_staleness(push.replica, max(since, 0))
+                else:
+                    shard.refused += 1
+                flags = SUMMED | (JOINED if number else 0) | (0 if finite else NOT_APPLIED)
+                self._note(shard, push, flags)
+            # The whole sum is one step of the rule, so one version.
+            shard.version = Version(shard.version + finite)
+        return self._settle() if over else []
+
+    # --- contributions to sums (bsp) ---------------------------------------------------------
+
+    def _contribute(self, queued: QueuedPush) -> None:
+        push = queued.push
+        session: Session = (push.session, push.incarnation)
+        replica = Replica(push.replica)
+        shards: list[Shard] = []
+        for place in (*queued.accepted, *queued.refused):
+            shard = queued.shards[place]
+            assert shard is not None
+            assert shard.pending is not None
+            shards.append(shard)
+            shard.separate().last_number[session] = push.numbers[place]
+        for place in queued.accepted:
+            shard = queued.shards[place]
+            assert shard is not None
+            assert shard.pending is not None
+            if not shard.pending.contribute(push.clock, Contribution(replica, queued, place, session)):
+                queued.problems.append(Problem(place, REFUSED))
+                self._refuse(shard, push)
+        # A refused gradient still ticks below: the other replicas do not wait for it.
+        for shard in queued.refused_shards():
+            self._refuse(shard, push)
+        self.replicas.advance(shards, replica, push.incarnation, push.clock)
+        self._reach(shards)
+
+    def _refuse(self, shard: Shard, push: Push) -> None:
+        shard.refused += 1
+        self._note(shard, push, SUMMED | NOT_APPLIED)
+
+    def _reach(self, shards: Iterable[Shard]) -> None:
+        """Queue the sums that are complete; shards of the same pushes are summed together."""
+        # Until the map names live replicas, a sum cannot know which ones it waits for.
+        if not self.replicas.live or not self._summed_weight:
+            return
+        due: dict[tuple[int, ...], tuple[int, list[Contribution], list[tuple[Shard, list[int]]]]] = {}
+        for shard in shards:
+            if shard.pending is None:
+                continue
+            for clock, contributions in shard.pending.reach(shard.slowest_clock()):
+                # Shards with the same contributions make one sum: one job instead of one per shard.
+                key = (clock, *(id(each.push) for each in contributions))
+                _, _, members = due.setdefault(key, (clock, contributions, []))
+                members.append((shard, [each.place for each in contributions]))
+        for clock, contributions, members in sorted(due.values(), key=lambda each: each[0]):
+            # In the order of the pushes, so that bits do not depend on which shard was completed first.
+            members.sort(key=lambda member: member[1])
+            pushes = tuple(each.push for each in contributions)
+            self._ready.append(
+                ApplySum(
+                    clock=clock,
+                    shards=tuple(shard for shard, _ in members),
+                    pushes=pushes,
+                    places=tuple(zip(*(places for _, places in members), strict=True)),
+                    scale=self._summed_weight / sum(queued.push.weight for queued in pushes),
+                )
+            )
+
+    # --- clocks, steps and sessions ----------------------------------------------------------
+
+    def _tick(self, entry: QueuedTick) -> None:
+        tick = entry.tick
+        shards: Sequence[Shard] | None = self.group(tick.shards)
+        if shards is None:
+            found = [self.shards.get(ShardId(number)) for number in tick.shards]
+            shards = [shard for shard in found if shard is not None]
+        self.replicas.advance(shards, Replica(tick.replica), tick.incarnation, tick.clock)
+        self._reach(shards)
+
+    def _count_steps(self, entry: StepsArrived) -> None:
+        """Count steps applied in place, also those of an ended generation: the memory has them already."""
+        report = entry.report
+        session: Session = (report.session, report.incarnation)
+        ours = [self.shards[ShardId(number)] for number in report.shards]
+        all_steps = Counter([step.staleness for step in report.steps])
+        refused = {place for step in report.steps for place in step.refused}
+        for place, shard in enumerate(ours):
+            shard.separate().last_number[session] = report.number + len(report.steps) - 1
+            counted = all_steps
+            if place in refused:
+                counted = Counter([step.staleness for step in report.steps if place not in step.refused])
+            shard.version = Version(shard.version + counted.total())
+            shard.refused += len(report.steps) - counted.total()
+            for staleness, steps in counted.items():
+                shard.count_staleness(report.replica, staleness, steps)
+        clock = report.steps[-1].clock
+        self.replicas.advance(ours, Replica(report.replica), report.incarnation, clock)
+
+    def _forget(self, replica_generations: Set[int | None]) -> None:
+        """Drop the push numbers of generations. From then on the server refuses their pushes."""
+        for tables in self.tables() if replica_generations - {None} else ():
+            for numbers in (tables.last_number, tables.ordered):
+                for session in [session for session in numbers if session[1] in replica_generations]:
+                    del numbers[session]
+
+    def _forget_sessions(self, sessions: Iterable[Session]) -> None:
+        for session in sessions:
+            for tables in self.tables():
+                tables.last_number.pop(session, None)
+                tables.ordered.pop(session, None)
+            self.replicas.forget_early(session[1])  # the session's incarnation is its replica generation
+
+    def _note(self, shard: Shard, push: Push, flags: int) -> None:
+        if self.log is not None:
+            replica_generation = self.log.replica_generation(push.replica, push.session, push.incarnation)
+            self.log.note(shard.spec.id, push.clock, replica_generation, flags)
+
+    def check_invariants(self) -> None:
+        """Assert the invariants between two entries."""
+        for number, shard in self.shards.items():
+            assert shard.spec.id == number
+            shard.check_invariants()
+        assert not self._ready or self.taken is not None or _is_work(self._ready[0])
+
+    def __repr__(self) -> str:
+        return f"<Bundle {len(self.shards)} shards, {len(self._ready)} entries wait>"
+
+
+def _is_work(entry: Entry | ApplySum) -> bool:
+    """Whether an entry changes values; a batch of refused gradients does not."""
+    return isinstance(entry, ApplySum) or (isinstance(entry, Apply) and bool(entry.pushes[0].accepted))
+
+
+def _count_together(shards: Sequence[Shard], pushes: Sequence[QueuedPush]) -> bool:
+    """Count applied pushes of a group with shared tables. Returns False if its tables or outcomes differ."""
+    tables = shards.own_tables() if isinstance(shards, ShardGroup) else None
+    if tables is None:
+        return False
+    if not all(
+        same(queued.push.numbers) and same(queued.push.versions) and same(queued.push.own_applied)
+        for queued in pushes
+    ):
+        return False
+    for queued in pushes:
+        push = queued.push
+        since = tables.version - push.versions[0] - push.own_applied[0]
+        # Negative if the client claims more own pushes than were applied: it counts as current.
+        tables.count_staleness(push.replica, max(since, 0))
+        tables.version = Version(tables.version + 1)
+        tables.last_number[push.session, push.incarnation] = push.numbers[0]
+    return True
+
+
+def _count_apart(shards: Sequence[Shard], pushes: Sequence[QueuedPush]) -> None:
+    """Count applied and refused pushes shard by shard."""
+    for place, shard in zip(pushes[0].accepted, shards, strict=True):
+        tables = shard.separate()
+        for queued in pushes:
+            push = queued.push
+            since = tables.version - push.versions[place] - push.own_applied[place]
+            tables.count_staleness(push.replica, max(since, 0))
+            tables.version = Version(tables.version + 1)
+            tables.last_number[push.session, push.incarnation] = push.numbers[place]
+    for queued in pushes:
+        push = queued.push
+        for place, shard in zip(queued.refused, queued.refused_shards(), strict=True):
+            tables = shard.separate()
+            tables.refused += 1
+            tables.last_number[push.session, push.incarnation] = push.numbers[place]
+
+
+def _scaled_rates(pushes: Sequence[QueuedPush]) -> tuple[tuple[float, ...], ...]:
+    """The rates of each push on its accepted places, each divided by 1 + the staleness on that shard."""
+    rates = []
+    for before, queued in enumerate(pushes):
+        push, mine = queued.push, []
+        for place in queued.accepted:
+            shard = queued.shards[place]
+            assert shard is not None
+            # Each push before it in the batch will be one version.
+            since = shard.version + before - push.versions[place] - push.own_applied[place]
+            mine.append(push.rate / (1 + max(since, 0)))
+        rates.append(tuple(mine))
+    return tuple(rates)
