@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.messages import Push, check_tensor
-from adam_async.parameter_server.apply import (
+from adam_async.parameter_server.gradients import (
     DeltaPart,
     FactorPart,
     PushGradients,

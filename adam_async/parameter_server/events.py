@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from adam_async.messages import Problem, Pull, Push, Pushed, ReadShards, ReportSteps, Tick
-from adam_async.parameter_server.apply import PushGradients
+from adam_async.parameter_server.gradients import PushGradients
 from adam_async.parameter_server.shard import Session, Shard
 from adam_async.parameter_server.shard_group import ShardGroup
 from adam_async.run.ids import Replica

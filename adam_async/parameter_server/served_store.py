@@ -40,7 +40,7 @@ from adam_async.messages import (
 )
 from adam_async.model.kernels import available_kernels, make_batches
 from adam_async.model.rules import Rule, rule_of
-from adam_async.parameter_server.apply import Applier, PushGradients, Work
+from adam_async.parameter_server.apply import Applier, Work
 from adam_async.parameter_server.decode_push import read_gradients
 from adam_async.parameter_server.events import (
     Acknowledge,
@@ -63,6 +63,7 @@ from adam_async.parameter_server.events import (
     SumApplied,
     TickArrived,
 )
+from adam_async.parameter_server.gradients import PushGradients
 from adam_async.parameter_server.question_checks import (
     MOST_WAIT_S,
     QUESTION_TYPES,

@@ -19,7 +19,7 @@ from adam_async.messages import (
     state_tables,
 )
 from adam_async.model.rules import Rule
-from adam_async.parameter_server.apply import is_finite
+from adam_async.parameter_server.gradients import is_finite
 from adam_async.parameter_server.shard import Shard
 from adam_async.run.ids import Replica, ShardId, Version
 from transport import RemoteProtocolError

@@ -41,11 +41,8 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from adam_async.messages import (
-    DUPLICATE,
     GAP,
     NOT_PRIMARY,
-    REFUSED,
-    Problem,
     Pull,
     Push,
     Pushed,
@@ -82,9 +79,10 @@ from adam_async.parameter_server.events import (
     SumApplied,
     TickArrived,
 )
+from adam_async.parameter_server.push_numbers import has_new_number, order_apart, order_together, set_apart
 from adam_async.parameter_server.push_queue import PushQueue
 from adam_async.parameter_server.replay_log import OrderLog
-from adam_async.parameter_server.shard import Session, Shard, ShardTables
+from adam_async.parameter_server.shard import Session, Shard
 from adam_async.parameter_server.shard_group import ShardGroup, applied_clock, same
 from adam_async.parameter_server.statistics import (
     ServerStatistics,
@@ -284,7 +282,7 @@ class ServerState:
             ours = self.shards if push.generation == self.generation else {}
             shards = tuple([ours.get(ShardId(number)) for number in push.shards])
         # Numbers that were ordered before the end are answered again: their pushes took effect.
-        if self._replicas.is_over(push) and _has_new_number(push, shards, session):
+        if self._replicas.is_over(push) and has_new_number(push, shards, session):
             return [_refuse_over(event.request, push)]
         # Later pushes of a waiting session wait too, or their numbers would look like a gap.
         if push.epoch > self.bundle.epoch or session in self.epoch_gate:
@@ -295,12 +293,12 @@ class ServerState:
         tables = group.own_tables() if group is not None and same(push.numbers) else None
         accepted: Sequence[int]
         if group is not None and tables is not None:
-            accepted, problems = _order_together(group, tables, session, push.numbers[0])
+            accepted, problems = order_together(group, tables, session, push.numbers[0])
         else:
-            accepted, problems = _order_apart(shards, session, push.numbers)
+            accepted, problems = order_apart(shards, session, push.numbers)
         queued = QueuedPush(event.request, push, shards, event.gradients, accepted, problems)
         if event.finite is not None:
-            _set_apart(queued, event.finite)
+            set_apart(queued, event.finite)
         if self.synchronous and not push.assign:
             return self._contribute(queued)
         # A duplicate waits behind the queued push that it repeats; with an empty queue there is none.
@@ -313,7 +311,7 @@ class ServerState:
         """Whether a push would contribute to a sum before the map names its client."""
         if push.assign or self._replicas.live.get(Replica(push.replica)) == push.incarnation:
             return False
-        return _has_new_number(push, shards, session)
+        return has_new_number(push, shards, session)
 
     def _contribute(self, queued: QueuedPush) -> list[Effect]:
         """Put a contribution to sums into the log; a repetition of one is answered behind it."""
@@ -533,62 +531,12 @@ def _most_joined(head: QueuedPush) -> int:
     return min(most, BATCH_VALUES // size) if head.push.pull and size else most
 
 
-def _order_together(
-    group: ShardGroup, tables: ShardTables, session: Session, number: int
-) -> tuple[Sequence[int], list[Problem]]:
-    """Order a push with one number on all shards of a group. Returns accepted places, and problems."""
-    last = tables.ordered.get(session, 0)
-    if number == last + 1:
-        tables.ordered[session] = number
-        return group.places, []
-    if number <= last:
-        tables.duplicates += 1
-        return (), [Problem(place, DUPLICATE) for place in group.places]
-    return (), [Problem(place, GAP, last + 1) for place in group.places]
-
-
-def _order_apart(
-    shards: Sequence[Shard | None], session: Session, numbers: Sequence[int]
-) -> tuple[Sequence[int], list[Problem]]:
-    """Order a push shard by shard. Returns accepted places, and problems."""
-    accepted: list[int] = []
-    problems: list[Problem] = []
-    for place, shard in enumerate(shards):
-        if shard is None:
-            problems.append(Problem(place, NOT_PRIMARY))
-            continue
-        last, number = shard.ordered.get(session, 0), numbers[place]
-        if number == last + 1:
-            shard.separate().ordered[session] = number
-            accepted.append(place)
-        elif number <= last:
-            shard.duplicates += 1
-            problems.append(Problem(place, DUPLICATE))
-        else:
-            problems.append(Problem(place, GAP, last + 1))
-    return accepted, problems
-
-
-def _has_new_number(push: Push, shards: Sequence[Shard | None], session: Session) -> bool:
-    """Whether a push has a number that one of its shards has not ordered."""
-    numbered = zip(shards, push.numbers, strict=True)
-    return any(shard is not None and shard.ordered.get(session, 0) < number for shard, number in numbered)
-
-
 def _refuse_over(request: Request, message: Push | Tick | ReportSteps) -> Refuse:
     text = (
         f"generation {message.incarnation} of replica {message.replica} has ended: "
         "other replicas train its groups"
     )
     return Refuse(request, "generation-over", text)
-
-
-def _set_apart(queued: QueuedPush, finite: Sequence[bool]) -> None:
-    """Refuse the accepted places of a push whose gradients are not finite."""
-    queued.refused = tuple([place for place in queued.accepted if not finite[place]])
-    if queued.refused:
-        queued.accepted = tuple([place for place in queued.accepted if finite[place]])
-        queued.problems += [Problem(place, REFUSED) for place in queued.refused]
 
 
 def _requests_of(entry: Entry) -> list[Request]:

@@ -12,8 +12,8 @@ from adam_async.model import rule_batches
 from adam_async.model.keyed_random import Dice
 from adam_async.model.rules import Adagrad, Adam, AdamW, Sgd, new_scratch
 from adam_async.parameter_server import apply as module
-from adam_async.parameter_server.apply import (
-    Applier,
+from adam_async.parameter_server.apply import Applier
+from adam_async.parameter_server.gradients import (
     Delta,
     DeltaPart,
     FactorPart,

@@ -11,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from adam_async.messages import DUPLICATE, GAP, REFUSED, Part, Problem, Pull, Push, ReadShards, Tick
 from adam_async.parameter_server import replica_generations
-from adam_async.parameter_server.apply import PushGradients
 from adam_async.parameter_server.events import (
     Acknowledge,
     AcknowledgeTick,
@@ -30,6 +29,7 @@ from adam_async.parameter_server.events import (
     SumApplied,
     TickArrived,
 )
+from adam_async.parameter_server.gradients import PushGradients
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, OrderLog, read_order_log
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import ServerState

@@ -20,7 +20,6 @@ from adam_async.messages import (
     Tick,
 )
 from adam_async.parameter_server import waiting_requests
-from adam_async.parameter_server.apply import PushGradients
 from adam_async.parameter_server.events import (
     Acknowledge,
     AcknowledgeSteps,
@@ -35,6 +34,7 @@ from adam_async.parameter_server.events import (
     StepsArrived,
     TickArrived,
 )
+from adam_async.parameter_server.gradients import PushGradients
 from adam_async.parameter_server.replica_generations import REMEMBERED
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import MAX_BATCH, ServerState

@@ -1,0 +1,62 @@
+"""Pure: the numbers of pushes: a shard takes a session's numbers from 1 without gaps, each once.
+
+The primary *orders* a push on a shard if its number follows the last ordered one; a lower number is a
+repetition, and a higher one leaves a gap.
+"""
+
+from collections.abc import Sequence
+
+from adam_async.messages import DUPLICATE, GAP, NOT_PRIMARY, REFUSED, Problem, Push
+from adam_async.parameter_server.events import QueuedPush
+from adam_async.parameter_server.shard import Session, Shard, ShardTables
+from adam_async.parameter_server.shard_group import ShardGroup
+
+
+def order_together(
+    group: ShardGroup, tables: ShardTables, session: Session, number: int
+) -> tuple[Sequence[int], list[Problem]]:
+    """Order a push with one number on all shards of a group. Returns accepted places, and problems."""
+    last = tables.ordered.get(session, 0)
+    if number == last + 1:
+        tables.ordered[session] = number
+        return group.places, []
+    if number <= last:
+        tables.duplicates += 1
+        return (), [Problem(place, DUPLICATE) for place in group.places]
+    return (), [Problem(place, GAP, last + 1) for place in group.places]
+
+
+def order_apart(
+    shards: Sequence[Shard | None], session: Session, numbers: Sequence[int]
+) -> tuple[Sequence[int], list[Problem]]:
+    """Order a push shard by shard. Returns accepted places, and problems."""
+    accepted: list[int] = []
+    problems: list[Problem] = []
+    for place, shard in enumerate(shards):
+        if shard is None:
+            problems.append(Problem(place, NOT_PRIMARY))
+            continue
+        last, number = shard.ordered.get(session, 0), numbers[place]
+        if number == last + 1:
+            shard.separate().ordered[session] = number
+            accepted.append(place)
+        elif number <= last:
+            shard.duplicates += 1
+            problems.append(Problem(place, DUPLICATE))
+        else:
+            problems.append(Problem(place, GAP, last + 1))
+    return accepted, problems
+
+
+def has_new_number(push: Push, shards: Sequence[Shard | None], session: Session) -> bool:
+    """Whether a push has a number that one of its shards has not ordered."""
+    numbered = zip(shards, push.numbers, strict=True)
+    return any(shard is not None and shard.ordered.get(session, 0) < number for shard, number in numbered)
+
+
+def set_apart(queued: QueuedPush, finite: Sequence[bool]) -> None:
+    """Refuse the accepted places of a push whose gradients are not finite."""
+    queued.refused = tuple([place for place in queued.accepted if not finite[place]])
+    if queued.refused:
+        queued.accepted = tuple([place for place in queued.accepted if finite[place]])
+        queued.problems += [Problem(place, REFUSED) for place in queued.refused]
