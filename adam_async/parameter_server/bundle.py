@@ -76,6 +76,8 @@ class Bundle:
         """The work that the shell does."""
         self._taken_entry: Apply | None = None
         """Its entry, without rates."""
+        self.absent: Set[ShardId] = frozenset()
+        """On a member that joins: shards that the next entry does not touch, see `log_entries.py`."""
         self._ready: deque[Entry | ApplySum] = deque()
         """Committed entries and complete sums, the first of which is work."""
         self._summed_weight = summed_weight
@@ -102,6 +104,11 @@ class Bundle:
                 self._groups.clear()
             group = self._groups[numbers] = ShardGroup(found)
         return group
+
+    def _touched(self) -> Iterable[Shard]:
+        """Return the shards that an entry of all shards touches."""
+        shards = self.shards.values()
+        return [shard for shard in shards if shard.spec.id not in self.absent] if self.absent else shards
 
     def tables(self) -> Iterable[ShardTables]:
         """Return the tables of all shards, each once."""
@@ -130,13 +137,13 @@ class Bundle:
             case QueuedTick():
                 self._tick(entry)
             case ReplicasChanged():
-                self._forget(self.replicas.change(entry.live, self.shards.values()))
+                self._forget(self.replicas.change(entry.live, self._touched()))
                 if entry.live:
-                    self._reach(self.shards.values())
+                    self._reach(self._touched())
             case EpochBegan():
                 self.epoch = entry.number
-                self.replicas.epoch_began(entry.first_clock, self.shards.values())
-                self._reach(self.shards.values())
+                self.replicas.epoch_began(entry.first_clock, self._touched())
+                self._reach(self._touched())
             case StepsArrived():
                 self._count_steps(entry)
             case ForgetSessions():
@@ -291,6 +298,8 @@ class Bundle:
         if shards is None:
             found = [self.shards.get(ShardId(number)) for number in tick.shards]
             shards = [shard for shard in found if shard is not None]
+        if self.absent:
+            shards = [shard for shard in shards if shard.spec.id not in self.absent]
         self.replicas.advance(shards, Replica(tick.replica), tick.incarnation, tick.clock)
         self._reach(shards)
 

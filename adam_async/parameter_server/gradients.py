@@ -84,6 +84,8 @@ class PushGradients(msgspec.Struct, frozen=True, eq=False):
     """The gradients of one push, in the order of its shards."""
 
     parts: tuple[DeltaPart | FactorPart, ...] = ()
+    checked: bool = False
+    """Whether the server has checked each gradient, because its bound did not prove it finite."""
 
     def layout(self) -> tuple[tuple[bool, tuple[int, ...]], ...]:
         """Protocol and sizes of each part; pushes of one layout can be applied part by part."""
@@ -114,16 +116,13 @@ class PushGradients(msgspec.Struct, frozen=True, eq=False):
 
     def trusted(self) -> "PushGradients":
         """The same gradients, known to be finite: the primary has checked each."""
-        return PushGradients(
-            tuple(
-                [
-                    msgspec.structs.replace(part, bound=0.0)
-                    if isinstance(part, FactorPart)
-                    else msgspec.structs.replace(part, finite=True)
-                    for part in self.parts
-                ]
-            )
-        )
+        parts = [
+            msgspec.structs.replace(part, bound=0.0)
+            if isinstance(part, FactorPart)
+            else msgspec.structs.replace(part, finite=True)
+            for part in self.parts
+        ]
+        return PushGradients(tuple(parts), checked=True)
 
 
 @cache

@@ -13,6 +13,8 @@ push for `patience_s` only and then fails, so no push comes from an older genera
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from adam_async.messages import Push, Tick
 from adam_async.parameter_server.replica_generations import EndedGenerations, keep_newest
 from adam_async.parameter_server.shard import Shard, ShardTables
@@ -21,6 +23,21 @@ from adam_async.run.ids import Replica, ShardId
 
 EARLY_KEPT = 256
 """Maximum number of replica generations whose clocks are kept until the map names them."""
+
+
+class ClocksState(msgspec.Struct, frozen=True, array_like=True):
+    """The state of `ReplicaClocks`, for another server."""
+
+    live: dict[int, int]
+    known: dict[int, int]
+    first_clock: int
+    early: list[tuple[int, int, dict[int, int]]]
+    """Replica, its generation, and clocks by shard."""
+    over: list[tuple[int, int]]
+    """Ended generations, oldest first."""
+    newest: dict[int, list[int]]
+    """By replica: the ended generations whose push numbers the server keeps."""
+    forgotten: int
 
 
 class ReplicaClocks:
@@ -105,6 +122,33 @@ class ReplicaClocks:
         """Whether the generation of a message has ended; one that the map has not named is about to begin."""
         replica, replica_generation = Replica(message.replica), message.incarnation
         return self.live.get(replica) != replica_generation and (replica, replica_generation) in self.ended
+
+    def state(self) -> ClocksState:
+        """Return a copy of the state."""
+        over, newest = self.ended.state()
+        return ClocksState(
+            live={int(replica): number for replica, number in self.live.items()},
+            known={int(replica): number for replica, number in self._known.items()},
+            first_clock=self._first_clock,
+            early=[
+                (int(replica), number, {int(shard): clock for shard, clock in clocks.items()})
+                for (replica, number), clocks in self._early.items()
+            ],
+            over=over,
+            newest=newest,
+            forgotten=self.ended.forgotten,
+        )
+
+    def restore(self, state: ClocksState) -> None:
+        """Take over a state of another server."""
+        self.live = {Replica(replica): number for replica, number in state.live.items()}
+        self._known = {Replica(replica): number for replica, number in state.known.items()}
+        self._first_clock = state.first_clock
+        self._early = {
+            (Replica(replica), number): {ShardId(shard): clock for shard, clock in clocks.items()}
+            for replica, number, clocks in state.early
+        }
+        self.ended = EndedGenerations.of(state.over, state.newest, forgotten=state.forgotten)
 
     def forget_early(self, replica_generation: int) -> None:
         """Forget the clocks of a generation that the map has not named."""

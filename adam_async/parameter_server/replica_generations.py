@@ -4,8 +4,8 @@ A replica generation has a number that is unique over all replicas.
 """
 
 from collections import deque
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Self, TypeVar
 
 from adam_async.run.ids import Replica
 
@@ -27,6 +27,22 @@ class EndedGenerations:
         self._newest: dict[Replica, deque[int]] = {}
         self.forgotten = 0
         """Number of generations with dropped push numbers."""
+
+    @classmethod
+    def of(
+        cls, over: Iterable[tuple[int, int]], newest: Mapping[int, Iterable[int]], *, forgotten: int
+    ) -> Self:
+        """Make the generations of a `state`."""
+        ended = cls()
+        ended._over = {(Replica(replica), number): None for replica, number in over}
+        ended._newest = {Replica(replica): deque(numbers) for replica, numbers in newest.items()}
+        ended.forgotten = forgotten
+        return ended
+
+    def state(self) -> tuple[list[tuple[int, int]], dict[int, list[int]]]:
+        """Return the ended generations, and by replica those whose push numbers the server keeps."""
+        over = [(int(replica), number) for replica, number in self._over]
+        return over, {int(replica): list(numbers) for replica, numbers in self._newest.items()}
 
     def __contains__(self, replica_generation: tuple[Replica, int]) -> bool:
         return replica_generation in self._over

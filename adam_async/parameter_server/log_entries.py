@@ -1,0 +1,203 @@
+"""Pure: the entries of a bundle's log on the wire.
+
+An entry travels in parts of one or more tensors. The first tensor of a part is its details (msgpack): for a
+push its message, the places that count, and whether the primary has checked its gradients one by one. The
+others are the push's own tensors, in their order, which are neither copied nor changed. Every other entry is
+one part.
+"""
+
+from collections.abc import Sequence, Set
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.messages import Push, Tick
+from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.decode_push import read_gradients
+from adam_async.parameter_server.events import (
+    Apply,
+    Contribute,
+    Entry,
+    EpochBegan,
+    ForgetSessions,
+    QueuedPush,
+    QueuedTick,
+    ReplicasChanged,
+)
+from adam_async.parameter_server.gradients import FactorPart
+from adam_async.parameter_server.shard import Session
+from adam_async.run.ids import Replica, ShardId
+from adam_async.run.shard_table import ShardSpec
+from transport import RemoteProtocolError
+
+Part = list[NDArray[Any]]
+"""Tensors of one part of an entry, or of a piece; the first has its details."""
+
+
+class PushDetails(msgspec.Struct, frozen=True, array_like=True, tag="push"):
+    """A push of a batch, or with `sums` a contribution."""
+
+    push: Push
+    accepted: tuple[int, ...]
+    refused: tuple[int, ...]
+    checked: bool
+    """Whether the primary has checked each gradient, because their bounds did not prove them finite."""
+    sums: bool = False
+
+
+class TickDetails(msgspec.Struct, frozen=True, array_like=True, tag="tick"):
+    """A tick."""
+
+    tick: Tick
+
+
+class LiveDetails(msgspec.Struct, frozen=True, array_like=True, tag="live"):
+    """The live replicas, each with its generation."""
+
+    live: dict[int, int]
+
+
+class EpochDetails(msgspec.Struct, frozen=True, array_like=True, tag="epoch"):
+    """The begin of an epoch."""
+
+    number: int
+    first_clock: int
+
+
+class ForgetDetails(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
+    """Sessions without a live generation."""
+
+    sessions: tuple[Session, ...]
+
+
+_Details = PushDetails | TickDetails | LiveDetails | EpochDetails | ForgetDetails
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[_Details] = msgspec.msgpack.Decoder(_Details)
+
+
+def encode_entry(entry: Entry) -> list[Part]:
+    """Return the parts of an entry. They share the memory of its gradients."""
+    match entry:
+        case Apply():
+            return [_packed_part(queued, sums=False) for queued in entry.pushes]
+        case Contribute():
+            return [_packed_part(entry.queued, sums=True)]
+        case QueuedTick():
+            details: _Details = TickDetails(entry.tick)
+        case ReplicasChanged():
+            details = LiveDetails({int(replica): number for replica, number in entry.live.items()})
+        case EpochBegan():
+            details = EpochDetails(entry.number, entry.first_clock)
+        case ForgetSessions():
+            details = ForgetDetails(tuple(entry.sessions))
+        case _:
+            raise AssertionError(f"{entry!r} belongs to a run in place, which has one copy")
+    return [[_packed(details)]]
+
+
+def entry_bytes(parts: list[Part]) -> int:
+    """Return the size of an entry, in bytes."""
+    return sum([tensor.nbytes for part in parts for tensor in part])
+
+
+def decode_entry(
+    parts: list[Part], bundle: Bundle, specs: Sequence[ShardSpec], absent: Set[ShardId]
+) -> Entry:
+    """Return an entry from its parts.
+
+    Args:
+        bundle: The shards that it is applied to.
+        specs: All shards of the store, by number.
+        absent: Shards that the entry does not touch: their copies have it, or have not arrived yet.
+
+    Raises:
+        RemoteProtocolError: A part has other tensors than its details name.
+    """
+    try:
+        details = [_decoder.decode(part[0].tobytes()) for part in parts]
+    except (msgspec.DecodeError, IndexError) as error:
+        raise RemoteProtocolError("entry", f"its details: {error}") from None
+    first = details[0]
+    if not isinstance(first, PushDetails):
+        if len(parts) != 1 or len(parts[0]) != 1:
+            raise RemoteProtocolError("entry", f"{len(parts)} parts of a {type(first).__name__}")
+        return _other_entry(first)
+    pushes = [each for each in details if isinstance(each, PushDetails)]
+    if len(pushes) != len(details) or (first.sums and len(pushes) != 1):
+        raise RemoteProtocolError("entry", "its parts are of several kinds")
+    queued = [
+        queued_push(each, part[1:], bundle, specs, absent) for each, part in zip(pushes, parts, strict=True)
+    ]
+    if any(each.accepted != queued[0].accepted for each in queued[1:]):
+        raise RemoteProtocolError("entry", "pushes of a batch accept different places")
+    return Contribute(queued[0]) if first.sums else Apply(tuple(queued))
+
+
+def _other_entry(details: _Details) -> Entry:
+    match details:
+        case TickDetails():
+            return QueuedTick(None, details.tick)
+        case LiveDetails():
+            return ReplicasChanged({Replica(each): number for each, number in details.live.items()})
+        case EpochDetails():
+            return EpochBegan(details.number, details.first_clock)
+        case ForgetDetails():
+            return ForgetSessions(details.sessions)
+        case _:
+            raise AssertionError(details)
+
+
+class PushPart(NamedTuple):
+    """The details and the tensors of a push."""
+
+    details: PushDetails
+    tensors: Part
+
+
+def push_part(queued: QueuedPush, *, sums: bool) -> PushPart:
+    """Return a push as it travels; with `sums` as a contribution."""
+    tensors: Part = []
+    for part in queued.gradients.parts:
+        tensors += [part.x_IK, part.errors_RK] if isinstance(part, FactorPart) else [part.flat]
+    details = PushDetails(
+        queued.push, tuple(queued.accepted), tuple(queued.refused), queued.gradients.checked, sums
+    )
+    return PushPart(details, tensors)
+
+
+def queued_push(
+    details: PushDetails,
+    tensors: Part,
+    bundle: Bundle,
+    specs: Sequence[ShardSpec],
+    absent: Set[ShardId] = frozenset(),
+) -> QueuedPush:
+    """Return a push from its details and its tensors; for arguments and errors see `decode_entry`."""
+    push = details.push
+    dtype = np.dtype(specs[push.shards[0]].dtype if push.shards and push.shards[0] < len(specs) else "f4")
+    group = bundle.group(push.shards)
+    gradients = read_gradients(push, tensors, specs, dtype, group)
+    if details.checked:
+        gradients = gradients.trusted()
+    shards = group or tuple([bundle.shards.get(ShardId(number)) for number in push.shards])
+    places = range(len(push.shards))
+    for place in (*details.accepted, *details.refused):
+        if place not in places or shards[place] is None:
+            raise RemoteProtocolError("entry", f"place {place} of a push of {len(push.shards)} shards")
+    accepted, refused = details.accepted, details.refused
+    if absent:
+        accepted = tuple([place for place in accepted if push.shards[place] not in absent])
+        refused = tuple([place for place in refused if push.shards[place] not in absent])
+    return QueuedPush(None, push, shards, gradients, accepted, [], refused)
+
+
+def _packed_part(queued: QueuedPush, *, sums: bool) -> Part:
+    details, tensors = push_part(queued, sums=sums)
+    return [_packed(details), *tensors]
+
+
+def _packed(details: _Details) -> NDArray[Any]:
+    return np.frombuffer(_encoder.encode(details), np.uint8)
