@@ -70,6 +70,8 @@ class Bundle:
         self.replicas = ReplicaClocks(clocked=clocked)
         self.epoch = 0
         self.log = log
+        self.entries_applied = 0
+        """Number of entries that are applied."""
         self.batches = 0
         self.batched_pushes = 0
         self.taken: Apply | ApplySum | None = None
@@ -109,6 +111,10 @@ class Bundle:
         """Return the shards that an entry of all shards touches."""
         shards = self.shards.values()
         return [shard for shard in shards if shard.spec.id not in self.absent] if self.absent else shards
+
+    def regroup(self) -> None:
+        """Forget the groups of shards: their tables have been replaced."""
+        self._groups.clear()
 
     def tables(self) -> Iterable[ShardTables]:
         """Return the tables of all shards, each once."""
@@ -150,6 +156,7 @@ class Bundle:
                 self._forget_sessions(entry.sessions)
             case _:
                 assert_never(entry)
+        self.entries_applied += 1
         return [entry]
 
     def _settle(self) -> list[Entry]:
@@ -186,6 +193,7 @@ class Bundle:
         assert entry is not None
         self.taken = self._taken_entry = None
         self._count(entry)
+        self.entries_applied += 1
         return [entry, *self._settle()]
 
     def _count(self, batch: Apply) -> None:

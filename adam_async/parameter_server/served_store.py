@@ -1,4 +1,4 @@
-"""One store on one server: its questions, its batches and its answers.
+"""One bundle of a store on one server: its questions, its batches and its answers.
 
 All code that touches shard values runs on the event loop's thread: the server is the single writer of its
 shards, and reads between batches need no lock. A round of the loop does a bounded amount of work, counted
@@ -9,18 +9,15 @@ The shards of one rule and one type are a *family*; each has an applier, and a q
 family only.
 """
 
-import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from adam_async.controller.role import reply_or_fail, reply_when_room
-from adam_async.errors import ConfigError
+from adam_async.controller.role import reply_when_room
 from adam_async.messages import (
     Body,
     GetRecord,
@@ -31,34 +28,30 @@ from adam_async.messages import (
     ReadShards,
     RecordPart,
     ReportSteps,
-    StepsReported,
     Tick,
-    Ticked,
-    Values,
     pack,
     part_refusal,
 )
-from adam_async.model.kernels import available_kernels, make_batches
-from adam_async.model.rules import Rule, rule_of
+from adam_async.model.kernels import make_batches
+from adam_async.model.rules import rule_of
+from adam_async.parameter_server.answers import Answers, values_count
 from adam_async.parameter_server.apply import Applier, Work
+from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.bundle_copy import BundleCopy
 from adam_async.parameter_server.decode_push import read_gradients
 from adam_async.parameter_server.events import (
     Acknowledge,
-    AcknowledgeSteps,
-    AcknowledgeTick,
     Applied,
     Apply,
     ApplySum,
     Effect,
+    Entry,
     EpochBegan,
+    Propose,
     PullArrived,
     PushArrived,
     ReadArrived,
-    Refuse,
     ReplicasChanged,
-    SendBehind,
-    SendStates,
-    SendValues,
     StepsArrived,
     SumApplied,
     TickArrived,
@@ -73,18 +66,18 @@ from adam_async.parameter_server.question_checks import (
 from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.sender_checks import SenderChecks
 from adam_async.parameter_server.shard import Shard
-from adam_async.parameter_server.shard_group import ShardGroup, applied_clock
-from adam_async.parameter_server.shard_transfer import load_states, read_states
+from adam_async.parameter_server.shard_pieces import pieces_of
+from adam_async.parameter_server.shard_transfer import load_states
 from adam_async.parameter_server.state import ServerState
-from adam_async.parameter_server.storage import ShardStorage, StoragePool, own_shards
+from adam_async.parameter_server.store_host import StoreHost, appliers_of, kernels_of, shards_of
+from adam_async.replication.local_copy import Bundle as BundleFacts
+from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.config import Waits
 from adam_async.run.ids import Replica, ShardId
-from adam_async.run.shard_table import ShardSpec, ShardTable, shard_table
+from adam_async.run.shard_table import ShardSpec, shard_table
 from adam_async.run.store_record import ArrayRecord, StoreRecord
-from adam_async.runtime.timeline import Timeline
 from dataflow import MakePool, WaitTimedOut
-from transport import BufferPool, Link, Message, Request
+from transport import Link, Request
 
 logger = logging.getLogger(__name__)
 
@@ -92,55 +85,61 @@ COMPILE_S = 120.0
 """Seconds for which the end of a store waits for a kernel that is compiling: a thread cannot be stopped."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StoreHost:
-    """The services of a server that a store needs.
-
-    Attributes:
-        node: Name of the server.
-        waits: Deadlines.
-        buffers: Memory for copies of values on their way out.
-        storage_pool: Memory of runs in place.
-        timeline: Notes applied batches, step reports and messages.
-        make_pool: Makes the pool that compiles kernels of rules; without it, NumPy applies them.
-        now: Returns the time of the loop's clock, in seconds.
-        spawn: Starts a task of the server, by name.
-        drain_soon: Called if the store has work for a later round of the loop.
-        rearm: Called if a request waits until a new deadline.
-        loaded: Called once all shards have values.
-    """
-
-    node: str
-    waits: Waits
-    buffers: BufferPool
-    storage_pool: StoragePool
-    timeline: Timeline | None
-    make_pool: MakePool | None
-    now: Callable[[], float]
-    spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"]
-    drain_soon: Callable[["ServedStore"], None]
-    rearm: Callable[[], None]
-    loaded: Callable[[], None]
-
-
 class ServedStore:
-    """The shards of one store on one server, from its placement to its end.
+    """The shards of one bundle of a store on one server, from its placement to its end.
+
+    With one copy the server is the primary. With several the primary starts to replicate once it has all
+    values, and the other members begin with empty shards (`bundle_copy.py`).
 
     Args:
         store: The store.
         arrays: Its arrays.
+        home: Name of the bundle.
+        record: The bundle in the cluster map.
         host: Its server.
     """
 
-    def __init__(self, store: StoreRecord, arrays: Sequence[ArrayRecord], host: StoreHost) -> None:
+    def __init__(
+        self,
+        store: StoreRecord,
+        arrays: Sequence[ArrayRecord],
+        home: str,
+        record: BundleRecord,
+        host: StoreHost,
+    ) -> None:
         self.store = store
+        self.home = home
         self._host = host
-        table = shard_table(arrays, shard_bytes=store.shard_bytes)
-        self._specs = table.shards
-        rules = [rule_of(rule) for rule in store.rules]
-        self._storage, shards = _shards_of(store, table, arrays, rules, host)
-        self._appliers = _appliers_of(shards, rules)
-        self._applier = next(iter(self._appliers.values()), None)
+        self._arrays = arrays
+        self._table = shard_table(arrays, shard_bytes=store.shard_bytes)
+        self._specs = self._table.shards
+        self._rules = [rule_of(rule) for rule in store.rules]
+        self._answers = Answers(host.buffers, self._rules)
+        self._work: _Work | None = None
+        """The batch or sum that was taken from the queue and is not finished."""
+        self._leaving: set[Link] = set()
+        """Links that are closing because the peer sent in the name of another."""
+        self._make()
+        self._copy: BundleCopy | None = None
+        self._record = record
+        self._cluster: ClusterMap | None = None
+        self.is_primary = record.primary is not None and record.primary[0] == host.node
+        if not self.is_primary:
+            self._missing.clear()
+            self._start_copy()
+        if host.make_pool is not None and not store.in_place and kernels_of(store) == "numba":
+            host.spawn(f"kernels-{store.id}-{home}", self._compile(host.make_pool))
+        logger.info("%s has %d shards of store %s", host.node, len(self.state.shards), store.id)
+
+    def _make(self) -> None:
+        """Make the shards, zeroed, with their front."""
+        store = self.store
+        self._storage, shards = shards_of(
+            store, self.home, self._table, self._arrays, self._rules, self._host
+        )
+        appliers = appliers_of(shards, self._rules)
+        self._appliers: Mapping[tuple[int, str], Applier] = appliers
+        self._applier = next(iter(appliers.values()), None)
         self.state = ServerState(
             store=store.id,
             generation=store.generation,
@@ -162,21 +161,81 @@ class ServedStore:
             resumed_clock=store.first_clock,
         )
         self._sender_checks = SenderChecks(program=bool(store.program), creator=store.creator)
+        self.state.alone = store.copies == 1
         self._missing = {int(shard.spec.id) for shard in shards}
-        self._work: _Work | None = None
-        """The batch or sum that was taken from the queue and is not finished."""
         self._live: dict[Replica, int] | None = None
         self._epoch = 0
-        self._leaving: set[Link] = set()
-        """Links that are closing because the peer sent in the name of another."""
-        if host.make_pool is not None and not store.in_place and _kernels_of(store) == "numba":
-            host.spawn(f"kernels-{store.id}", self._compile(host.make_pool))
-        logger.info("%s has %d shards of store %s", host.node, len(shards), store.id)
 
     @property
     def complete(self) -> bool:
-        """Whether all its shards have values."""
-        return not self._missing
+        """Whether this server is the primary, and all its shards have values."""
+        return self.is_primary and not self._missing
+
+    def home_of(self, shards: Sequence[int]) -> str:
+        """Return the home of the first shard of a message; empty if the store has no such shard."""
+        if not shards or not 0 <= shards[0] < len(self._specs):
+            return ""
+        return self.store.buckets[self._specs[shards[0]].bucket]
+
+    # --- copies --------------------------------------------------------------------------------
+
+    def _start_copy(self) -> None:
+        """Join the other members of the bundle, with one copy of several."""
+        store, host = self.store, self._host
+        pieces = pieces_of([spec for spec in self._specs if store.buckets[spec.bucket] == self.home])
+        facts = BundleFacts(
+            store=store.id, home=self.home, pieces=len(pieces), min_in_sync=min(2, store.copies)
+        )
+        self._copy = BundleCopy(
+            host.me,
+            facts,
+            self._record,
+            copies=store.copies,
+            shards=self,
+            pieces=pieces,
+            table=self._specs,
+            host=host.copy_host,
+        )
+        self._copy.start()
+
+    @property
+    def copy(self) -> BundleCopy | None:
+        """Its copy among several; None with one copy, or before the primary has all values."""
+        return self._copy
+
+    @property
+    def bundle(self) -> Bundle:
+        """The shards; `reset` replaces them."""
+        return self.state.bundle
+
+    def committed(self, entry: Entry) -> None:
+        """Take a committed entry, and do the work that it needs in later rounds of the loop."""
+        self._perform(self.state.committed(entry))
+        self._drain_soon()
+
+    def reset(self) -> None:
+        """Begin with new, empty shards: the server joins."""
+        self._work = None
+        self._make()
+        self._missing.clear()
+
+    def lead(self) -> None:
+        """Order and answer from now on."""
+        self.is_primary = True
+        self.state.lead()
+        self._live, self._epoch = None, 0
+        logger.info("%s is the primary of bundle %s of store %s", self._host.node, self.home, self.store.id)
+        if self._cluster is not None:
+            self._follow_map(self._cluster)
+
+    def follow(self) -> None:
+        """Refuse all requests from now on: another server is the primary."""
+        self.is_primary = False
+        self._perform(self.state.follow())
+
+    def leave(self) -> None:
+        """Drop the shards: the server is no member any more."""
+        self._host.left(self)
 
     async def _compile(self, make_pool: MakePool) -> None:
         """Change to compiled kernels of the rules when they are ready; they give the same bits."""
@@ -191,7 +250,17 @@ class ServedStore:
     # --- the map -------------------------------------------------------------------------------
 
     def map_changed(self, cluster: ClusterMap) -> None:
-        """Follow the replicas that push to the store, and its epochs."""
+        """Follow the members of the bundle, the replicas that push to the store, and its epochs."""
+        self._cluster = cluster
+        record = cluster.bundle(self.store.id, self.home)
+        if record is not None:
+            self._record = record
+            if self._copy is not None:
+                self._copy.record_changed(record)
+        if self.is_primary:
+            self._follow_map(cluster)
+
+    def _follow_map(self, cluster: ClusterMap) -> None:
         state, store = self.state, cluster.store(self.store.id)
         assert store is not None
         pushers = cluster.pushers(store)
@@ -232,6 +301,11 @@ class ServedStore:
 
     def answer(self, request: Request, body: Body) -> bool:
         """Answer a question, now or later. Returns whether the store takes messages of this type."""
+        if not self.is_primary:
+            primary = self._record.primary
+            text = f"{self._host.node} is no primary of bundle {self.home}"
+            request.fail("not-primary", f"{text}, {primary[0]} is" if primary is not None else text)
+            return True
         if isinstance(body, Push) and body.pull and not self._missing:
             # Charge on arrival: the answer has values and their versions, so it cannot wait for room later.
             shards, group = self.state.shards, self.state.bundle.group(body.shards)
@@ -290,7 +364,7 @@ class ServedStore:
             self._keep_deadline()
         if timeline is not None and isinstance(body, ReportSteps):
             timeline.recorded(host.node, body, begin)
-        if not state.idle:
+        if state.has_work:
             host.drain_soon(self)
         return True
 
@@ -352,6 +426,8 @@ class ServedStore:
                 state.shards, body, request.message.tensors, is_new=not self.store.program
             )
             if not self._missing:
+                if self.store.copies > 1:
+                    self._start_copy()
                 self._host.loaded()
         request.reply(pack(Loaded(left=len(self._missing))))
 
@@ -387,7 +463,7 @@ class ServedStore:
     # --- effects -------------------------------------------------------------------------------
 
     def _drain_soon(self) -> None:
-        if not self.state.idle:
+        if self.state.has_work:
             self._host.drain_soon(self)
 
     def apply_some(self, room: int) -> bool:
@@ -404,7 +480,10 @@ class ServedStore:
                     break
                 self._work = self._begin(batch)
             room -= self._step(state, self._work, room)
-        return not state.idle
+            if self._copy is not None and self._work is None:
+                self._copy.work_done()
+                state = self.state  # a member that joins begins with new shards
+        return state.has_work
 
     def _begin(self, batch: Apply | ApplySum) -> "_Work":
         timeline = self._host.timeline
@@ -448,107 +527,22 @@ class ServedStore:
         elif work.done:
             effects = state.handle(Applied(batch))
             self._perform(effects)
-            done += sum([_values_count(each.shards) for each in effects if isinstance(each, Acknowledge)])
+            done += sum([values_count(each.shards) for each in effects if isinstance(each, Acknowledge)])
         if over and self._host.timeline is not None:
-            covered = _values_count(current.shards)
+            covered = values_count(current.shards)
             pushes = [queued.push for queued in batch.pushes]
             self._host.timeline.applied(self._host.node, pushes, covered, current.begin)
         return done
 
     def _perform(self, effects: Sequence[Effect]) -> None:
-        shared: dict[tuple[Link, tuple[Shard, ...]], NDArray[Any]] = {}
-        for effect in effects:
-            match effect:
-                case Acknowledge() if effect.shards:
-                    # Answers to pushes of one client that were applied together share one copy.
-                    key = (effect.request.link, effect.shards)
-                    values = shared.get(key)
-                    if values is None:
-                        values = shared[key] = self._copy(effect.shards)
-                    reply_or_fail(effect.request, pack(effect.body, [values]))
-                case Acknowledge():
-                    reply_or_fail(effect.request, pack(effect.body))
-                case SendValues():
-                    nbytes = _values_bytes(effect.shards)
-                    reply_when_room(effect.request, nbytes, partial(self._values, effect.shards))
-                case SendBehind():
-                    behind = tuple([int(replica) for replica in effect.behind])
-                    late = Values(versions=(), clock=effect.clock, behind=behind)
-                    reply_or_fail(effect.request, pack(late))
-                case SendStates():
-                    nbytes = _states_bytes(effect.shards)
-                    reply_when_room(effect.request, nbytes, partial(self._states, effect.shards))
-                case AcknowledgeSteps():
-                    reply_or_fail(effect.request, pack(StepsReported()))
-                case AcknowledgeTick():
-                    reply_or_fail(effect.request, pack(Ticked()))
-                case Refuse():
-                    effect.request.fail(effect.code, effect.text)
-
-    def _values(self, shards: Sequence[Shard]) -> Message:
-        body = Values(
-            versions=shards.versions()
-            if isinstance(shards, ShardGroup)
-            else tuple([shard.version for shard in shards]),
-            clock=applied_clock(shards),
-        )
-        return pack(body, [self._copy(shards)])
-
-    def _states(self, shards: Sequence[Shard]) -> Message:
-        return pack(*read_states(shards, self._applier_of(shards[0].spec).rule))
-
-    def _copy(self, shards: Sequence[Shard]) -> NDArray[Any]:
-        """Copy shards one after the other into pooled memory: links never read live values."""
-        dtype = shards[0].values.dtype
-        size = _values_count(shards)
-        copy: NDArray[Any] = self._host.buffers.lend(size * dtype.itemsize, dtype, (size,))[0]
-        at = 0
-        for part in shards.strips if isinstance(shards, ShardGroup) else shards:
-            end = at + len(part.values)
-            copy[at:end] = part.values
-            at = end
-        return copy
+        if self._copy is not None:
+            for effect in effects:
+                if isinstance(effect, Propose):
+                    self._copy.propose(effect.entry)
+        self._answers.perform(effects)
 
     def __repr__(self) -> str:
         return f"<ServedStore {self.store.id} {len(self.state.shards)} shards, {len(self._missing)} missing>"
-
-
-def _shards_of(
-    store: StoreRecord,
-    table: ShardTable,
-    arrays: Sequence[ArrayRecord],
-    rules: Sequence[Rule],
-    host: StoreHost,
-) -> tuple[ShardStorage | None, list[Shard]]:
-    """Return the shards of a server, and the storage that the server has to keep for workers in place."""
-    specs = [spec for spec in table.shards if store.buckets[spec.bucket] == host.node]
-    if not store.in_place:
-        return None, own_shards(specs, rules)
-    storage = host.storage_pool.provide(
-        store.id, lambda: ShardStorage(arrays, rules[0], arrays[0].dtype, in_place=True)
-    )
-    return storage, [
-        Shard(spec=spec, values=storage.values(spec), rule_state=storage.rule_state(spec)) for spec in specs
-    ]
-
-
-def _kernels_of(store: StoreRecord) -> str:
-    """Return the kernels for a store. A store of clients takes NumPy's if its own are not installed."""
-    try:
-        return available_kernels(store.kernels)
-    except ConfigError as error:
-        if store.program:
-            raise
-        logger.warning("NumPy applies the rules of store %s: %s", store.id, error)
-        return "numpy"
-
-
-def _appliers_of(shards: Sequence[Shard], rules: Sequence[Rule]) -> Mapping[tuple[int, str], Applier]:
-    """Return the applier of each family with shards here."""
-    families: dict[tuple[int, str], list[ShardSpec]] = {}
-    for shard in shards:
-        families.setdefault((shard.spec.rule, shard.spec.dtype), []).append(shard.spec)
-    return {(rule, dtype): Applier(rules[rule], specs, dtype) for (rule, dtype), specs in families.items()}
 
 
 @dataclass(slots=True, frozen=True)
@@ -560,23 +554,6 @@ class _Work:
     work: Work
     begin: float
     """Time of its begin, on the timeline's clock."""
-
-
-def _values_count(shards: Sequence[Shard]) -> int:
-    if isinstance(shards, ShardGroup):
-        return shards.size
-    return sum([len(shard.values) for shard in shards])
-
-
-def _values_bytes(shards: Sequence[Shard]) -> int:
-    if isinstance(shards, ShardGroup):
-        return shards.nbytes
-    return sum([shard.values.nbytes for shard in shards])
-
-
-def _states_bytes(shards: Sequence[Shard]) -> int:
-    """Return the bytes of shards with the arrays of their rule."""
-    return sum([array.nbytes for shard in shards for array in (shard.values, *shard.rule_state.values())])
 
 
 def _all_of(push: Push) -> tuple[int, ...]:

@@ -8,7 +8,8 @@ the shards and answers questions; the stores of a server take turns in rounds of
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from adam_async.controller.role import STATISTICS_BYTES, Role, RoleSettings, reply_when_room
@@ -25,10 +26,14 @@ from adam_async.messages import (
     ReportSteps,
     Tick,
 )
-from adam_async.parameter_server.served_store import ServedStore, StoreHost
+from adam_async.parameter_server.bundle_copy import CopyHost
+from adam_async.parameter_server.served_store import ServedStore
+from adam_async.parameter_server.server_links import ServerLinks
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import ServerStatistics
 from adam_async.parameter_server.storage import StoragePool
+from adam_async.parameter_server.store_host import StoreHost
+from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.store_record import StoreRecord, joined_arrays
 from adam_async.runtime.clock import Timer
@@ -71,49 +76,88 @@ class ParameterServer(Role):
         self._buffers = buffers
         self._make_pool = make_pool
         self._storage_pool = storage_pool or StoragePool()
-        self.stores: dict[str, ServedStore] = {}
-        """Stores by id."""
+        self.served: dict[tuple[str, str], ServedStore] = {}
+        """Bundles of stores by the id of the store and the home of the bundle."""
         self._busy: deque[ServedStore] = deque()
         """Stores with work for a later round, each once."""
         self._draining = False
         self._loaded = asyncio.Event()
         self._timer = Timer(self._next_deadline, self._due)
+        self._links: ServerLinks
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
-        return {"follow": self._follow(), "timer": self._timer.run(), "ready": self._announce()}
+        self._links = ServerLinks(
+            self._endpoint,
+            spawn=self._spawn,
+            now=self._loop.time,
+            on_message=self._on_message,
+            on_link=self._on_entries_link,
+            on_tick=self._on_tick,
+        )
+        return {
+            "follow": self._follow(),
+            "timer": self._timer.run(),
+            "ready": self._announce(),
+            "beats": self._links.run(),
+        }
+
+    def store(self, id: str) -> ServedStore | None:
+        """Return the bundle of a store whose home this server is."""
+        return self.served.get((id, self._identity.node))
 
     @property
     def state(self) -> ServerState | None:
         """State of the newest run's store; None before it has values for all shards."""
-        of_runs = [each for each in self.stores.values() if each.store.program and each.complete]
+        of_runs = [each for each in self.served.values() if each.store.program and each.complete]
         return of_runs[-1].state if of_runs else None
 
     # --- stores --------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Take up each store that places buckets here, drop those that have left, and follow the others."""
+        """Take up each bundle with a copy here, drop those that have left, and follow the others."""
         async for cluster in self._membership.changes():
-            for id in [id for id in self.stores if not _is_needed(cluster, id)]:
-                self.stores.pop(id).end()
+            for key in [key for key in self.served if not _is_needed(cluster, key[0])]:
+                self.served.pop(key).end()
                 self._loaded.set()
             for name, store in cluster.stores.items():
-                if self._identity.node not in store.buckets or not _is_needed(cluster, store.id):
+                if not _is_needed(cluster, store.id):
                     continue
-                served = self.stores.get(store.id)
-                if served is None:
-                    served = self._take_up(name, store, cluster)
-                    await asyncio.sleep(0)  # heartbeats must not wait for all stores
-                if served is not None:
-                    served.map_changed(cluster)
+                for home in sorted(set(store.buckets)):
+                    record = cluster.bundle(store.id, home)
+                    served = self.served.get((store.id, home))
+                    if served is None and record is not None and self._me in record.members:
+                        served = self._take_up(name, store, home, cluster)
+                        await asyncio.sleep(0)  # heartbeats must not wait for all stores
+                    if served is not None:
+                        served.map_changed(cluster)
+            self._follow_members(cluster)
 
-    def _take_up(self, name: str, store: StoreRecord, cluster: ClusterMap) -> ServedStore | None:
-        """Allocate the shards of the buckets whose primary this server is; None if it cannot hold them.
+    @property
+    def _me(self) -> Member:
+        return self._identity.node, self._identity.incarnation
+
+    def _follow_members(self, cluster: ClusterMap) -> None:
+        """Keep links to the servers with copies of the same bundles."""
+        copies = [served.copy for served in self.served.values() if served.copy is not None]
+        peers = {member for copy in copies for member in copy.peers}
+        addresses = {
+            member: node.address
+            for member in peers
+            if (node := cluster.nodes.get(member[0])) is not None and node.incarnation == member[1]
+        }
+        entries = {member for copy in copies if copy.is_primary for member in copy.peers}
+        self._links.follow(addresses, entries)
+
+    def _take_up(self, name: str, store: StoreRecord, home: str, cluster: ClusterMap) -> ServedStore | None:
+        """Allocate the shards of a bundle; None if this server cannot hold them.
 
         Other stores go on: the client of this one waits for it until its deadline.
         """
         pieces = [cluster.arrays.get(f"stores/{name}/{number}") for number in range(store.pieces)]
+        record = cluster.bundle(store.id, home)
+        assert record is not None
         host = StoreHost(
-            node=self._identity.node,
+            me=self._me,
             waits=self._waits,
             buffers=self._buffers,
             storage_pool=self._storage_pool,
@@ -124,26 +168,65 @@ class ParameterServer(Role):
             drain_soon=self._drain_soon,
             rearm=self._timer.rearm,
             loaded=self._loaded.set,
+            left=self._left,
+            copy_host=CopyHost(
+                links=self._links,
+                now=self._loop.time,
+                call_soon=partial(self._loop.call_soon, self._callbacks.run),
+                spawn=self._spawn,
+                set_record=partial(self._set_bundle, name, home),
+                next_member=partial(self._next_member, store.id, home),
+            ),
         )
         try:
-            served = ServedStore(store, joined_arrays(store, pieces), host)
+            served = ServedStore(store, joined_arrays(store, pieces), home, record, host)
         except MemoryError:
             logger.error("%s has no memory for its shards of store %r: delete it", self._identity.node, name)
             return None
         except ConfigError as error:
             logger.error("%s cannot hold its shards of store %r: %s", self._identity.node, name, error)
             return None
-        self.stores[store.id] = served
+        self.served[store.id, home] = served
         if served.complete:  # none of its shards is here
             self._loaded.set()
         return served
+
+    def _left(self, served: ServedStore) -> None:
+        if self.served.pop((served.store.id, served.home), None) is not None:
+            served.end()
+
+    # --- copies --------------------------------------------------------------------------------
+
+    async def _set_bundle(self, name: str, home: str, record: BundleRecord, expected: int) -> bool:
+        outcome = await self._membership.update_bundle(name, home, expected, record)
+        return outcome != "unknown"
+
+    def _next_member(self, store: str, home: str) -> Member | None:
+        return next_member(self._membership.map, store, home)
+
+    def _on_message(self, sender: Member, body: Body, tensors: Sequence[Any]) -> None:
+        store, home = getattr(body, "store", ""), getattr(body, "home", "")
+        served = self.served.get((store, home))
+        if served is not None and served.copy is not None:
+            served.copy.received(sender, body, tensors)
+
+    def _on_entries_link(self, member: Member, is_up: bool) -> None:
+        for served in tuple(self.served.values()):
+            if served.copy is not None and member in served.copy.peers:
+                served.copy.link(member, is_up=is_up)
+
+    def _on_tick(self) -> None:
+        for served in tuple(self.served.values()):
+            if served.copy is not None:
+                served.copy.tick()
+        self._follow_members(self._membership.map)
 
     async def _announce(self) -> None:
         """Report the stores with values for all their shards here."""
         while True:
             await self._loaded.wait()
             self._loaded.clear()
-            serves = tuple(id for id, served in self.stores.items() if served.complete)
+            serves = tuple(sorted({id for (id, _), served in self.served.items() if served.complete}))
             try:
                 await self._membership.set_node(serves=serves)
             except RunFailed as error:
@@ -152,17 +235,29 @@ class ParameterServer(Role):
     # --- questions -----------------------------------------------------------------------------
 
     async def _on_link(self, link: Link) -> None:
+        if link.peer.role == "ps":
+            self._traffic.watch(link)
+            try:
+                await self._links.attend(link)
+            finally:
+                self._traffic.gone(link)
+            return
         try:
             await super()._on_link(link)
         finally:
-            for served in self.stores.values():
+            for served in self.served.values():
                 served.link_closed()
 
     def _answer(self, request: Request, body: Body) -> None:
         if not isinstance(body, STORE_TYPES):
             super()._answer(request, body)
             return
-        served = self._store_of(request, body.run if isinstance(body, GetRecord) else body.store)
+        if isinstance(body, GetRecord):
+            served = self._store_of(request, body.run, ())
+        elif isinstance(body, LoadShards):
+            served = self._store_of(request, body.store, ())
+        else:
+            served = self._store_of(request, body.store, body.shards)
         if served is not None:
             served.answer(request, body)
 
@@ -171,29 +266,41 @@ class ParameterServer(Role):
         if request.link.peer.role not in USERS:
             super()._report_statistics(request, body)
             return
-        served = self._store_of(request, body.run)
+        served = self._store_of(request, body.run, ())
         if served is not None:
             state = served.state
             reply_when_room(
                 request, STATISTICS_BYTES, lambda: self._pack_statistics(state.store_statistics())
             )
 
-    def _store_of(self, request: Request, id: str) -> ServedStore | None:
-        """Return a store; without it refuse the request and return None."""
-        served = self.stores.get(id)
-        if served is None and self.stores:
-            here = ", ".join(sorted(self.stores)[:8])
+    def _store_of(self, request: Request, id: str, shards: Sequence[int]) -> ServedStore | None:
+        """Return the bundle of a store with these shards; without it refuse the request and return None.
+
+        A message of no shard is for the bundle whose home this server is.
+        """
+        served = self.store(id)
+        if served is not None and (served.store.copies == 1 or not shards):
+            return served
+        of_store = [each for each in self.served.values() if each.store.id == id]
+        home = of_store[0].home_of(shards) if of_store else ""
+        served = self.served.get((id, home))
+        if served is not None:
+            return served
+        if of_store:
+            request.fail("not-primary", f"{self._identity.node} has no copy of bundle {home or 'of its own'}")
+        elif self.served:
+            here = ", ".join(sorted({id for id, _ in self.served})[:8])
             request.fail("wrong-run", f"this server has stores {here}, not {id}")
-        elif served is None:
+        else:
             request.fail("not-ready", f"{self._identity.node} has not taken up a store")
-        return served
+        return None
 
     def _next_deadline(self) -> float | None:
-        found = [each.next_deadline() for each in self.stores.values()]
+        found = [each.next_deadline() for each in self.served.values()]
         return min((deadline for deadline in found if deadline is not None), default=None)
 
     def _due(self) -> None:
-        for served in tuple(self.stores.values()):
+        for served in tuple(self.served.values()):
             served.give_up()
 
     # --- rounds --------------------------------------------------------------------------------
@@ -209,7 +316,7 @@ class ParameterServer(Role):
         """Do one round's work for the store that has waited longest; the next round goes on with others."""
         served = self._busy.popleft()
         self._draining = False
-        if self.stores.get(served.store.id) is served and served.apply_some(TURN_WORK):
+        if self.served.get((served.store.id, served.home)) is served and served.apply_some(TURN_WORK):
             self._busy.append(served)
         if self._busy and not self._draining:
             self._draining = True
@@ -223,7 +330,7 @@ class ParameterServer(Role):
         return self._with_common(state.statistics() if state is not None else ServerStatistics())
 
     def __repr__(self) -> str:
-        return f"<ParameterServer {self._identity.node} at {self.address} with {len(self.stores)} stores>"
+        return f"<ParameterServer {self._identity.node} at {self.address} with {len(self.served)} bundles>"
 
 
 def _is_needed(cluster: ClusterMap, id: str) -> bool:

@@ -170,6 +170,7 @@ def load_piece(bundle: Bundle, specs: Sequence[ShardSpec], table: Sequence[Shard
         shard.tables = tables[of_shard.tables]
         shard.tables.shards += 1
         _load_contributions(shard, of_shard, pushes)
+    bundle.regroup()
 
 
 def _arrays(shard: Shard) -> list[NDArray[Any]]:

@@ -193,6 +193,26 @@ class ServerState:
         """Whether nothing is queued, in flight or being applied."""
         return not self._queue and not self._in_flight and self.bundle.idle
 
+    @property
+    def has_work(self) -> bool:
+        """Whether `take_batch` has work to give or a batch to form now."""
+        return not self.bundle.idle or (bool(self._queue) and len(self._in_flight) < self._most_in_flight)
+
+    @property
+    def _most_in_flight(self) -> int:
+        return 1 if self.alone else MOST_IN_FLIGHT
+
+    # --- the role of this server -------------------------------------------------------------
+
+    def lead(self) -> None:
+        """Order pushes from now on, from the numbers that are applied; all committed entries are."""
+        for tables in self.bundle.tables():
+            tables.ordered = dict(tables.last_number)
+
+    def follow(self) -> list[Effect]:
+        """Refuse all requests: another server is the primary. Entries in flight may still be committed."""
+        return self._drop("not-primary", f"this server is no primary of its shards of {self.store} any more")
+
     # --- the log -----------------------------------------------------------------------------
 
     def _enter(self, entry: Entry) -> list[Effect]:
@@ -243,10 +263,9 @@ class ServerState:
         The next one may be taken when this one is reported.
         """
         effects: list[Effect] = []
-        most = 1 if self.alone else MOST_IN_FLIGHT
         while True:
             work = self.bundle.take_work()
-            if work is not None or not self._queue or len(self._in_flight) >= most:
+            if work is not None or not self._queue or len(self._in_flight) >= self._most_in_flight:
                 return work, effects
             head = self._queue.take(self._joins, _most_joined)
             if isinstance(head, QueuedTick):
@@ -462,12 +481,17 @@ class ServerState:
 
     def end(self) -> list[Effect]:
         """Refuse all queued and waiting requests: the store leaves the server."""
+        return self._drop("wrong-run", f"store {self.store} left this server")
+
+    def _drop(self, code: str, text: str) -> list[Effect]:
         requests = [request for each in self._in_flight for request in _requests_of(each.entry)]
         requests += [queued.request for each in self._in_flight for queued in each.behind]
         requests += [queued.request for queued in self._queue]
         requests += [event.request for event in self.epoch_gate.take()]
         requests += self.waiting.drop()
-        return [Refuse(request, "wrong-run", f"store {self.store} left this server") for request in requests]
+        self._in_flight.clear()
+        self._queue = PushQueue()
+        return [Refuse(request, code, text) for request in requests]
 
     def next_deadline(self) -> float | None:
         """The next deadline of a waiting request, for `give_up`; None if none waits."""

@@ -1,0 +1,445 @@
+"""One server's copy of a bundle that has several: its shell around the core of `replication`.
+
+The core (`replication.BundleMember`) decides what is sent, committed and proposed to the controllers. This
+shell carries out its effects: it encodes entries, sends them over `ServerLinks`, applies committed ones
+through the state of the store, copies pieces for servers that join, and watches for silent members. The
+primary's own entries keep their objects, so that its front can answer their requests; a member decodes an
+entry when its turn to be applied comes.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from numpy.typing import NDArray
+
+from adam_async.messages import Body
+from adam_async.messages.replication import Copy, PieceCopy
+from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.events import Entry
+from adam_async.parameter_server.log_entries import Part, decode_entry, encode_entry, entry_bytes
+from adam_async.parameter_server.server_links import ServerLinks
+from adam_async.parameter_server.shard_pieces import copy_piece, load_piece
+from adam_async.replication.effects import (
+    Apply,
+    BecamePrimary,
+    CopyPiece,
+    Effect,
+    Message,
+    ProposeRecord,
+    ReadRecord,
+    Removed,
+    Send,
+    StartAnew,
+    Stopped,
+    TakePiece,
+)
+from adam_async.replication.local_copy import Bundle as BundleFacts
+from adam_async.replication.log import Entry as LogEntry
+from adam_async.replication.member import BundleMember
+from adam_async.replication.violations import Violation
+from adam_async.run.bundle_record import BundleRecord, Member
+from adam_async.run.ids import ShardId
+from adam_async.run.shard_table import ShardSpec
+from transport import RemoteProtocolError
+
+logger = logging.getLogger(__name__)
+
+SILENT_S = 1.0
+"""Silence after which a primary strikes a member out, in seconds."""
+
+TAKE_OVER_S = 1.3
+"""Silence of the primary after which the first member in sync takes over, in seconds."""
+
+RANK_S = 0.2
+"""Further silence for which each later member waits, in seconds."""
+
+INVITE_S = 5.0
+"""Time for which a bundle lacks a member before its primary invites another server, in seconds."""
+
+LOG_BYTES = 256 << 20
+"""Size of the log above which a primary strikes out the members that it keeps the entries for, in bytes."""
+
+BACK_OFF_S = 0.2
+"""Pause before a proposal without an outcome is repeated, in seconds."""
+
+MOST_PARTS = 64
+"""Maximum number of parts of an entry; a batch has fewer pushes."""
+
+
+@dataclass(slots=True, eq=False)
+class _Content:
+    """The content of an entry: as this primary formed it, or as it arrived."""
+
+    entry: Entry | None = None
+    arrived: list[Part] | None = None
+
+    def parts(self) -> list[Part]:
+        """Return it as it travels."""
+        if self.arrived is None:
+            assert self.entry is not None
+            self.arrived = encode_entry(self.entry)
+        return self.arrived
+
+
+class BundleShards(Protocol):
+    """The shards and the front of a bundle on this server."""
+
+    @property
+    def bundle(self) -> Bundle:
+        """The shards; `reset` replaces them."""
+        ...
+
+    def committed(self, entry: Entry) -> None:
+        """Take a committed entry, and do the work that it needs in later rounds of the loop."""
+        ...
+
+    def reset(self) -> None:
+        """Begin with new, empty shards: the server joins."""
+        ...
+
+    def lead(self) -> None:
+        """Order and answer from now on."""
+        ...
+
+    def follow(self) -> None:
+        """Refuse all requests from now on: another server is the primary."""
+        ...
+
+    def leave(self) -> None:
+        """Drop the shards: the server is no member any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CopyHost:
+    """The services of a server that a copy needs.
+
+    Attributes:
+        links: Links to the other members.
+        now: Returns the time of the loop's clock, in seconds.
+        call_soon: Calls a function in the next iteration of the loop.
+        spawn: Starts a task of the server, by name.
+        set_record: Sets the bundle's record in the cluster map if it has the expected version still; returns
+            False without an outcome.
+        next_member: Returns the server to invite; None if there is none.
+    """
+
+    links: ServerLinks
+    now: Callable[[], float]
+    call_soon: Callable[[Callable[[], None]], object]
+    spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+    set_record: Callable[[BundleRecord, int], Coroutine[Any, Any, bool]]
+    next_member: Callable[[], Member | None]
+
+
+class BundleCopy:
+    """The copy of one server.
+
+    Args:
+        facts: Facts of the bundle that never change.
+        record: The bundle's record in the cluster map.
+        copies: Number of copies that the bundle should have.
+        shards: Its shards and its front on this server.
+        pieces: Its shards, cut into pieces.
+        table: All shards of the store, by number.
+    """
+
+    def __init__(
+        self,
+        me: Member,
+        facts: BundleFacts,
+        record: BundleRecord,
+        *,
+        copies: int,
+        shards: BundleShards,
+        pieces: Sequence[Sequence[ShardSpec]],
+        table: Sequence[ShardSpec],
+        host: CopyHost,
+    ) -> None:
+        self._core = BundleMember(me, facts, record)
+        self._facts = facts
+        self._copies = copies
+        self._shards = shards
+        self._pieces = pieces
+        self._table = table
+        self._host = host
+        self._effects: deque[Effect] = deque()
+        self._is_running = False
+        self._reports_soon = False
+        self._held: deque[Entry] = deque()
+        """Entries of this primary that wait for the end of a handover."""
+        self._to_apply: deque[LogEntry] = deque()
+        self._applying = 0
+        """Number of entries that the shards have and have not applied."""
+        self._done = 0
+        """Number of entries that the shards had applied when this was last looked at."""
+        self._is_catching_up = False
+        self._asked: deque[CopyPiece] = deque()
+        """Pieces to copy once the shards are between two entries."""
+        self._parts: dict[Member, list[Part]] = {}
+        """Parts of an entry that has not arrived whole, by sender."""
+        self._proposing: asyncio.Task[None] | None = None
+        self._lacks_since: float | None = None
+
+    def start(self) -> None:
+        """Carry out the first effects of the core."""
+        self._run()
+
+    # --- questions ---------------------------------------------------------------------------
+
+    @property
+    def record(self) -> BundleRecord:
+        """The newest record of the bundle that this server has seen."""
+        return self._core.record
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether this server is the primary, as far as it knows."""
+        return self._core.is_primary
+
+    @property
+    def peers(self) -> Set[Member]:
+        """The other members."""
+        return {*self._core.record.members} - {self._core.me}
+
+    def why_not_committing(self) -> str:
+        """Text that names what the last entry waits for; empty if it is committed."""
+        return self._core.why_not_committing()
+
+    # --- inputs ------------------------------------------------------------------------------
+
+    def record_changed(self, record: BundleRecord) -> None:
+        """Follow the bundle's record in the cluster map."""
+        self._core.record_changed(record)
+        self._run()
+
+    def link(self, member: Member, *, is_up: bool) -> None:
+        """Note the begin or the end of a link for entries that this server dialled."""
+        if is_up:
+            self._core.link_up(member)
+        else:
+            self._parts.pop(member, None)
+            self._core.link_lost(member)
+        self._run()
+
+    def propose(self, entry: Entry) -> None:
+        """Put an entry of this primary into the log; during a handover it waits."""
+        self._held.append(entry)
+        self._propose_held()
+        self._run()
+
+    def _propose_held(self) -> None:
+        while self._held and self._core.is_ordering:
+            content = _Content(self._held.popleft())
+            self._core.propose(content, entry_bytes(content.parts()))
+
+    def received(self, sender: Member, message: Message, tensors: Sequence[NDArray[Any]]) -> None:
+        """Take a message of another member.
+
+        Raises:
+            RemoteProtocolError: No correct member sends it.
+        """
+        content: Any = None
+        if isinstance(message, Copy | PieceCopy):
+            parts = self._collected(sender, message, list(tensors))
+            if parts is None:
+                return
+            content = parts[0] if isinstance(message, PieceCopy) else _Content(arrived=parts)
+        try:
+            self._core.received(sender, message, content)
+        except Violation as error:
+            raise RemoteProtocolError("replication", str(error)) from None
+        self._run()
+
+    def _collected(self, sender: Member, message: Copy | PieceCopy, tensors: Part) -> list[Part] | None:
+        """Add a part to those before it; return all of them with the last one."""
+        parts = self._parts.setdefault(sender, [])
+        if not tensors or message.part != len(parts) or not message.part < message.parts <= MOST_PARTS:
+            raise RemoteProtocolError(
+                "replication", f"part {message.part} of {message.parts} after {len(parts)} parts"
+            )
+        parts.append(tensors)
+        if len(parts) < message.parts:
+            return None
+        del self._parts[sender]
+        if entry_bytes(parts) != message.nbytes:
+            raise RemoteProtocolError(
+                "replication", f"{entry_bytes(parts)} bytes, and its parts name {message.nbytes}"
+            )
+        return parts
+
+    def tick(self) -> None:
+        """Look for silent members; to be called with each heartbeat."""
+        core, record, links = self._core, self._core.record, self._host.links
+        if core.is_primary:
+            for member in record.members:
+                if member != core.me and links.silent_s(member) > SILENT_S:
+                    core.strike_out(member)
+            for member in core.laggards(LOG_BYTES):
+                core.strike_out(member)
+            self._invite()
+        elif core.me in record.in_sync and record.primary is not None:
+            rank = record.in_sync.index(core.me) - 1
+            silent_s = links.silent_s(record.primary)
+            if silent_s > TAKE_OVER_S + RANK_S * rank:
+                core.take_over()
+        self._run()
+
+    def _invite(self) -> None:
+        """Invite another server if the bundle has lacked a member for a while."""
+        now = self._host.now()
+        if len(self._core.record.members) >= self._copies:
+            self._lacks_since = None
+        elif self._lacks_since is None:
+            self._lacks_since = now
+        elif now - self._lacks_since > INVITE_S:
+            self._lacks_since = now
+            member = self._host.next_member()
+            if member is not None:
+                self._core.invite(member)
+
+    # --- effects -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Carry out the effects of the core in their order, and what follows from them."""
+        self._effects += self._core.take_effects()
+        if self._is_running:
+            return
+        self._is_running = True
+        try:
+            while self._effects or self._advance():
+                while self._effects:
+                    self._perform(self._effects.popleft())
+                    self._effects += self._core.take_effects()
+                self._propose_held()
+                self._effects += self._core.take_effects()
+        finally:
+            self._is_running = False
+        if not self._reports_soon:
+            self._reports_soon = True
+            self._host.call_soon(self._report)
+
+    def _report(self) -> None:
+        """Acknowledge, or send watermarks, once in an iteration of the loop."""
+        self._reports_soon = False
+        self._core.report()
+        for effect in self._core.take_effects():
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Send():
+                self._send(effect)
+            case Apply():
+                self._to_apply += effect.entries
+            case ProposeRecord():
+                self._proposing = self._host.spawn(
+                    f"record-{self._facts.home}", self._set_record(effect.record, effect.expected)
+                )
+            case BecamePrimary():
+                self._shards.lead()
+            case Stopped():
+                self._asked.clear()
+                self._held.clear()
+                self._shards.follow()
+            case Removed():
+                self._shards.leave()
+            case StartAnew():
+                self._to_apply.clear()
+                self._applying = self._done = 0
+                self._is_catching_up = True
+                self._shards.reset()
+            case CopyPiece():
+                self._asked.append(effect)
+            case TakePiece():
+                load_piece(self._shards.bundle, self._pieces[effect.piece], self._table, effect.content)
+            case ReadRecord():
+                return  # the map is on its way
+
+    def _send(self, effect: Send) -> None:
+        links, message = self._host.links, effect.message
+        as_primary = self._core.is_primary
+        if isinstance(message, PieceCopy):
+            links.send(effect.to, message, effect.content, as_primary=as_primary)
+        elif isinstance(message, Copy):
+            parts = effect.content.parts()
+            for number, part in enumerate(parts):
+                numbered: Body = message
+                if len(parts) > 1:
+                    numbered = msgspec.structs.replace(message, part=number, parts=len(parts))
+                links.send(effect.to, numbered, part, as_primary=as_primary)
+        else:
+            links.send(effect.to, message, as_primary=as_primary)
+
+    async def _set_record(self, record: BundleRecord, expected: int) -> None:
+        if not await self._host.set_record(record, expected):
+            await asyncio.sleep(BACK_OFF_S)
+            self._core.outcome_unknown()
+            self._run()
+
+    # --- applying ----------------------------------------------------------------------------
+
+    def work_done(self) -> None:
+        """Go on after the shards have finished work."""
+        self._run()
+
+    def _advance(self) -> bool:
+        """Give the shards the next entry if it is its turn, or copy a piece. Returns whether it did."""
+        bundle = self._shards.bundle
+        self._count_applied()
+        if self._to_apply and (self._core.is_primary or bundle.idle):
+            self._applying += 1
+            self._apply(self._to_apply.popleft(), bundle)
+        elif self._asked and bundle.idle and not self._applying:
+            self._copy_piece(self._asked.popleft(), bundle)
+        else:
+            self._effects += self._core.take_effects()
+            return bool(self._effects)
+        self._effects += self._core.take_effects()
+        return True
+
+    def _apply(self, logged: LogEntry, bundle: Bundle) -> None:
+        absent: Set[ShardId] = frozenset()
+        if self._is_catching_up:
+            if not self._core.applies_to(0, logged.position):
+                self._skip()
+                return
+            absent = {
+                spec.id
+                for piece, specs in enumerate(self._pieces)
+                if not self._core.applies_to(piece, logged.position)
+                for spec in specs
+            }
+            self._is_catching_up = bool(absent) or not self._core.is_whole
+        bundle.absent = absent
+        content: _Content = logged.content
+        entry = content.entry
+        if entry is None:
+            assert content.arrived is not None
+            entry = decode_entry(content.arrived, bundle, self._table, absent)
+        self._shards.committed(entry)
+
+    def _skip(self) -> None:
+        """Pass an entry that is in all pieces already."""
+        self._applying -= 1
+        self._core.applied(self._core.log.applied + 1)
+
+    def _count_applied(self) -> None:
+        new = self._shards.bundle.entries_applied - self._done
+        self._done += new
+        self._applying -= new
+        for _ in range(new):
+            self._core.applied(self._core.log.applied + 1)
+
+    def _copy_piece(self, asked: CopyPiece, bundle: Bundle) -> None:
+        piece = copy_piece(bundle, self._pieces[asked.piece])
+        nbytes = entry_bytes([piece])
+        self._core.piece_copied(asked, self._core.log.applied, piece, nbytes)
+
+    def __repr__(self) -> str:
+        return f"<BundleCopy {self._facts.home} {self._core!r}>"

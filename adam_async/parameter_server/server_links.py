@@ -1,0 +1,255 @@
+"""The links among parameter servers that share bundles: entries on one, heartbeats on another.
+
+A primary dials the other members of its bundles. Entries and their acknowledgements travel on that link, in
+order. Each server also dials each other one for heartbeats, so that a beat never waits behind an entry. A
+server that hears no beat counts the other as silent; one that is refused twice when it dials counts it as
+gone, because its process has ended. A server that was late itself counts nobody as silent: the beats of the
+others may lie unread in its sockets.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
+from typing import Any
+
+from adam_async.messages import Body, pack, unpack_any
+from adam_async.messages.replication import Beat
+from adam_async.run.bundle_record import Member
+from adam_async.runtime.channel import Channel, Endpoint
+from transport import DialFailed, Link, Message, ProtocolError, RetrySchedule, TransportError, WouldBlock
+
+logger = logging.getLogger(__name__)
+
+BEAT_S = 0.1
+"""Interval of the heartbeats, in seconds."""
+
+LATE_S = 0.3
+"""Interval between two ticks that shows a stall of this process, in seconds."""
+
+DIAL_S = 1.0
+"""Maximum time of one attempt to dial another server, in seconds."""
+
+GONE_DIALS = 2
+"""Number of failed dials in a row after which a server counts as gone."""
+
+OnMessage = Callable[[Member, Body, Sequence[Any]], None]
+"""Takes a message of another server, and its tensors. It raises `ProtocolError` for an invalid one."""
+
+_DIALS = RetrySchedule(first_s=0.05, longest_s=0.5)
+
+
+class _Peer:
+    """One other server: its address, the link for entries if this server is a primary, and its beats."""
+
+    def __init__(self, endpoint: Endpoint, member: Member, address: str, now: float) -> None:
+        self.member = member
+        self.entries = Channel(endpoint, peer=member[0], address=address, peer_role="ps")
+        self.beats = Channel(endpoint, peer=member[0], address=address, peer_role="ps", pauses=_DIALS)
+        self.is_wanted = asyncio.Event()
+        """Set while this server has entries for it."""
+        self.heard = now
+        """Time of its last beat, less the stalls of this process since."""
+        self.failed_dials = 0
+        self.tasks: list[asyncio.Task[None]] = []
+
+
+class ServerLinks:
+    """The links of one server.
+
+    Args:
+        endpoint: The server.
+        spawn: Starts a task of the server, by name.
+        now: Returns the time of the loop's clock, in seconds.
+        on_message: Takes the messages of the other servers.
+        on_link: Called with a member if its link for entries begins (True) or ends (False).
+        on_tick: Called with each heartbeat.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"],
+        now: Callable[[], float],
+        on_message: OnMessage,
+        on_link: Callable[[Member, bool], None],
+        on_tick: Callable[[], None],
+    ) -> None:
+        self._endpoint = endpoint
+        self._spawn = spawn
+        self._now = now
+        self._on_message = on_message
+        self._on_link = on_link
+        self._on_tick = on_tick
+        self._peers: dict[Member, _Peer] = {}
+        self._out: dict[Member, _Outgoing] = {}
+        """Links for entries that this server dialled."""
+        self._into: dict[Member, _Outgoing] = {}
+        """Links for entries that the primary of a bundle dialled."""
+        self._last_tick = now()
+
+    async def run(self) -> None:
+        """Beat, and tick, until cancelled."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            now = self._now()
+            late = now - self._last_tick - BEAT_S
+            self._last_tick = now
+            if late > LATE_S:
+                for peer in self._peers.values():
+                    peer.heard = min(now, peer.heard + late)
+            self._on_tick()
+
+    # --- members -----------------------------------------------------------------------------
+
+    def follow(self, addresses: Mapping[Member, str], entries: Set[Member]) -> None:
+        """Keep links to these servers, and links for entries to some of them."""
+        for member in [member for member in self._peers if member not in addresses]:
+            peer = self._peers.pop(member)
+            for task in peer.tasks:
+                task.cancel()
+        for member, address in addresses.items():
+            peer = self._peers.get(member) or self._new_peer(member, address)
+            if member in entries:
+                peer.is_wanted.set()
+            else:
+                peer.is_wanted.clear()
+
+    def _new_peer(self, member: Member, address: str) -> _Peer:
+        peer = self._peers[member] = _Peer(self._endpoint, member, address, self._now())
+        peer.tasks = [
+            self._spawn(f"beats-{member[0]}", self._beat(peer)),
+            self._spawn(f"entries-{member[0]}", self._dial_entries(peer)),
+        ]
+        return peer
+
+    def silent_s(self, member: Member) -> float:
+        """Return the time since the last beat of a server, in seconds; infinite if it is gone."""
+        peer = self._peers.get(member)
+        if peer is None:
+            return 0.0
+        return float("inf") if peer.failed_dials >= GONE_DIALS else self._now() - peer.heard
+
+    # --- heartbeats --------------------------------------------------------------------------
+
+    async def _beat(self, peer: _Peer) -> None:
+        while True:
+            try:
+                link = await peer.beats.dial(DIAL_S)
+            except TransportError:
+                peer.failed_dials += 1
+                await peer.beats.pause()
+                continue
+            peer.failed_dials = 0
+            peer.beats.progressed()
+            try:
+                while not link.closed:
+                    await link.send(pack(Beat()))
+                    await asyncio.sleep(BEAT_S)
+            except TransportError as error:
+                logger.debug("%s: the beats to %s: %s", self._endpoint.identity.node, peer.member[0], error)
+            finally:
+                peer.beats.drop()
+
+    # --- entries -----------------------------------------------------------------------------
+
+    async def _dial_entries(self, peer: _Peer) -> None:
+        while True:
+            await peer.is_wanted.wait()
+            try:
+                link = await peer.entries.dial(DIAL_S)
+            except (DialFailed, TransportError):
+                await peer.entries.pause()
+                continue
+            outgoing = self._out[peer.member] = _Outgoing(link)
+            self._on_link(peer.member, True)
+            try:
+                await self._attend(link, peer.member, outgoing)
+            finally:
+                self._out.pop(peer.member, None)
+                peer.entries.drop()
+                self._on_link(peer.member, False)
+            await peer.entries.pause()
+
+    async def attend(self, link: Link) -> None:
+        """Take the messages of a link that another server dialled, until it ends."""
+        member = (link.peer.node, link.peer.incarnation)
+        outgoing = _Outgoing(link)
+        try:
+            await self._attend(link, member, outgoing, dialled=False)
+        finally:
+            if self._into.get(member) is outgoing:
+                del self._into[member]
+
+    async def _attend(
+        self, link: Link, member: Member, outgoing: "_Outgoing", *, dialled: bool = True
+    ) -> None:
+        async with asyncio.TaskGroup() as group:
+            node = self._endpoint.identity.node
+            pump = group.create_task(outgoing.pump(), name=f"{node}/pump-{member[0]}")
+            try:
+                while True:
+                    message = await link.receive()
+                    body = unpack_any(message)
+                    if isinstance(body, Beat):
+                        self._heard(member)
+                        continue
+                    if not dialled:
+                        self._into[member] = outgoing
+                    self._on_message(member, body, message.tensors)
+            except ProtocolError as error:
+                logger.warning("%s: %s sent an invalid message: %s", node, member[0], error)
+                link.abort()
+            except TransportError as error:
+                logger.debug("%s: the link to %s ended: %s", node, member[0], error)
+            finally:
+                pump.cancel()
+
+    def _heard(self, member: Member) -> None:
+        if member in self._peers:
+            self._peers[member].heard = self._now()
+
+    def send(self, to: Member, body: Body, tensors: Sequence[Any] = (), *, as_primary: bool) -> None:
+        """Send a message on the link that the primary of its bundle dialled; without one it is lost."""
+        outgoing = (self._out if as_primary else self._into).get(to)
+        if outgoing is not None:
+            outgoing.send(pack(body, tensors))
+
+    def __repr__(self) -> str:
+        return f"<ServerLinks of {self._endpoint.identity.node} to {len(self._peers)} servers>"
+
+
+class _Outgoing:
+    """Messages on their way to another server, in order."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._queue: deque[Message] = deque()
+        self._has_queue = asyncio.Event()
+
+    def send(self, message: Message) -> None:
+        if self._queue or not self._try(message):
+            self._queue.append(message)
+            self._has_queue.set()
+
+    def _try(self, message: Message) -> bool:
+        """Send a message now. Returns False if the other server does not read fast enough."""
+        try:
+            self._link.send_nowait(message, ordered=True)
+        except WouldBlock:
+            return False
+        except TransportError:
+            return True  # its loss ends the link
+        return True
+
+    async def pump(self) -> None:
+        """Send the queue as fast as the other server reads, until cancelled."""
+        while True:
+            while self._queue:
+                if self._try(self._queue[0]):
+                    self._queue.popleft()
+                else:
+                    await self._link.wait_writable()
+            self._has_queue.clear()
+            await self._has_queue.wait()

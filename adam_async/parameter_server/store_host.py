@@ -1,0 +1,103 @@
+"""The services of a server that its stores need, and the memory and rules of a store."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from adam_async.errors import ConfigError
+from adam_async.model.kernels import available_kernels
+from adam_async.model.rules import Rule
+from adam_async.parameter_server.apply import Applier
+from adam_async.parameter_server.bundle_copy import CopyHost
+from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.storage import ShardStorage, StoragePool, own_shards
+from adam_async.run.bundle_record import Member
+from adam_async.run.config import Waits
+from adam_async.run.shard_table import ShardSpec, ShardTable
+from adam_async.run.store_record import ArrayRecord, StoreRecord
+from adam_async.runtime.timeline import Timeline
+from dataflow import MakePool
+from transport import BufferPool
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StoreHost:
+    """The services of a server that a store needs.
+
+    Attributes:
+        me: Node and incarnation of the server.
+        waits: Deadlines.
+        buffers: Memory for copies of values on their way out.
+        storage_pool: Memory of runs in place.
+        timeline: Notes applied batches, step reports and messages.
+        make_pool: Makes the pool that compiles kernels of rules; without it, NumPy applies them.
+        now: Returns the time of the loop's clock, in seconds.
+        spawn: Starts a task of the server, by name.
+        drain_soon: Called with the `ServedStore` if it has work for a later round of the loop.
+        rearm: Called if a request waits until a new deadline.
+        loaded: Called once all shards have values.
+        left: Called with it if the server is no member of the bundle any more.
+        copy_host: Services for bundles with several copies.
+    """
+
+    me: Member
+    waits: Waits
+    buffers: BufferPool
+    storage_pool: StoragePool
+    timeline: Timeline | None
+    make_pool: MakePool | None
+    now: Callable[[], float]
+    spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+    drain_soon: Callable[[Any], None]
+    rearm: Callable[[], None]
+    loaded: Callable[[], None]
+    left: Callable[[Any], None]
+    copy_host: CopyHost
+
+    @property
+    def node(self) -> str:
+        """Name of the server."""
+        return self.me[0]
+
+
+def shards_of(
+    store: StoreRecord,
+    home: str,
+    table: ShardTable,
+    arrays: Sequence[ArrayRecord],
+    rules: Sequence[Rule],
+    host: StoreHost,
+) -> tuple[ShardStorage | None, list[Shard]]:
+    """Return the shards of a server, and the storage that the server has to keep for workers in place."""
+    specs = [spec for spec in table.shards if store.buckets[spec.bucket] == home]
+    if not store.in_place:
+        return None, own_shards(specs, rules)
+    storage = host.storage_pool.provide(
+        store.id, lambda: ShardStorage(arrays, rules[0], arrays[0].dtype, in_place=True)
+    )
+    return storage, [
+        Shard(spec=spec, values=storage.values(spec), rule_state=storage.rule_state(spec)) for spec in specs
+    ]
+
+
+def kernels_of(store: StoreRecord) -> str:
+    """Return the kernels for a store. A store of clients takes NumPy's if its own are not installed."""
+    try:
+        return available_kernels(store.kernels)
+    except ConfigError as error:
+        if store.program:
+            raise
+        logger.warning("NumPy applies the rules of store %s: %s", store.id, error)
+        return "numpy"
+
+
+def appliers_of(shards: Sequence[Shard], rules: Sequence[Rule]) -> Mapping[tuple[int, str], Applier]:
+    """Return the applier of each family with shards here."""
+    families: dict[tuple[int, str], list[ShardSpec]] = {}
+    for shard in shards:
+        families.setdefault((shard.spec.rule, shard.spec.dtype), []).append(shard.spec)
+    return {(rule, dtype): Applier(rules[rule], specs, dtype) for (rule, dtype), specs in families.items()}
