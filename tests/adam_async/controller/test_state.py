@@ -9,16 +9,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
+from adam_async.controller import store_rules
 from adam_async.controller.state import (
     INCARNATIONS_KEPT,
-    MAX_SHARDS,
-    MOST_STORES,
-    UNFINISHED_PIECES,
     CompareAndSet,
     Conflict,
     ControllerState,
     Invalid,
 )
+from adam_async.controller.store_rules import MAX_SHARDS, MOST_STORES, UNFINISHED_PIECES
 from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import LOST_STORE
 from adam_async.run.shard_table import NUM_BUCKETS, assign_buckets, shard_table
@@ -497,7 +496,7 @@ def test_stores_that_wait_for_servers_are_not_read_again_with_each_command(monke
     arrays = [ArrayRecord(f"{number}", (8,)) for number in range(10_000)]
     for number in range(6):
         cluster.create(f"s{number}", store_record(f"id-{number}", arrays, servers=2), arrays)
-    monkeypatch.setattr(ControllerState, "_arrays_of", None)
+    monkeypatch.setattr(store_rules, "_arrays_of", None)
     cluster.join("ps-0")
     cluster.join("ps-1")
     assert {store.phase for store in cluster.map.stores.values()} == {"loading"}
