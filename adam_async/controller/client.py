@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
 
@@ -19,6 +19,7 @@ from adam_async.controller.map_client import MapClient, MapUpdate, version_of
 from adam_async.controller.map_history import changed
 from adam_async.controller.records import cut
 from adam_async.errors import AdamError, DeadlineExceeded, RunFailed
+from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.cluster_map import (
     ClusterMap,
     EpochRecord,
@@ -59,6 +60,13 @@ class NodeChanges(TypedDict, total=False):
     serves: tuple[str, ...]
     store: str
 
+
+Confirmation = Literal["confirmed", "conflict", "unknown"]
+"""Outcome of a change of a bundle.
+
+`confirmed`: the controllers made the change. `conflict`: they will never make it; the bundle has another
+record by now, its store has failed, or a new member is lost. `unknown`: they made it, or may still make it.
+"""
 
 MapRecord = (
     NodeRecord | StoreRecord | ArraysPiece | RunRecord | RunInPieces | RunPiece | EpochRecord | LedgerRecord
@@ -301,6 +309,40 @@ class Membership:
             return msgspec.structs.replace(store, phase="deleted")
 
         await self._update(store_key(name), deleted)
+
+    async def update_bundle(
+        self, home: str, expected: int, record: BundleRecord, *, timeout_s: float
+    ) -> Confirmation:
+        """Change a bundle, as a member of it, if its record still has version `expected`.
+
+        The map of this member has the outcome before this returns, unless it is unknown. After an unknown
+        outcome, a later version of the bundle in the map shows whether the change was made.
+
+        Args:
+            home: Home of the bundle.
+            expected: Version of the record from which the new one was made.
+            record: New record, with the id of its store.
+
+        Raises:
+            RunFailed: The controller refused the record, which breaks a rule of bundles.
+        """
+        name = next((name for name, store in self.map.stores.items() if store.id == record.store), None)
+        if name is None:
+            return "conflict"  # the store was deleted
+        key = bundle_key(name, home)
+        try:
+            outcome = await self._client.compare_and_set(
+                key, expected, record, after=self.map.version, group=self._group, timeout_s=timeout_s
+            )
+        except DeadlineExceeded:
+            return "unknown"
+        except RemoteError as error:
+            raise _refused(key, error) from error
+        for update in outcome.updates:
+            await self._take(update)
+        if outcome.done is None:
+            return "unknown"
+        return "confirmed" if outcome.done else "conflict"
 
     async def submit_run(self, record: RunRecord) -> None:
         """Begin a run, as its driver; in pieces if one value of the map cannot hold its record.

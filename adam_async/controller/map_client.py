@@ -37,6 +37,7 @@ from adam_async.messages import (
     unpack,
 )
 from adam_async.messages.bounds import MOST_MAP_TEXT_BYTES
+from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord, RunPiece, RunRecord
 from adam_async.run.config import Waits
 from adam_async.run.store_record import ArraysPiece, StoreRecord
@@ -76,14 +77,21 @@ class Outcome:
     """Updates of the map after the version named in the request."""
 
 
+_Record = (
+    NodeRecord | StoreRecord | ArraysPiece | BundleRecord | RunRecord | RunPiece | EpochRecord | LedgerRecord
+)
+
+
 def version_of(cluster: ClusterMap, key: str) -> int:
     """Return the version of the map at which a key's record last changed; 0 if there is no record."""
-    record: NodeRecord | StoreRecord | ArraysPiece | RunRecord | RunPiece | EpochRecord | LedgerRecord | None
+    record: _Record | None
     kind, _, name = key.partition("/")
     if kind == "nodes":
         record = cluster.nodes.get(name)
     elif kind == "stores":
         record = cluster.arrays.get(key) if "/" in name else cluster.stores.get(name)
+    elif kind == "bundles":
+        record = cluster.bundles.get(key)
     elif key.startswith("run/"):
         record = cluster.pieces.get(key)
     else:

@@ -3,16 +3,18 @@
     key            ps    data   worker   driver                         client   reader
     nodes/<id>     own   own    own      own, and the death of others   own      own
     stores/<name>  -     -      -        all                            clients' -
+    bundles/<...>  own   -      -        -                              -        -
     run, run/<n>   -     -      -        all                            -        -
     epoch          -     all    -        the end of a pause             -        -
     lending        -     all    -        -                              -        -
 
 *Own* is the record of the node of that id, with the role and the incarnation of the link. Clients' stores are
 those of no program, with their pieces; a client creates them in its own name, and the id of a store whose
-pieces it sets begins with this name and a hyphen. A controller sets nothing here. The leader asks `verdict`
-before it proposes a command. If the verdict depends on the present record, the command names the version of
-that record: a command for an older version changes nothing, and the client of one for a newer version tries
-again.
+pieces it sets begins with this name and a hyphen. A server's own bundles are those in which it is in sync;
+`bundle_rules.may_change` has the changes of a primary and of the others. A controller sets nothing here. The
+leader asks `verdict` before it proposes a command. If the verdict depends on the present record, the command
+names the version of that record: a command for an older version changes nothing, and the client of one for a
+newer version tries again.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +23,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from adam_async.controller.bundle_rules import may_change
 from adam_async.controller.records import is_piece
+from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, NodeRecord
 from transport import Identity
 
@@ -60,12 +64,13 @@ _Rule = Callable[[Attempt, ClusterMap], str]
 
 _RIGHT, _WRONG, _LATER = "right", "wrong", "later"
 
-NAMED = ("nodes", "stores")
+NAMED = ("nodes", "stores", "bundles")
 """Kinds of keys with a name behind a slash."""
 
 MEANT = {
     "nodes": "the node of that id sets it, with its own role and incarnation; a driver may report its death",
     "stores": "drivers set it; clients create stores of no program in their own name, and delete them",
+    "bundles": "its primary sets it; a server in sync may replace the primary by itself",
     "run": "drivers set it",
     "epoch": "data servers set it; a driver may end a pause",
     "lending": "data servers set it",
@@ -143,6 +148,18 @@ def _store_of_clients(attempt: Attempt, cluster: ClusterMap) -> str:
     return _WRONG if created and value.get("creator") != attempt.peer.node else _RIGHT
 
 
+def _own_bundle(attempt: Attempt, cluster: ClusterMap) -> str:
+    old = cluster.bundles.get(attempt.key)
+    if old is None or attempt.expected != old.changed:
+        # A version that this controller has applied, and that the record does not have, is a mere conflict.
+        return _LATER if attempt.expected > cluster.version else _RIGHT
+    try:
+        new = msgspec.convert(attempt.value, BundleRecord)
+    except msgspec.ValidationError:
+        return _WRONG
+    return _RIGHT if may_change((attempt.peer.node, attempt.peer.incarnation), old, new) else _WRONG
+
+
 def _anything(attempt: Attempt, cluster: ClusterMap) -> str:
     return _RIGHT
 
@@ -170,6 +187,7 @@ TABLE: Mapping[tuple[str, str], _Rule] = {
     ("nodes", "reader"): _own_node,
     ("stores", "driver"): _anything,
     ("stores", "client"): _store_of_clients,
+    ("bundles", "ps"): _own_bundle,
     ("run", "driver"): _anything,
     ("epoch", "data"): _anything,
     ("epoch", "driver"): _end_of_a_pause,

@@ -30,7 +30,7 @@ from typing import Annotated, Any
 import msgspec
 
 from adam_async.controller.records import info_problem, is_piece, joined
-from adam_async.controller.state import without_stores
+from adam_async.controller.store_rules import without_stores
 from adam_async.driver.worker_assignment import assign_workers
 from adam_async.errors import ConfigError
 from adam_async.messages.bounds import Count, Images, Row

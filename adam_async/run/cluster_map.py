@@ -1,9 +1,9 @@
 """Pure: the cluster map: nodes, stores, the run and its current epoch, as one snapshot value.
 
 The map is the whole state of a controller. Nodes read it with `get` and `watch`, and change it with
-`compare-and-set`; these keys can be set: ``nodes/<id>``, ``stores/<name>``, ``stores/<name>/<n>``, ``run``,
-``run/<n>``, ``epoch`` and ``lending``. Every record has the map version of its last change, which a
-compare-and-set expects.
+`compare-and-set`; these keys can be set: ``nodes/<id>``, ``stores/<name>``, ``stores/<name>/<n>``,
+``bundles/<store>/<home>``, ``run``, ``run/<n>``, ``epoch`` and ``lending``. Every record has the map version
+of its last change, which a compare-and-set expects.
 """
 
 from collections.abc import Sequence
@@ -278,10 +278,15 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
         return store.generation if store is not None else 0
 
     def serving(self, store: StoreRecord) -> bool:
-        """Whether all servers of a store hold values for all their shards."""
-        return bool(store.buckets) and all(
-            name in self.nodes and store.id in self.nodes[name].serves for name in set(store.buckets)
-        )
+        """Whether the primaries of all bundles of a store hold values for all their shards."""
+        name = next((name for name, record in self.stores.items() if record.id == store.id), "")
+        for home in set(store.buckets):
+            bundle = self.bundles.get(bundle_key(name, home))
+            member = bundle.primary if bundle is not None and bundle.store == store.id else None
+            node = self.nodes.get(member[0]) if member is not None else None
+            if node is None or (node.incarnation,) != member[1:] or store.id not in node.serves:
+                return False
+        return bool(store.buckets)
 
     def pushers(self, store: StoreRecord) -> dict[int, tuple[int, frozenset[tuple[str, int]]]]:
         """Return the replicas that push to a store: generation of each, node and incarnation of its members.

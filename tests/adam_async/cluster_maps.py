@@ -90,6 +90,8 @@ class Cluster:
         kind, _, name = key.partition("/")
         if kind == "stores" and "/" in name:
             old: Any = self.map.arrays.get(key)
+        elif kind == "bundles":
+            old = self.map.bundles.get(key)
         elif name:
             tables: dict[str, Any] = {
                 "nodes": self.map.nodes,

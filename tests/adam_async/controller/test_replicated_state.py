@@ -18,7 +18,7 @@ from adam_async.controller.replicated_state import (
     command_bytes,
     first_state,
 )
-from adam_async.controller.state import MOST_STORE_ID, MOST_STORES, UNFINISHED_PIECES
+from adam_async.controller.store_rules import MOST_STORE_ID, MOST_STORES, UNFINISHED_PIECES
 from adam_async.driver.training_rules import TrainingRules
 from adam_async.messages import SESSION_OVER
 from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_MAP_TEXT_BYTES, MOST_VALUE_BYTES

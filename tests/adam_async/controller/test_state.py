@@ -9,16 +9,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
+from adam_async.controller import store_rules
 from adam_async.controller.state import (
     INCARNATIONS_KEPT,
-    MAX_SHARDS,
-    MOST_STORES,
-    UNFINISHED_PIECES,
     CompareAndSet,
     Conflict,
     ControllerState,
     Invalid,
 )
+from adam_async.controller.store_rules import MAX_SHARDS, MOST_STORES, UNFINISHED_PIECES
 from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import LOST_STORE
 from adam_async.run.shard_table import NUM_BUCKETS, assign_buckets, shard_table
@@ -57,7 +56,7 @@ def test_a_compare_and_set_that_comes_too_late_changes_nothing():
         (
             "colour",
             {},
-            "no key 'colour'; there are nodes/<id>, stores/<name>, stores/<name>/<n>, run,",
+            "no key 'colour'; there are nodes/<id>, stores/<name>, stores/<name>/<n>, bundles/<store>/<home>",
         ),
         ("nodes/", {}, "no key"),
         ("nodes/worker-0", {"role": "worker"}, "nodes/worker-0: Object missing required field `address`"),
@@ -382,7 +381,8 @@ def test_the_clocks_of_a_store_begin_with_its_wanted_number_of_clients():
         ({"shard_bytes": 4}, "shard_bytes is 4; 8 to"),
         ({"servers": 65}, "servers is 65; 0 to 64"),
         ({"servers": -1}, "servers is -1"),
-        ({"copies": 2}, "copies is 2; 1 to 1"),
+        ({"copies": 9}, "copies is 9; 1 to 8"),
+        ({"copies": 2, "program": "r", "in_place": True}, "in_place allows one copy, and copies is 2"),
         ({"replicas": 0}, "replicas is 0"),
         ({"most_weight": 1 << 40}, "most_weight is 1099511627776"),
         ({"slack": -1}, "slack is -1"),
@@ -497,7 +497,7 @@ def test_stores_that_wait_for_servers_are_not_read_again_with_each_command(monke
     arrays = [ArrayRecord(f"{number}", (8,)) for number in range(10_000)]
     for number in range(6):
         cluster.create(f"s{number}", store_record(f"id-{number}", arrays, servers=2), arrays)
-    monkeypatch.setattr(ControllerState, "_arrays_of", None)
+    monkeypatch.setattr(store_rules, "_arrays_of", None)
     cluster.join("ps-0")
     cluster.join("ps-1")
     assert {store.phase for store in cluster.map.stores.values()} == {"loading"}

@@ -1,0 +1,381 @@
+"""Pure: the rules of stores: their records, their placement on servers, and their phases.
+
+Each function returns a new map, or the fault of a record as text. `state` calls them: first the setter of a
+key, then the standing rules.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypedDict, Unpack
+
+import msgspec
+
+from adam_async.controller.bundle_rules import (
+    bytes_of_bundles,
+    check_bundles,
+    free_bytes,
+    lost_servers,
+    used_bytes,
+)
+from adam_async.errors import LOST_COPIES, LOST_SHARDS, LOST_STORE, LOST_STORE_COPIES
+from adam_async.run.bundle_record import MOST_COPIES, BundleRecord, bundle_key
+from adam_async.run.cluster_map import ClusterMap, NodeRecord
+from adam_async.run.shard_table import NUM_BUCKETS, bytes_of_buckets, count_shards, spread
+from adam_async.run.store_record import (
+    MOST_ARRAYS,
+    STORE_PIECES,
+    ArrayRecord,
+    ArraysPiece,
+    StorePhase,
+    StoreRecord,
+    check_rule,
+    joined_arrays,
+)
+
+MAX_SHARDS = 100_000
+"""Maximum number of shards of a store. Creating it blocks the controller for a fifth of a second."""
+
+MOST_STORES = 128
+"""Maximum number of stores. The record of a server names all that it holds."""
+
+UNFINISHED_PIECES = 2 * STORE_PIECES
+"""Maximum number of pieces of stores without a record in the map; the oldest leave."""
+
+MOST_STORE_ID = 160
+"""Maximum length of a store's id and of its creator's, in bytes of UTF-8, as in messages."""
+
+MOST_RULES = 256
+"""Maximum number of rules of a store."""
+
+PIECE_NUMBERS = frozenset(map(str, range(STORE_PIECES)))
+"""Numbers of the pieces of a list of arrays, as text."""
+
+KERNELS = ("auto", "numpy", "numba")
+"""Kernels of the rules that a store may name."""
+
+
+class _MapFields(TypedDict, total=False):
+    """Fields of `ClusterMap` that a rule of stores sets."""
+
+    nodes: dict[str, NodeRecord]
+    stores: dict[str, StoreRecord]
+    arrays: dict[str, ArraysPiece]
+    bundles: dict[str, BundleRecord]
+    placements: int
+
+
+class _StoreFields(TypedDict, total=False):
+    """Fields of `StoreRecord` that a rule of this file sets."""
+
+    phase: StorePhase
+    buckets: tuple[str, ...]
+    generation: int
+    epoch: int
+    reason: str
+    lost: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Placing:
+    """A choice of servers for a store."""
+
+    buckets: tuple[str, ...] = ()
+    copies: tuple[tuple[str, ...], ...] = ()
+    """Servers of each bundle, its home first."""
+    problem: str = ""
+    """Reason why the live servers cannot hold it; empty if they can, or too few are live to know."""
+
+
+# --- records -------------------------------------------------------------------------------------
+
+
+def set_piece(cluster: ClusterMap, key: str, new: ArraysPiece) -> ClusterMap | str:
+    """Return the map with a new piece of a list of arrays, or the fault of the piece."""
+    name = key.split("/")[1]
+    store = cluster.stores.get(name)
+    if store is not None and (store.id == new.store or store.phase != "failed"):
+        return f"store {name!r} exists: delete it first, or open it with create='never'"
+    piece = msgspec.structs.replace(new, changed=cluster.version + 1)
+    return _without_unfinished(_with(cluster, arrays={**_pieces_of(cluster, name, new.store), key: piece}))
+
+
+def _without_unfinished(cluster: ClusterMap) -> ClusterMap:
+    """Return the map without the oldest pieces of stores whose creators have set no record."""
+    ids = {store.id for store in cluster.stores.values()}
+    unfinished = [(piece.changed, key) for key, piece in cluster.arrays.items() if piece.store not in ids]
+    gone = {key for _, key in sorted(unfinished)[:-UNFINISHED_PIECES]}
+    if not gone:
+        return cluster
+    return _with(cluster, arrays={key: piece for key, piece in cluster.arrays.items() if key not in gone})
+
+
+def set_store(cluster: ClusterMap, name: str, new: StoreRecord) -> ClusterMap | str:
+    """Create, replace or delete a store. All that may change of a present one is its deletion."""
+    old = cluster.stores.get(name)
+    if new.phase == "deleted":
+        if old is None or old.id != new.id:
+            return f"there is no store {new.id[:80]}"
+        return without_stores(cluster, {name})
+    if old is not None and (old.id == new.id or old.phase != "failed"):
+        return f"store {name!r} exists: delete it first, or open it with create='never'"
+    if len(cluster.stores) >= MOST_STORES and old is None:
+        return f"the cluster has {MOST_STORES} stores: delete one"
+    problem = check_store(new)
+    if problem:
+        return problem
+    if any(store.id == new.id for other, store in cluster.stores.items() if other != name):
+        return f"another store has the id {new.id}"
+    arrays = _arrays_of(cluster, name, new)
+    shards = sum([count_shards(array, new.shard_bytes) for array in arrays])
+    if shards > MAX_SHARDS:
+        return (
+            f"shard_bytes={new.shard_bytes} cuts its {new.nbytes} bytes into {shards} shards; "
+            f"raise it, so that there are at most {MAX_SHARDS}"
+        )
+    clean = msgspec.structs.replace(
+        new,
+        phase="placing",
+        buckets=(),
+        generation=0,
+        epoch=0,
+        reason="",
+        lost="",
+        bucket_bytes=bytes_of_buckets(arrays, shard_bytes=new.shard_bytes),
+        changed=cluster.version + 1,
+    )
+    problem = _placing_of(cluster, name, clean).problem
+    if problem:
+        return problem
+    arrays_left = _pieces_of(cluster, name, new.id)
+    cluster = without_stores(cluster, {name})
+    return _with(cluster, stores={**cluster.stores, name: clean}, arrays=arrays_left)
+
+
+def _arrays_of(cluster: ClusterMap, name: str, store: StoreRecord) -> tuple[ArrayRecord, ...]:
+    pieces = [cluster.arrays.get(f"stores/{name}/{number}") for number in range(min(store.pieces, 99))]
+    return joined_arrays(store, pieces)
+
+
+def _placing_of(cluster: ClusterMap, name: str, store: StoreRecord) -> _Placing:
+    """Choose the servers of a store: the least used, or if it does not fit, those with the most room."""
+    servers = cluster.live("ps")
+    wanted = store.servers or len(servers)
+    if len(servers) < max(wanted, store.copies):
+        return _Placing()
+    used = used_bytes(cluster, without=name)
+    free = free_bytes(cluster, used)
+    least_used = sorted(servers, key=lambda server: (used[server], server))
+    most_room = sorted(servers, key=lambda server: (-free[server], server))
+    places = spread(store.bucket_bytes, wanted)
+    for chosen in (least_used, most_room):
+        homes = sorted(chosen[:wanted])
+        # With fewer homes than copies, further servers hold copies only.
+        ring = homes + sorted(chosen[wanted : store.copies])
+        buckets = tuple(homes[place] for place in places)
+        copies = tuple(_from(ring, ring.index(home), store.copies) for home in sorted(set(buckets)))
+        needs: Counter[str] = Counter()
+        of_bundle = bytes_of_bundles(store, buckets)
+        for members in copies:
+            needs.update(dict.fromkeys(members, of_bundle[members[0]]))
+        lacking = [(need, server) for server, need in needs.items() if need > free[server]]
+        if not lacking:
+            return _Placing(buckets=buckets, copies=copies)
+    need, server = max(lacking)
+    return _Placing(
+        problem=f"its {store.nbytes} bytes of values need {memory_of(store)} bytes with the state of "
+        f"their rules, {need} of them on {server}, which has {max(free[server], 0)} bytes free: "
+        "add servers, or delete a store"
+    )
+
+
+def _from(ring: Sequence[str], start: int, count: int) -> tuple[str, ...]:
+    """Return some servers of a ring, so that each server is a secondary of as many bundles as the others."""
+    return tuple(ring[(start + step) % len(ring)] for step in range(count))
+
+
+def _set_stores(cluster: ClusterMap, changed: Mapping[str, _StoreFields]) -> ClusterMap:
+    """Return the map with new fields of some stores."""
+    version = cluster.version + 1
+    new = {
+        name: msgspec.structs.replace(cluster.stores[name], changed=version, **fields)
+        for name, fields in changed.items()
+    }
+    return _with(cluster, stores={**cluster.stores, **new}) if new else cluster
+
+
+def fail_stores(cluster: ClusterMap) -> ClusterMap:
+    """Apply the rule `fail`, after `bundle_rules.strike_out_lost`."""
+    changes: dict[str, _StoreFields] = {}
+    for name, servers in lost_servers(cluster).items():
+        store = cluster.stores[name]
+        if store.phase not in ("loading", "open"):
+            continue
+        if len(servers) == 1:
+            remedy = LOST_SHARDS if store.program else LOST_STORE
+        else:
+            remedy = LOST_COPIES if store.program else LOST_STORE_COPIES
+        lost = ", ".join(servers)
+        changes[name] = {"phase": "failed", "lost": lost, "reason": f"{lost} died: {remedy}"}
+    return _set_stores(cluster, changes)
+
+
+def place_stores(cluster: ClusterMap) -> ClusterMap:
+    """Apply the rule `place`."""
+    for name, store in cluster.stores.items():
+        if store.phase != "placing":
+            continue
+        placing = _placing_of(cluster, name, store)
+        if placing.problem:
+            cluster = _set_stores(cluster, {name: {"phase": "failed", "reason": placing.problem}})
+        elif placing.buckets:
+            cluster = _with(cluster, placements=cluster.placements + 1)
+            placed: _StoreFields = {
+                "phase": "loading",
+                "buckets": placing.buckets,
+                "generation": cluster.placements,
+            }
+            cluster = _place_bundles(_set_stores(cluster, {name: placed}), name, placing.copies)
+    return cluster
+
+
+def _place_bundles(cluster: ClusterMap, name: str, copies: Sequence[tuple[str, ...]]) -> ClusterMap:
+    """Create the bundles of a store. Its creator loads the values into the homes; the others join them."""
+    new = {}
+    for servers in copies:
+        members = tuple((server, cluster.nodes[server].incarnation) for server in servers)
+        new[bundle_key(name, servers[0])] = BundleRecord(
+            store=cluster.stores[name].id,
+            in_sync=members[:1],
+            joining=members[1:],
+            changed=cluster.version + 1,
+        )
+    return _with(cluster, bundles={**cluster.bundles, **new})
+
+
+def number_clients(cluster: ClusterMap) -> ClusterMap:
+    """Apply the rule `number`: each new client gets the lowest free place in the clocks of its store."""
+    ids = {store.id for store in cluster.stores.values() if not store.program}
+    taken: dict[str, set[int]] = {}
+    new: list[str] = []
+    for name, node in sorted(cluster.nodes.items()):
+        if node.role == "client" and node.live and node.store in ids:
+            if node.placed:
+                taken.setdefault(node.store, set()).add(node.replica)
+            else:
+                new.append(name)
+    version, moved = cluster.version + 1, {}
+    for name in new:
+        node = cluster.nodes[name]
+        places = taken.setdefault(node.store, set())
+        place = next(number for number in range(len(places) + 1) if number not in places)
+        places.add(place)
+        moved[name] = msgspec.structs.replace(node, replica=place, placed=version, changed=version)
+    return _with(cluster, nodes={**cluster.nodes, **moved}) if moved else cluster
+
+
+def open_stores(cluster: ClusterMap) -> ClusterMap:
+    """Apply the rule `open`, and begin the clocks of each open store with enough clients."""
+    changes: dict[str, _StoreFields] = {}
+    for name, store in cluster.stores.items():
+        clocked = store.slack is not None and not store.program and not store.epoch
+        waits = store.phase == "loading" or (store.phase == "open" and clocked)
+        if not waits or not cluster.serving(store):
+            continue
+        if store.phase == "loading":
+            changes[name] = {"phase": "open"}
+        if clocked and len(cluster.pushers(store)) >= store.replicas:
+            changes.setdefault(name, {})["epoch"] = 1
+    return _set_stores(cluster, changes)
+
+
+def memory_of(store: StoreRecord) -> int:
+    """Return the bytes of a store's values with the state of their rules, on all servers."""
+    return store.nbytes * (1 + store.state_arrays) * store.copies
+
+
+def check_store(store: StoreRecord) -> str:
+    """Return the fault of the record of a new store without its arrays; empty if it has none."""
+    for field in ("id", "creator"):
+        text = getattr(store, field)
+        if not text.isprintable():
+            return f"its {field} {text[:80]!r} has an unprintable character"
+        length = len(text.encode())
+        if length > MOST_STORE_ID or (field == "id" and not length):
+            return f"its {field} has {length} bytes; 1 to {MOST_STORE_ID} are allowed"
+    if not 1 <= len(store.rules) <= MOST_RULES:
+        return f"it has {len(store.rules)} rules; 1 to {MOST_RULES} are allowed"
+    problem = next(filter(None, map(check_rule, store.rules)), "")
+    if problem:
+        return problem
+    least_state = max(rule.state_arrays for rule in store.rules)
+    if store.state_arrays < least_state:
+        return f"state_arrays is {store.state_arrays}, and its rules keep {least_state}"
+    if store.kernels not in KERNELS:
+        return f"kernels is {store.kernels[:80]!r}; known: {', '.join(KERNELS)}"
+    if store.summed_weight and store.slack is None:
+        return f"summed_weight is {store.summed_weight} without clocks: sums need a slack"
+    if store.in_place and not store.program:
+        return "in_place is for the store of a program"
+    if store.in_place and store.copies > 1:
+        return f"in_place allows one copy, and copies is {store.copies}: set one of them only"
+    bounds = (
+        ("arrays", 1, MOST_ARRAYS),
+        ("pieces", 1, STORE_PIECES),
+        ("nbytes", 0, 1 << 53),
+        ("state_arrays", 0, 8),
+        ("shard_bytes", 8, 1 << 40),
+        ("servers", 0, NUM_BUCKETS),
+        ("copies", 1, MOST_COPIES),
+        ("replicas", 1, 1 << 20),
+        ("most_weight", 1, (1 << 32) - 1),
+        ("summed_weight", 0, (1 << 32) - 1),
+        ("first_epoch", 0, (1 << 32) - 1),
+        ("first_clock", 0, 1 << 48),
+    )
+    for name, least, most in bounds:
+        value = getattr(store, name)
+        if not least <= value <= most:
+            return f"{name} is {value}; {least} to {most} are allowed"
+    if store.slack is not None and not 0 <= store.slack <= 1 << 20:
+        return f"slack is {store.slack}; 0 to {1 << 20} are allowed"
+    return ""
+
+
+def _pieces_of(cluster: ClusterMap, name: str, store: str) -> dict[str, ArraysPiece]:
+    """Return the pieces of the map without those that another store left behind under a name."""
+    return {
+        key: piece
+        for key, piece in cluster.arrays.items()
+        if key.split("/")[1] != name or piece.store == store
+    }
+
+
+def without_stores(cluster: ClusterMap, names: set[str]) -> ClusterMap:
+    """Return the map without some stores and their lists of arrays."""
+    return msgspec.structs.replace(
+        cluster,
+        stores={name: store for name, store in cluster.stores.items() if name not in names},
+        arrays={key: piece for key, piece in cluster.arrays.items() if key.split("/")[1] not in names},
+        bundles={key: bundle for key, bundle in cluster.bundles.items() if key.split("/")[1] not in names},
+    )
+
+
+def _with(cluster: ClusterMap, **fields: Unpack[_MapFields]) -> ClusterMap:
+    return msgspec.structs.replace(cluster, **fields)
+
+
+def check_invariants(cluster: ClusterMap) -> None:
+    """Assert the invariants of the stores after a command."""
+    for name, store in cluster.stores.items():
+        assert (store.phase in ("loading", "open")) <= bool(store.buckets), (name, store.phase)
+        assert len(store.buckets) in (0, NUM_BUCKETS)
+        for server in store.buckets:
+            assert server in cluster.nodes, f"bucket on unknown node {server}"
+        places = [
+            node.replica
+            for node in cluster.nodes.values()
+            if node.role == "client" and node.live and node.store == store.id and node.placed
+        ]
+        assert len(places) == len(set(places)), f"two clients of {name} share a place: {places}"
+    check_bundles(cluster)
