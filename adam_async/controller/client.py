@@ -14,12 +14,13 @@ from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
 
+from adam_async.controller.bundle_rules import next_member
 from adam_async.controller.leader_connection import parse_controllers as parse_controllers  # for other roles
 from adam_async.controller.map_client import MapClient, MapUpdate, version_of
 from adam_async.controller.map_history import changed
 from adam_async.controller.records import cut
 from adam_async.errors import AdamError, DeadlineExceeded, RunFailed
-from adam_async.run.bundle_record import BundleRecord, bundle_key
+from adam_async.run.bundle_record import BundleRecord, Member, bundle_key
 from adam_async.run.cluster_map import (
     ClusterMap,
     EpochRecord,
@@ -309,6 +310,10 @@ class Membership:
             return msgspec.structs.replace(store, phase="deleted")
 
         await self._update(store_key(name), deleted)
+
+    def next_member(self, store: str, home: str) -> Member | None:
+        """Return the server that the primary of a bundle should invite; None if there is none."""
+        return next_member(self.map, store, home)
 
     async def update_bundle(
         self, home: str, expected: int, record: BundleRecord, *, timeout_s: float

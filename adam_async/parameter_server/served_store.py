@@ -155,7 +155,7 @@ class ServedStore:
         )
         self._checks = QuestionChecks(
             self.state,
-            table.shards,
+            self._specs,
             most_weight=store.most_weight,
             resumed_epoch=store.first_epoch,
             resumed_clock=store.first_clock,

@@ -179,6 +179,7 @@ class ServerLinks:
         try:
             await self._attend(link, member, outgoing, dialled=False)
         finally:
+            link.abort()
             if self._into.get(member) is outgoing:
                 del self._into[member]
 

@@ -38,7 +38,7 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.store_record import StoreRecord, joined_arrays
 from adam_async.runtime.clock import Timer
 from dataflow import MakePool
-from transport import BufferPool, Link, Request
+from transport import BufferPool, Link, LinkBroken, Request
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class ParameterServer(Role):
                     record = cluster.bundle(store.id, home)
                     served = self.served.get((store.id, home))
                     if served is None and record is not None and self._me in record.members:
-                        served = self._take_up(name, store, home, cluster)
+                        served = self._take_up(name, store, home, record, cluster)
                         await asyncio.sleep(0)  # heartbeats must not wait for all stores
                     if served is not None:
                         served.map_changed(cluster)
@@ -148,14 +148,14 @@ class ParameterServer(Role):
         entries = {member for copy in copies if copy.is_primary for member in copy.peers}
         self._links.follow(addresses, entries)
 
-    def _take_up(self, name: str, store: StoreRecord, home: str, cluster: ClusterMap) -> ServedStore | None:
+    def _take_up(
+        self, name: str, store: StoreRecord, home: str, record: BundleRecord, cluster: ClusterMap
+    ) -> ServedStore | None:
         """Allocate the shards of a bundle; None if this server cannot hold them.
 
         Other stores go on: the client of this one waits for it until its deadline.
         """
         pieces = [cluster.arrays.get(f"stores/{name}/{number}") for number in range(store.pieces)]
-        record = cluster.bundle(store.id, home)
-        assert record is not None
         host = StoreHost(
             me=self._me,
             waits=self._waits,
@@ -174,8 +174,8 @@ class ParameterServer(Role):
                 now=self._loop.time,
                 call_soon=partial(self._loop.call_soon, self._callbacks.run),
                 spawn=self._spawn,
-                set_record=partial(self._set_bundle, name, home),
-                next_member=partial(self._next_member, store.id, home),
+                set_record=partial(self._set_bundle, home),
+                next_member=partial(self._membership.next_member, store.id, home),
             ),
         )
         try:
@@ -197,18 +197,23 @@ class ParameterServer(Role):
 
     # --- copies --------------------------------------------------------------------------------
 
-    async def _set_bundle(self, name: str, home: str, record: BundleRecord, expected: int) -> bool:
-        outcome = await self._membership.update_bundle(name, home, expected, record)
+    async def _set_bundle(self, home: str, record: BundleRecord, expected: int) -> bool:
+        """Change the record of a bundle. Returns whether the map has the outcome."""
+        try:
+            outcome = await self._membership.update_bundle(
+                home, expected, record, timeout_s=self._waits.call_s
+            )
+        except RunFailed as error:
+            logger.error("%s cannot change bundle %s: %s", self._identity.node, home, error)
+            return False
         return outcome != "unknown"
-
-    def _next_member(self, store: str, home: str) -> Member | None:
-        return next_member(self._membership.map, store, home)
 
     def _on_message(self, sender: Member, body: Body, tensors: Sequence[Any]) -> None:
         store, home = getattr(body, "store", ""), getattr(body, "home", "")
         served = self.served.get((store, home))
-        if served is not None and served.copy is not None:
-            served.copy.received(sender, body, tensors)
+        if served is None or served.copy is None:
+            raise LinkBroken(f"{self._identity.node} has not taken up bundle {home} of store {store}")
+        served.copy.received(sender, body, tensors)
 
     def _on_entries_link(self, member: Member, is_up: bool) -> None:
         for served in tuple(self.served.values()):

@@ -58,7 +58,7 @@ def next_push(
 
     The push is None while none of them has pushed.
     """
-    for served in reversed(tuple(server.stores.values())):
+    for served in reversed(tuple(server.served.values())):
         store, state = cluster.store(served.store.id), served.state
         if store is None or bool(store.program) == by_client or not state.shards:
             continue

@@ -243,7 +243,7 @@ class StoreClients:
         """Whether all servers of a store know the place of a client in its clocks."""
         session = link.session
         for name in set(link.store.buckets):
-            served = self._cluster.servers[name].stores.get(session.store)
+            served = self._cluster.servers[name].store(session.store)
             if served is None or served.state.live.get(Replica(session.replica)) != session.incarnation:
                 return False
         return True

@@ -278,7 +278,7 @@ def take_part(servers, *clients):
     """Have the servers hear that these clients' replicas are live, as the map would say it."""
     live = {client._session.replica: client._session.incarnation for client in clients}
     for server in servers.servers:
-        served = server.stores["run"]
+        served = server.store("run")
         served._follow_up(served.state.handle(ReplicasChanged(live)))
 
 

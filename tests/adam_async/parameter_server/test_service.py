@@ -287,7 +287,7 @@ async def test_statistics_are_plain_values():
 
 async def test_a_server_without_a_run_is_not_ready():
     async with servers_of(NETWORKS["local"](), servers=1) as servers:
-        servers.servers[0].stores.clear()
+        servers.servers[0].served.clear()
         async with talk(servers) as link:
             pull = pack(Pull(store="run", generation=1, shards=(0,)))
             await refused(link, pull, "not-ready", "ps-0 has not taken up a store")
@@ -445,7 +445,7 @@ async def resume(servers):
     await member.submit_run(again)
     arrays = arrays_of(servers.model, None)
     await member.create_store("again", store_of(again, servers.config, arrays), arrays)
-    await until(lambda: all(list(server.stores) == ["again"] for server in servers.servers))
+    await until(lambda: all({id for id, _ in server.served} == {"again"} for server in servers.servers))
     return member
 
 
@@ -580,7 +580,7 @@ async def test_only_its_own_workers_send_for_a_live_replica(network):
     async with servers_of(NETWORKS[network]()) as servers, talk(servers) as link:
         (server,) = servers.servers
         member = frozenset({(link.identity.node, link.identity.incarnation)})
-        server.stores["run"]._sender_checks.replica_generations_changed(
+        server.store("run")._sender_checks.replica_generations_changed(
             {(Replica(0), 1): frozenset({("worker-0", 1)}), (Replica(1), 1): member}
         )
         bias = shard_named(servers, "fc2.bias")
@@ -608,7 +608,7 @@ async def test_pushes_that_wait_for_an_epoch_go_with_their_link():
         async with network.connect(address, worker) as link:
             again = link.call_nowait(push, timeout_s=20.0)
             await until(lambda: (1, 1) in server.state.epoch_gate)
-            served = server.stores["run"]
+            served = server.store("run")
             served._follow_up(served.state.handle(EpochBegan(1, 0)))
             assert unpack(await again, Pushed).versions == (1,)
 
@@ -656,4 +656,4 @@ async def test_the_rule_is_applied_by_compiled_kernels_once_they_are_there():
     make_batches(Sgd(), np.dtype(np.float32), "numba")  # not in a thread beside a loop that never rests
     async with servers_of(NETWORKS["local"]()) as servers:
         (server,) = servers.servers
-        await until(lambda: type(server.stores["run"]._applier.batches).__name__ == "CompiledBatches")
+        await until(lambda: type(server.store("run")._applier.batches).__name__ == "CompiledBatches")

@@ -32,7 +32,7 @@ class StoreServers:
 
     def states(self) -> list[ServerState]:
         """The states of all stores on all servers."""
-        return [served.state for server in self.servers for served in server.stores.values()]
+        return [served.state for server in self.servers for served in server.served.values()]
 
 
 @asynccontextmanager

@@ -23,7 +23,8 @@ from adam_async import (
 from adam_async.controller import records
 from adam_async.errors import RoleUnreachable
 from adam_async.model import kernels
-from adam_async.parameter_server.served_store import _kernels_of
+from adam_async.parameter_server.store_host import kernels_of
+from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.token_file import derived_text
 from tests.adam_async.cluster_maps import store_record
 from tests.adam_async.runs import until
@@ -341,7 +342,8 @@ async def test_a_server_goes_on_beside_a_store_that_it_cannot_hold(caplog: pytes
         (server,) = running.servers
         follow = server._membership.map
         bad = store_record("bad", buckets=("ps-0",) * 64, phase="loading", generation=7)
-        assert server._take_up("bad", bad, follow) is None
+        bundle = BundleRecord(store="bad", in_sync=(server._me,))
+        assert server._take_up("bad", bad, "ps-0", bundle, follow) is None
         assert "ps-0 cannot hold its shards of store 'bad': store bad lacks 1 pieces" in caplog.text
         async with ParameterStore.open(running.address, {"w": W}) as store:
             np.testing.assert_array_equal((await store.pull())["w"], W)
@@ -368,7 +370,7 @@ def test_a_store_with_kernels_that_a_server_lacks_is_served_without_them(
 ) -> None:
     monkeypatch.setattr(kernels, "find_spec", lambda name: None)
     store = store_record("s", kernels="numba")
-    assert _kernels_of(store) == "numpy"
+    assert kernels_of(store) == "numpy"
     assert "NumPy applies the rules of store s: kernels 'numba' need the package numba" in caplog.text
     with pytest.raises(ConfigError, match="need the package numba"):
-        _kernels_of(msgspec.structs.replace(store, program="run"))
+        kernels_of(msgspec.structs.replace(store, program="run"))

@@ -76,7 +76,7 @@ async def test_a_replica_goes_on_where_the_slowest_clock_of_its_servers_stands()
         for name, clock in (("ps-0", 7), ("ps-1", 5), ("ps-2", 6)):
             ours = [s.id for s in servers.table.shards if servers.map.buckets[s.bucket] == name]
             client.tick(name, tuple(ShardId(number) for number in ours), clock)
-        storage = servers.servers[0].stores["run"]._storage
+        storage = servers.servers[0].store("run")._storage
         config = msgspec.structs.replace(servers.config, images_per_group=4)
         setup = mode_setup(servers, client, config, finished=finished.append)
         mode = InPlaceMode(setup, model=servers.model, storage=storage, threads=1)

@@ -45,7 +45,7 @@ class Gate:
 
 def storage_of(cluster):
     """The memory of the newest store of the first server."""
-    stores = list(cluster.servers[0].stores.values())
+    stores = list(cluster.servers[0].served.values())
     return stores[-1]._storage if stores else None
 
 
