@@ -1,20 +1,24 @@
 """Copies of all shards between a driver and the servers: read for a checkpoint, loaded to resume one.
 
-All servers are read at once, each a few shards at a time, so that neither a message nor the wait of a
-heartbeat grows with the model. A checkpoint is read after every leased group is finished, so every push is
-acknowledged. With ssp and bsp that is not enough: ticks may still be on their way, and in bsp the last sum
-waits for them. So a read names the sync clock of all replicas; shards behind it are read again after they
-have reached it.
+All bundles are read at once, each a few shards at a time, so that neither a message nor the wait of a
+heartbeat grows with the model. If the primary of a bundle moves, the bundle is read or loaded again from its
+first shard.
+
+A checkpoint is read after every leased group is finished, so every push is acknowledged. With ssp and bsp that
+is not enough: ticks may still be on their way, and in bsp the last sum waits for them. So a read names the
+sync clock of all replicas; shards behind it are read again after they have reached it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from adam_async.checkpoint.tensors import RunTensors
-from adam_async.errors import DeadlineExceeded, first_cause
+from adam_async.errors import DeadlineExceeded, ShardUnavailable, first_cause
 from adam_async.messages import (
     Loaded,
     LoadShards,
@@ -28,12 +32,24 @@ from adam_async.messages import (
     state_tables,
     unpack,
 )
+from adam_async.parameter_server.connection import NOT_SERVING
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
+from adam_async.run.primary import Primary, primary_of
 from adam_async.run.shard_table import ShardSpec, ShardTable, holders
 from adam_async.run.store_record import StoreRecord
-from adam_async.runtime.traffic import Traffic
-from transport import Identity, Link, Message, Network, RemoteError, RemoteProtocolError, RetrySchedule
+from adam_async.runtime.channel import Channel, Endpoint
+from transport import (
+    CallTimeout,
+    DialFailed,
+    Link,
+    LinkBroken,
+    LinkClosed,
+    Message,
+    RemoteError,
+    RemoteProtocolError,
+    RetrySchedule,
+)
 
 MESSAGE_BYTES = 8 << 20
 """Maximum size of the tensors of one message in bytes, unless a single shard is larger."""
@@ -49,6 +65,9 @@ PAUSES = RetrySchedule(first_s=0.005, longest_s=0.2)
 
 NOT_YET = frozenset({"not-ready", "wrong-run"})
 """Codes with which a server refuses shards before it has taken up their run."""
+
+PASSING = (CallTimeout, DialFailed, LinkBroken, LinkClosed, RemoteError)
+"""Errors of a primary that is lost, or that does not serve the bundle, see `NOT_SERVING`."""
 
 NOT_SETTLED = "not-settled"
 """Code with which a server refuses shards whose sums have had pending contributions for too long."""
@@ -69,14 +88,54 @@ class ShardValues(Protocol):
         ...
 
 
-class ShardCopies:
-    """Reads and loads shards."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Bundle:
+    """One bundle that is read or loaded."""
 
-    def __init__(self, *, network: Network, identity: Identity, waits: Waits, traffic: Traffic) -> None:
-        self._network = network
-        self._identity = identity
+    store: str
+    home: str
+    shards: Sequence[ShardSpec]
+    channel: Channel
+    """Leads to the primary."""
+    primary: Primary | None = None
+    """The primary in the newest map."""
+    stands: bool = True
+    """Whether the store is in the newest map, and has not failed there."""
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the primary has changed, until the next attempt."""
+    attempt: asyncio.Timeout | None = None
+    """Ends the attempt in progress when the primary changes."""
+
+    def map_changed(self, cluster: ClusterMap) -> None:
+        store, primary = cluster.store(self.store), primary_of(cluster, self.store, self.home)
+        self.stands = store is not None and store.phase != "failed"
+        if primary != self.primary:
+            self.primary = primary
+            if primary is not None:
+                self.channel.peer, self.channel.address = primary.node, primary.address
+            self.moved.set()
+            if self.attempt is not None:
+                self.attempt.reschedule(asyncio.get_running_loop().time())
+
+    def __str__(self) -> str:
+        if self.primary is None:
+            return f"a primary of bundle {self.home}"
+        return f"{self.channel}, the primary of bundle {self.home}"
+
+
+class ShardCopies:
+    """Reads and loads shards.
+
+    Args:
+        changes: Yields the cluster map now, and after every change.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, *, changes: Callable[[], AsyncIterator[ClusterMap]], waits: Waits
+    ) -> None:
+        self._endpoint = endpoint
+        self._changes = changes
         self._waits = waits
-        self._traffic = traffic
 
     async def read(
         self, cluster: ClusterMap, table: ShardTable, tensors: RunTensors, *, clocks: Mapping[int, int]
@@ -89,11 +148,12 @@ class ShardCopies:
         Raises:
             DeadlineExceeded: The clocks were not reached, or sums not complete, within `clock_s` after the
                 first attempt; the error names the replicas behind.
-            TransportError: A server did not answer.
+            TransportError, ShardUnavailable: A primary did not answer, for `patience_s` after its first
+                failure.
         """
         found: dict[int, ShardState] = {}
 
-        async def read_server(link: Link, shards: Sequence[ShardSpec]) -> None:
+        async def read_bundle(link: Link, shards: Sequence[ShardSpec]) -> None:
             left, ends_at = shards, 0.0
             while left:
                 behind: list[ShardSpec] = []
@@ -120,7 +180,7 @@ class ShardCopies:
 
         store = cluster.run_store
         assert store is not None, "a run has a store"
-        await self._with_servers(cluster, store, table, read_server)
+        await self._with_primaries(store, table, read_bundle)
         return tuple(found[shard.id] for shard in table.shards)
 
     async def _read(
@@ -160,32 +220,26 @@ class ShardCopies:
                 raise DeadlineExceeded(f"{behind} to reach clock {clock}", self._waits.clock_s)
 
     async def load(
-        self,
-        cluster: ClusterMap,
-        store: StoreRecord,
-        table: ShardTable,
-        tensors: ShardValues,
-        states: Sequence[ShardState],
+        self, store: StoreRecord, table: ShardTable, tensors: ShardValues, states: Sequence[ShardState]
     ) -> None:
-        """Load all shards of a store into the servers, which wait for them.
+        """Load all shards of a store into the primaries, which wait for them.
 
         Args:
-            cluster: The map with the servers.
-            store: The store.
             states: States of all shards, in the order of their numbers.
 
         Raises:
-            TransportError: A server refused them, or did not answer.
+            TransportError, ShardUnavailable: A primary refused them, or did not answer for `patience_s` after
+                its first failure.
         """
 
-        async def load_server(link: Link, shards: Sequence[ShardSpec]) -> None:
+        async def load_bundle(link: Link, shards: Sequence[ShardSpec]) -> None:
             for some in self._chunks(tensors, shards):
                 body = LoadShards(store=store.id, generation=store.generation, arrays=tensors.arrays)
                 tables = state_tables([states[shard.id] for shard in some])
                 arrays = [array for shard in some for array in tensors.cut(shard)]
                 await self._load(link, pack(body, [*tables, *arrays]))
 
-        await self._with_servers(cluster, store, table, load_server)
+        await self._with_primaries(store, table, load_bundle)
 
     async def _load(self, link: Link, message: Message) -> None:
         """Send until the server has taken up the run; the caller's wait for all servers has a deadline."""
@@ -199,32 +253,78 @@ class ShardCopies:
             else:
                 return
 
-    async def _with_servers(
+    async def _with_primaries(
         self,
-        cluster: ClusterMap,
         store: StoreRecord,
         table: ShardTable,
         work: Callable[[Link, Sequence[ShardSpec]], Awaitable[None]],
     ) -> None:
-        """Call a function for each server with shards, all at once, each with a link of its own."""
-
-        async def work_with(server: str) -> None:
-            shards = [shard for shard in table.shards if store.buckets[shard.bucket] == server]
-            address = cluster.nodes[server].address
-            async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
-                self._traffic.watch(link)
-                try:
-                    await work(link, shards)
-                finally:
-                    self._traffic.gone(link)
-
+        """Call a function for each bundle, all at once, each with a link of its own to the primary."""
+        bundles = [
+            _Bundle(
+                store=store.id,
+                home=home,
+                shards=[shard for shard in table.shards if store.buckets[shard.bucket] == home],
+                channel=Channel(self._endpoint, peer=home, address=""),
+            )
+            for home in holders(table, store.buckets)
+        ]
+        node = self._endpoint.identity.node
         try:
             async with asyncio.TaskGroup() as group:
-                for server in holders(table, store.buckets):
-                    group.create_task(work_with(server), name=f"{self._identity.node}/copies-{server}")
+                changes = self._changes()
+                _map_changed(bundles, await anext(changes))
+                following = group.create_task(_follow(bundles, changes), name=f"{node}/copies")
+                async with asyncio.TaskGroup() as works:
+                    for bundle in bundles:
+                        works.create_task(self._repeat(bundle, work), name=f"{node}/copies-{bundle.home}")
+                following.cancel()
         except ExceptionGroup as errors:
             cause = first_cause(errors)
             raise cause from cause.__cause__
+
+    async def _repeat(
+        self, bundle: _Bundle, work: Callable[[Link, Sequence[ShardSpec]], Awaitable[None]]
+    ) -> None:
+        """Call a function with a link to the primary, again after a failure that a new primary may repair."""
+        loop, ends_at = asyncio.get_running_loop(), math.inf
+        while True:
+            bundle.moved.clear()
+            failure = await self._attempt(bundle, work)
+            if failure is None:
+                return
+            ends_at = min(ends_at, loop.time() + self._waits.patience_s)
+            if not bundle.stands or loop.time() >= ends_at:
+                raise failure
+            await bundle.channel.pause(bundle.moved)
+
+    async def _attempt(
+        self, bundle: _Bundle, work: Callable[[Link, Sequence[ShardSpec]], Awaitable[None]]
+    ) -> Exception | None:
+        """Call a function once; returns the failure that a new primary may repair, else None."""
+        channel, primary = bundle.channel, bundle.primary
+        unavailable = ShardUnavailable(str(bundle), self._waits.patience_s)
+        if primary is None:
+            return unavailable
+        try:
+            async with asyncio.timeout(None) as bundle.attempt:
+                link = await channel.dial(self._waits.dial_s)
+                if (link.peer.node, link.peer.incarnation) != (primary.node, primary.incarnation):
+                    return unavailable
+                await work(link, bundle.shards)
+            await channel.aclose()
+            return None
+        except PASSING as error:
+            if isinstance(error, RemoteError) and error.code not in NOT_SERVING:
+                raise
+            return error
+        except TimeoutError:
+            if bundle.primary == primary:
+                raise
+            return unavailable
+        finally:
+            bundle.attempt = None
+            channel.drop()
 
     @staticmethod
     def _chunks(tensors: ShardValues, shards: Sequence[ShardSpec]) -> Iterator[list[ShardSpec]]:
@@ -240,6 +340,16 @@ class ShardCopies:
             room -= tensors.bytes_of(shard)
         if some:
             yield some
+
+
+def _map_changed(bundles: Sequence[_Bundle], cluster: ClusterMap) -> None:
+    for bundle in bundles:
+        bundle.map_changed(cluster)
+
+
+async def _follow(bundles: Sequence[_Bundle], changes: AsyncIterator[ClusterMap]) -> None:
+    async for cluster in changes:
+        _map_changed(bundles, cluster)
 
 
 def _behind(state: ShardState | None, clock: int) -> bool:

@@ -35,7 +35,7 @@ from adam_async.driver.recorder import Recorder
 from adam_async.driver.role_counts import RoleCounts
 from adam_async.driver.role_queries import RoleQueries
 from adam_async.driver.settings import DriverSettings, RunInputs
-from adam_async.driver.snapshot import pull_snapshot, reading_client
+from adam_async.driver.snapshot import follow_primaries, pull_snapshot, reading_client
 from adam_async.driver.starting_values import StartingValues
 from adam_async.driver.training_run import DriverParts, TrainingRun
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RunFailed, first_cause
@@ -51,6 +51,7 @@ from adam_async.run.series import Series
 from adam_async.run.step_model import RunModel, arrays_of_step
 from adam_async.run.stragglers import describe
 from adam_async.run.train_step import check_step_options
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import CommonStatistics, Traffic
 
 OUTSIDE = "the cluster is not running: train within its block, `async with cluster: await cluster.train()`"
@@ -85,9 +86,6 @@ class Driver:
         self._queries = RoleQueries(
             network=settings.network, identity=self._identity, waits=self._waits, traffic=self._traffic
         )
-        self._copies = ShardCopies(
-            network=settings.network, identity=self._identity, waits=self._waits, traffic=self._traffic
-        )
         self._membership = Membership(
             network=settings.network,
             controller=settings.controller,
@@ -96,6 +94,11 @@ class Driver:
             waits=self._waits,
             traffic=self._traffic,
             seen=self._results.observe,
+        )
+        self._copies = ShardCopies(
+            Endpoint(settings.network, self._identity, self._traffic),
+            changes=self._membership.changes,
+            waits=self._waits,
         )
         self._notices = Notices(self._membership)
         self._events = RunEvents(self._notices.event)
@@ -441,9 +444,14 @@ class Driver:
                 waits=self._waits,
                 traffic=self._traffic,
             )
-            running = group.create_task(client.run(), name=f"{self._identity.node}/rescue")
+            following = follow_primaries(client, self._membership.changes())
+            tasks = [
+                group.create_task(work, name=f"{self._identity.node}/rescue")
+                for work in (client.run(), following)
+            ]
             pulled = await pull_snapshot(model, table, self.map, client)
-            running.cancel()
+            for task in tasks:
+                task.cancel()
         return model, pulled.weights, 0
 
     def so_far(self) -> RunResult | None:

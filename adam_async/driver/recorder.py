@@ -16,12 +16,11 @@ from adam_async.errors import ConfigError, RecordError
 from adam_async.model.network import Network
 from adam_async.run.cluster_map import ClusterMap, RunRecord
 from adam_async.run.epoch_shares import Ranges
+from adam_async.run.primary import primary_of
 from adam_async.run.result import EpochResult
 from adam_async.runtime.machine import numerics
 from dataflow import ComputePool
 from transport import TransportError
-
-NOTING = ("ps", "worker")
 
 
 class Recorder:
@@ -77,15 +76,26 @@ class Recorder:
     ) -> bytes | RecordError:
         """Read the logs of all servers and workers; returns the record file, or the reason why there is none.
 
+        The log of a bundle stays on the server that began it, so a run in which a primary moved has no record.
+
         Args:
             statistics: Counts by node id; those of workers name their kernels.
         """
         logs: list[Log] = []
+        homes = sorted(set(cluster.buckets))
+        for home in homes:
+            primary = primary_of(cluster, self._run.id, home)
+            node = primary.node if primary is not None else "no server"
+            if node != home:
+                return RecordError(
+                    f"the run was not recorded: the primary of bundle {home} is {node} now, and the log of its "
+                    f"pushes began on {home}; record a run in which no primary moves"
+                )
+        nodes = [*[("ps", home) for home in homes], *[("worker", each) for each in cluster.live("worker")]]
         try:
-            for role in NOTING:
-                for node in cluster.live(role):
-                    data = await self._queries.record(cluster.nodes[node].address, self._run.id)
-                    logs.append(Log(node=node, role=role, data=data))
+            for role, node in nodes:
+                data = await self._queries.record(cluster.nodes[node].address, self._run.id)
+                logs.append(Log(node=node, role=role, data=data))
         except TransportError as error:
             return RecordError(f"the run was not recorded: {node} did not send its log: {error}")
         try:

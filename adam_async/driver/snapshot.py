@@ -1,6 +1,7 @@
 """A copied snapshot of all parameters, for evaluation and for saving."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,19 +38,25 @@ def reading_client(
     waits: Waits,
     traffic: Traffic,
 ) -> ParameterClient:
-    """Make a client of the servers that hold a run's shards, for a driver, which pushes nothing."""
+    """Make a client of the bundles of a run's store, for a driver, which pushes nothing."""
     run = cluster.run
     assert run is not None, "a run has shards"
     session = SessionIdentity(
         store=run.id, session=0, incarnation=identity.incarnation, replica=-1, generation=cluster.generation
     )
-    servers = holders(table, cluster.buckets)
     return ParameterClient(
         Endpoint(network, identity, traffic),
         session,
-        addresses={server: cluster.nodes[server].address for server in servers},
+        homes=holders(table, cluster.buckets),
+        cluster=cluster,
         waits=waits,
     )
+
+
+async def follow_primaries(client: ParameterClient, changes: AsyncIterator[ClusterMap]) -> None:
+    """Pass each cluster map to a client, until cancelled."""
+    async for cluster in changes:
+        client.map_changed(cluster)
 
 
 async def pull_snapshot(
@@ -63,7 +70,7 @@ async def pull_snapshot(
         clock: Clock up to which the values contain all pushes of live replicas; frozen tensors have none.
 
     Raises:
-        ShardUnavailable: A server did not answer in time.
+        ShardUnavailable: The primary of a bundle did not answer in time.
     """
     weights = WorkerWeights()
     landed = asyncio.Event()

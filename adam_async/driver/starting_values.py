@@ -15,7 +15,7 @@ from adam_async.checkpoint.trained_model import Model
 from adam_async.checkpoint.writer import make_tensors
 from adam_async.driver.preparation import PreparedRun
 from adam_async.driver.readiness import Readiness
-from adam_async.errors import ConfigError, DeadlineExceeded
+from adam_async.errors import ConfigError, DeadlineExceeded, ShardUnavailable
 from adam_async.messages import ShardState
 from adam_async.model.keyed_random import Dice
 from adam_async.run.config import Config
@@ -47,7 +47,7 @@ class StartingValues:
             ConfigError: The run and the saved model have no tensor in common.
             CheckpointError: The checkpoint has other tensors than the run.
             DeadlineExceeded: The shards were not placed, or the servers did not take them, in `prepare_s`.
-            TransportError: A server refused its shards, or did not answer.
+            TransportError, ShardUnavailable: A server refused its shards, or did not answer.
             StepFailed: The run's step did not return its first values.
         """
         if isinstance(source, Checkpoint):
@@ -66,8 +66,8 @@ class StartingValues:
             async with asyncio.timeout(waits.prepare_s):
                 store = cluster.run_store
                 assert store is not None, "a placed run has a store"
-                await self._copies.load(cluster, store, prepared.table(config), tensors, states)
-        except TransportError as error:
+                await self._copies.load(store, prepared.table(config), tensors, states)
+        except (ShardUnavailable, TransportError) as error:
             if not isinstance(error, RemoteError):
                 # A lost server fails the run in the map, which cancels this wait and names the server.
                 await asyncio.sleep(waits.dial_s + waits.grace_s)

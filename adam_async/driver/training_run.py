@@ -30,7 +30,7 @@ from adam_async.driver.readiness import POLL_S, check_failed, raise_failure
 from adam_async.driver.recorder import Recorder
 from adam_async.driver.role_counts import RoleCounts
 from adam_async.driver.settings import DriverSettings
-from adam_async.driver.snapshot import pull_snapshot, reading_client
+from adam_async.driver.snapshot import follow_primaries, pull_snapshot, reading_client
 from adam_async.errors import DeadlineExceeded, RecordError, RunFailed
 from adam_async.messages import read_number
 from adam_async.parameter_server.client import ParameterClient
@@ -128,6 +128,7 @@ class TrainingRun:
                 traffic=parts.traffic,
             )
             stack.callback(spawn("parameters", client.run()).cancel)
+            stack.callback(spawn("primaries", follow_primaries(client, self._membership.changes())).cancel)
             self._checkpointer = self._new_checkpointer(spawn)
             self._training = True
             stack.callback(setattr, self, "_training", False)

@@ -1,19 +1,15 @@
 """The client of the parameter servers: push, pull and tick, each applied exactly once.
 
-A `ParameterClient` keeps a `ServerConnection` to each server: one link at a time, and the session. Requests
-leave at once, many may be open, and answers are handled as they arrive. After any fault of a link (it breaks,
-an answer is late, a push left a gap) the connection drops the link, dials again and repeats all open
-requests, in order, under the same numbers (`session.py`). Without progress for `patience_s` the client fails
-and names the server.
+A `ParameterClient` keeps a `BundleConnection` to each bundle, by its home (`connection.py`). Requests leave
+at once, many may be open, and answers are handled as they arrive. The owner passes each cluster map to
+`map_changed`, because the primary of a bundle may move.
 
-Requests never wait; `admit` waits while a server owes more than `MAX_UNACKNOWLEDGED` answers to pushes. The
+Requests never wait; `admit` waits while a bundle owes more than `MAX_UNACKNOWLEDGED` answers to pushes. The
 limit bounds the memory of push buffers.
 """
 
 import asyncio
-import logging
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -36,25 +32,15 @@ from adam_async.messages import (
     pack,
     unpack,
 )
-from adam_async.parameter_server.session import Exchange, Session
+from adam_async.parameter_server.connection import MAX_UNACKNOWLEDGED, BundleConnection
+from adam_async.parameter_server.session import Exchange
+from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.ids import ShardId
+from adam_async.run.primary import primary_of
 from adam_async.runtime.callbacks import Callbacks
-from adam_async.runtime.channel import Channel, Endpoint
-from transport import (
-    DialFailed,
-    Link,
-    Message,
-    RemoteError,
-    RemoteProtocolError,
-    TransportError,
-    WouldBlock,
-)
-
-logger = logging.getLogger(__name__)
-
-MAX_UNACKNOWLEDGED = 8
-"""Maximum number of unanswered pushes to one server; above it `admit` waits."""
+from adam_async.runtime.channel import Endpoint
+from transport import Message, RemoteProtocolError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +55,7 @@ class SessionIdentity:
 
 
 class StepPush(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The part of a step's gradients for one server, in one message."""
+    """The part of a step's gradients for one bundle, in one message."""
 
     parts: tuple[Part, ...]
     shards: tuple[ShardId, ...]
@@ -96,8 +82,12 @@ OnBehind = Callable[[Values], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientStatistics:
-    """Counts of a client over all its servers."""
+    """Counts of a client over all its bundles."""
 
+    primaries: dict[str, str]
+    """Primary of each bundle, by the bundle's home; empty text while there is none."""
+    moves: int
+    """Number of times that the primary of a bundle moved."""
     acknowledged: int
     duplicates: int
     refused: int
@@ -105,148 +95,6 @@ class ClientStatistics:
     reconnects: int
     admission_waits: int
     admission_wait_s: float
-
-
-class ServerConnection:
-    """The session with one server, over one link after the other."""
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        *,
-        server: str,
-        address: str,
-        waits: Waits,
-        callbacks: Callbacks,
-    ) -> None:
-        self.channel = Channel(endpoint, peer=server, address=address, patience_s=waits.patience_s)
-        self._callbacks = callbacks
-        self._identity = endpoint.identity
-        self._waits = waits
-        self._trouble = asyncio.Event()
-        self._progress = asyncio.Event()
-        self._backlog: deque[Exchange] = deque()
-        self._has_backlog = asyncio.Event()
-        self._settled = 0
-        self._refused = False
-        self.session = Session(limit=MAX_UNACKNOWLEDGED)
-        self.reconnects = -1
-
-    async def run(self) -> None:
-        """Keep a link, and repeat all open requests on each new one, until cancelled.
-
-        Raises:
-            ShardUnavailable: There was no progress for `patience_s`; names the server.
-        """
-        channel = self.channel
-        channel.renew()
-        while channel.left_s > 0:
-            try:
-                link = await channel.dial()
-            except DialFailed:
-                continue
-            self.reconnects += 1
-            settled = await self._attend(link)
-            if settled:
-                channel.progressed()
-            elif not self.session.open:
-                # An idle link that breaks owed nothing: patience begins with this trouble.
-                channel.renew()
-            if self._refused or not settled:
-                await channel.pause()
-        raise ShardUnavailable(f"{channel}, the primary of this shard", self._waits.patience_s)
-
-    async def _attend(self, link: Link) -> bool:
-        """Use one link until a fault. Returns whether any request was settled on it."""
-        self._trouble.clear()
-        self._settled, self._refused = 0, False
-        node, server = self._identity.node, self.channel.peer
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch(link), name=f"{node}/watch-{server}")
-            self._backlog.clear()
-            self._backlog.extend(self.session.to_send_again())
-            pump = group.create_task(self._pump(link), name=f"{node}/pump-{server}")
-            try:
-                await self._trouble.wait()
-            finally:
-                pump.cancel()
-                self.channel.drop()
-        return self._settled > 0
-
-    async def _watch(self, link: Link) -> None:
-        await link.wait_closed()
-        self._trouble.set()
-
-    def send(self, exchange: Exchange) -> None:
-        """Send a new request; without a link it leaves on the next one."""
-        self.session.opened(exchange)
-        link = self.channel.link
-        if link is None:
-            return
-        if self._backlog or not self._send(link, exchange):
-            self._backlog.append(exchange)
-            self._has_backlog.set()
-
-    async def _pump(self, link: Link) -> None:
-        """Send the backlog in order, as fast as the server reads."""
-        while True:
-            while self._backlog:
-                if self._send(link, self._backlog[0]):
-                    self._backlog.popleft()
-                else:
-                    await link.wait_writable()
-            self._has_backlog.clear()
-            await self._has_backlog.wait()
-
-    def _send(self, link: Link, exchange: Exchange) -> bool:
-        """Send a request on this link. Returns False if the server does not read fast enough."""
-        try:
-            link.ask(
-                exchange.message,
-                partial(self._answered, link, exchange),
-                timeout_s=self._waits.answer_s,
-                into=exchange.into,
-                release=exchange.sending(),
-                ordered=True,
-            )
-        except WouldBlock:
-            exchange.not_sent()
-            return False
-        except TransportError:
-            exchange.not_sent()
-            self._trouble.set()
-            return True
-        return True
-
-    def _answered(self, link: Link, exchange: Exchange, answer: Message | TransportError) -> None:
-        error = answer if isinstance(answer, TransportError) else None
-        if isinstance(answer, Message):
-            try:
-                settled = self.session.answered(exchange, answer)
-            except TransportError as malformed:
-                error = malformed
-            except Exception as defect:
-                # No caller awaits the answer: without this, the exchange would stay open for ever.
-                self._callbacks.fail(defect)
-                return
-            else:
-                self._settled += settled
-                self._progress.set()
-                if settled:
-                    return
-        if isinstance(error, RemoteError):
-            self._refused = True
-            logger.warning("%s refused %s: %s", self.channel.peer, exchange.message.type, error)
-        if link is self.channel.link:
-            self._trouble.set()
-
-    async def wait_progress(self) -> None:
-        """Wait for the next answer. Cancelling it loses nothing."""
-        self._progress.clear()
-        await self._progress.wait()
-
-    def __repr__(self) -> str:
-        return f"<ServerConnection over {self.channel!r}, {len(self.session.open)} open>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -257,7 +105,7 @@ class _Question:
     garbage collection.
     """
 
-    server: ServerConnection
+    connection: BundleConnection
     message: Message
     into: tuple[NDArray[Any]] | None
     on_values: Callable[[Values, NDArray[Any]], None]
@@ -265,7 +113,7 @@ class _Question:
     is_wanted: Callable[[], bool] | None
 
     def ask(self) -> None:
-        self.server.send(Exchange(message=self.message, on_answer=self.answered, into=self.into))
+        self.connection.send(Exchange(message=self.message, on_answer=self.answered, into=self.into))
 
     def answered(self, answer: Message) -> bool:
         values = unpack(answer, Values)
@@ -281,12 +129,13 @@ class _Question:
 
 
 class ParameterClient:
-    """Pushes and pulls of one worker, or the pulls of a driver, over all servers of a run.
+    """Pushes and pulls of one worker, or the pulls of a driver, over all bundles of a store.
 
     Args:
-        addresses: Addresses of all servers of the run, by server id.
+        homes: Homes of the bundles with the shards that the client pushes or pulls.
+        cluster: The cluster map.
 
-    Run `run` as a task of the owner's group.
+    Run `run` as a task of the owner's group, and pass it each newer map with `map_changed`.
     """
 
     def __init__(
@@ -294,21 +143,22 @@ class ParameterClient:
         endpoint: Endpoint,
         session: SessionIdentity,
         *,
-        addresses: Mapping[str, str],
+        homes: Sequence[str],
+        cluster: ClusterMap,
         waits: Waits,
     ) -> None:
         self._waits = waits
         self._session = session
         self._callbacks = Callbacks(endpoint.identity.node)
         self.connections = {
-            server: ServerConnection(
+            home: BundleConnection(
                 endpoint,
-                server=server,
-                address=address,
+                home=home,
+                primary=primary_of(cluster, session.store, home),
                 waits=waits,
                 callbacks=self._callbacks,
             )
-            for server, address in addresses.items()
+            for home in homes
         }
         self._all = tuple(self.connections.values())
         self._admission_waits = 0
@@ -318,19 +168,27 @@ class ParameterClient:
         """Keep the connections until cancelled.
 
         Raises:
-            ShardUnavailable: A server could not be reached, or made no progress, for `patience_s`.
+            ShardUnavailable: A bundle had no primary, or its primary could not be reached or made no
+                progress, for `patience_s`.
             Exception: An error in a callback of an answer.
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(self._callbacks.failure(), name="connection-callbacks")
-            for server, connection in self.connections.items():
-                group.create_task(connection.run(), name=f"connection-{server}")
+            for home, connection in self.connections.items():
+                group.create_task(connection.run(), name=f"connection-{home}")
+
+    def map_changed(self, cluster: ClusterMap) -> None:
+        """Follow the primaries of a newer cluster map."""
+        for home, connection in self.connections.items():
+            primary = primary_of(cluster, self._session.store, home)
+            if primary != connection.primary:
+                connection.primary_changed(primary)
 
     # --- requests ------------------------------------------------------------------------------
 
     def push(
         self,
-        server: str,
+        home: str,
         step: StepPush,
         *,
         on_free: Callable[[], None],
@@ -341,13 +199,14 @@ class ParameterClient:
         """Push gradients under the next numbers. Never waits; see `admit`.
 
         Args:
+            home: Home of the bundle of the shards.
             on_free: Called once, when every shard has acknowledged the push (or refused non-finite values)
                 and no send reads the tensors any more: only then may they be written again.
             on_values: Called once with the answered values of a push that pulls.
             on_outcome: Called once with the acknowledgement of every shard.
             into: Memory for the values; pooled memory without it.
         """
-        session = self.connections[server].session
+        session = self.connections[home].session
         body = Push(
             store=self._session.store,
             session=self._session.session,
@@ -377,7 +236,7 @@ class ParameterClient:
                 on_values(acknowledged.versions, _values_of(answer), acknowledged.clock)
             return True
 
-        self.connections[server].send(
+        self.connections[home].send(
             Exchange(
                 message=pack(body, step.tensors),
                 on_answer=on_answer,
@@ -389,7 +248,7 @@ class ParameterClient:
 
     def report_steps(
         self,
-        server: str,
+        home: str,
         shards: tuple[ShardId, ...],
         steps: tuple[StepReport, ...],
         *,
@@ -398,10 +257,11 @@ class ParameterClient:
         """Report steps that were applied in place, under the next numbers. Never waits; see `admit`.
 
         Args:
-            shards: All shards of this server; every step was applied to each of them.
-            on_answer: Called once, when the server has counted them.
+            home: Home of a bundle.
+            shards: All shards of this bundle; every step was applied to each of them.
+            on_answer: Called once, when the primary has counted them.
         """
-        session = self.connections[server].session
+        session = self.connections[home].session
         body = ReportSteps(
             store=self._session.store,
             session=self._session.session,
@@ -420,7 +280,7 @@ class ParameterClient:
             on_answer()
             return True
 
-        self.connections[server].send(Exchange(message=pack(body), on_answer=answered, is_push=True))
+        self.connections[home].send(Exchange(message=pack(body), on_answer=answered, is_push=True))
 
     def answer_nothing(self, on_answered: Callable[[], None]) -> None:
         """Call back in a later turn of the loop, as an answer would: for a question of no shards."""
@@ -428,7 +288,7 @@ class ParameterClient:
 
     def pull(
         self,
-        server: str,
+        home: str,
         shards: Sequence[ShardId],
         on_values: Callable[[Values, NDArray[Any]], None],
         *,
@@ -437,14 +297,15 @@ class ParameterClient:
         on_behind: OnBehind | None = None,
         is_wanted: Callable[[], bool] | None = None,
     ) -> None:
-        """Ask for values; they contain everything pushed to this server before. Never waits.
+        """Ask for values; they contain everything pushed to this bundle before. Never waits.
 
         Args:
+            home: Home of the bundle of the shards.
             on_values: Called once with the answer and the values, one shard after the other, flat.
             clock: Ask for values in which all pushes of live replicas up to this clock are; 0: for those of
                 now. The question is asked again for as long as they are not there.
             into: Memory for the values; pooled memory without it.
-            on_behind: Called each time the server had to answer without values, before it is asked again,
+            on_behind: Called each time the primary had to answer without values, before it is asked again,
                 which is at least every half of `answer_s`. It must not raise.
             is_wanted: Returns whether the question is still asked; None: always.
         """
@@ -456,7 +317,7 @@ class ParameterClient:
             wait_s=self._waits.answer_s / 2 if clock else 0.0,
         )
         question = _Question(
-            server=self.connections[server],
+            connection=self.connections[home],
             message=pack(body),
             into=None if into is None else (into,),
             on_values=on_values,
@@ -465,13 +326,13 @@ class ParameterClient:
         )
         question.ask()
 
-    def tick(self, server: str, shards: Sequence[ShardId], clock: int, *, epoch: int = 0) -> None:
-        """Report to a server that step `clock` ended without a push for these shards. Never waits.
+    def tick(self, home: str, shards: Sequence[ShardId], clock: int, *, epoch: int = 0) -> None:
+        """Report to a bundle that step `clock` ended without a push for these shards. Never waits.
 
         Args:
             epoch: In ssp and bsp the epoch of the step, if known.
         """
-        session = self.connections[server].session
+        session = self.connections[home].session
         body = Tick(
             store=self._session.store,
             session=self._session.session,
@@ -488,25 +349,25 @@ class ParameterClient:
             unpack(answer, Ticked)
             return True
 
-        self.connections[server].send(Exchange(message=pack(body), on_answer=on_answer))
+        self.connections[home].send(Exchange(message=pack(body), on_answer=on_answer))
 
     # --- waiting -----------------------------------------------------------------------------
 
     def allow_unacknowledged(self, pushes: int) -> None:
-        """Let every server owe answers to this many pushes, `MAX_UNACKNOWLEDGED` at most."""
+        """Let every bundle owe answers to this many pushes, `MAX_UNACKNOWLEDGED` at most."""
         for connection in self._all:
             connection.session.limit = min(pushes, MAX_UNACKNOWLEDGED)
 
     @property
     def may_push(self) -> bool:
-        """Whether no server owes too many answers."""
+        """Whether no bundle owes too many answers."""
         return all(connection.session.may_push for connection in self._all)
 
     async def admit(self) -> None:
-        """Wait until every server may be pushed to. Cancelling it loses nothing.
+        """Wait until every bundle may be pushed to. Cancelling it loses nothing.
 
         Raises:
-            ShardUnavailable: A server owed answers, and gave none, for `patience_s`.
+            ShardUnavailable: A bundle owed answers, and gave none, for `patience_s`.
         """
         for connection in self.connections.values():
             if connection.session.may_push:
@@ -521,26 +382,31 @@ class ParameterClient:
         """Wait until everything asked so far is answered. Cancelling it loses nothing.
 
         Raises:
-            ShardUnavailable: A server owed answers, and gave none, for `patience_s`.
+            ShardUnavailable: A bundle owed answers, and gave none, for `patience_s`.
         """
         for connection in self.connections.values():
             await self._wait(connection, lambda: not connection.session.open)  # noqa: B023 - awaited here
 
-    async def _wait(self, connection: ServerConnection, done: Callable[[], bool]) -> None:
+    async def _wait(self, connection: BundleConnection, done: Callable[[], bool]) -> None:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._waits.patience_s) as patience:
                 while not done():
                     await connection.wait_progress()
-                    # A server that answers is not the one to give up, however long others keep it waiting.
+                    # A bundle that answers is not given up, however long others keep the caller waiting.
                     patience.reschedule(loop.time() + self._waits.patience_s)
         except TimeoutError:
-            raise ShardUnavailable(f"answers of {connection.channel.peer}", self._waits.patience_s) from None
+            raise ShardUnavailable(f"answers of {connection}", self._waits.patience_s) from None
 
     def statistics(self) -> ClientStatistics:
         """Count acknowledgements, repetitions and waits."""
         counts = [connection.session.counts for connection in self.connections.values()]
         return ClientStatistics(
+            primaries={
+                home: connection.primary.node if connection.primary is not None else ""
+                for home, connection in self.connections.items()
+            },
+            moves=sum(connection.moves for connection in self.connections.values()),
             acknowledged=sum(c.acknowledged for c in counts),
             duplicates=sum(c.duplicates for c in counts),
             refused=sum(c.refused for c in counts),

@@ -1,10 +1,10 @@
-"""Pure: the client side of exactly-once pushes: questions to one server that are sent and not yet answered.
+"""Pure: the client side of exactly-once pushes: questions to one bundle that are sent and not yet answered.
 
-An *exchange* is one push, pull or tick on its way to one server. Exchanges stay in the order in which they
-were first sent. Every failure has one remedy: drop the link, dial again, and send all open exchanges again,
-in order, under the same numbers. The server applies the pushes that it has not seen, and answers the others
-again. So a push is applied once however often it is sent, and a pull behind a push on the link still
-contains it.
+An *exchange* is one push, pull or tick on its way to the primary of a bundle. Exchanges stay in the order in
+which they were first sent. Every failure has one remedy: drop the link, dial again, and send all open
+exchanges again, in order, under the same numbers. The primary applies the pushes that the bundle has not
+seen, and answers the others again. So a push is applied once however often it is sent and the primary moves,
+and a pull behind a push on the link still contains it.
 
 An answer may leave part of a push open: shards with a gap (an earlier push has not arrived), or whose primary
 has moved. Such an exchange stays open and needs the remedy.
@@ -23,7 +23,7 @@ from transport import Message
 
 
 class Exchange(msgspec.Struct, kw_only=True, eq=False):
-    """One question to a server, from its first sending until an answer settles it."""
+    """One question to a bundle, from its first sending until an answer settles it."""
 
     message: Message
     on_answer: Callable[[Message], bool]
@@ -78,7 +78,7 @@ class PushCounts:
 
 @dataclass(slots=True)
 class Session:
-    """Numbers and open exchanges of one client with one server.
+    """Numbers and open exchanges of one client with one bundle.
 
     `limit` is the number of unacknowledged pushes after which admission waits.
     """

@@ -17,7 +17,8 @@ pauses after each link without progress. Each pause is longer than the one befor
 `progressed` begins again with the shortest. Pauses have no jitter: a peer has few dialling nodes.
 
 The choice among several peers is the user's. `LeaderConnection` dials the controllers in parallel and pauses
-after each round. A data client sets its channel to the next data server's address.
+after each round. A data client sets its channel to the next data server's address, and a client of a bundle
+to that of the new primary.
 """
 
 import asyncio
@@ -62,7 +63,7 @@ class Channel:
     Args:
         endpoint: The dialling node.
         peer: Name of the peer in errors and log lines.
-        address: Address of the peer; it may be set anew, for the next dial.
+        address: Address of the peer; peer and address may be set anew, for the next dial.
         peer_role: Role that the peer must have; None accepts each.
         patience_s: Seconds without progress after which the peer is lost.
         clock: Time in seconds; the running loop's without it.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.controller.client import Membership
-from adam_async.errors import AdamError, DeadlineExceeded, RunFailed, StoreError
+from adam_async.errors import AdamError, DeadlineExceeded, RunFailed, ShardUnavailable, StoreError
 from adam_async.messages import ShardState
 from adam_async.model.rules import rule_of
 from adam_async.parameter_server.client import SessionIdentity
@@ -229,20 +229,16 @@ class Joining:
         start = _StartValues(self._wish.values, arrays)
         table = shard_table(arrays, shard_bytes=store.shard_bytes)
         states = [ShardState(shard=int(shard.id), version=0, clocks={}) for shard in table.shards]
-        endpoint = self._endpoint
-        assert endpoint.traffic is not None, "a client counts its links"
-        copies = ShardCopies(
-            network=endpoint.network, identity=endpoint.identity, waits=self._waits, traffic=endpoint.traffic
-        )
+        copies = ShardCopies(self._endpoint, changes=self._membership.changes, waits=self._waits)
         try:
             async with asyncio.timeout(self._waits.prepare_s) as limit:
-                await copies.load(self._membership.map, store, table, start, states)
+                await copies.load(store, table, start, states)
         except TimeoutError:
             if not limit.expired():
                 raise
             what = f"servers to load store {self._wish.name!r}"
             raise DeadlineExceeded(what, self._waits.prepare_s) from None
-        except TransportError as error:
+        except (ShardUnavailable, TransportError) as error:
             _present(self._membership.map, key)
             raise StoreError(f"store {self._wish.name!r} cannot be loaded: {error}") from error
 

@@ -143,11 +143,11 @@ class StoreLink:
         self._messages = PushMessages(self.layout, tuple(rates), is_summed=self._is_summed)
         self._seen = np.zeros(len(table.shards), np.int64)
         session = self.session = await joining.take_place(store)
-        cluster = membership.map
         self._client = ParameterClient(
             self._endpoint,
             session=session,
-            addresses={name: cluster.nodes[name].address for name in holders(table, store.buckets)},
+            homes=holders(table, store.buckets),
+            cluster=membership.map,
             waits=self._waits,
         )
         self._spawn("servers", self._client.run())
@@ -160,7 +160,7 @@ class StoreLink:
         self.tasks.append(self._group.create_task(work, name=f"{self._identity.node}/{name}"))
 
     async def _follow(self, session: SessionIdentity) -> None:
-        """Fail the client if the store goes, or if the controllers gave its place away."""
+        """Follow the primaries of the store; fail if it goes, or if the controllers gave this place away."""
         name, node = self._wish.name, self._identity.node
         async for cluster in self._membership.changes():
             store = cluster.stores.get(name)
@@ -170,6 +170,7 @@ class StoreLink:
                 raise StoreError(f"store {name!r} was deleted")
             if store.phase == "failed":
                 raise StoreError(f"store {name!r} failed: {store.reason}")
+            self._client.map_changed(cluster)
             mine = cluster.nodes.get(node)
             if mine is None or self._wish.reader:
                 continue

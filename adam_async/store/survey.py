@@ -17,6 +17,7 @@ from adam_async.messages import GetStatistics, Statistics, pack, read_text_tenso
 from adam_async.messages.bounds import MOST_STATISTICS_BYTES, Clock, Count, Version
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Waits
+from adam_async.run.primary import primary_of
 from adam_async.run.shard_table import ShardTable, shard_table
 from adam_async.run.store_record import ArrayRecord, StorePhase, StoreRecord
 from adam_async.runtime.clock import system_entropy
@@ -43,6 +44,7 @@ class StoreSummary(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     """Bytes of all values."""
     servers: tuple[str, ...]
+    """Servers that are the primary of a bundle now."""
     clients: int
 
 
@@ -158,12 +160,21 @@ class Survey:
         cluster, store = self._membership.map, self._record(name)
         arrays = arrays_of(cluster, name, store)
         table = shard_table(arrays, shard_bytes=store.shard_bytes)
-        reports = []
-        for server in sorted(set(store.buckets)):
+        reports, asked = [], set()
+        for home in sorted(set(store.buckets)):
+            primary = primary_of(cluster, store.id, home)
+            if primary is None:
+                on_silence(f"bundle {home} has no primary now, so its counts are missing")
+                continue
+            if primary in asked:
+                continue  # it reported the counts of all its bundles
+            asked.add(primary)
             try:
-                reports.append(await self._counts(cluster.nodes[server].address, store.id))
+                reports.append(await self._counts(primary.address, store.id))
             except (TransportError, ValueError) as error:
-                on_silence(f"{server} did not report its counts: {error}")
+                on_silence(
+                    f"{primary.node}, the primary of bundle {home}, did not report its counts: {error}"
+                )
         return StoreDetails(
             store=_summary(name, store, cluster),
             arrays=_array_summaries(store, arrays, table, reports),
@@ -211,9 +222,14 @@ def _summary(name: str, store: StoreRecord, cluster: ClusterMap) -> StoreSummary
         consistency=consistency_of(store.slack, is_summed=store.summed_weight > 0),
         arrays=store.arrays,
         bytes=store.nbytes,
-        servers=tuple(sorted(set(store.buckets))),
+        servers=_primaries(store, cluster),
         clients=len(cluster.pushers(store)),
     )
+
+
+def _primaries(store: StoreRecord, cluster: ClusterMap) -> tuple[str, ...]:
+    found = [primary_of(cluster, store.id, home) for home in set(store.buckets)]
+    return tuple(sorted({primary.node for primary in found if primary is not None}))
 
 
 def _array_summaries(

@@ -235,13 +235,13 @@ class RunSession:
         return prod(self._model.layers[-1].input_shapes[0])
 
     def _new_client(self) -> ParameterClient:
-        setup, cluster = self._setup, self._cluster
-        servers = holders(self._share.table, cluster.buckets)
+        cluster = self._cluster
         return ParameterClient(
-            setup.endpoint,
+            self._setup.endpoint,
             self._push_identity,
-            addresses={server: cluster.nodes[server].address for server in servers},
-            waits=setup.waits,
+            homes=holders(self._share.table, cluster.buckets),
+            cluster=cluster,
+            waits=self._setup.waits,
         )
 
     def _groups_in_flight(self) -> int:
@@ -337,10 +337,11 @@ class RunSession:
     # --- the run -----------------------------------------------------------------------------
 
     def map_changed(self, cluster: ClusterMap) -> None:
-        """Take up a newer cluster map, which may name another data server."""
+        """Take up a newer cluster map, which may name another data server or other primaries."""
         self._cluster = cluster
         self._limits.map_changed(cluster)
         self._data.map_changed()
+        self._client.map_changed(cluster)
 
     async def run(self) -> None:
         """Prepare, then train until cancelled."""

@@ -244,7 +244,7 @@ class Servers:
             )
             self.servers.append(await stack.enter_async_context(server))
         driver = self.identity("driver")
-        member = Membership(
+        member = self.member = Membership(
             network=self.network,
             controller=self.controller.address,
             identity=driver,
@@ -260,21 +260,20 @@ class Servers:
         arrays = arrays_of(self.model, None)
         await member.create_store(run.id, store_of(run, self.config, arrays), arrays)
         placed = await member.wait_for(lambda m: bool(m.buckets), "the shards to be placed", 30.0)
-        await self._load(placed, driver)
+        await self._load(placed, member, driver)
         self.map = await member.wait_for(
             lambda m: m.run_store is not None and m.run_store.phase == "open",
             "the servers to be ready",
             30.0,
         )
 
-    async def _load(self, placed: ClusterMap, driver: Identity) -> None:
+    async def _load(self, placed: ClusterMap, member: Membership, driver: Identity) -> None:
         """Load the first values, as a driver does."""
         tensors = RunTensors(self.model, self.table, None)
         fill_from(tensors, self.model, None, seed=self.config.seed)
-        copies = ShardCopies(
-            network=self.network, identity=driver, waits=self.waits, traffic=Traffic(driver.node)
-        )
-        await copies.load(placed, placed.run_store, self.table, tensors, first_states(tensors))
+        endpoint = Endpoint(self.network, driver, Traffic(driver.node))
+        copies = ShardCopies(endpoint, changes=member.changes, waits=self.waits)
+        await copies.load(placed.run_store, self.table, tensors, first_states(tensors))
 
     def identity(self, role: str, number: int = 0) -> Identity:
         incarnation = int.from_bytes(self.entropy(7), "little")
@@ -298,7 +297,8 @@ class Servers:
                 replica=replica,
                 generation=self.map.generation,
             ),
-            addresses={name: self.map.nodes[name].address for name in sorted(set(self.map.buckets))},
+            homes=sorted(set(self.map.buckets)),
+            cluster=self.map,
             waits=waits or self.waits,
         )
         self.tasks.append(self._group.create_task(client.run(), name=f"client-{replica}"))

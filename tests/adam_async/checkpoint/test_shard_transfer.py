@@ -11,15 +11,15 @@ from adam_async.checkpoint.writer import make_tensors
 from adam_async.errors import DeadlineExceeded
 from adam_async.parameter_server.events import ReplicasChanged
 from adam_async.run.config import Waits
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, servers_of, until
 
 
 def copies_of(servers, waits=PATIENT):
     identity = servers.identity("driver", 1)
-    return ShardCopies(
-        network=servers.network, identity=identity, waits=waits, traffic=Traffic(identity.node)
-    )
+    endpoint = Endpoint(servers.network, identity, Traffic(identity.node))
+    return ShardCopies(endpoint, changes=servers.member.changes, waits=waits)
 
 
 async def read(servers, *, clock=0, waits=PATIENT):

@@ -42,13 +42,13 @@ async def test_a_resumed_run_is_not_recorded() -> None:
 
 
 async def test_a_role_that_cannot_be_asked_is_named() -> None:
-    server = NodeRecord(role="ps", address="local://nobody", incarnation=1)
+    worker = NodeRecord(role="worker", address="local://nobody", incarnation=1)
 
     async with ComputePool(threads=1) as pool:
-        record = await recorder(pool).gather(ClusterMap(nodes={"ps-0": server}), {}, {})
+        record = await recorder(pool).gather(ClusterMap(nodes={"worker-0": worker}), {}, {})
 
     assert isinstance(record, RecordError)
-    assert str(record).startswith("the run was not recorded: ps-0 did not send its log")
+    assert str(record).startswith("the run was not recorded: worker-0 did not send its log")
 
 
 def statistics_of(*kernels: str | None) -> dict[str, RoleStatistics]:

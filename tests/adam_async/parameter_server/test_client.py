@@ -9,7 +9,8 @@ import pytest
 
 from adam_async.errors import ShardUnavailable
 from adam_async.messages import Part, StepReport, role_table
-from adam_async.parameter_server.client import MAX_UNACKNOWLEDGED, StepPush
+from adam_async.parameter_server.client import StepPush
+from adam_async.parameter_server.connection import MAX_UNACKNOWLEDGED
 from adam_async.parameter_server.events import PushArrived, Refuse, ReplicasChanged
 from adam_async.run.ids import ShardId
 from tests.adam_async.runs import (
@@ -238,7 +239,7 @@ async def test_values_land_where_they_are_wanted(network):
 
 async def test_a_server_that_answers_nothing_is_named_when_patience_ends():
     rough = Rough(NETWORKS["local"](), Faults())
-    with pytest.raises(ShardUnavailable, match=r"ps-0 at local://.*, the primary of this shard"):
+    with pytest.raises(ShardUnavailable, match=r"ps-0 at local://.*, the primary of bundle ps-0"):
         async with servers_of(rough) as servers:
             client = servers.client(waits=SHORT)
             rough.faults = Faults(drop=1.0)
@@ -252,7 +253,7 @@ async def test_a_wait_for_missing_answers_ends_with_an_error_that_names_the_serv
         client = servers.client().client
         client._waits = SHORT  # the waiter loses patience, its channels do not
         client.tick("ps-0", (ShardId(0),), 1)
-        with pytest.raises(ShardUnavailable, match="answers of ps-0"):
+        with pytest.raises(ShardUnavailable, match=r"answers of ps-0 at .*, the primary of bundle ps-0"):
             await client.flush()
 
 

@@ -1,0 +1,235 @@
+"""The connection of a client to one bundle: links to its primary, and repetition over them.
+
+A `BundleConnection` keeps one link at a time to the primary of the bundle, and the session. After any fault
+of a link (it breaks, an answer is late, a push left a gap) it drops the link, dials again and repeats all
+open requests, in order, under the same numbers (`session.py`).
+
+If the primary moves, the link is dropped, and the next one leads to the new primary. All copies of the bundle
+know the applied numbers: a push that the old primary has acknowledged stays acknowledged, and an open one is
+applied once. A refusal by a server that does not serve the bundle (`NOT_SERVING`) leaves the request open:
+the connection pauses until the primary moves, and asks again. Without progress for `patience_s` it fails, and
+names the bundle and its primary.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from functools import partial
+
+from adam_async.errors import ShardUnavailable
+from adam_async.parameter_server.session import Exchange, Session
+from adam_async.run.config import Waits
+from adam_async.run.primary import Primary
+from adam_async.runtime.callbacks import Callbacks
+from adam_async.runtime.channel import Channel, Endpoint, wait_set
+from transport import DialFailed, Link, Message, RemoteError, TransportError, WouldBlock
+
+logger = logging.getLogger(__name__)
+
+MAX_UNACKNOWLEDGED = 8
+"""Maximum number of unanswered pushes to one bundle; above it `admit` waits."""
+
+NOT_SERVING = frozenset({"not-primary", "not-ready", "wrong-run"})
+"""Codes of refusals by a server that is not, not yet or no longer the primary of a bundle."""
+
+
+class BundleConnection:
+    """The session with one bundle, over links to its primary, one after the other."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        home: str,
+        primary: Primary | None,
+        waits: Waits,
+        callbacks: Callbacks,
+    ) -> None:
+        self.home = home
+        self.primary = primary
+        """The primary in the newest map; None while the bundle has none."""
+        self._last = primary
+        """The last primary that the bundle had; None before the first."""
+        peer, address = (primary.node, primary.address) if primary is not None else (home, "")
+        self.channel = Channel(endpoint, peer=peer, address=address, patience_s=waits.patience_s)
+        self._callbacks = callbacks
+        self._identity = endpoint.identity
+        self._waits = waits
+        self._moved = asyncio.Event()
+        """Set when the primary has changed, until the next dial."""
+        self._dialling: asyncio.Timeout | None = None
+        """Ends the dial in progress when the primary changes."""
+        self._trouble = asyncio.Event()
+        self._progress = asyncio.Event()
+        self._backlog: deque[Exchange] = deque()
+        self._has_backlog = asyncio.Event()
+        self._settled = 0
+        self._refusal = ""
+        """Last refusal on the last link."""
+        self.session = Session(limit=MAX_UNACKNOWLEDGED)
+        self.reconnects = -1
+        self.moves = 0
+
+    async def run(self) -> None:
+        """Keep a link, and repeat all open requests on each new one, until cancelled.
+
+        Raises:
+            ShardUnavailable: There was no progress for `patience_s`; names the bundle and its primary.
+        """
+        channel = self.channel
+        channel.renew()
+        while channel.left_s > 0:
+            link = await self._dial()
+            if link is None:
+                continue
+            self.reconnects += 1
+            settled = await self._attend(link)
+            if settled:
+                channel.progressed()
+            elif not self.session.open:
+                # An idle link that breaks owed nothing: patience begins with this trouble.
+                channel.renew()
+            if self._refusal or not settled:
+                await channel.pause(self._moved)
+        refusal = f"; its last answer is {self._refusal}" if self._refusal else ""
+        raise ShardUnavailable(f"{self}{refusal}", self._waits.patience_s)
+
+    def primary_changed(self, primary: Primary | None) -> None:
+        """Take up another primary, or its absence: drop the link, and end a dial to the old one."""
+        channel, last = self.channel, self._last
+        self.primary = primary
+        if primary is not None:
+            if last is not None and primary != last:
+                self.moves += 1
+                moved = f"primary of bundle {self.home} moved from {last.node} to {primary.node}"
+                logger.info("%s: %s", self._identity.node, moved)
+            self._last, self._refusal = primary, ""
+            channel.peer, channel.address = primary.node, primary.address
+            channel.progressed()  # the new primary has the whole patience
+            self._progress.set()
+        self._moved.set()
+        self._trouble.set()
+        if self._dialling is not None:
+            self._dialling.reschedule(asyncio.get_running_loop().time())
+
+    async def _dial(self) -> Link | None:
+        """Return a link to the primary; None if there is none yet, or the dial failed or ended early."""
+        channel = self.channel
+        self._moved.clear()
+        if self.primary is None:
+            await wait_set(self._moved, channel.left_s)
+            return None
+        try:
+            async with asyncio.timeout(None) as self._dialling:
+                link = await channel.dial()
+        except (DialFailed, TimeoutError):
+            return None
+        finally:
+            self._dialling = None
+        peer = link.peer
+        if (peer.node, peer.incarnation) != (self.primary.node, self.primary.incarnation):
+            # The primary has changed, or another process has its address: the map will name the new primary.
+            channel.drop()
+            await channel.pause(self._moved)
+            return None
+        return link
+
+    async def _attend(self, link: Link) -> bool:
+        """Use one link until a fault. Returns whether any request was settled on it."""
+        self._trouble.clear()
+        self._settled, self._refusal = 0, ""
+        node, bundle = self._identity.node, self.home
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch(link), name=f"{node}/watch-{bundle}")
+            self._backlog.clear()
+            self._backlog.extend(self.session.to_send_again())
+            pump = group.create_task(self._pump(link), name=f"{node}/pump-{bundle}")
+            try:
+                await self._trouble.wait()
+            finally:
+                pump.cancel()
+                self.channel.drop()
+        return self._settled > 0
+
+    async def _watch(self, link: Link) -> None:
+        await link.wait_closed()
+        self._trouble.set()
+
+    def send(self, exchange: Exchange) -> None:
+        """Send a new request; without a link it leaves on the next one."""
+        self.session.opened(exchange)
+        link = self.channel.link
+        if link is None:
+            return
+        if self._backlog or not self._send(link, exchange):
+            self._backlog.append(exchange)
+            self._has_backlog.set()
+
+    async def _pump(self, link: Link) -> None:
+        """Send the backlog in order, as fast as the server reads."""
+        while True:
+            while self._backlog:
+                if self._send(link, self._backlog[0]):
+                    self._backlog.popleft()
+                else:
+                    await link.wait_writable()
+            self._has_backlog.clear()
+            await self._has_backlog.wait()
+
+    def _send(self, link: Link, exchange: Exchange) -> bool:
+        """Send a request on this link. Returns False if the server does not read fast enough."""
+        try:
+            link.ask(
+                exchange.message,
+                partial(self._answered, link, exchange),
+                timeout_s=self._waits.answer_s,
+                into=exchange.into,
+                release=exchange.sending(),
+                ordered=True,
+            )
+        except WouldBlock:
+            exchange.not_sent()
+            return False
+        except TransportError:
+            exchange.not_sent()
+            self._trouble.set()
+            return True
+        return True
+
+    def _answered(self, link: Link, exchange: Exchange, answer: Message | TransportError) -> None:
+        error = answer if isinstance(answer, TransportError) else None
+        if isinstance(answer, Message):
+            try:
+                settled = self.session.answered(exchange, answer)
+            except TransportError as malformed:
+                error = malformed
+            except Exception as defect:
+                # No caller awaits the answer: without this, the exchange would stay open for ever.
+                self._callbacks.fail(defect)
+                return
+            else:
+                self._settled += settled
+                self._progress.set()
+                if settled:
+                    return
+        if link is not self.channel.link:
+            return
+        if isinstance(error, RemoteError):
+            self._refusal = str(error)
+            if error.code not in NOT_SERVING:
+                asked = f"{exchange.message.type} of bundle {self.home}"
+                logger.warning("%s refused %s: %s", self.channel.peer, asked, error)
+        self._trouble.set()
+
+    async def wait_progress(self) -> None:
+        """Wait for the next answer. Cancelling it loses nothing."""
+        self._progress.clear()
+        await self._progress.wait()
+
+    def __repr__(self) -> str:
+        return f"<BundleConnection {self.home} over {self.channel!r}, {len(self.session.open)} open>"
+
+    def __str__(self) -> str:
+        if self.primary is None:
+            return f"a primary of bundle {self.home}{f' after {self._last.node}' if self._last else ''}"
+        return f"{self.channel}, the primary of bundle {self.home}"

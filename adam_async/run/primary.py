@@ -1,0 +1,22 @@
+"""Pure: the primary of a bundle, as clients of the bundle need it."""
+
+from typing import NamedTuple
+
+from adam_async.run.cluster_map import ClusterMap
+
+
+class Primary(NamedTuple):
+    """The server that answers for a bundle."""
+
+    node: str
+    incarnation: int
+    address: str
+    """Address of its listener."""
+
+
+def primary_of(cluster: ClusterMap, store: str, home: str) -> Primary | None:
+    """Return the primary of a bundle, by the id of its store and its home; None while there is none."""
+    bundle, record = cluster.bundle(store, home), cluster.primary(store, home)
+    if bundle is None or bundle.primary is None or record is None:
+        return None
+    return Primary(*bundle.primary, record.address)
