@@ -20,7 +20,7 @@ from adam_async.parameter_server.gradients import (
     Factors,
     PushGradients,
     is_finite,
-    part_of,
+    part_of as part_of_gradient,
     product_bound,
     squares,
 )
@@ -101,7 +101,7 @@ def test_joined_factors_under_plain_sgd_equal_their_sum(rates):
         errors_RK = Dice(1).normal(f"e{number}", count=20, dtype=np.float32).reshape(10, 2)
         gradients.append(Factors(x_IK, errors_RK, rate, product_bound(x_IK, errors_RK)))
     applier = Applier(Sgd(), [joined.spec], np.float32)
-    assert applier._can_join([part_of(gradient) for gradient in gradients], len(rates))
+    assert applier._can_join([part_of_gradient(gradient) for gradient in gradients], len(rates))
     applier.apply(joined, gradients)
     for gradient in gradients:
         applier.apply(single, [gradient])
@@ -196,7 +196,7 @@ def test_factor_pushes_that_overflow_only_together_are_applied_one_by_one():
     shard, expected = (new_shard(Sgd(), 6, 3, np.float32) for _ in range(2))
     up, down = factors_of(1.2e19, 1.2e19), factors_of(1.2e19, -1.2e19)
     applier = Applier(Sgd(), [shard.spec], np.float32)
-    assert not applier._can_join([part_of(gradient) for gradient in (up, up, down, down)], 4)
+    assert not applier._can_join([part_of_gradient(gradient) for gradient in (up, up, down, down)], 4)
     assert applier.apply(shard, [up, down, up, down]) == [True] * 4
     for gradient in (up, down, up, down):
         applier.apply(expected, [gradient])
