@@ -21,7 +21,8 @@ from adam_async.run.shard_table import ShardTable, shard_table
 from adam_async.run.store_record import ArrayRecord, StorePhase, StoreRecord
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
-from adam_async.store.joining import arrays_of, consistency_of
+from adam_async.store.joining import arrays_of
+from adam_async.store.wish import consistency_of
 from transport import Identity, Network, RemoteProtocolError, TransportError
 
 Histogram = dict[str, Count]
