@@ -181,6 +181,11 @@ async def _add_files(samples: Samples[Sample], table: Table, folder: Path) -> No
     rows: list[tuple[str, str]] = []
 
     def read(table: Table, index: int) -> None:
+        """Add the path and the label of one line to `rows`.
+
+        Raises:
+            DataError: The line is no row of the table, or its path leads out of the folder.
+        """
         where = f"{table.origin}, line {table.first_line + index}"
         try:
             fields = next(csv.reader(io.StringIO(_text(table.lines[index], where))))
