@@ -379,6 +379,7 @@ class Engine:
         return self._scheduler.take_effects()
 
     def _run_light(self, call: Call) -> None:
+        """Run a light node on the loop, at once; its effects join the current turn."""
         clock = None if self._trace is None else self._pool.clock
         if clock is not None:
             call.queued = call.started = clock()
@@ -395,6 +396,7 @@ class Engine:
             self._record(call)
 
     def _submit(self) -> None:
+        """Submit the backlog in one call; the calls without room wait until the pool has some."""
         backlog = self._backlog
         sink = self._sink
         for call in backlog:

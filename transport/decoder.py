@@ -314,6 +314,7 @@ class FrameDecoder:
         return [arrival.frame()]
 
     def _parse(self) -> list[Frame]:
+        """Decode all whole heads in the scratch; return the messages that they complete."""
         frames: list[Frame] = []
         scratch = self._scratch
         view = self._view
@@ -422,6 +423,11 @@ class FrameDecoder:
             )
 
     def _chunk(self, flags: int, payload_length: int, head_bytes: int) -> _Arrival:
+        """Take a chunk into the large message in progress; returns that message.
+
+        Raises:
+            RemoteProtocolError: There is none, or the chunk is empty or too long for it.
+        """
         arrival = self._large
         if arrival is None:
             raise RemoteProtocolError("chunk", "a chunk without a message in progress")

@@ -188,6 +188,7 @@ class LocalCluster:
         return self
 
     async def _open(self) -> None:
+        """Open all roles in the order of their needs, the driver last; a failure closes them."""
         config, setup = self.config, self._setup
         threads = config.threads_per_worker(usable_cores())
         if self.dataset is None and not setup.hosts:
@@ -241,6 +242,7 @@ class LocalCluster:
         )
 
     async def _open_controllers(self, stack: AsyncExitStack, network: Network) -> None:
+        """Open the controllers. Several get their addresses last: each knows its port once it listens."""
         names = controller_names(self.config.controllers)
         for name in names:
             controller = Controller(
@@ -289,6 +291,7 @@ class LocalCluster:
     async def _open_workers(
         self, stack: AsyncExitStack, network: Network, controller: str, threads: int
     ) -> None:
+        """Open the workers; the first one of a replica finds the pool that all of the replica share."""
         config, setup = self.config, self._setup
         for number in range(config.workers):
             if number % config.partitions == 0:

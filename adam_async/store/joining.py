@@ -206,6 +206,12 @@ class Joining:
         await membership.wait_for(changed, what, max(left_s, 0.001))
 
     async def _load(self, store: StoreRecord, arrays: Sequence[ArrayRecord], key: tuple[str, str]) -> None:
+        """Load the first values into the servers, which open the store when all have theirs.
+
+        Raises:
+            DeadlineExceeded: The servers were not done within `prepare_s`.
+            StoreError: A server was lost, or the store was deleted meanwhile.
+        """
         assert self._wish.values is not None
         start = _StartValues(self._wish.values, arrays)
         table = shard_table(arrays, shard_bytes=store.shard_bytes)

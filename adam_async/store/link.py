@@ -322,6 +322,13 @@ class StoreLink:
         pull: PullCollector | None,
         done: "asyncio.Future[PushOutcome]",
     ) -> None:
+        """Send the messages of a push.
+
+        Args:
+            versions: Versions of all shards that the gradients were computed from, by index.
+            pull: Collects the values that the answers bring; None for a push alone.
+            done: Gets the outcome when all servers have answered.
+        """
         if self._is_summed:
             self._note_pushed(messages, assign=assign)
         collector = PushCollector(self.layout, self.note_versions, done, len(messages))

@@ -63,6 +63,7 @@ class _LocalServers:
             await asyncio.shield(task)
 
     async def _run(self, access: "asyncio.Future[ServerAccess]") -> None:
+        """Run a controller and a server until no store uses them; `access` gets their address or error."""
         unused = self._unused
         network, buffers, waits = LocalNetwork(rules=role_table()), BufferPool(), Waits()
         try:

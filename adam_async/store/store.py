@@ -332,6 +332,7 @@ class Opening:
         return f"<Opening of store {self._wish.name!r}: {HOW_TO_OPEN}>"
 
     async def _open(self) -> ParameterStore:
+        """Start the background work, and wait until the store is open. A cancellation closes it again."""
         if self._task is not None:
             raise StoreError("this store was opened before: call ParameterStore.open again")
         opened: asyncio.Future[StoreLink] = asyncio.get_running_loop().create_future()

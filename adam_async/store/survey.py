@@ -220,6 +220,7 @@ def _summary(name: str, store: StoreRecord, cluster: ClusterMap) -> StoreSummary
 def _array_summaries(
     store: StoreRecord, arrays: Sequence[ArrayRecord], table: ShardTable, reports: Sequence[ServerCounts]
 ) -> list[ArraySummary]:
+    """Summarize each array; it has a version only if all its shards were reported."""
     versions = {shard: version for report in reports for shard, version in report.versions.items()}
     found = []
     for array in arrays:
@@ -242,6 +243,7 @@ def _array_summaries(
 def _client_summaries(
     store: StoreRecord, cluster: ClusterMap, reports: Sequence[ServerCounts]
 ) -> list[ClientSummary]:
+    """Summarize the clients that have a place or were counted, in the order of their places."""
     nodes = {
         str(replica): ", ".join(sorted(node for node, _ in members))
         for replica, (_, members) in cluster.pushers(store).items()

@@ -109,6 +109,11 @@ def parse_header(data: bytes, origin: str, split: Split | None) -> Table:
 
 
 def _shape(pixels: int, given: bytes, origin: str) -> tuple[int, ...]:
+    """Return the shape of images of this many pixels: (channels, rows, columns), a square if none is given.
+
+    Raises:
+        DataError: The given shape has another size, or the pixels are no square.
+    """
     if given:
         axes = [int(axis) for axis in re.split(rb"[,x]", given)]
         shape = (1, *axes) if len(axes) == 2 else tuple(axes)
