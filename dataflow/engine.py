@@ -26,10 +26,8 @@ from dataflow.errors import (
     NodeFailed,
     NoRoom,
     PoolClosed,
-    TagAbandoned,
     TagInFlight,
     TagUnknown,
-    WaitTimedOut,
 )
 from dataflow.graph import Graph
 from dataflow.jobs import Job, JobPool
@@ -37,17 +35,15 @@ from dataflow.mailbox import Mailbox
 from dataflow.scheduler import Scheduler
 from dataflow.tags import Tag
 from dataflow.tokens import (
-    Abandoned,
     BatchCall,
     Call,
-    ContextFreed,
     Effect,
-    Finished,
     Firing,
     Output,
     Token,
     TraceRecord,
 )
+from dataflow.waiters import Waiters
 
 OnOutput = Callable[[str, Tag, Any], None]
 Trace = Callable[[TraceRecord], None]
@@ -155,13 +151,7 @@ class Engine:
         self._turning = False
         self._backlog: deque[Call] = deque()
         self._asked_for_room = False
-        # In order of arrival. `_reserved` counts woken waiters that have not run yet.
-        self._admissions: deque[asyncio.Future[None]] = deque()
-        self._admitting: set[Tag] = set()
-        self._reserved = 0
-        self._room_waiters: list[asyncio.Future[None]] = []
-        self._finish_waiters: dict[Tag, list[asyncio.Future[None]]] = {}
-        self._idle_waiters: list[asyncio.Future[None]] = []
+        self._waiters = Waiters(self._scheduler, settings.wait_timeout_s, self._describe)
         self._num_failed = 0
 
     async def __aenter__(self) -> Self:
@@ -220,35 +210,30 @@ class Engine:
         """
         self._check_running()
         self._check_admissible(tag)
-        if not self._admissions and self._scheduler.room > self._reserved:
+        waiters = self._waiters
+        if not waiters.admissions and self._scheduler.room > waiters.reserved:
             return self._admit(tag)
-        turn: asyncio.Future[None] = self._loop.create_future()
-        self._admissions.append(turn)
-        self._admitting.add(tag)
         try:
-            await self._wait(turn, "admission of", tag, timeout_s=timeout_s)
+            await waiters.wait_admission(tag, timeout_s=timeout_s)
             self._check_running()
             return self._scheduler.admit(tag)
         finally:
-            self._admitting.discard(tag)
-            if turn.cancelled() or turn.exception() is not None:
-                turn.cancel()
-            else:
-                self._reserved -= 1
             self._turn()  # runs the early tokens, or passes the reserved slot on
 
     def admit_nowait(self, tag: Tag) -> Any:
         """Like `admit`, but raise NoRoom instead of waiting."""
         self._check_running()
         self._check_admissible(tag)
-        if self._admissions or self._scheduler.room <= self._reserved:
+        waiters = self._waiters
+        if waiters.admissions or self._scheduler.room <= waiters.reserved:
             raise NoRoom(f"{tag} not admitted: {self._describe()}")
         return self._admit(tag)
 
     @property
     def has_room(self) -> bool:
         """Whether `admit_nowait` has a slot and a context."""
-        return not self._admissions and self._scheduler.room > self._reserved
+        waiters = self._waiters
+        return not waiters.admissions and self._scheduler.room > waiters.reserved
 
     async def wait_room(self, *, timeout_s: float | None = None) -> None:
         """Wait until a turn, with its `on_room`, leaves room. Another caller may take it first.
@@ -261,9 +246,7 @@ class Engine:
         """
         self._check_running()
         if not self.has_room:
-            room: asyncio.Future[None] = self._loop.create_future()
-            self._room_waiters.append(room)
-            await self._wait(room, "room in the engine", timeout_s=timeout_s)
+            await self._waiters.wait_room(timeout_s=timeout_s)
             self._check_running()
 
     def abandon(self, tag: Tag) -> bool:
@@ -293,9 +276,7 @@ class Engine:
             if self._scheduler.is_settled(tag):
                 return
             raise TagUnknown(tag=tag)
-        over: asyncio.Future[None] = self._loop.create_future()
-        self._finish_waiters.setdefault(tag, []).append(over)
-        await self._wait(over, "finish of", tag, timeout_s=timeout_s)
+        await self._waiters.wait_finished(tag, timeout_s=timeout_s)
 
     async def drain(self, *, timeout_s: float | None = None) -> None:
         """Wait until no tag is live and no thread runs a call. Cancelling is harmless.
@@ -305,10 +286,7 @@ class Engine:
             WaitTimedOut: The wait took longer than `timeout_s`; the message lists the missing inputs per tag.
         """
         self._check_running()
-        if not self._scheduler.idle:
-            idle: asyncio.Future[None] = self._loop.create_future()
-            self._idle_waiters.append(idle)
-            await self._wait(idle, "draining the engine", timeout_s=timeout_s)
+        await self._waiters.wait_idle("draining the engine", timeout_s=timeout_s)
 
     # Tokens
 
@@ -368,6 +346,7 @@ class Engine:
         if self._turning:
             return
         self._turning = True
+        waiters = self._waiters
         try:
             while effects := self._scheduler.take_effects() or self._fill_room():
                 for effect in effects:
@@ -379,15 +358,15 @@ class Engine:
                     elif isinstance(effect, Output):
                         self._report_output(effect)
                     else:
-                        self._settle(effect)
+                        waiters.settle(effect)
         finally:
             self._turning = False
         if self._backlog:
             self._submit()
-        if self._admissions:
-            self._call_admissions()
-        if self._room_waiters and self.has_room:
-            _wake(self._room_waiters)
+        if waiters.admissions:
+            waiters.grant_admissions()
+        if waiters.room and self.has_room:
+            waiters.wake_room()
 
     def _fill_room(self) -> list[Effect]:
         """Call `on_room` if there is room; return the effects of its admissions."""
@@ -400,6 +379,7 @@ class Engine:
         return self._scheduler.take_effects()
 
     def _run_light(self, call: Call) -> None:
+        """Run a light node on the loop, at once; its effects join the current turn."""
         clock = None if self._trace is None else self._pool.clock
         if clock is not None:
             call.queued = call.started = clock()
@@ -416,6 +396,7 @@ class Engine:
             self._record(call)
 
     def _submit(self) -> None:
+        """Submit the backlog in one call; the calls without room wait until the pool has some."""
         backlog = self._backlog
         sink = self._sink
         for call in backlog:
@@ -492,16 +473,6 @@ class Engine:
         except Exception as error:
             self._fail(error)
 
-    def _settle(self, effect: Finished | Abandoned | ContextFreed) -> None:
-        if self._finish_waiters and type(effect) is not ContextFreed:
-            for over in self._finish_waiters.pop(effect.tag, ()):
-                if type(effect) is Abandoned:
-                    _refuse(over, TagAbandoned(tag=effect.tag))
-                else:
-                    _wake([over])
-        if self._idle_waiters and self._scheduler.idle:
-            _wake(self._idle_waiters)
-
     # Waiting
 
     def _admit(self, tag: Tag) -> Any:
@@ -509,38 +480,14 @@ class Engine:
         self._turn()
         return context
 
-    def _call_admissions(self) -> None:
-        """Wake as many waiters in `admit` as there is room for."""
-        admissions = self._admissions
-        while admissions and (admissions[0].done() or self._reserved < self._scheduler.room):
-            turn = admissions.popleft()
-            if not turn.done():
-                self._reserved += 1
-                turn.set_result(None)
-
-    async def _wait(
-        self, future: asyncio.Future[None], what: str, tag: Tag | None = None, *, timeout_s: float | None
-    ) -> None:
-        timeout_s = self._settings.wait_timeout_s if timeout_s is None else timeout_s
-        deadline = self._loop.call_later(timeout_s, self._time_out, future, what, tag, timeout_s)
-        try:
-            await future
-        finally:
-            deadline.cancel()
-
-    def _time_out(self, future: asyncio.Future[None], what: str, tag: Tag | None, timeout_s: float) -> None:
-        name = what if tag is None else f"{what} {tag}"
-        _refuse(future, WaitTimedOut(name=name, timeout_s=timeout_s, details=self._describe()))
-
     async def _wait_for_threads(self) -> None:
         """Wait until the scheduler is idle; a cancellation takes effect after the wait."""
         cancelled: asyncio.CancelledError | None = None
         ends_at = self._loop.time() + self._settings.close_timeout_s
         while not self._scheduler.idle:
-            idle: asyncio.Future[None] = self._loop.create_future()
-            self._idle_waiters.append(idle)
+            left_s = max(0.0, ends_at - self._loop.time())
             try:
-                await self._wait(idle, "closing the engine", timeout_s=max(0.0, ends_at - self._loop.time()))
+                await self._waiters.wait_idle("closing the engine", timeout_s=left_s)
             except asyncio.CancelledError as error:
                 cancelled = error
         if cancelled is not None:
@@ -553,7 +500,7 @@ class Engine:
             raise EngineClosed(f"the engine is {self._state}: it works only inside its `async with`")
 
     def _check_admissible(self, tag: Tag) -> None:
-        if tag in self._admitting:
+        if tag in self._waiters.admitting:
             raise TagInFlight(tag=tag)
         self._scheduler.check_admissible(tag)
 
@@ -568,15 +515,7 @@ class Engine:
     def _stop(self) -> None:
         """Abandon all tags, and end all waits with an error."""
         self._state = "stopped"
-        waiting = [*self._admissions, *self._idle_waiters, *self._room_waiters]
-        for futures in self._finish_waiters.values():
-            waiting += futures
-        self._admissions.clear()
-        self._room_waiters.clear()
-        self._idle_waiters.clear()
-        self._finish_waiters.clear()
-        for future in waiting:
-            _refuse(future, EngineClosed("the engine stopped during the wait"))
+        self._waiters.close()
         self._scheduler.abandon_all()
         self._turn()
 
@@ -595,7 +534,7 @@ class Engine:
             dropped_tokens=scheduler.num_dropped,
             live=scheduler.num_live,
             still_running=scheduler.num_still_running,
-            waiting=len(self._admitting),
+            waiting=len(self._waiters.admitting),
             early_tokens=scheduler.num_early,
             backlog=len(self._backlog),
         )
@@ -603,17 +542,3 @@ class Engine:
     def __repr__(self) -> str:
         s = self._scheduler
         return f"<Engine {self._state} {s.num_live}/{s.in_flight} tags in flight {s.num_finished} finished>"
-
-
-def _wake(waiters: list[asyncio.Future[None]]) -> None:
-    for waiter in waiters:
-        if not waiter.done():
-            waiter.set_result(None)
-    waiters.clear()
-
-
-def _refuse(future: asyncio.Future[None], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
-        # A waiter cancelled in this very iteration retrieves no error, and the loop would log that.
-        future.exception()

@@ -153,6 +153,11 @@ class Graph:
         assign(self, "readers", tuple(map(tuple, readers)))
 
     def _number_ports(self) -> tuple[str, ...]:
+        """Return the ports in the order of their numbers: inputs first, then outputs of the nodes.
+
+        Raises:
+            GraphError: Two nodes have one name, or two writers one port.
+        """
         names: set[str] = set()
         for node in self.nodes:
             if node.name in names:
@@ -173,6 +178,11 @@ class Graph:
         return tuple(writer)
 
     def _check_readers(self) -> None:
+        """Check that each port that is read is written, and each input is read.
+
+        Raises:
+            GraphError: One is not; names it.
+        """
         ports = set(self.ports)
         for node in self.nodes:
             for port in node.inputs:

@@ -455,6 +455,7 @@ class ComputePool:
         return await result
 
     def _completed(self, jobs: list[Job]) -> None:
+        """Report completed jobs to their users, one call for each, then call those that wait for room."""
         self._finished += len(jobs)
         by_sink: dict[Callable[[list[Job]], None], list[Job]] = {}
         for job in jobs:

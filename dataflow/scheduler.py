@@ -338,6 +338,7 @@ class Scheduler:
                 self._effects.append(firings[0] if node.batch == 1 else BatchCall(node, firings))
 
     def _complete(self, firing: Firing, values: Sequence[Any] | None) -> None:
+        """Take the values of a firing to its readers; a tag has finished with its last node."""
         flight = firing.flight
         flight.running -= 1
         if flight.abandoned:

@@ -25,6 +25,7 @@ class _Run:
         self.others: set[int] = set()
 
     def add(self, number: int) -> None:
+        """Add a number, and extend the range over all of `others` that now join it."""
         if self.start <= number < self.watermark:
             return
         others = self.others

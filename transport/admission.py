@@ -46,6 +46,7 @@ class _Source(Generic[Connection]):
         return len(self.silent) + len(self.proving)
 
     def take_victim(self) -> Connection:
+        """Remove and return the connection to close: the oldest of the larger kind, in a tie a silent one."""
         # Proving connections yield only above half: else every new silent one would be the victim.
         victims = self.silent if len(self.silent) >= len(self.proving) else self.proving
         victim = next(iter(victims))

@@ -54,6 +54,7 @@ class _Block:
         self.reference: weakref.ref[Tensor] | None = None
 
     def returned(self, reference: object) -> None:
+        """Take the memory back when its last view is gone; a full free list lets it go."""
         # May run on any thread: each line is atomic, and the block is free only after the last one.
         self.reference = None
         self.lent.discard(self)

@@ -104,15 +104,18 @@ class _Scatter:
         self.piece = self._pieces.pop()
 
     def room(self, limit: int) -> memoryview:
+        """Return the memory for the next bytes, at most `limit` of them."""
         return self.piece if len(self.piece) <= limit else self.piece[:limit]
 
     def advance(self, count: int) -> None:
+        """Go on behind `count` bytes that were written to `room`."""
         if count < len(self.piece):
             self.piece = self.piece[count:]
         elif self._pieces:  # behind the last byte no piece is needed
             self.piece = self._pieces.pop()
 
     def fill(self, source: memoryview) -> None:
+        """Copy bytes to their destinations."""
         while source:
             room = self.room(len(source))
             room[:] = source[: len(room)]
@@ -129,7 +132,7 @@ class _Discard(_Scatter):
         super().__init__([memoryview(bytearray(64 << 10))])
 
     def advance(self, count: int) -> None:
-        pass
+        """Stay at the start: the next bytes overwrite these."""
 
 
 class _Arrival:
@@ -169,11 +172,13 @@ class _Arrival:
         self.total = 0
 
     def discard(self) -> None:
+        """Let the tensors go, and drop all coming bytes."""
         # The rest of the payload still has to be read, to find the next frame behind it.
         self.scatter = _Discard()
         self.tensors = ()
 
     def frame(self) -> Frame:
+        """Return the frame of the whole message."""
         message = Message(type=self.name, meta=self.meta, tensors=self.tensors)
         return _make_frame((self.kind, self.request_id, message, self.payload_bytes, self.frame_bytes))
 
@@ -190,6 +195,10 @@ def _pieces(layout: Layout, tensors: tuple[Tensor, ...]) -> list[memoryview]:
             pieces.append(raw_bytes(tensor))
         end = spec.offset + spec.nbytes
     return pieces
+
+
+def _empty_arrays(layout: Layout) -> tuple[Tensor, ...]:
+    return tuple([np.empty(spec.shape, spec.dtype) for spec in layout.specs])
 
 
 class FrameDecoder:
@@ -305,6 +314,7 @@ class FrameDecoder:
         return [arrival.frame()]
 
     def _parse(self) -> list[Frame]:
+        """Decode all whole heads in the scratch; return the messages that they complete."""
         frames: list[Frame] = []
         scratch = self._scratch
         view = self._view
@@ -413,6 +423,11 @@ class FrameDecoder:
             )
 
     def _chunk(self, flags: int, payload_length: int, head_bytes: int) -> _Arrival:
+        """Take a chunk into the large message in progress; returns that message.
+
+        Raises:
+            RemoteProtocolError: There is none, or the chunk is empty or too long for it.
+        """
         arrival = self._large
         if arrival is None:
             raise RemoteProtocolError("chunk", "a chunk without a message in progress")
@@ -446,41 +461,30 @@ class FrameDecoder:
         more = flags & MORE
         layout = read_layout(described, self._max_message_bytes)
         _, specs, total, tensor_bytes, _ = layout
-        if more:
-            self._check_first(name, payload_length, total)
-        elif payload_length != total:
-            raise RemoteProtocolError(
-                "payload-length",
-                f"the tensors of {name!r} take {total} bytes, its frame has {payload_length}",
-            )
+        if more or payload_length != total:
+            self._check_length(name, more, payload_length, total)
         # Only for replies: a request of the peer may have the same id, because each side counts its own.
         registered = self.registered.get(request_id) if kind == REPLY and self.registered else None
         if registered is not None and registered.layout != layout:
-            registered = (
-                None  # the reply comes in other memory, and `Endpoint._on_reply` reports the mismatch
-            )
-        # Empty arrays have no payload, so they need neither pooled memory nor an arrival.
-        if not total:
-            if registered is not None:
-                empty = registered.tensors
-            else:
-                empty = tuple([np.empty(spec.shape, spec.dtype) for spec in specs])
-            message = Message(type=name, meta=meta, tensors=empty)
-            return _make_frame((kind, request_id, message, 0, head_bytes)), None
-
-        frame_bytes = head_bytes + total - tensor_bytes
+            # The reply comes in other memory, and `Endpoint._on_reply` reports the mismatch.
+            registered = None
         tensors: tuple[Tensor, ...]
         scatter: _Scatter
+        if not total:
+            # Empty arrays have no payload, so they need neither pooled memory nor an arrival.
+            tensors = _empty_arrays(layout) if registered is None else registered.tensors
+            message = Message(type=name, meta=meta, tensors=tensors)
+            return _make_frame((kind, request_id, message, 0, head_bytes)), None
+        frame_bytes = head_bytes + total - tensor_bytes
         if self._discards:
             # An ended link has released its account: it must reserve nothing for a peer that sends on.
             tensors, scatter = (), _Discard()
         elif registered is None:
-            # One tensor is lent as an array of its own dtype. Several are views of one buffer, which the pool
-            # takes back after the last of them.
             if len(specs) == 1:
                 tensor, memory = self._memory.lend(total, specs[0].dtype, specs[0].shape)
                 tensors = (tensor,)
             else:
+                # Several tensors are views of one buffer, which the pool takes back after the last of them.
                 whole, memory = self._memory.lend(total, _UINT8, (total,))
                 tensors = tuple(
                     [np.ndarray(shape, dtype, whole, offset) for dtype, shape, offset, _ in specs]
@@ -504,14 +508,23 @@ class FrameDecoder:
         arrival = _Arrival(kind, request_id, name, meta, tensors, scatter, tensor_bytes, frame_bytes)
         arrival.total = total
         if more:
-            arrival.lacking = total - payload_length
-            self._large = arrival
-            # Between chunks, request only the head of a chunk, so that its payload needs no copy.
-            self._prelude = self._view[: PRELUDE_BYTES + (CHECKSUM_BYTES if flags & CHECKED else 0)]
+            self._begin_large(arrival, payload_length, flags)
         return None, arrival
 
-    def _check_first(self, name: str, payload_length: int, total: int) -> None:
-        """Check the first of several frames of a large message."""
+    def _begin_large(self, arrival: _Arrival, payload_length: int, flags: int) -> None:
+        """Begin a message of several frames, of which the first has ``payload_length`` bytes."""
+        arrival.lacking = arrival.total - payload_length
+        self._large = arrival
+        # Between chunks, request only the head of a chunk, so that its payload needs no copy.
+        self._prelude = self._view[: PRELUDE_BYTES + (CHECKSUM_BYTES if flags & CHECKED else 0)]
+
+    def _check_length(self, name: str, more: int, payload_length: int, total: int) -> None:
+        """Check the payload of the first frame of a message: all bytes of its tensors, or fewer with MORE."""
+        if not more and payload_length != total:
+            raise RemoteProtocolError(
+                "payload-length",
+                f"the tensors of {name!r} take {total} bytes, its frame has {payload_length}",
+            )
         # One at a time: else a peer could reserve address space for any number of messages.
         if self._large is not None:
             raise RemoteProtocolError(

@@ -339,6 +339,7 @@ class Endpoint(AnsweringLink):
             self._observer(True, message_type, payload_bytes, frame_bytes)
 
     def _on_reply(self, request_id: int, message: Message) -> None:
+        """Answer the call of this request; a reply that does not match the registered arrays is its error."""
         call = self._calls.pop(request_id)
         if call is None or call.waiter.done():
             return  # the call timed out or was cancelled
@@ -364,6 +365,7 @@ class Endpoint(AnsweringLink):
             fail_waiter(call.waiter, error)
 
     def _on_request(self, request_id: int, message: Message, cost: int) -> None:
+        """Charge a request, and handle it behind the waiting ones; refuse it if too many are unanswered."""
         if request_id in self._requests:
             raise RemoteProtocolError("request-id", f"request {request_id} is still unanswered")
         request = InboundRequest(self, request_id, message, cost)
@@ -394,6 +396,7 @@ class Endpoint(AnsweringLink):
             request.fail("internal", f"handling {request.message.type!r} failed: {type(error).__name__}")
 
     def _on_message(self, message: Message, payload_bytes: int, held_bytes: int) -> None:
+        """Charge a message, and put it into the inbox for the next receiver."""
         if not self._receives:
             raise RemoteProtocolError(
                 "message",
@@ -502,6 +505,7 @@ class Endpoint(AnsweringLink):
         self._timer = self._loop.call_at(deadline, self._on_timer)
 
     def _on_timer(self) -> None:
+        """Time out calls, do what is due, and set the timer for the next deadline."""
         self._timer = None
         # Not before the timer's own time: a loop with a coarse clock may still show an earlier one, and the
         # timer would be set for the same time again and again.

@@ -140,6 +140,7 @@ class FrameEncoder:
         # Most metas are flat: walk the levels only if a value is a container.
         nests = False
         for key, value in meta.items():
+            # The receiver's msgpack refuses other keys, which would cost the whole link.
             if type(key) is not str:
                 raise LocalProtocolError("meta", f"key {key!r} of {message.type!r} is not a str")
             if type(value) in _CONTAINERS:

@@ -124,6 +124,7 @@ class Greeter(asyncio.BufferedProtocol):
         self._fail(LinkBroken(f"the handshake ended by a defect: {type(error).__name__}: {error}"))
 
     def _hand_over(self, peer: Identity) -> None:
+        """Make the link of a peer that has proved itself; it takes the connection over."""
         assert self._transport is not None
         assert self._done is not None
         if self._deadline is not None:
@@ -161,6 +162,7 @@ class Greeter(asyncio.BufferedProtocol):
         self._fail(LinkClosed("this side gave up during the handshake"))
 
     def _fail(self, error: TransportError, *, send: bool = False) -> None:
+        """End the handshake with an error; with `send` the peer gets the reason, unless it refused first."""
         if self._done is None:
             return
         done, self._done = self._done, None

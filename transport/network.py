@@ -223,6 +223,12 @@ class Network(ABC):
         timeout_s: float,
         retry: RetrySchedule | None,
     ) -> Link:
+        """Attempt a dial until one succeeds, is refused, or the schedule or the time is over.
+
+        Raises:
+            DialFailed: No attempt succeeded; has the number of attempts and the last reason.
+            HandshakeRejected: A refusal is final.
+        """
         waits = (retry or RetrySchedule()).waits()
         attempts = 0
         reason = f"no answer within {timeout_s:g} s"
@@ -352,6 +358,7 @@ class TcpNetwork(Network):
         return await self._try(address, attempt, timeout_s=timeout_s, retry=retry)
 
     async def _attempt(self, host: str, port: int, identity: Identity, peer_role: str | None) -> Link:
+        """Dial once; a link that comes after a cancellation is aborted."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[TcpLink | TransportError] = loop.create_future()
 
@@ -432,6 +439,7 @@ class LocalNetwork(Network):
         return await self._try(address, attempt, timeout_s=timeout_s, retry=retry)
 
     async def _attempt(self, address: str, identity: Identity, peer_role: str | None) -> Link:
+        """Make both ends of a link with the listener, or refuse it as a handshake would."""
         listener = self._listeners.get(address)
         if listener is None:
             raise OSError(f"no listener on {address}")

@@ -328,6 +328,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         return self._decoder.bytes_moved
 
     def _tick(self, now: float) -> float:
+        """Do what the conversation has due, and return the time of its next deadline, by the loop's clock."""
         if self._owed:
             self._note_owed()
         unsent = self._unsent_bytes()

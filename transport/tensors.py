@@ -106,6 +106,11 @@ def lay_out(tensors: Sequence[Tensor], limit_bytes: int) -> Layout:
 
 @lru_cache(maxsize=1024)
 def _known_layout(kinds: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]) -> Layout:
+    """Lay out arrays of these types and shapes; cached, as a run sends the same few.
+
+    Raises:
+        LocalProtocolError: A type is not supported, or a shape is too long or too large.
+    """
     packed: list[bytes] = []
     for dtype, shape in kinds:
         code = _CODES.get(dtype)

@@ -19,12 +19,15 @@ class AnswerCallback:
         self._done = False
 
     def done(self) -> bool:
+        """Whether the function was called."""
         return self._done
 
     def set_result(self, answer: Message) -> None:
+        """Pass an answer to the function; its error goes to the handler of the loop."""
         self._call(answer)
 
     def set_exception(self, error: TransportError) -> None:
+        """Pass an error to the function in place of an answer."""
         self._call(error)
 
     def exception(self) -> None:

@@ -245,6 +245,11 @@ async def _candidates(folder: Path, disk: Disk) -> tuple[list[str], list[str]]:
 async def _read_one(
     folder: Path, disk: Disk
 ) -> tuple[Manifest, dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    """Read a checkpoint; returns its manifest, and the tensors of the model and of the rules by name.
+
+    Raises:
+        CheckpointError: A file is missing, has another size or checksum, or cannot be read.
+    """
     manifest = await _read_manifest(folder, disk)
     tensors: dict[str, dict[str, NDArray[Any]]] = {MODEL: {}, STATE: {}}
     for record in manifest.files:

@@ -180,6 +180,11 @@ def _metadata(header: dict[str, Any], origin: str) -> tuple[ModelSpec, tuple[str
 
 
 def _check(network: RunModel, weights: Mapping[str, NDArray[Any]], origin: str) -> None:
+    """Check that weights are those of a model.
+
+    Raises:
+        SavedModelError: A name is missing or unknown, or a tensor has another shape or is no float.
+    """
     wanted = {parameter.name: parameter.shape for parameter in network.parameters}
     missing = sorted(wanted.keys() - weights.keys())
     unknown = sorted(weights.keys() - wanted.keys())

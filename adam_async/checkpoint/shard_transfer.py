@@ -154,6 +154,11 @@ class ShardCopies:
         found: dict[int, ShardState] = {}
 
         async def read_bundle(link: Link, shards: Sequence[ShardSpec]) -> None:
+            """Copy the shards of one bundle, and again those whose replicas are behind, until none is.
+
+            Raises:
+                DeadlineExceeded: Replicas were behind, or sums not complete, for `clock_s` after a copy.
+            """
             left, ends_at = shards, 0.0
             while left:
                 behind: list[ShardSpec] = []

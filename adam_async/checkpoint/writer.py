@@ -149,6 +149,7 @@ class Checkpointer:
         epochs: Sequence[EpochResult],
         paused_s: float,
     ) -> None:
+        """Begin to write what was read, beside the training; skip a place that has a checkpoint."""
         clocks = [clock for state in reading.states for clock in state.clocks.values()]
         manifest = msgspec.structs.replace(
             self._common,
@@ -167,6 +168,7 @@ class Checkpointer:
         self._writing = self._spawn("checkpoint", self._write(checkpoint, paused_s))
 
     async def _write(self, checkpoint: Checkpoint, paused_s: float) -> None:
+        """Write a checkpoint, and report it. A full or broken disk costs this checkpoint only."""
         loop = asyncio.get_running_loop()
         begin = loop.time()
         name = checkpoint.manifest.name

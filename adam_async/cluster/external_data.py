@@ -163,6 +163,13 @@ class DataHosts:
         return infos[first]
 
     async def _ask(self, address: str, controller: str) -> dict[str, Any]:
+        """Ask a standalone data server to join the cluster; returns the facts of its data set.
+
+        Raises:
+            DeadlineExceeded: It did not join within `prepare_s`.
+            ConfigError: It belongs to a cluster.
+            RunFailed: It refused; has its reason.
+        """
         timeout_s = self._waits.prepare_s
         try:
             reply = await self._links[address].call(pack(Serve(controller=controller)), timeout_s=timeout_s)

@@ -28,7 +28,7 @@ from adam_async.data_server.sources.datasets import load
 from adam_async.driver.driver import OUTSIDE, Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.training_rules import TrainingRules
-from adam_async.errors import ConfigError, RoleDied, RunFailed, first_cause
+from adam_async.errors import RoleDied, RunFailed, first_cause
 from adam_async.messages import role_table
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
@@ -42,7 +42,7 @@ from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.stragglers import pace_of
 from adam_async.run.token_file import root_token
 from adam_async.run.train_step import TrainStep, check_step_options
-from adam_async.run.user_code import StepSource, named_step
+from adam_async.run.user_code import NamedStep, StepSource, named_step
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import ProcessMemory, available_bytes, process_memory, usable_cores
@@ -119,18 +119,10 @@ class LocalCluster:
         available_bytes: Callable[[], int] = available_bytes,
     ) -> None:
         hosts = hosts_of(config, data, starts_own=dataset is not None)
-        if hosts and functions:
-            raise ConfigError(
-                "functions that transform images do not travel to the data servers at "
-                f"{', '.join(hosts)}: give the dataset here, or name them by import path"
-            )
         one_process = network is None or isinstance(network, LocalNetwork)
         named = named_step(step, step_args)
-        if named is not None:
-            check_step_options(config)
-            config = msgspec.structs.replace(config, weights="copy")
         self._setup = ClusterSetup(
-            config=msgspec.structs.replace(config, weights=config.weights_in(one_process=one_process)),
+            config=_with_weights(config, named, one_process=one_process),
             inputs=RunInputs(
                 spec=spec,
                 model_text=model_text,
@@ -196,6 +188,7 @@ class LocalCluster:
         return self
 
     async def _open(self) -> None:
+        """Open all roles in the order of their needs, the driver last; a failure closes them."""
         config, setup = self.config, self._setup
         threads = config.threads_per_worker(usable_cores())
         if self.dataset is None and not setup.hosts:
@@ -249,6 +242,7 @@ class LocalCluster:
         )
 
     async def _open_controllers(self, stack: AsyncExitStack, network: Network) -> None:
+        """Open the controllers. Several get their addresses last: each knows its port once it listens."""
         names = controller_names(self.config.controllers)
         for name in names:
             controller = Controller(
@@ -297,6 +291,7 @@ class LocalCluster:
     async def _open_workers(
         self, stack: AsyncExitStack, network: Network, controller: str, threads: int
     ) -> None:
+        """Open the workers; the first one of a replica finds the pool that all of the replica share."""
         config, setup = self.config, self._setup
         for number in range(config.workers):
             if number % config.partitions == 0:
@@ -369,6 +364,18 @@ class LocalCluster:
 
     def __repr__(self) -> str:
         return f"<LocalCluster {len(self.servers)} servers {len(self.workers)} workers {self.network!r}>"
+
+
+def _with_weights(config: Config, step: NamedStep | None, *, one_process: bool) -> Config:
+    """Return a run with the weights of its workers: copies for a step, else in place if possible.
+
+    Raises:
+        ConfigError: Training in place is wanted and impossible, or an option does not go with a step.
+    """
+    if step is not None:
+        check_step_options(config)
+        return msgspec.structs.replace(config, weights="copy")
+    return msgspec.structs.replace(config, weights=config.weights_in(one_process=one_process))
 
 
 def _error_of_role(error: BaseException | None, errors: ExceptionGroup[Exception]) -> BaseException | None:

@@ -154,6 +154,7 @@ class SchemeNetworks(Network):
     def listen(
         self, address: str, identity: Identity, on_link: OnLink
     ) -> AbstractAsyncContextManager[Listener]:
+        """Listen in the network of the address; see `Network.listen`."""
         return self._network_of(address).listen(address, identity, on_link)
 
     async def dial(
@@ -165,6 +166,11 @@ class SchemeNetworks(Network):
         retry: RetrySchedule | None = None,
         peer_role: str | None = None,
     ) -> Link:
+        """Dial in the network of the address; see `Network.dial`.
+
+        Raises:
+            ValueError: No network has the scheme of the address, as in `listen`.
+        """
         network = self._network_of(address)
         return await network.dial(address, identity, timeout_s=timeout_s, retry=retry, peer_role=peer_role)
 

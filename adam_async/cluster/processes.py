@@ -180,6 +180,7 @@ class ProcessCluster:
         return self
 
     async def _open(self) -> None:
+        """Start the children in the order of their needs, then the driver; a failure ends them."""
         config, setup = self.config, self._setup
         threads = config.threads_per_worker(usable_cores())
         # Standalone data servers accept their own token only, or none if they have none.

@@ -9,6 +9,7 @@ from adam_async.checkpoint.files import open_checkpoints
 from adam_async.checkpoint.trained_model import check_init
 from adam_async.data_server.dataset import Dataset, check_dataset
 from adam_async.driver.settings import RunInputs
+from adam_async.errors import ConfigError
 from adam_async.model.spec import ModelSpec
 from adam_async.run.addresses import controller_names
 from adam_async.run.config import Config
@@ -35,7 +36,8 @@ class ClusterSetup:
         resume: Folder of checkpoints whose run the first training continues.
 
     Raises:
-        ConfigError: `Config.slow` names an unknown node, or an input has another type.
+        ConfigError: `Config.slow` names an unknown node, an input has another type, or functions of the
+            caller would have to transform images elsewhere.
     """
 
     config: Config
@@ -50,6 +52,11 @@ class ClusterSetup:
 
     def __post_init__(self) -> None:
         config = self.config
+        if self.hosts and self.inputs.functions:
+            raise ConfigError(
+                "functions that transform images do not travel to the data servers at "
+                f"{', '.join(self.hosts)}: give the dataset here, or name them by import path"
+            )
         check_dataset(self.dataset)
         check_init(self.inputs.init)
         check_names(

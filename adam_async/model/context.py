@@ -305,6 +305,7 @@ class Context:
         return self._take(key, (*shape, self._group_size), (*shape, images), self._dtype)
 
     def _bind(self, images: int) -> "_Bound":
+        """Lay out all arrays for groups of this size, once, and let the layers make their views."""
         topology, layers = self._topology, self._topology.layers
         bound = _Bound(images, self._per_image(("input",), self._input_shape, images))
         for number, layer in enumerate(layers):
@@ -345,6 +346,7 @@ class Context:
         return whole[start:stop].reshape(*layer.output_shape, images)
 
     def _bind_errors(self, bound: "_Bound") -> None:
+        """Lay out the error gradients: one per output, and one per edge if an output has several readers."""
         topology = self._topology
         for number in reversed(range(len(topology.layers))):
             readers = topology.consumers[number]

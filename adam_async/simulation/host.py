@@ -99,13 +99,16 @@ class Step(asyncio.TimerHandle):
         self.gone = False
 
     def cancel(self) -> None:
+        """Drop the call and its arguments at once; the heap of the loop passes over it later."""
         self.gone = True
         self.call, self.args, self.context = None, (), None
 
     def cancelled(self) -> bool:
+        """Whether `cancel` was called."""
         return self.gone
 
     def when(self) -> float:
+        """Due time by the host's clock, in seconds."""
         return self.due
 
     def __repr__(self) -> str:

@@ -143,6 +143,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> Step:
+        """Schedule a step on the host of its context; a closed loop drops it."""
         if context is None:
             context = copy_context()
         step = Step(context.get(HOST, self.outside), 0.0, callback, args, context)
@@ -153,6 +154,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> Step:
+        """Like `call_soon`, for code that does not know its thread.
+
+        Raises:
+            RuntimeError: A thread calls.
+        """
         if events._get_running_loop() is not self:
             raise RuntimeError(f"{label_of(callback)} is called by a thread: a simulated run may have none")
         return self.call_soon(callback, *args, context=context)
@@ -160,6 +166,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> Step:
+        """Schedule a step for the moment at which its host's clock shows `when`, in seconds."""
         if context is None:
             context = copy_context()
         host = context.get(HOST, self.outside)
@@ -171,6 +178,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def call_later(
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> Step:
+        """Schedule a step `delay` seconds from now, by the clock of the running host."""
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts) -> Step:
@@ -341,6 +349,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     # --- tasks -------------------------------------------------------------------------------
 
     def create_future(self) -> asyncio.Future[Any]:
+        """Return a numbered future: numbers name it in the trace, as addresses would differ between runs."""
         future = SimulatedFuture(loop=self)
         future.number = next(self._numbers)
         return future
@@ -352,6 +361,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         name: object = None,
         context: Context | None = None,
     ) -> asyncio.Task[T]:
+        """Start a task on the host of its context, named by a count without a `name`."""
         label = f"task-{next(self._names)}" if name is None else str(name)
         return self.spawn(coro, label, context or copy_context())
 
@@ -381,6 +391,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> Any:
+        """Refuse to run a function on a thread.
+
+        Raises:
+            RuntimeError: Always; names the function.
+        """
         raise RuntimeError(f"{label_of(func)} needs a thread, and a simulated run has none: pass in a port")
 
     # --- running -----------------------------------------------------------------------------
@@ -478,6 +493,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self.default_exception_handler(context)
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """Fail and stop the run with the first error that reaches the loop."""
         error = context.get("exception")
         if self._failure is None:
             self._failure = SimulationFailed(f"at {self.now} s: {context['message']}: {error!r}")
@@ -487,14 +503,17 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def set_exception_handler(
         self, handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None
     ) -> None:
+        """Set the handler of errors without a waiter; None: they fail the run."""
         self._handler = handler
 
     def get_exception_handler(
         self,
     ) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None:
+        """Return the handler of errors without a waiter; None: they fail the run."""
         return self._handler
 
     def get_debug(self) -> bool:
+        """Return False: see `set_debug`."""
         return False
 
     def set_debug(self, enabled: bool) -> None:
@@ -505,6 +524,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     async def create_connection(  # type: ignore[override]
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """Connect the running host to a listener of the simulated network."""
         return await self._connector().connect(HOST.get(self.outside), protocol_factory, host, port)
 
     async def create_server(  # type: ignore[override]
@@ -515,6 +535,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         *,
         start_serving: bool = True,
     ) -> asyncio.AbstractServer:
+        """Listen on the running host, in the simulated network."""
         owner = HOST.get(self.outside)
         return await self._connector().listen(
             owner, protocol_factory, host, port, start_serving=start_serving

@@ -39,6 +39,7 @@ class _Tries:
         self.made = 0
 
     def fails(self, plan: Plan) -> bool:
+        """Run a plan, and return whether it fails; False without a run beyond the limit."""
         if self.made >= self._most:
             return False
         self.made += 1

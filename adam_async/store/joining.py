@@ -22,12 +22,12 @@ from adam_async.model.rules import rule_of
 from adam_async.parameter_server.client import SessionIdentity
 from adam_async.run.arrays import ArraySpec
 from adam_async.run.cluster_map import ClusterMap, replica_generation
-from adam_async.run.config import Waits
 from adam_async.run.shard_table import ShardSpec, shard_table
-from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord, joined_arrays
+from adam_async.run.store_record import ArrayRecord, StoreRecord, joined_arrays
 from adam_async.runtime.channel import Endpoint
 from adam_async.store.arrays import InitialArrays, counted, flat_values
 from adam_async.store.rules import rule_text
+from adam_async.store.wish import StoreWish, consistency_of
 from transport import TransportError
 
 logger = logging.getLogger(__name__)
@@ -40,25 +40,6 @@ DELETE_S = 2.0
 
 CREATE_PAUSE_S = 0.2
 """Wait for the store of another client between two attempts, in seconds."""
-
-
-class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The checked arguments of `ParameterStore.open`."""
-
-    name: str
-    create: str
-    values: InitialArrays | None
-    records: tuple[ArrayRecord, ...]
-    rules: tuple[RuleRecord, ...]
-    slack: int | None
-    is_summed: bool
-    """Whether servers apply the mean of the gradients of a step (bsp); in ``ssp:0`` they apply each push."""
-    replicas: int
-    """0: not given."""
-    servers: int
-    shard_bytes: int
-    reader: bool
-    waits: Waits
 
 
 class Joining:
@@ -225,6 +206,12 @@ class Joining:
         await membership.wait_for(changed, what, max(left_s, 0.001))
 
     async def _load(self, store: StoreRecord, arrays: Sequence[ArrayRecord], key: tuple[str, str]) -> None:
+        """Load the first values into the servers, which open the store when all have theirs.
+
+        Raises:
+            DeadlineExceeded: The servers were not done within `prepare_s`.
+            StoreError: A server was lost, or the store was deleted meanwhile.
+        """
         assert self._wish.values is not None
         start = _StartValues(self._wish.values, arrays)
         table = shard_table(arrays, shard_bytes=store.shard_bytes)
@@ -274,9 +261,11 @@ class _StartValues:
         self._flat = {record.name: _first_values(given[record.name], record) for record in records}
 
     def bytes_of(self, shard: ShardSpec) -> int:
+        """Size of a shard of the store, in bytes."""
         return shard.nbytes
 
     def cut(self, shard: ShardSpec) -> list[NDArray[Any]]:
+        """Return the flat values of a shard, as views."""
         return [self._flat[shard.tensor][shard.start : shard.stop]]
 
 
@@ -284,13 +273,6 @@ def _first_values(given: Any, record: ArrayRecord) -> NDArray[Any]:
     if isinstance(given, ArraySpec):
         return np.zeros(record.size, record.dtype)
     return flat_values(record, given, "the first value")
-
-
-def consistency_of(slack: int | None, *, is_summed: bool) -> str:
-    """Return the text of a consistency, as `ParameterStore.open` takes it."""
-    if is_summed:
-        return "bsp"
-    return "asp" if slack is None else f"ssp:{slack}"
 
 
 def arrays_of(cluster: ClusterMap, name: str, store: StoreRecord) -> tuple[ArrayRecord, ...]:

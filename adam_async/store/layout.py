@@ -187,6 +187,7 @@ class StoreLayout:
         return _message(server, specs, names, whole)
 
     def _cut(self, specs: Sequence[ShardSpec]) -> list[ShardMessage]:
+        """Cut shards into messages of one server, rule and type each; see `MESSAGE_BYTES`."""
         open_: dict[tuple[str, int, str], list[ShardSpec]] = {}
         room: dict[tuple[str, int, str], int] = {}
         groups: list[tuple[str, list[ShardSpec]]] = []
@@ -231,6 +232,7 @@ def _index(specs: Sequence[ShardSpec]) -> slice | NDArray[np.intp]:
 
 
 def _message(server: str, specs: Sequence[ShardSpec], names: tuple[str, ...], whole: bool) -> ShardMessage:
+    """Plan the message of some shards of a server; neighbouring shards of an array are one range."""
     ranges: list[ArrayRange] = []
     for spec in specs:
         if ranges and ranges[-1].name == spec.tensor and ranges[-1].stop == spec.start:

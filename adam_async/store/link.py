@@ -27,12 +27,13 @@ from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from adam_async.store.arrays import Gradient
-from adam_async.store.joining import Joining, StoreWish
+from adam_async.store.joining import Joining
 from adam_async.store.layout import StoreLayout
 from adam_async.store.local_servers import ServerAccess
 from adam_async.store.pulling import PullCollector, pull_targets
 from adam_async.store.pushing import Outgoing, PushCollector, PushMessages
 from adam_async.store.values import PushOutcome, ReadVersions, Values
+from adam_async.store.wish import StoreWish
 from transport import Identity, LocalNetwork
 
 _T = TypeVar("_T")
@@ -322,6 +323,13 @@ class StoreLink:
         pull: PullCollector | None,
         done: "asyncio.Future[PushOutcome]",
     ) -> None:
+        """Send the messages of a push.
+
+        Args:
+            versions: Versions of all shards that the gradients were computed from, by index.
+            pull: Collects the values that the answers bring; None for a push alone.
+            done: Gets the outcome when all servers have answered.
+        """
         if self._is_summed:
             self._note_pushed(messages, assign=assign)
         collector = PushCollector(self.layout, self.note_versions, done, len(messages))
@@ -496,6 +504,7 @@ class _QueuedCall(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     is_push: bool = False
 
     def run(self) -> None:
+        """Send the message; an error goes to `outcome`, and not to the sender of the calls before it."""
         try:
             self.send()
         except Exception as error:

@@ -42,6 +42,7 @@ class _LocalServers:
         self._unused = asyncio.Event()
 
     async def enter(self) -> ServerAccess:
+        """Return the access for one more store; the first one starts the servers."""
         self.users += 1
         if self._access is None:
             self._access = asyncio.get_running_loop().create_future()
@@ -54,6 +55,7 @@ class _LocalServers:
             raise
 
     async def leave(self) -> None:
+        """Count one store less; after the last one, end the servers and wait for them."""
         self.users -= 1
         if not self.users and self._task is not None:
             task, self._task, self._access = self._task, None, None
@@ -61,6 +63,7 @@ class _LocalServers:
             await asyncio.shield(task)
 
     async def _run(self, access: "asyncio.Future[ServerAccess]") -> None:
+        """Run a controller and a server until no store uses them; `access` gets their address or error."""
         unused = self._unused
         network, buffers, waits = LocalNetwork(rules=role_table()), BufferPool(), Waits()
         try:

@@ -121,6 +121,7 @@ class PushMessages:
     def _factors_of(
         self, name: str, activations: NDArray[Any], errors: NDArray[Any], rate: float | None
     ) -> list[Outgoing] | None:
+        """Make messages of all activations and the errors of a server's rows; None if shards cut rows."""
         messages = self._layout.factor_messages(name)
         if messages is None:
             return None

@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,24 +35,17 @@ from adam_async.errors import ConfigError, RunFailed, StoreError, first_cause
 from adam_async.run.addresses import check_addresses
 from adam_async.run.arrays import ArraySpec
 from adam_async.run.config import Waits
-from adam_async.run.shard_table import NUM_BUCKETS, SHARD_BYTES
-from adam_async.run.store_record import store_key
+from adam_async.run.shard_table import SHARD_BYTES
 from adam_async.run.token_file import check_token_is_for
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.store.arrays import Gradient, InitialArrays, counted, records_of
-from adam_async.store.joining import StoreWish
 from adam_async.store.link import StoreLink
 from adam_async.store.local_servers import ServerAccess, local_servers
 from adam_async.store.rules import Rule, Sgd
 from adam_async.store.values import PushOutcome, ReadVersions, Values
+from adam_async.store.wish import Create, StoreWish, slack_of
 from transport import BufferPool
-
-Create = Literal["auto", "new", "never"]
-"""Whether `open` creates a store: if it is absent, always, or never."""
-
-CREATE_WORDS = ("auto", "new", "never")
-
 
 RESERVED = "__metadata__"
 """Name that a file in the safetensors format uses itself."""
@@ -114,48 +107,9 @@ class ParameterStore:
             waits: Deadlines, in seconds.
 
         Raises:
-            ConfigError: An argument is invalid; the message has its name and value.
-
-        `async with` and `await` raise:
-            StoreError: The store differs from the arguments, is absent or present against `create`, or
-                failed, such as one that exceeds the memory of its servers; or this client would create it
-                with bsp and has no `replicas`.
-            RoleUnreachable: No controller answers at `where` within `start_s`.
-            HandshakeRejected: The token is another one.
-            DeadlineExceeded: A named wait took too long, such as that for enough servers, `prepare_s`.
+            ConfigError: An argument is invalid; the message has its name and value. `Opening` lists the
+                errors of `async with` and `await`.
         """
-        if not isinstance(name, str):
-            raise ConfigError(f"the name of a store is text, not {name!r:.80}")
-        store_key(name)
-        if not isinstance(where, str):
-            raise ConfigError(f"where is 'local' or addresses of controllers, not {where!r:.80}")
-        if where != "local":
-            try:
-                where = check_addresses(where, "where")
-            except ConfigError as error:
-                raise ConfigError(f"{error}; 'local' stands for a server in this loop") from None
-        if isinstance(copies, bool) or copies != 1:
-            raise ConfigError(f"copies is {copies!r:.80}: each shard has one copy; leave copies out")
-        for option, value, least, most in (
-            ("replicas", replicas, 0, 1 << 20),
-            ("servers", servers, 0, NUM_BUCKETS),
-            ("shard_bytes", shard_bytes, 8, 1 << 40),
-        ):
-            if type(value) is not int or not least <= value <= most:
-                raise ConfigError(f"{option} is a whole number from {least} to {most}, not {value!r:.80}")
-        if where == "local" and servers > 1:
-            raise ConfigError(f"servers is {servers}: local has one server; leave servers out")
-        slack = slack_of(consistency)
-        if consistency == "bsp" and create == "new" and not replicas:
-            raise ConfigError("consistency='bsp' needs replicas=N, the number of clients of the first step")
-        if not isinstance(waits, Waits):
-            raise ConfigError(f"waits is an adam_async.Waits, not {waits!r:.80}")
-        if token is not None:
-            check_token_is_for(token, "reader" if reader else "client", origin="token")
-        if create not in CREATE_WORDS:
-            raise ConfigError(f"create is one of {', '.join(CREATE_WORDS)}, not {create!r}")
-        if create == "new" and (arrays is None or reader):
-            raise ConfigError("create='new' needs the arrays of the store, and no reader")
         records, rules = records_of(arrays, rule) if arrays is not None else ((), ())
         wish = StoreWish(
             name=name,
@@ -163,9 +117,10 @@ class ParameterStore:
             values=arrays,
             records=records,
             rules=rules,
-            slack=slack,
+            slack=slack_of(consistency),
             is_summed=consistency == "bsp",
             replicas=replicas,
+            copies=copies,
             servers=servers,
             shard_bytes=shard_bytes,
             reader=reader,
@@ -325,7 +280,20 @@ HOW_TO_OPEN = "use `async with` or `await`; without an event loop use adam_async
 
 
 class Opening:
-    """A store that is about to be opened: `async with` or `await` opens it."""
+    """A store that is about to be opened: `async with` or `await` opens it.
+
+    Raises:
+        ConfigError: The address is invalid, a local store wants several servers, or the token has keys of
+            another role.
+
+    `async with` and `await` raise:
+        StoreError: The store differs from the arguments, is absent or present against `create`, or failed,
+            such as one that exceeds the memory of its servers; or this client would create it with bsp and
+            has no `replicas`.
+        RoleUnreachable: No controller answers at `where` within `start_s`.
+        HandshakeRejected: The token is another one.
+        DeadlineExceeded: A named wait took too long, such as that for enough servers, `prepare_s`.
+    """
 
     if not TYPE_CHECKING:  # type checkers refuse these uses themselves
 
@@ -341,7 +309,9 @@ class Opening:
             """Python looks it up before it calls `__enter__`."""
 
     def __init__(self, where: str, wish: StoreWish, token: str | None) -> None:
-        self._where = where
+        if token is not None:
+            check_token_is_for(token, "reader" if wish.reader else "client", origin="token")
+        self._where = _checked_where(where, wish.servers)
         self._wish = wish
         self._token = token
         self._task: asyncio.Task[None] | None = None
@@ -362,6 +332,7 @@ class Opening:
         return f"<Opening of store {self._wish.name!r}: {HOW_TO_OPEN}>"
 
     async def _open(self) -> ParameterStore:
+        """Start the background work, and wait until the store is open. A cancellation closes it again."""
         if self._task is not None:
             raise StoreError("this store was opened before: call ParameterStore.open again")
         opened: asyncio.Future[StoreLink] = asyncio.get_running_loop().create_future()
@@ -432,6 +403,24 @@ class Opening:
             opened.cancel()
 
 
+def _checked_where(where: str, servers: int) -> str:
+    """Return the address of a store: ``local``, or those of controllers joined by commas.
+
+    Raises:
+        ConfigError: It is neither, or a local store wants several servers.
+    """
+    if not isinstance(where, str):
+        raise ConfigError(f"where is 'local' or addresses of controllers, not {where!r:.80}")
+    if where == "local":
+        if servers > 1:
+            raise ConfigError(f"servers is {servers}: local has one server; leave servers out")
+        return where
+    try:
+        return check_addresses(where, "where")
+    except ConfigError as error:
+        raise ConfigError(f"{error}; 'local' stands for a server in this loop") from None
+
+
 def _shown(cause: BaseException) -> BaseException:
     """Return an error as the caller of a store gets it: a refusal of a controller is a StoreError."""
     if not isinstance(cause, RunFailed):
@@ -450,17 +439,3 @@ async def _access_to(where: str, token: str | None) -> AsyncIterator[ServerAcces
         return
     network = cluster_network(token, entropy=system_entropy, buffers=BufferPool())
     yield ServerAccess(network=network, controllers=where)
-
-
-def slack_of(consistency: str) -> int | None:
-    """Return the clocks by which a client may be ahead; None for asp.
-
-    Raises:
-        ConfigError: The text is none of asp, ssp:S and bsp.
-    """
-    word, _, number = consistency.partition(":") if isinstance(consistency, str) else ("", "", "")
-    if consistency in ("asp", "bsp"):
-        return None if consistency == "asp" else 0
-    if word == "ssp" and number.isdecimal() and int(number) <= 1 << 20:
-        return int(number)
-    raise ConfigError(f"consistency is asp, ssp:S with a number S, or bsp, not {consistency!r:.80}")

@@ -22,7 +22,8 @@ from adam_async.run.shard_table import ShardTable, shard_table
 from adam_async.run.store_record import ArrayRecord, StorePhase, StoreRecord
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
-from adam_async.store.joining import arrays_of, consistency_of
+from adam_async.store.joining import arrays_of
+from adam_async.store.wish import consistency_of
 from transport import Identity, Network, RemoteProtocolError, TransportError
 
 Histogram = dict[str, Count]
@@ -235,6 +236,7 @@ def _primaries(store: StoreRecord, cluster: ClusterMap) -> tuple[str, ...]:
 def _array_summaries(
     store: StoreRecord, arrays: Sequence[ArrayRecord], table: ShardTable, reports: Sequence[ServerCounts]
 ) -> list[ArraySummary]:
+    """Summarize each array; it has a version only if all its shards were reported."""
     versions = {shard: version for report in reports for shard, version in report.versions.items()}
     found = []
     for array in arrays:
@@ -257,6 +259,7 @@ def _array_summaries(
 def _client_summaries(
     store: StoreRecord, cluster: ClusterMap, reports: Sequence[ServerCounts]
 ) -> list[ClientSummary]:
+    """Summarize the clients that have a place or were counted, in the order of their places."""
     nodes = {
         str(replica): ", ".join(sorted(node for node, _ in members))
         for replica, (_, members) in cluster.pushers(store).items()

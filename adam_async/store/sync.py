@@ -33,6 +33,7 @@ from adam_async.store import store as face
 from adam_async.store.arrays import Gradient, InitialArrays
 from adam_async.store.rules import Rule, Sgd
 from adam_async.store.values import PushOutcome, ReadVersions, Values
+from adam_async.store.wish import Create
 
 _T = TypeVar("_T")
 
@@ -189,7 +190,7 @@ class ParameterStore:
         arrays: InitialArrays | None = None,
         *,
         name: str = "default",
-        create: face.Create = "auto",
+        create: Create = "auto",
         rule: Rule | Mapping[str, Rule] = Sgd(),  # noqa: B008 - a frozen value
         consistency: str = "asp",
         replicas: int = 0,

@@ -31,6 +31,7 @@ from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
 from adam_async.run.config import Config, Waits
 from adam_async.run.partition import arrays_of, table_of
+from adam_async.run.result import RunResult
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from adam_async.worker.puller import Puller
@@ -191,6 +192,12 @@ def cluster_of(
         entropy=entropy_of("cluster that resumes" if options.get("resume") else "cluster"),
         **options,
     )
+
+
+async def train(config: Config, network: Network | None = None, **options) -> RunResult:
+    """Train all epochs on a cluster of `cluster_of`."""
+    async with cluster_of(config, network, **options) as cluster:
+        return await cluster.train()
 
 
 async def turns(count: int = 1) -> None:

@@ -36,6 +36,7 @@ class Log:
 
     @property
     def last_term(self) -> int:
+        """Term of the last entry; that of the snapshot if no entry follows it."""
         return self._entries[-1].term if self._entries else self.snapshot.term
 
     @property

@@ -139,6 +139,7 @@ class _Shapes:
 
     @property
     def seen(self) -> int:
+        """Number of headers that were counted and could be read."""
         return self.sizes.total()
 
     @property
@@ -151,6 +152,7 @@ class _Shapes:
 
     @property
     def channels(self) -> int:
+        """Channels of all images: 3 if one has colours, else 1."""
         return 3 if self._colours else 1
 
 

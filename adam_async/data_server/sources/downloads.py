@@ -162,6 +162,11 @@ class _Transfer:
         self.total = int(length) if length.isdecimal() else None
 
     def write(self, data: bytes) -> None:
+        """Write a piece to the file, in the place of the file that pooch would open.
+
+        Raises:
+            OSError: The server sends more than the limit, or the download is abandoned; it ends the thread.
+        """
         self.done += len(data)
         if max(self.done, self.total or 0) > self._limit_bytes:
             raise OSError(f"it sends more than the {self._limit_bytes} bytes expected")

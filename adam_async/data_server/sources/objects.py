@@ -179,6 +179,14 @@ def _pair(item: Any, where: str) -> tuple[Any, Any]:
 
 
 def _pixels(image: Any, where: str, scale: bool) -> NDArray[np.uint8]:
+    """Convert an image of a user's data set, such as Pillow's, to uint8 pixels of 2 or 3 axes.
+
+    Args:
+        scale: Whether floats from 0 to 1 are scaled to 0 to 255.
+
+    Raises:
+        DataError: It is no array of pixels; names the remedy.
+    """
     if getattr(image, "mode", None) in ("P", "PA"):  # Pillow's: its values are indices of colours
         raise DataError(f"{where}: its image has a palette; convert it to L (grey) or RGB")
     try:

@@ -186,6 +186,11 @@ def _problem(member: tarfile.TarInfo) -> str:
 
 
 def _label(file: BinaryIO, found: dict[str, Extent], origin: str) -> str:
+    """Read the label of a sample of a tar file: the text of ``.cls``, or a field of ``.json``.
+
+    Raises:
+        DataError: There is no label, or it is too long or damaged.
+    """
     place = found.get("cls", found.get("json"))
     if place is None:
         raise DataError(f"{origin} has {', '.join(found)}, but neither .cls nor .json with its label")

@@ -109,6 +109,11 @@ def parse_header(data: bytes, origin: str, split: Split | None) -> Table:
 
 
 def _shape(pixels: int, given: bytes, origin: str) -> tuple[int, ...]:
+    """Return the shape of images of this many pixels: (channels, rows, columns), a square if none is given.
+
+    Raises:
+        DataError: The given shape has another size, or the pixels are no square.
+    """
     if given:
         axes = [int(axis) for axis in re.split(rb"[,x]", given)]
         shape = (1, *axes) if len(axes) == 2 else tuple(axes)
@@ -181,6 +186,11 @@ async def _add_files(samples: Samples[Sample], table: Table, folder: Path) -> No
     rows: list[tuple[str, str]] = []
 
     def read(table: Table, index: int) -> None:
+        """Add the path and the label of one line to `rows`.
+
+        Raises:
+            DataError: The line is no row of the table, or its path leads out of the folder.
+        """
         where = f"{table.origin}, line {table.first_line + index}"
         try:
             fields = next(csv.reader(io.StringIO(_text(table.lines[index], where))))

@@ -95,6 +95,7 @@ class CompiledBatches:
     def _apply_adam(
         self, targets: Sequence[Target], gradients: Sequence[NDArray[Any]], rates: Sequence[float]
     ) -> None:
+        """Apply gradients with Adam, target by target: each has a count of steps of its own."""
         rule, at = self._rule, 0
         assert isinstance(rule, Adam)
         for target in targets:

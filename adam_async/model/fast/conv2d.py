@@ -155,6 +155,7 @@ class FastConv2d(FastSliding, Conv2d):
     def _strip(
         self, images: int, down: int, across: int, reach: tuple[int, int], own: Sequence[int]
     ) -> "Strip":
+        """Make the strip of the columns `own`, which the kernel columns of steps `reach` read."""
         channels, stride, size = self.input_shapes[0][0], self.stride, self.kernel
         _, lines, columns, _ = self._bordered_shape(images)
         border = (size - 1) // stride

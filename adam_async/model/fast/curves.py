@@ -44,9 +44,11 @@ class _Floats:
         self.type = ir.FloatType()
 
     def constant(self, value: float) -> Any:
+        """Return a float32 constant."""
         return ir.Constant(self.type, value)
 
     def multiply_add(self, a: Any, b: Any, total: Any) -> Any:
+        """Return a * b + total, rounded once if the machine has a fused instruction, else twice."""
         # `contract` allows a fused instruction and nothing else, so the rounding of n stays.
         product = self.builder.fmul(a, b, flags=["contract"])
         return self.builder.fadd(product, total, flags=["contract"])
@@ -84,6 +86,7 @@ class _Floats:
         return bits, grown
 
     def exponential(self, x: Any) -> Any:
+        """Return e**x; 0 or infinity beyond the bounds, and NaN of NaN."""
         builder = self.builder
         n, grown = self.reduced(self.bounded(x, *_EXP_BOUNDS))
         # Two factors, because neither the smallest nor the largest results are 2**n times a number near 1.
@@ -94,6 +97,7 @@ class _Floats:
         return result
 
     def tanh(self, x: Any) -> Any:
+        """Return the hyperbolic tangent of x; an x near 0 keeps its relative precision."""
         # tanh is odd: it is computed from |x|, and the sign bit of x is put on the result.
         builder, sign = self.builder, ir.Constant(I32, -(2**31))
         bits = builder.bitcast(x, I32)
@@ -107,6 +111,7 @@ class _Floats:
         return builder.bitcast(builder.or_(builder.bitcast(result, I32), builder.and_(bits, sign)), self.type)
 
     def logistic(self, x: Any) -> Any:
+        """Return 1 / (1 + e**-x), from 0 to 1."""
         builder, one = self.builder, self.constant(1.0)
         # An infinite e**-x gives 0, the limit.
         return builder.fdiv(one, builder.fadd(one, self.exponential(builder.fneg(x))))

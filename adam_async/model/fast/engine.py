@@ -160,6 +160,7 @@ class TapeEngine:
         layers: Iterable[int],
         ops_of: Callable[[Context, int, Compiled], list[Op]],
     ) -> tuple[Step, ...]:
+        """Join neighbouring layers with kernels to tapes; a number stands for a layer without kernels."""
         steps: list[Step] = []
         ops: list[Op] = []
         for number in layers:
@@ -297,6 +298,7 @@ class Descent:
     def _backward(
         self, weights: Weights, state: Mapping[str, RuleState], context: Context, number: int, rate: float
     ) -> None:
+        """Run a layer without kernels backward, and apply the rule to finite gradients."""
         self._engine.own_backward(weights, context, number)
         for parameter in self._layers[number].parameters:
             if parameter.frozen:
@@ -313,6 +315,7 @@ class Descent:
                 self._refused[self._names.index(name)] = 1
 
     def _assemble(self, context: Context) -> tuple[DescentStep, ...]:
+        """Make the steps of one descent: forward, the mean of the losses, then backward with the updates."""
         steps: list[DescentStep] = []
         ops: list[Op] = []
 

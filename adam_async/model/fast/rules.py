@@ -73,6 +73,7 @@ def _momentum(like, n, values, buffer, gradient, rates, constants):
     p, kept, g = floats(values, n, like), floats(buffer, n, like), floats(gradient, n, like)
     number = p.dtype.type
     rate, shrink, momentum = number(rates[0]), number(constants[0]), number(constants[1])
+    # Without decay nothing is added, as in `_sgd`.
     if constants[0] != 0:
         for i in range(n):
             # Parentheses as in the NumPy rule: decay and gradient are one sum before the momentum.
@@ -152,6 +153,7 @@ def _adam(like, n, values, means, squares, gradient, rates, constants):
     p, g = floats(values, n, like), floats(gradient, n, like)
     mean, square = floats(means, n, like), floats(squares, n, like)
     number = p.dtype.type
+    # These three depend on the number of the step: see `CompiledBatches._apply_adam`.
     rate, root, lost = number(rates[0]), number(rates[1]), number(rates[2])
     shrink, beta1, rest1 = number(constants[0]), number(constants[1]), number(constants[2])
     beta2, rest2, epsilon = number(constants[3]), number(constants[4]), number(constants[5])

@@ -36,9 +36,11 @@ def emit_best_of(builder: Any, element: Any, arguments: list[Any], registers: Re
     one = ir.Constant(element, 1.0)
 
     def body(vector: Vectors, behind: Any) -> None:
+        """Emit the search of one vector of squares, `behind` bytes after the first."""
         values = VectorStarts(vector, builder.add(start, behind), offsets)
 
         def step(k: Any, kept: list[Any]) -> list[Any]:
+            """Emit the comparison with vector `k`; `kept`: the largest, its number, the last number."""
             # The number is of the vectors' type, so that one mask selects in both; such counts are exact.
             largest, mark, last = kept
             following, value = builder.fadd(last, one), vector.load(values[k])
@@ -98,6 +100,7 @@ def emit_route(
     one = ir.Constant(element, 1.0)
 
     def body(vector: Vectors, behind: Any) -> None:
+        """Emit the routes of one vector of errors, `behind` bytes after the first."""
         starts = VectorStarts(vector, builder.add(start, behind), offsets)
         # The output is read in any case: a choice of values takes no branch.
         error, mark, guide = (
@@ -112,6 +115,7 @@ def emit_route(
         error = builder.select(blocked, vector.zero, error)
 
         def step(k: Any, kept: list[Any]) -> list[Any]:
+            """Emit the write to vector `k`; `kept` is its number, in the type of the elements."""
             # Each vector is written whole, with zeros for the lanes whose maximum is elsewhere.
             hit = builder.fcmp_ordered("==", mark, vector.spread(kept[0]))
             share = builder.select(hit, error, vector.zero)

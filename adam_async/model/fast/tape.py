@@ -108,6 +108,7 @@ def _with_relu(before: Op, relu: Op) -> Op | None:
 
 
 def _with_relu_back(before: Op, relu: Op) -> Op | None:
+    """Return an op that also does the ReLU behind it; None if the kernels cannot join."""
     _, target, errors, output = relu.fields
     if not same_memory(target, errors):
         return None

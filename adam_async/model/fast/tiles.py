@@ -104,10 +104,12 @@ def emit_tile(vector: Vectors, rows: int, vectors: int, access: str, arguments: 
     four_rows = builder.mul(a_step, whole(4))
 
     def entry(table: Any, k: Any) -> Any:
+        """Load entry `k` of a table of 64-bit offsets in bytes."""
         at = builder.gep(builder.inttoptr(table, POINTER), [k], source_etype=I64)
         return builder.load(at, typ=I64, align=8)
 
     def row_factors(first: Any) -> list[Any]:
+        """Return the addresses of one value of a in each row."""
         factors = []
         for row in range(rows):
             if row and row % 4 == 0:
@@ -116,6 +118,7 @@ def emit_tile(vector: Vectors, rows: int, vectors: int, access: str, arguments: 
         return factors
 
     def step(k: Any, sums: list[Any]) -> list[Any]:
+        """Emit step `k` of all sums: rows * vectors of them, by row."""
         # A convolution reads the factors in the order of its kernel positions, so a has a table as b has.
         b_at = entry(b_step, k) if access == "table" else builder.mul(k, b_step)
         if access == "table":

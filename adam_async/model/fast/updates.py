@@ -121,6 +121,7 @@ def _descend_outer(t, like, hyper):
                 for i in range(n):
                     p[i] -= factor * x_values[i]
         return
+    # Panels read vectors along n, so x is turned once for all rows.
     transpose(turned, x, n, k, like)
     for first in range(0, m, TILE_ROWS):
         rows = min(TILE_ROWS, m - first)

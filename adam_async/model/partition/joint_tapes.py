@@ -86,6 +86,7 @@ class JointTapes:
         tape.run({OUT: out, **cuts})
 
     def _delta_ops(self, name: str, out: Array) -> Iterator[Op]:
+        """Make the ops of the gradient of one tensor, from the parts that hold it, into `out`."""
         whole = Ref(name=OUT, shape=out.shape, written=True)
         for at, (part, rows) in enumerate(self._pieces[name]):
             # Parts with rows write these. Parts with the whole tensor have a summand each: the first writes
@@ -113,6 +114,7 @@ class JointTapes:
             yield from self._renamed(part, self._backward(part, layer))
 
     def _forward(self, part: int, number: int) -> list[Op]:
+        """Make the ops of one layer of a part, forward."""
         context, network = self._contexts[part], self._parts[part].network
         layer = network.layers[number]
         # Departures and arrivals have no kernels: their ops are copies and sums over the wires.
@@ -128,6 +130,7 @@ class JointTapes:
         return _copies(*slots.views["own"])
 
     def _backward(self, part: int, number: int) -> list[Op]:
+        """Make the ops of one layer of a part, backward."""
         context, network = self._contexts[part], self._parts[part].network
         layer, slots = network.layers[number], context.slots(number)
         assert isinstance(network.engine, TapeEngine)

@@ -172,6 +172,7 @@ class _Builder:
         return len(self._layers) - 1
 
     def _make(self, number: int) -> None:
+        """Add the part of one layer of the whole network: its own block, a departure, and an arrival."""
         layout, worker = self._layout, self._worker
         layer = self._whole.layers[number]
         block, need = layout.computes[number][worker], layout.needs[number][worker]

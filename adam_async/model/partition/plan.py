@@ -156,6 +156,7 @@ class Layout:
         return layer.needs(computed, position)
 
     def _derive(self, number: int) -> None:
+        """Derive the rows of a layer that each worker needs and computes from those of later layers."""
         layer, planned = self.topology.layers[number], self.plan.layers[number]
         readers = self.topology.consumers[number]
         for worker in self.workers:
@@ -206,6 +207,7 @@ class Layout:
                 raise ModelError(f"the plan reads rows {read.start} to {read.stop} of an image of {rows}")
 
     def _cross(self) -> Iterator[Crossing]:
+        """List all crossings in the order of their numbers: those of each layer, then sums of gradients."""
         number = 0
         for layer in range(len(self.topology.layers)):
             values = row_values(self.topology.layers[layer].output_shape)

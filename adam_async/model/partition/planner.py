@@ -67,6 +67,7 @@ def vertical_plan(
 
 
 def _cut_vertically(topology: Topology, number: int, workers: int, later: Sequence[LayerPlan]) -> LayerPlan:
+    """Cut a layer evenly, or if a reader is cut by rows in the middle of what two of its blocks read."""
     layer = topology.layers[number]
     rows = extent(layer.output_shape)
     if layer.moves:

@@ -142,6 +142,7 @@ class _Run(ControllerRun):
         return addresses[:1] if how == "one" else addresses
 
     async def run(self) -> None:
+        """Strike clients and links, heal, and check that every client gets answers."""
         self.start({client.name: client.run for client in self.clients})
         strikes = strikes_of(self.world, self.group, asyncio.Event(), patience_s=PATIENCE_S)
         own = {**strikes, "stall": strikes["freeze"]}

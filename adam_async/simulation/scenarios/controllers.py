@@ -96,6 +96,7 @@ class _Run(ControllerRun):
         }
 
     async def run(self) -> None:
+        """Strike the group, and check that its members agree after the faults."""
         self.start({name: user.run for name, user in self.users.items()})
         await self.strike()
         await self.run_core()

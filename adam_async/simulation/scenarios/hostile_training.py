@@ -85,6 +85,7 @@ class _Run:
         self.clients = StoreClients(world, self.cluster, ledger, self.cluster.setup.stores)
 
     async def run(self) -> None:
+        """Train beside hostile peers, and check values and memory after the run."""
         async with asyncio.TaskGroup() as group:
             watches = [
                 group.create_task(self.cluster.watch(), name="watch"),

@@ -70,6 +70,7 @@ class _Run(ControllerRun):
         ]
 
     async def run(self) -> None:
+        """Restart whole groups, and check that they go on with their state."""
         self.start({user.name: user.run for user in self.users})
         await strike_all(self.world, self.plan.faults, self.ledger, own={"restart-all": self.restart_all})
         while self.ledger.operations < LEAST_OPERATIONS:

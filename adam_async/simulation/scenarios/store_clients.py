@@ -27,12 +27,11 @@ from adam_async.simulation.plan import Setting
 from adam_async.simulation.scenario import Ledger, settle
 from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, TrainingCluster, network_of
 from adam_async.store.arrays import InitialArrays, records_of
-from adam_async.store.joining import StoreWish
 from adam_async.store.link import StoreLink
 from adam_async.store.local_servers import ServerAccess
 from adam_async.store.rules import Sgd
-from adam_async.store.store import slack_of
 from adam_async.store.values import PushOutcome, Values
+from adam_async.store.wish import StoreWish, slack_of
 from transport import TransportError
 
 CLIENTS = ("client-0", "client-1", "client-2")

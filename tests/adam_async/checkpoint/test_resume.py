@@ -19,19 +19,13 @@ from adam_async.run.config import Config, Waits
 from adam_async.runtime.disk import Disk
 from tests.adam_async.cluster.test_elastic import IMAGES, elastic, joiner
 from tests.adam_async.cluster.test_elastic import MODES as ELASTIC
-from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset, turns, until
+from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset, train, turns, until
 
 pytestmark = pytest.mark.thorough
 
 
 def config_of(**options):
     return Config(**{"epochs": 3, "threads": 1, "rate": 0.05, "images_per_group": 4, **options})
-
-
-async def trained(config, **options):
-    """Train all epochs."""
-    async with cluster_of(config, **options) as cluster:
-        return await cluster.train()
 
 
 async def newest(path):
@@ -82,10 +76,10 @@ MODES = {
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_run_resumed_at_the_end_of_an_epoch_has_the_bits_of_one_that_never_stopped(mode, tmp_path):
     config = config_of(**MODES[mode])
-    whole = await trained(config)
+    whole = await train(config)
     found = await stopped_from(config, tmp_path, (1, 15))
     assert found.manifest.groups == 15
-    resumed = await trained(config, resume=tmp_path)
+    resumed = await train(config, resume=tmp_path)
     same_bits(whole.weights, resumed.weights)
     assert resumed.epochs[0] == found.manifest.epoch_results[0]
     for ours, theirs in zip(resumed.epochs, whole.epochs, strict=True):
@@ -97,19 +91,19 @@ async def test_a_run_resumed_at_the_end_of_an_epoch_has_the_bits_of_one_that_nev
 async def test_a_run_resumed_within_an_epoch_has_the_bits_of_one_that_never_stopped(mode, tmp_path):
     config = config_of(checkpoint_every=4, **MODES[mode])
     # With a lag a pause is a place at which values catch up, so both runs pause at the same places.
-    whole = await trained(config, checkpoint=tmp_path / "whole")
+    whole = await train(config, checkpoint=tmp_path / "whole")
     path = tmp_path / "stopped"
     found = await stopped_from(config, path, (2, 4))
     assert found.manifest.epoch == 2
     assert 4 <= found.manifest.groups < 15
-    resumed = await trained(config, resume=path)
+    resumed = await train(config, resume=path)
     same_bits(whole.weights, resumed.weights)
     assert [epoch.images for epoch in resumed.epochs] == [60, 60, 60]
     assert resumed.epochs[1].train_loss == pytest.approx(whole.epochs[1].train_loss, rel=1e-9)
 
 
 async def test_a_checkpoint_keeps_the_epochs_and_the_schedule_that_its_run_decided(tmp_path):
-    await trained(config_of(epochs=0, rate=0.0), checkpoint=tmp_path)
+    await train(config_of(epochs=0, rate=0.0), checkpoint=tmp_path)
     options = (await newest(tmp_path)).manifest.config
     assert (options["epochs"], options["schedule"], options["warm_up"]) == (3, "cosine", 0.1)
     assert options["rate"] == 0.0, "that depends on how many replicas there are"
@@ -128,7 +122,7 @@ ASYNCHRONOUS = {
 async def test_a_run_resumed_within_an_epoch_trains_every_image_of_it_once(mode, tmp_path):
     config = config_of(checkpoint_every=4, **ASYNCHRONOUS[mode])
     found = await stopped_from(config, tmp_path, (2, 4))
-    resumed = await trained(config, resume=tmp_path)
+    resumed = await train(config, resume=tmp_path)
     assert [epoch.images for epoch in resumed.epochs] == [60, 60, 60]
     assert resumed.epochs[0] == found.manifest.epoch_results[0]
     # All pushes of both runs are in the values: each group made one step on each shard, alone or with others.
@@ -158,7 +152,7 @@ async def test_a_run_is_resumed_by_other_numbers_of_roles(change, consistency, t
     )
     found = await stopped_from(config, tmp_path, (2, 4))
     other = msgspec.structs.replace(config, **OTHERS[change])
-    resumed = await trained(other, resume=tmp_path)
+    resumed = await train(other, resume=tmp_path)
     assert [epoch.images for epoch in resumed.epochs] == [60, 60, 60]
     assert len(servers_of(resumed)) == other.servers
     again = await newest(tmp_path)
@@ -208,7 +202,7 @@ async def test_checkpoints_are_taken_while_replicas_come_and_go(mode, tmp_path):
     assert len(places) > 3
     found = await newest(tmp_path)
     config = msgspec.structs.replace(cluster.config, replicas=3, epochs=4)
-    resumed = await trained(config, dataset=tiny_dataset(train=IMAGES), resume=tmp_path)
+    resumed = await train(config, dataset=tiny_dataset(train=IMAGES), resume=tmp_path)
     assert [epoch.images for epoch in resumed.epochs] == [IMAGES] * 4
     assert resumed.epochs[:2] == found.manifest.epoch_results[:2]
 
@@ -327,7 +321,7 @@ async def test_a_damaged_checkpoint_is_noted_and_the_one_before_is_resumed(tmp_p
     await stopped_from(config, tmp_path, (2, 15))
     damaged = tmp_path / "checkpoint-0002-000015" / "model-00001-of-00001.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    resumed = await trained(config, resume=tmp_path)
+    resumed = await train(config, resume=tmp_path)
     assert [epoch.images for epoch in resumed.epochs] == [60, 60, 60]
     first, second = events_of(resumed)[:2]
     assert first.startswith(f"an older checkpoint is resumed: {damaged} is damaged: it has ")
@@ -337,13 +331,13 @@ async def test_a_damaged_checkpoint_is_noted_and_the_one_before_is_resumed(tmp_p
 
 async def test_other_data_and_another_model_are_refused(tmp_path):
     config = config_of()
-    await trained(msgspec.structs.replace(config, epochs=1), checkpoint=tmp_path)
+    await train(msgspec.structs.replace(config, epochs=1), checkpoint=tmp_path)
     with pytest.raises(CheckpointError, match="data whose train_images is 60, but here it is 50"):
-        await trained(config, dataset=tiny_dataset(50), resume=tmp_path)
+        await train(config, dataset=tiny_dataset(50), resume=tmp_path)
     with pytest.raises(CheckpointError, match="leave the model out, it is in the checkpoint"):
-        await trained(config, spec=mlp(), resume=tmp_path)
+        await train(config, spec=mlp(), resume=tmp_path)
     with pytest.raises(CheckpointError, match=r"these differ: images_per_group=5 \(there 4\)"):
-        await trained(msgspec.structs.replace(config, images_per_group=5), resume=tmp_path)
+        await train(msgspec.structs.replace(config, images_per_group=5), resume=tmp_path)
 
 
 async def test_checkpoints_of_another_run_are_not_overwritten(tmp_path):
@@ -354,34 +348,34 @@ async def test_checkpoints_of_another_run_are_not_overwritten(tmp_path):
             await cluster.train()
     before = await newest(tmp_path)
     with pytest.raises(CheckpointError, match="checkpoints of another run"):
-        await trained(config, checkpoint=tmp_path)
+        await train(config, checkpoint=tmp_path)
     assert (await newest(tmp_path)).manifest == before.manifest
 
 
 async def test_a_resumed_run_may_write_elsewhere(tmp_path):
     config = config_of(epochs=1)
-    await trained(config, checkpoint=tmp_path / "old")
+    await train(config, checkpoint=tmp_path / "old")
     before = await newest(tmp_path / "old")
     more = msgspec.structs.replace(config, epochs=2)
-    await trained(more, checkpoint=tmp_path / "new", resume=tmp_path / "old")
+    await train(more, checkpoint=tmp_path / "new", resume=tmp_path / "old")
     assert (await newest(tmp_path / "old")).manifest == before.manifest
     assert (await newest(tmp_path / "new")).manifest.epoch == 2
 
 
 async def test_a_run_that_is_over_is_not_resumed_without_more_epochs(tmp_path):
     config = config_of(epochs=1)
-    await trained(config, checkpoint=tmp_path)
+    await train(config, checkpoint=tmp_path)
     with pytest.raises(CheckpointError, match="to train on, give --epochs 2 or more"):
-        await trained(config, resume=tmp_path)
+        await train(config, resume=tmp_path)
 
 
 async def test_evaluation_beside_training_leaves_no_pause_for_a_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match="evaluation=concurrent does not pause"):
-        await trained(config_of(evaluation="concurrent"), checkpoint=tmp_path)
+        await train(config_of(evaluation="concurrent"), checkpoint=tmp_path)
 
 
 async def test_without_a_folder_nothing_pauses(tmp_path):
-    result = await trained(config_of(checkpoint_every=4))
+    result = await train(config_of(checkpoint_every=4))
     assert (len(result.epochs), result.checkpoints) == (3, ())
 
 
@@ -396,9 +390,9 @@ async def test_a_state_without_a_finite_loss_does_not_replace_one_that_has(tmp_p
 
 async def test_groups_trained_after_the_checkpoint_are_counted_as_trained_again(tmp_path):
     config = config_of(epochs=2)
-    await trained(msgspec.structs.replace(config, epochs=1), checkpoint=tmp_path)
+    await train(msgspec.structs.replace(config, epochs=1), checkpoint=tmp_path)
     (tmp_path / "progress.json").write_text('{"epoch": 2, "groups": 7, "trained_again": 0}')
-    resumed = await trained(config, resume=tmp_path)
+    resumed = await train(config, resume=tmp_path)
     assert events_of(resumed) == [
         "resumed from checkpoint-0001-000015; 7 groups or a few more are trained again"
     ]
@@ -423,7 +417,7 @@ async def test_a_run_is_not_resumed_twice_and_the_next_one_needs_another_folder(
     tmp_path,
 ):
     config = config_of(epochs=1)
-    await trained(config, checkpoint=tmp_path)
+    await train(config, checkpoint=tmp_path)
     async with cluster_of(msgspec.structs.replace(config, epochs=2), resume=tmp_path) as cluster:
         await cluster.train()
         with pytest.raises(CheckpointError, match="checkpoints of another run"):

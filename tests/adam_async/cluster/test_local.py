@@ -23,6 +23,7 @@ from adam_async.runtime.disk import Disk
 from adam_async.worker.copy_mode import CopyMode
 from adam_async.worker.in_place_mode import InPlaceMode
 from dataflow import NodeFailed
+from tests.adam_async.own_layer import OWN_LAYERS
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset, turns, until
 from tests.transport.testing import Faults, FaultyNetwork
 
@@ -304,17 +305,6 @@ async def test_without_any_worker_left_the_run_fails_after_its_patience():
     await fails(train(), r"no replica was live for 0\.3 s")
 
 
-class Doubled(Layer):
-    """A layer of a user: twice its input."""
-
-    def forward(self, weights, slots):
-        np.multiply(slots.inputs[0], 2, out=slots.output)
-
-    def backward(self, weights, slots):
-        np.multiply(slots.error, 2, out=slots.input_errors[0])
-
-
-OWN_LAYERS = {**BUILTIN_LAYERS, "doubled": Doubled}
 OWN_SPEC = ModelSpec(
     name="own",
     input_shape=(1, 8, 8),

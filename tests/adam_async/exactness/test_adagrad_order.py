@@ -14,7 +14,7 @@ from adam_async.model.rules import make_rule, new_scratch
 from adam_async.run.config import Config
 from adam_async.run.partition import table_of
 from tests.adam_async.exactness.serial import assert_equal_bits, order_of
-from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset
+from tests.adam_async.runs import NETWORKS, SHARDED, tiny_dataset, train
 
 OPTIONS = {
     "rule": "adagrad",
@@ -58,11 +58,6 @@ class OneProcess:
         self.rule.apply(
             flat, state, gradient.reshape(-1)[chosen], rate=self.config.rate, scratch=self._scratch
         )
-
-
-async def train(config, network=None):
-    async with cluster_of(config, network) as cluster:
-        return await cluster.train()
 
 
 @pytest.mark.thorough

@@ -5,7 +5,7 @@ import pytest
 from adam_async.driver.replay.decode import make_recording
 from adam_async.driver.replay.record_file import load_record
 from adam_async.run.config import Config
-from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of
+from tests.adam_async.runs import NETWORKS, SHARDED, train
 
 pytestmark = pytest.mark.thorough
 
@@ -22,11 +22,6 @@ def config_of(**options):
     return Config(
         **{"epochs": 1, "threads": 1, "rate": 0.01, "images_per_group": 1, "weights": "copy", **options}
     )
-
-
-async def train(config, network=None, **options):
-    async with cluster_of(config, network, **options) as cluster:
-        return await cluster.train()
 
 
 def sent(result, *kinds):

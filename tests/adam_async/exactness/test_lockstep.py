@@ -18,8 +18,8 @@ from tests.adam_async.runs import (
     TRAP_LAYERS,
     TRAPPED,
     Rough,
-    cluster_of,
     tiny_dataset,
+    train,
     with_frozen,
 )
 from tests.transport.testing import Faults
@@ -48,11 +48,6 @@ def designs():
 def lockstep(**options):
     """Groups of four images in float64; `options` come first."""
     return Config(**{"epochs": 2, "images_per_group": 4, "dtype": "float64", **LOCKSTEP, **options})
-
-
-async def train(config, network=None, **options):
-    async with cluster_of(config, network, **options) as cluster:
-        return await cluster.train()
 
 
 async def assert_serial(config, dataset=None, *, network=None, close=1e-9, **by_hand):

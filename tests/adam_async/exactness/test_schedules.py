@@ -12,7 +12,7 @@ from adam_async.parameter_server.state import ServerState
 from adam_async.run.config import Config
 from tests.adam_async.checkpoint.test_resume import stopped_from
 from tests.adam_async.exactness.serial import RULES, assert_close, lockstep_sgd
-from tests.adam_async.runs import SHARDED, cluster_of, tiny_dataset
+from tests.adam_async.runs import SHARDED, tiny_dataset, train
 
 pytestmark = pytest.mark.thorough
 
@@ -73,11 +73,6 @@ def rates_carried():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ServerState, "handle", noted)
         yield carried
-
-
-async def train(config, **options):
-    async with cluster_of(config, **options) as cluster:
-        return await cluster.train()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -9,7 +9,7 @@ from adam_async.model.named import digits
 from adam_async.model.network import Network
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.run.config import Config
-from tests.adam_async.exactness.serial import RULES, assert_close, rule_step
+from tests.adam_async.exactness.serial import RULES, assert_close, order_of, rule_step
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset
 
 SERIAL = {
@@ -32,14 +32,7 @@ def serial_sgd(config, dataset, spec=None):
     memory = {name: {} for name in weights}
     t = 0
     for epoch in range(1, config.epochs + 1):
-        order = epoch_order(
-            Dice(config.seed),
-            epoch=epoch,
-            num_images=len(dataset.train_labels),
-            images_per_group=config.images_per_group,
-        )
-        for number in range(order.num_groups):
-            chosen = order.group(number)
+        for number, chosen in enumerate(order_of(config, dataset, epoch)):
             images, labels = dataset.train_images[chosen], dataset.train_labels[chosen]
             context.load(images, labels, dice=Dice(config.seed), keys=(epoch, number))
             model.forward(weights, context)

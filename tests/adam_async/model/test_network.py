@@ -28,6 +28,7 @@ from adam_async.model import (
 )
 from adam_async.model.gradcheck import check_network
 from adam_async.model.keyed_random import Dice
+from tests.adam_async.own_layer import OWN_LAYERS
 
 of = LayerSpec.of
 
@@ -318,13 +319,6 @@ def test_wrong_uses_are_refused_by_name():
 
 
 def test_a_user_adds_a_layer_by_writing_a_class():
-    class Doubled(Layer):
-        def forward(self, weights, slots):
-            np.multiply(slots.inputs[0], 2, out=slots.output)
-
-        def backward(self, weights, slots):
-            np.multiply(slots.error, 2, out=slots.input_errors[0])
-
     spec = ModelSpec(
         name="m",
         input_shape=(3,),
@@ -335,7 +329,7 @@ def test_a_user_adds_a_layer_by_writing_a_class():
             of("loss", "softmax_cross_entropy"),
         ),
     )
-    network = Network(spec, np.float64, layers={**BUILTIN_LAYERS, "doubled": Doubled})
+    network = Network(spec, np.float64, layers=OWN_LAYERS)
     images, labels = draw(network, 3)
 
     check_network(network, network.initial_weights(Dice(1)), images, labels, Dice(2))

@@ -2,16 +2,12 @@
 
 import asyncio
 import gc
-import subprocess
-import sys
 from collections import deque
-from pathlib import Path
 
 import pytest
 
 from adam_async.simulation.loop import Deadlock, Endless, SimulatedLoop, SimulationFailed
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.adam_async.simulation.other_processes import printed_elsewhere
 
 
 def run(scenario, seed=1, **options):
@@ -243,10 +239,4 @@ loop.close()
 
 def test_the_replay_hash_is_that_of_every_process():
     """On other loops, sets of tasks are ordered by address, which differs between processes."""
-
-    def replay_hash(hash_seed):
-        command = [sys.executable, "-c", SCENARIO_IN_A_PROCESS]
-        environment = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
-        return subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout
-
-    assert len({replay_hash(hash_seed) for hash_seed in ("0", "1", "4242")}) == 1
+    assert len({printed_elsewhere(SCENARIO_IN_A_PROCESS, seed) for seed in ("0", "1", "4242")}) == 1

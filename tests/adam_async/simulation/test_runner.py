@@ -2,9 +2,6 @@
 
 import asyncio
 import logging
-import subprocess
-import sys
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -22,9 +19,8 @@ from adam_async.simulation.runner import (
     unreached,
 )
 from adam_async.simulation.scenario import Violation
+from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
 from tests.adam_async.simulation.toy import BROKEN, plan_of, toy
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def case_of(*faults: Fault) -> Case:
@@ -149,20 +145,13 @@ def test_the_conditions_of_a_plan_are_those_of_its_run() -> None:
     assert run_case(toy(), case).replay_hash != run_case(toy(), shuffled).replay_hash
 
 
-IN_A_PROCESS = """
-from adam_async.simulation.runner import run_seed
-from tests.adam_async.simulation.toy import toy
-print(run_seed(toy(), 3).replay_hash)
-"""
-
-
 def test_a_seed_is_the_same_run_in_every_process() -> None:
-    def replay_hash(hash_seed: str) -> str:
-        environment = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", IN_A_PROCESS]
-        return subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout
+    elsewhere = [
+        replay_hash_elsewhere("tests.adam_async.simulation.toy", "toy()", 3, hash_seed=seed)
+        for seed in ("0", "4242")
+    ]
 
-    assert replay_hash("0").strip() == replay_hash("4242").strip() == run_seed(toy(), 3).replay_hash
+    assert {*elsewhere} == {run_seed(toy(), 3).replay_hash}
 
 
 async def test_within_an_event_loop_nothing_can_be_run() -> None:

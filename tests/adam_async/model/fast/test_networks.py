@@ -10,9 +10,7 @@ import pytest
 pytest.importorskip("numba", reason="compiled kernels need numba")
 
 from adam_async.model import (
-    BUILTIN_LAYERS,
     InPlaceStep,
-    Layer,
     LayerSpec,
     ModelError,
     ModelSpec,
@@ -26,6 +24,7 @@ from adam_async.model import (
 from adam_async.model.fast import program
 from adam_async.model.fast.compiled import Compiled
 from adam_async.model.keyed_random import Dice
+from tests.adam_async.own_layer import OWN_LAYERS
 
 of = LayerSpec.of
 
@@ -129,25 +128,17 @@ def test_predictions_agree():
 
 
 def test_a_users_layer_runs_its_own_steps():
-    class Twice(Layer):
-        def forward(self, weights, slots):
-            np.multiply(slots.inputs[0], 2, out=slots.output)
-
-        def backward(self, weights, slots):
-            np.multiply(slots.error, 2, out=slots.input_errors[0])
-
     spec = ModelSpec(
         name="own",
         input_shape=(8,),
         layers=(
             of("fc1", "dense", outputs=6),
-            of("x2", "twice"),
+            of("x2", "doubled"),
             of("fc2", "dense", outputs=10),
             of("loss", "softmax_cross_entropy"),
         ),
     )
-    kinds = {**BUILTIN_LAYERS, "twice": Twice}
-    plain, fast = (Network(spec, np.float64, kernels=k, layers=kinds) for k in ("numpy", "numba"))
+    plain, fast = (Network(spec, np.float64, kernels=k, layers=OWN_LAYERS) for k in ("numpy", "numba"))
     weights, found = plain.initial_weights(Dice(1)), []
     for network in (plain, fast):
         context = network.context(4)

@@ -1,9 +1,5 @@
 """Controllers under faults: properties of every seed, and the failure after a removed safeguard."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from adam_async.controller.consensus import core
@@ -14,8 +10,9 @@ from adam_async.simulation.runner import draw_case, run_seed
 from adam_async.simulation.scenario import Scenario
 from adam_async.simulation.scenarios.controllers import CONTROLLERS
 from adam_async.simulation.scenarios.restarts import RESTARTS, ROUNDS
+from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
 
-ROOT = Path(__file__).resolve().parents[4]
+HERE = "adam_async.simulation.scenarios.controllers"
 
 
 @pytest.mark.thorough
@@ -50,21 +47,11 @@ def test_restarts_are_of_groups_of_all_sizes() -> None:
     assert all(len(plan.faults) == ROUNDS for plan in plans)
 
 
-IN_A_PROCESS = """
-from adam_async.simulation.runner import run_seed
-from adam_async.simulation.scenarios.controllers import CONTROLLERS
-print(run_seed(CONTROLLERS, 2).replay_hash)
-"""
-
-
 @pytest.mark.slow
 def test_a_seed_is_the_same_run_in_every_process() -> None:
-    def replay_hash(hash_seed: str) -> str:
-        environment = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", IN_A_PROCESS]
-        return subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout
+    elsewhere = [replay_hash_elsewhere(HERE, "CONTROLLERS", 2, hash_seed=seed) for seed in ("0", "4242")]
 
-    assert replay_hash("0") == replay_hash("4242") != ""
+    assert elsewhere[0] == elsewhere[1] != ""
 
 
 # --- what the scenarios would not miss ---------------------------------------------------------

@@ -1,10 +1,7 @@
 """Members that crash, freeze and are cut off: properties of every seed, and failures without a safeguard."""
 
 import asyncio
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +17,11 @@ from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.runner import draw_case, run_case, run_seed
 from adam_async.simulation.scenarios.members import MEMBERS
 from adam_async.simulation.scenarios.short_runs import draw_run
+from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
 
 pytestmark = pytest.mark.thorough
 
-ROOT = Path(__file__).resolve().parents[4]
+HERE = "adam_async.simulation.scenarios.members"
 
 
 @pytest.mark.slow
@@ -115,21 +113,11 @@ def test_leases_without_a_copy_are_reported(monkeypatch: pytest.MonkeyPatch) -> 
     assert run_seed(MEMBERS, 3).invariant == "leases are kept twice"
 
 
-IN_A_PROCESS = """
-from adam_async.simulation.runner import run_seed
-from adam_async.simulation.scenarios.members import MEMBERS
-print(run_seed(MEMBERS, 2).replay_hash)
-"""
-
-
 @pytest.mark.slow
 def test_a_seed_is_the_same_run_in_every_process() -> None:
-    def replay_hash(hash_seed: str) -> str:
-        environment = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", IN_A_PROCESS]
-        return subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout
+    elsewhere = [replay_hash_elsewhere(HERE, "MEMBERS", 2, hash_seed=seed) for seed in ("0", "4242")]
 
-    assert replay_hash("0").strip() == replay_hash("4242").strip() == run_seed(MEMBERS, 2).replay_hash
+    assert {*elsewhere} == {run_seed(MEMBERS, 2).replay_hash}
 
 
 def test_a_write_that_is_acknowledged_and_lost_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

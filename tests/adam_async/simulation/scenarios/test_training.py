@@ -1,9 +1,5 @@
 """A cluster that trains under faults: properties of every seed, and failures without a safeguard."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,11 +16,10 @@ from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, IMAGES
 from adam_async.simulation.scenarios.training_faults import CONTROLLER_KINDS
 from adam_async.simulation.wire import Conditions
 from tests.ablations.patches import Patch, apply_pushes_again, keep_groups_of_lost_replicas, replaces
+from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
 from tests.adam_async.simulation.scenarios.cases import plain_training, with_faults
 
 pytestmark = pytest.mark.thorough
-
-ROOT = Path(__file__).resolve().parents[4]
 
 
 def test_a_seed_counts() -> None:
@@ -63,20 +58,10 @@ def test_the_images_are_digits_of_the_package_and_none_is_both_trained_and_teste
     assert not [image for image in digits.test_images if image.tobytes() in learnt]
 
 
-IN_A_PROCESS = """
-from adam_async.simulation.runner import run_seed
-from adam_async.simulation.scenarios.training import TRAIN
-print(run_seed(TRAIN, 9).replay_hash)
-"""
-
-
 def test_a_seed_is_the_same_run_in_every_process() -> None:
-    def replay_hash(hash_seed: str) -> str:
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", IN_A_PROCESS]
-        return subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout
+    elsewhere = replay_hash_elsewhere("adam_async.simulation.scenarios.training", "TRAIN", 9)
 
-    assert replay_hash("4242").strip() == run_seed(TRAIN, 9).replay_hash
+    assert elsewhere == run_seed(TRAIN, 9).replay_hash
 
 
 def test_a_restarted_worker_does_not_train_in_a_place_of_another_one() -> None:

@@ -1,9 +1,5 @@
 """Unauthenticated clients: properties of every seed, and failures without a safeguard."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
@@ -13,6 +9,7 @@ from adam_async.simulation.runner import draw_case, run_seed
 from adam_async.simulation.scenarios import SCENARIOS
 from adam_async.simulation.scenarios.unauthenticated_clients import UNAUTHENTICATED
 from tests.ablations.patches import Patch, replaces, replaces_property
+from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
 from transport import decoder, handshake
 from transport.admission import Admission
 from transport.calls import CallTable
@@ -21,7 +18,7 @@ from transport.tcp import TcpLink
 
 pytestmark = pytest.mark.thorough
 
-ROOT = Path(__file__).resolve().parents[4]
+HERE = "adam_async.simulation.scenarios.unauthenticated_clients"
 
 
 def test_seeds_count() -> None:
@@ -38,19 +35,10 @@ def test_every_plan_has_each_kind_and_plans_differ() -> None:
     assert len({plan.faults for plan in plans}) == 100
 
 
-IN_A_PROCESS = """
-from adam_async.simulation.runner import run_seed
-from adam_async.simulation.scenarios.unauthenticated_clients import UNAUTHENTICATED
-print(run_seed(UNAUTHENTICATED, 2).replay_hash)
-"""
-
-
 def test_a_seed_is_the_same_run_in_every_process() -> None:
-    environment = {**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", IN_A_PROCESS]
-    done = subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout
+    elsewhere = replay_hash_elsewhere(HERE, "UNAUTHENTICATED", 2)
 
-    assert done.strip() == run_seed(UNAUTHENTICATED, 2).replay_hash
+    assert elsewhere == run_seed(UNAUTHENTICATED, 2).replay_hash
 
 
 @replaces(Handshake, "_check_proof")

@@ -1,0 +1,86 @@
+"""Pure: the checked arguments of `ParameterStore.open`, and the consistencies by their texts."""
+
+from typing import Literal
+
+import msgspec
+
+from adam_async.errors import ConfigError
+from adam_async.run.config import Waits
+from adam_async.run.shard_table import NUM_BUCKETS
+from adam_async.run.store_record import ArrayRecord, RuleRecord, store_key
+from adam_async.store.arrays import InitialArrays
+
+Create = Literal["auto", "new", "never"]
+"""Whether `open` creates a store: if it is absent, always, or never."""
+
+CREATE_WORDS = ("auto", "new", "never")
+
+
+class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The arguments of `ParameterStore.open` beside the address and the token.
+
+    Raises:
+        ConfigError: An argument is invalid; the message has its name and value.
+    """
+
+    name: str
+    create: str
+    values: InitialArrays | None
+    records: tuple[ArrayRecord, ...]
+    rules: tuple[RuleRecord, ...]
+    slack: int | None
+    is_summed: bool
+    """Whether servers apply the mean of the gradients of a step (bsp); in ``ssp:0`` they apply each push."""
+    replicas: int
+    """0: not given."""
+    copies: int = 1
+    servers: int
+    shard_bytes: int
+    reader: bool
+    waits: Waits
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ConfigError(f"the name of a store is text, not {self.name!r:.80}")
+        store_key(self.name)
+        if isinstance(self.copies, bool) or self.copies != 1:
+            raise ConfigError(f"copies is {self.copies!r:.80}: each shard has one copy; leave copies out")
+        for option, value, least, most in (
+            ("replicas", self.replicas, 0, 1 << 20),
+            ("servers", self.servers, 0, NUM_BUCKETS),
+            ("shard_bytes", self.shard_bytes, 8, 1 << 40),
+        ):
+            if type(value) is not int or not least <= value <= most:
+                raise ConfigError(f"{option} is a whole number from {least} to {most}, not {value!r:.80}")
+        if not isinstance(self.waits, Waits):
+            raise ConfigError(f"waits is an adam_async.Waits, not {self.waits!r:.80}")
+        if self.create not in CREATE_WORDS:
+            raise ConfigError(f"create is one of {', '.join(CREATE_WORDS)}, not {self.create!r}")
+        if self.create == "new":
+            if self.is_summed and not self.replicas:
+                raise ConfigError(
+                    "consistency='bsp' needs replicas=N, the number of clients of the first step"
+                )
+            if self.values is None or self.reader:
+                raise ConfigError("create='new' needs the arrays of the store, and no reader")
+
+
+def slack_of(consistency: str) -> int | None:
+    """Return the clocks by which a client may be ahead; None for asp.
+
+    Raises:
+        ConfigError: The text is none of asp, ssp:S and bsp.
+    """
+    word, _, number = consistency.partition(":") if isinstance(consistency, str) else ("", "", "")
+    if consistency in ("asp", "bsp"):
+        return None if consistency == "asp" else 0
+    if word == "ssp" and number.isdecimal() and int(number) <= 1 << 20:
+        return int(number)
+    raise ConfigError(f"consistency is asp, ssp:S with a number S, or bsp, not {consistency!r:.80}")
+
+
+def consistency_of(slack: int | None, *, is_summed: bool) -> str:
+    """Return the text of a consistency, as `ParameterStore.open` takes it."""
+    if is_summed:
+        return "bsp"
+    return "asp" if slack is None else f"ssp:{slack}"
