@@ -415,7 +415,7 @@ class BundleCopy:
                 if not self._core.applies_to(piece, logged.position)
                 for spec in specs
             }
-            self._is_catching_up = bool(absent) or not self._core.is_whole
+            self._is_catching_up = bool(absent)
         bundle.absent = absent
         content: _Content = logged.content
         entry = content.entry

@@ -123,8 +123,9 @@ class ServedStore:
         self._copy: BundleCopy | None = None
         self._record = record
         self._cluster: ClusterMap | None = None
-        self.is_primary = record.primary is not None and record.primary[0] == host.node
-        if not self.is_primary:
+        self.is_primary = store.copies == 1
+        """Whether it orders and answers. The first primary of several does so once it has all values."""
+        if record.primary != host.me:
             self._missing.clear()
             self._start_copy()
         if host.make_pool is not None and not store.in_place and kernels_of(store) == "numba":
@@ -301,7 +302,7 @@ class ServedStore:
 
     def answer(self, request: Request, body: Body) -> bool:
         """Answer a question, now or later. Returns whether the store takes messages of this type."""
-        if not self.is_primary:
+        if not self.is_primary and not (isinstance(body, LoadShards) and self._missing):
             primary = self._record.primary
             text = f"{self._host.node} is no primary of bundle {self.home}"
             request.fail("not-primary", f"{text}, {primary[0]} is" if primary is not None else text)

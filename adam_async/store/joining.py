@@ -128,6 +128,7 @@ class Joining:
             pieces=0,
             shard_bytes=wish.shard_bytes,
             servers=wish.servers,
+            copies=wish.copies,
             slack=wish.slack,
             summed_weight=1 if wish.is_summed else 0,
             replicas=max(wish.replicas, 1),

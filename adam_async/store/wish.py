@@ -7,6 +7,7 @@ import msgspec
 from adam_async.errors import ConfigError
 from adam_async.run.config import Waits
 from adam_async.run.shard_table import NUM_BUCKETS
+from adam_async.run.bundle_record import MOST_COPIES
 from adam_async.run.store_record import ArrayRecord, RuleRecord, store_key
 from adam_async.store.arrays import InitialArrays
 
@@ -43,8 +44,8 @@ class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if not isinstance(self.name, str):
             raise ConfigError(f"the name of a store is text, not {self.name!r:.80}")
         store_key(self.name)
-        if isinstance(self.copies, bool) or self.copies != 1:
-            raise ConfigError(f"copies is {self.copies!r:.80}: each shard has one copy; leave copies out")
+        if isinstance(self.copies, bool) or not 1 <= self.copies <= MOST_COPIES:
+            raise ConfigError(f"copies is {self.copies!r:.80}; 1 to {MOST_COPIES} are allowed")
         for option, value, least, most in (
             ("replicas", self.replicas, 0, 1 << 20),
             ("servers", self.servers, 0, NUM_BUCKETS),
