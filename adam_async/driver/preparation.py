@@ -72,6 +72,7 @@ def store_of(record: RunRecord, config: Config, arrays: Sequence[ArrayRecord]) -
         pieces=0,
         shard_bytes=config.shard_bytes,
         servers=config.servers,
+        copies=config.copies_in_force,
         slack=config.slack,
         summed_weight=config.images_per_group if config.synchronous else 0,
         most_weight=config.images_per_group * config.push_every,

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from adam_async.errors import ConfigError
+from adam_async.run.bundle_record import MOST_COPIES
 from adam_async.run.cache_size import cache_limits, read_budget
 from adam_async.run.image_size import read_image_size
 from adam_async.run.option_types import check_types
@@ -115,6 +116,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Data servers; each has the whole data set."""
     controllers: int = 1
     """Controllers: 1, or a group of 3 or 5, which survives the loss of one or two."""
+    copies: int = 0
+    """Servers with each shard; 0 is 3, or all servers if there are fewer, with several controllers, else 1."""
     processes: bool = False
     """Whether each role is a child process over loopback TCP, instead of all in one event loop."""
     rule: Literal["sgd", "adagrad", "adam", "adamw"] = "sgd"
@@ -219,6 +222,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         self._check_choices()
         self._check_consistency()
         self._check_rates()
+        self._check_copies()
         if self.weights == "aliased":
             self._check_aliased()
         if self.record:
@@ -250,6 +254,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 "scale_by_staleness has no effect with consistency bsp, in which every step is as stale as "
                 "lag: leave it off, and lower the rate"
             )
+
+    def _check_copies(self) -> None:
+        if self.copies > self.servers:
+            raise ConfigError(
+                f"copies={self.copies} need as many servers, and there are {self.servers}: raise servers"
+            )
+        for name, asked, why in (
+            ("weights=aliased", self.weights == "aliased", "all servers share one memory there"),
+            ("record", self.record, "the log of pushes stays on the server that began it"),
+        ):
+            if self.copies > 1 and asked:
+                raise ConfigError(f"copies={self.copies} exclude {name}: {why}; leave one of them out")
 
     def _check_choices(self) -> None:
         for name, value in {"patience": self.patience, "keep_best": self.keep_best}.items():
@@ -287,6 +303,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.consistency == "asp":
             return None
         return self.lag if self.synchronous else int(self.consistency.partition(":")[2])
+
+    @property
+    def copies_in_force(self) -> int:
+        """Servers with each shard: `copies`, or the default."""
+        if self.copies:
+            return self.copies
+        if self.controllers == 1 or self.record or self.weights == "aliased":
+            return 1
+        return min(DEFAULT_COPIES, self.servers)
 
     @property
     def fraction_in_force(self) -> float:
@@ -369,7 +394,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError("weights=aliased needs all roles in one process, joined by local links")
         cadence = self.push_every == self.pull_every == 1 and self.protocol == "auto"
         plain = all(getattr(self, name) == value for name, value in _IN_PLACE.items())
-        if self.weights == "copy" or not (one_process and cadence and plain):
+        if self.weights == "copy" or self.copies_in_force > 1 or not (one_process and cadence and plain):
             return "copy"
         return "aliased"
 
@@ -454,6 +479,7 @@ _LEAST = {
     "images_per_group": 1,
     "in_flight": 0,
     "servers": 1,
+    "copies": 0,
     "data_servers": 1,
     "rate": 0.0,
     "weight_decay": 0.0,
@@ -483,6 +509,7 @@ MOST = {
     "replicas": 1024,
     "partitions": 64,
     "servers": 64,  # one for each bucket
+    "copies": MOST_COPIES,
     "data_servers": 64,
     "lag": 1,
     "seed": (1 << 64) - 1,  # the cluster map's numbers have 64 bits
@@ -491,6 +518,9 @@ MOST = {
     "read_ahead": 1024,  # a worker has memory for each
 }
 """Maximum values; larger ones are mistakes, or would cause a less clear error later."""
+
+DEFAULT_COPIES = 3
+"""Default number of servers with each shard, with several controllers."""
 
 CONTROLLERS = (1, 3, 5)
 CONTROLLERS_WORDS = (
