@@ -431,6 +431,9 @@ class ProcessCluster:
         if role == "data":
             others = (c for name, c in self.children.items() if name.startswith("data-") and name != node)
             return any(other.serves for other in others)
+        if role == "ps" and self.config.copies_in_force > 1:
+            others = (c for name, c in self.children.items() if name.startswith("ps-") and name != node)
+            return any(other.serves for other in others)
         # The state of a controller of several is in its folder, even if all of them die.
         return role == "worker" or (role == "controller" and len(self._controllers) > 1)
 
