@@ -47,6 +47,7 @@ ROOMS = (
     "model",
     "run",
     "controller",
+    "replication",
     "parameter_server",
     "data_server",
     "worker",

@@ -7,6 +7,7 @@ from adam_async.messages import (
     notes,
     parameters,
     partitions,
+    replication,
     shard_states,
     staging,
 )
@@ -21,6 +22,7 @@ TABLE: Rows = {
     **partitions.ROWS,
     **parameters.ROWS,
     **shard_states.ROWS,
+    **replication.ROWS,
     **notes.ROWS,
 }
 """The (from, to) pairs of roles that may send each message. A class without a row fails a test."""

@@ -1,0 +1,117 @@
+"""Pure: parameter servers among themselves: the log of a bundle, from its primary to the other members.
+
+A message belongs to the bundle of `store` and `home`, to a `generation` of it, and to a *session*: the
+primary numbers its sessions with the other members, and begins another one with each new link. The contents
+of entries and pieces travel as tensors.
+"""
+
+from adam_async.messages.body import Body, Rows
+from adam_async.messages.bounds import Count, Index, NodeId, StoreId, Version
+
+
+class Begin(Body, frozen=True, kw_only=True):
+    """A new session, from the primary. The answer is `Begun`; entries follow it."""
+
+    store: StoreId
+    home: NodeId
+    generation: Version
+    session: Count
+    version: Version
+    """Version of the bundle's record that the primary knows: a member without it waits for it."""
+    start: Count
+    """Position before the first entry that the primary still has."""
+    anew: bool = False
+    """Whether the member drops its copy: the primary sends all entries after `start`, and all pieces."""
+
+
+class Begun(Body, frozen=True, kw_only=True):
+    """Answer to `Begin`."""
+
+    store: StoreId
+    home: NodeId
+    generation: Version
+    session: Count
+    position: Count
+    """Position up to which the member's log equals the primary's: the primary sends the entries after it."""
+    applied: Count
+    """Position of the last entry that the member has applied."""
+
+
+class Copy(Body, frozen=True, kw_only=True):
+    """One entry, or a part of it. Tensors: the content."""
+
+    store: StoreId
+    home: NodeId
+    generation: Version
+    session: Count
+    position: Count
+    origin: Version
+    """Generation of the primary that formed the entry."""
+    nbytes: Count
+    """Size of the whole content, in bytes."""
+    committed: Count
+    """Position of the last entry that the member may apply."""
+    applied_by_all: Count
+    """Position of the last entry that all members have applied: entries up to it may go."""
+    part: Index = 0
+    parts: Index = 1
+
+
+class Committed(Body, frozen=True, kw_only=True):
+    """The two positions of a `Copy`, without an entry."""
+
+    store: StoreId
+    home: NodeId
+    generation: Version
+    session: Count
+    committed: Count
+    applied_by_all: Count
+
+
+class Held(Body, frozen=True, kw_only=True):
+    """Acknowledgement of all entries up to a position, and of pieces."""
+
+    store: StoreId
+    home: NodeId
+    generation: Version
+    session: Count
+    position: Count
+    """Position up to which the member's log equals the primary's."""
+    applied: Count
+    pieces: Index
+    """Number of pieces that the member has."""
+
+
+class PieceCopy(Body, frozen=True, kw_only=True):
+    """One piece of the state for a member that joins, or a part of it. Tensors: the content."""
+
+    store: StoreId
+    home: NodeId
+    generation: Version
+    session: Count
+    piece: Index
+    position: Count
+    """Position of the last entry in the piece."""
+    nbytes: Count
+    part: Index = 0
+    parts: Index = 1
+
+
+class Superseded(Body, frozen=True, kw_only=True):
+    """Refusal of a message of an older generation: the cluster map has a newer primary."""
+
+    store: StoreId
+    home: NodeId
+    generation: Version
+    """Generation that the member knows."""
+
+
+ROWS: Rows = {
+    Begin: frozenset({("ps", "ps")}),
+    Begun: frozenset({("ps", "ps")}),
+    Copy: frozenset({("ps", "ps")}),
+    Committed: frozenset({("ps", "ps")}),
+    Held: frozenset({("ps", "ps")}),
+    PieceCopy: frozenset({("ps", "ps")}),
+    Superseded: frozenset({("ps", "ps")}),
+}

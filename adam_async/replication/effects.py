@@ -1,0 +1,102 @@
+"""Pure: the effects of a bundle's member, which its shell carries out in their order."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
+from adam_async.replication.log import Entry
+from adam_async.run.bundle_record import BundleRecord, Member
+
+Message = Begin | Begun | Copy | Committed | Held | PieceCopy | Superseded
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message on the present link to a member; without a link it is lost."""
+
+    to: Member
+    message: Message
+    content: Any = None
+    """Whole content of a `Copy` or `PieceCopy`, which the shell may split into parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Apply entries in their order, then call `applied` for each. An entry may take several rounds."""
+
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeRecord:
+    """Set the bundle's record in the cluster map if it still has a version.
+
+    The shell reports the outcome by the record that the map then has, or by `outcome_unknown`.
+    """
+
+    record: BundleRecord
+    expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class BecamePrimary:
+    """Build the front from the bundle: its own entries so far are applied, and others may be proposed."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Drop the front: a newer primary exists. Requests that are not answered yet are refused."""
+
+    generation: int
+    """Generation of the newer primary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Drop the copy: this member is not in the bundle's record any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartAnew:
+    """Drop the copy: this member joins, and receives all pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPiece:
+    """Copy a piece of the state for a joining member and call `piece_copied`."""
+
+    to: Member
+    session: int
+    piece: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakePiece:
+    """Take a piece of the state from the primary, with all entries up to a position in it."""
+
+    piece: int
+    position: int
+    content: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRecord:
+    """Read the bundle's record from the controllers: another member knows a newer generation."""
+
+    generation: int
+
+
+Effect = (
+    Send
+    | Apply
+    | ProposeRecord
+    | BecamePrimary
+    | Stopped
+    | Removed
+    | StartAnew
+    | CopyPiece
+    | TakePiece
+    | ReadRecord
+)

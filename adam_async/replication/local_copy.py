@@ -1,0 +1,62 @@
+"""Pure: the part of a member that its roles share: record, log, pieces and effects."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from adam_async.replication.effects import Effect, Message, ProposeRecord, Send
+from adam_async.replication.log import Log
+from adam_async.run.bundle_record import BundleRecord, Member
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """Facts of a bundle that never change."""
+
+    store: str
+    """Id of the store."""
+    home: str
+    """Node that the bundle has its name of."""
+    pieces: int
+    """Number of pieces that its state consists of, such as one for each shard and one for the tables."""
+    min_in_sync: int = 1
+    """Minimum number of members in sync for a commit."""
+
+
+@dataclass(slots=True)
+class LocalCopy:
+    """One member's copy of a bundle."""
+
+    me: Member
+    bundle: Bundle
+    record: BundleRecord
+    """The newest record that this member has seen in the cluster map."""
+    log: Log = field(default_factory=Log)
+    pieces: list[int] = field(default_factory=list)
+    """Positions of the first pieces of the state: those that this member has. It lacks the others."""
+    proposed: BundleRecord | None = None
+    """Record that is on its way to the map, which may have it already; it expects the version of `record`."""
+    effects: list[Effect] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all pieces are there."""
+        return len(self.pieces) == self.bundle.pieces
+
+    def drop(self, start: int = 0, *, pieces: int = 0) -> None:
+        """Begin an empty log after a position, with that many pieces of that position."""
+        self.log, self.pieces = Log(start), [start] * pieces
+
+    def send(self, to: Member, message: Message, content: Any = None) -> None:
+        """Send a message on the link to a member."""
+        self.effects.append(Send(to, message, content))
+
+    def propose(self, record: BundleRecord) -> None:
+        """Propose a record to the map, in place of the present one."""
+        assert self.proposed is None, f"{self.proposed} is on its way"
+        self.proposed = record
+        self.repeat_proposal()
+
+    def repeat_proposal(self) -> None:
+        """Send the proposal, or send it again: its version lets it take effect once."""
+        if self.proposed is not None:
+            self.effects.append(ProposeRecord(self.proposed, self.record.changed))

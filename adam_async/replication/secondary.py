@@ -1,0 +1,155 @@
+"""Pure: a member that is not the primary: it holds entries, and applies those that are committed."""
+
+import msgspec
+
+from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy
+from adam_async.replication.effects import Apply, StartAnew, TakePiece
+from adam_async.replication.local_copy import LocalCopy
+from adam_async.replication.log import Entry
+from adam_async.replication.violations import Violation
+
+
+class Secondary:
+    """Role of a member in one generation, in sync, joining or outside."""
+
+    def __init__(self, copy: LocalCopy) -> None:
+        self._copy = copy
+        self._generation = copy.record.generation
+        self._session = 0
+        """The newest session that the primary has begun in this generation."""
+        self._is_open = False
+        """Whether messages of that session are expected."""
+        self._equal = copy.log.committed
+        """Position up to which the log is known to equal the primary's."""
+        self._watermark = 0
+        """Position up to which the primary lets this member apply, once it has the entries."""
+        self._reported: tuple[int, int, int] | None = None
+        """Position, applied position and number of pieces of the last `Held`."""
+
+    def record_changed(self) -> None:
+        """Examine the record, which is of the same generation."""
+        record = self._copy.record
+        if record.primary is None or self._copy.me not in record.members:
+            self._is_open = False
+
+    def take_over(self) -> None:
+        """Propose to become the primary, without the present one; only a member in sync can."""
+        copy, record = self._copy, self._copy.record
+        if copy.me not in record.in_sync or copy.proposed is not None:
+            return
+        others = (each for each in record.in_sync[1:] if each != copy.me)
+        copy.propose(
+            msgspec.structs.replace(record, generation=record.generation + 1, in_sync=(copy.me, *others))
+        )
+
+    def begin(self, begin: Begin) -> None:
+        """Open a session. The record here is at least as new as the primary's was.
+
+        Raises:
+            Violation: The record does not permit this session.
+        """
+        copy = self._copy
+        if begin.session <= self._session:
+            return  # of an earlier link
+        if not self._may_begin(begin):
+            # With an older record the primary may have sent this before it struck this member out.
+            if begin.version == copy.record.changed:
+                raise Violation("begin", f"anew is {begin.anew}, with {copy.record}")
+            return
+        if begin.anew:
+            copy.drop(begin.start)
+            copy.effects.append(StartAnew())
+            self._equal = begin.start
+        self._equal = max(self._equal, copy.log.committed)
+        self._session, self._is_open = begin.session, True
+        # A new primary may know less than this member of the entries that are committed.
+        self._watermark, self._reported = 0, None
+        copy.send(
+            copy.record.in_sync[0],
+            Begun(
+                store=copy.bundle.store,
+                home=copy.bundle.home,
+                generation=self._generation,
+                session=self._session,
+                position=self._equal,
+                applied=copy.log.applied,
+            ),
+        )
+
+    def _may_begin(self, begin: Begin) -> bool:
+        copy = self._copy
+        if begin.anew:
+            return copy.me in copy.record.joining
+        # A joining member with all pieces may be in sync already, in a record that it does not have yet.
+        joined = copy.me in copy.record.joining and self._session > 0 and copy.is_whole
+        return copy.me in copy.record.in_sync or joined
+
+    def received(self, message: Copy | Committed | PieceCopy, content: object) -> None:
+        """Take a message of the primary.
+
+        Raises:
+            Violation: It does not follow the messages so far; nothing has changed.
+        """
+        if message.session > self._session:
+            raise Violation("session", f"{message.session} has not begun, after {self._session}")
+        if message.session < self._session or not self._is_open:
+            return
+        if isinstance(message, PieceCopy):
+            self._take_piece(message, content)
+            return
+        self._check_watermarks(message)
+        if isinstance(message, Copy):
+            self._take_entry(message, content)
+        self._watermark = message.committed
+        log = self._copy.log
+        entries = log.commit(min(self._watermark, self._equal))
+        if entries:
+            self._copy.effects.append(Apply(entries))
+        log.truncate(message.applied_by_all)
+
+    def _check_watermarks(self, message: Copy | Committed) -> None:
+        if message.committed < self._watermark:
+            raise Violation("committed", f"{message.committed} after {self._watermark}")
+        if message.applied_by_all > message.committed:
+            raise Violation("applied", f"{message.applied_by_all}, of {message.committed} that are committed")
+
+    def _take_entry(self, message: Copy, content: object) -> None:
+        if message.position != self._equal + 1:
+            raise Violation("position", f"{message.position} after {self._equal}")
+        before = self._copy.log.at(self._equal)
+        oldest = before.generation if before is not None else 0
+        if not oldest <= message.origin <= self._generation:
+            raise Violation("origin", f"{message.origin}, not within {oldest} and {self._generation}")
+        self._copy.log.put(Entry(message.position, message.origin, content, message.nbytes))
+        self._equal = message.position
+
+    def _take_piece(self, message: PieceCopy, content: object) -> None:
+        copy = self._copy
+        if message.piece != len(copy.pieces) or copy.is_whole:
+            raise Violation("piece", f"{message.piece}, after {len(copy.pieces)} of {copy.bundle.pieces}")
+        if not copy.log.applied <= message.position <= self._equal:
+            raise Violation(
+                "piece", f"at {message.position}, not within {copy.log.applied} and {self._equal}"
+            )
+        copy.pieces.append(message.position)
+        copy.effects.append(TakePiece(message.piece, message.position, content))
+
+    def report(self) -> None:
+        """Send the primary a `Held`, if it has changed."""
+        copy = self._copy
+        held = (self._equal, copy.log.applied, len(copy.pieces))
+        if not self._is_open or held == self._reported:
+            return
+        self._reported = held
+        copy.send(
+            copy.record.in_sync[0],
+            Held(
+                store=copy.bundle.store,
+                home=copy.bundle.home,
+                generation=self._generation,
+                session=self._session,
+                position=held[0],
+                applied=held[1],
+                pieces=held[2],
+            ),
+        )
