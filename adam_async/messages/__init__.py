@@ -25,6 +25,8 @@ are in brackets:
                    those, driver, reader      Pull -> Values [values]
     shard_states   driver - parameter server  ReadShards -> ShardStates [tables, values, rule state]
                    driver, client - same      LoadShards [same] -> Loaded
+    replication    p. server - p. server      Begin -> Begun, Copy [entry] -> Held, PieceCopy [state] -> Held
+                                              Committed -> Held, Superseded
     notes          driver - server, worker    GetRecord -> RecordPart [bytes]
                    driver - any role          GetStatistics -> Statistics [values]
                    client - parameter server  same, of one store
@@ -94,6 +96,7 @@ from adam_async.messages.parameters import (
     Values,
 )
 from adam_async.messages.partitions import Block, Blocks, Greet
+from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
 from adam_async.messages.shard_states import (
     Loaded,
     LoadShards,

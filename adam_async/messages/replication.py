@@ -1,8 +1,8 @@
 """Pure: parameter servers among themselves: the log of a bundle, from its primary to the other members.
 
-A message belongs to the bundle of `store` and `home`, to a `generation` of it, and to a *session*: the primary
-numbers its sessions with the other members, and begins another one with each new link. The contents of entries
-and pieces travel as tensors.
+A message belongs to the bundle of `store` and `home`, to a `generation` of it, and to a *session*: the
+primary numbers its sessions with the other members, and begins another one with each new link. The contents
+of entries and pieces travel as tensors.
 """
 
 from adam_async.messages.body import Body, Rows
@@ -111,6 +111,12 @@ class Beat(Body, frozen=True, kw_only=True):
 
 
 ROWS: Rows = {
-    cls: frozenset({("ps", "ps")})
-    for cls in (Beat, Begin, Begun, Copy, Committed, Held, PieceCopy, Superseded)
+    Beat: frozenset({("ps", "ps")}),
+    Begin: frozenset({("ps", "ps")}),
+    Begun: frozenset({("ps", "ps")}),
+    Copy: frozenset({("ps", "ps")}),
+    Committed: frozenset({("ps", "ps")}),
+    Held: frozenset({("ps", "ps")}),
+    PieceCopy: frozenset({("ps", "ps")}),
+    Superseded: frozenset({("ps", "ps")}),
 }

@@ -17,8 +17,8 @@ class BundleMember:
 
     Args:
         me: Node and incarnation of this server.
-        record: The bundle's record in the cluster map. If it has this server in sync, the state is the bundle's
-            first one, which all members begin with.
+        record: The bundle's record in the cluster map. If this server is in sync, its state is the first one of
+            the bundle, which all members begin with.
     """
 
     def __init__(self, me: Member, bundle: Bundle, record: BundleRecord) -> None:
@@ -69,7 +69,7 @@ class BundleMember:
         return self.log.nbytes
 
     def applies_to(self, piece: int, position: int) -> bool:
-        """Whether an entry is to be applied to a piece: not if it is in the piece, nor if the piece is lacking."""
+        """Whether an entry is to be applied to a piece, which is there and does not have the entry yet."""
         pieces = self._copy.pieces
         return piece < len(pieces) and position > pieces[piece]
 
@@ -93,7 +93,7 @@ class BundleMember:
     # --- the record --------------------------------------------------------------------------
 
     def record_changed(self, record: BundleRecord) -> None:
-        """Take the bundle's record of the cluster map, also after an own proposal; an older one is ignored."""
+        """Take the record that the cluster map has, also after an own proposal; an older one is ignored."""
         copy, before = self._copy, self._copy.record
         if record.changed <= before.changed:
             return

@@ -1,4 +1,4 @@
-"""Pure: the primary of a bundle: it orders entries, counts the members that hold them, and changes the record."""
+"""Pure: the primary of a bundle orders entries, counts the members that hold them, and changes the record."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -214,7 +214,7 @@ class Primary:
         self.advance()
 
     def _is_present(self, peer: _Peer, message: Begun | Held) -> bool:
-        """Whether an answer is of the present link: one of an earlier link is about a copy that may have gone."""
+        """Whether an answer is of the present link; an earlier one is about a copy that may have gone."""
         return message.session == peer.session
 
     def _check_answer(self, peer: _Peer, message: Begun | Held) -> None:
@@ -356,7 +356,7 @@ class Primary:
         return f"entry {copy.log.committed + 1} waits for {nodes}"
 
     def laggards(self, budget_bytes: int) -> tuple[Member, ...]:
-        """Members that alone make the log keep more than a budget: entries that they lack or did not apply."""
+        """Members for which alone the log keeps more than a budget: they lack entries, or apply them late."""
         log = self._copy.log
         if log.nbytes <= budget_bytes:
             return ()

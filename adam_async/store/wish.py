@@ -5,9 +5,9 @@ from typing import Literal
 import msgspec
 
 from adam_async.errors import ConfigError
+from adam_async.run.bundle_record import MOST_COPIES
 from adam_async.run.config import Waits
 from adam_async.run.shard_table import NUM_BUCKETS
-from adam_async.run.bundle_record import MOST_COPIES
 from adam_async.run.store_record import ArrayRecord, RuleRecord, store_key
 from adam_async.store.arrays import InitialArrays
 

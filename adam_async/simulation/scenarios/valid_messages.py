@@ -149,6 +149,7 @@ def valid_messages(facts: Facts) -> list[Example]:
         *_among_workers(facts),
         *_with_a_parameter_server(facts),
         *_shard_states(facts),
+        *_replication(facts),
         *_notes(facts),
     ]
 
@@ -377,6 +378,26 @@ def _shard_states(facts: Facts) -> list[Example]:
         Example(body=m.ShardStates(arrays=facts.rule_arrays), tensors=tensors),
         Example(body=m.LoadShards(**here, arrays=facts.rule_arrays), tensors=tensors),
         Example(body=m.Loaded(left=0)),
+    ]
+
+
+def _replication(facts: Facts) -> list[Example]:
+    session: dict[str, Any] = {
+        "store": facts.store,
+        "home": facts.node,
+        "generation": facts.generation,
+        "session": 1,
+    }
+    positions = {"committed": 1, "applied_by_all": 0}
+    content = (np.zeros(4, np.float32),)
+    return [
+        Example(body=m.Begin(**session, version=facts.version, start=0)),
+        Example(body=m.Begun(**session, position=0, applied=0)),
+        Example(body=m.Copy(**session, **positions, position=1, origin=1, nbytes=16), tensors=content),
+        Example(body=m.Committed(**session, **positions)),
+        Example(body=m.Held(**session, position=1, applied=0, pieces=1)),
+        Example(body=m.PieceCopy(**session, piece=0, position=1, nbytes=16), tensors=content),
+        Example(body=m.Superseded(store=facts.store, home=facts.node, generation=facts.generation)),
     ]
 
 

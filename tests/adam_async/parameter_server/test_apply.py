@@ -20,9 +20,11 @@ from adam_async.parameter_server.gradients import (
     Factors,
     PushGradients,
     is_finite,
-    part_of as part_of_gradient,
     product_bound,
     squares,
+)
+from adam_async.parameter_server.gradients import (
+    part_of as part_of_gradient,
 )
 from adam_async.parameter_server.shard import Shard
 from adam_async.run.ids import BucketId, ShardId
