@@ -30,7 +30,7 @@ from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import ServerStatistics
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.store_record import StoreRecord, joined_arrays
+from adam_async.run.store_record import StoreRecord, joined_arrays, served_word
 from adam_async.runtime.clock import Timer
 from dataflow import MakePool
 from transport import BufferPool, Link, Request
@@ -93,11 +93,11 @@ class ParameterServer(Role):
     async def _follow(self) -> None:
         """Take up each store that places buckets here, drop those that have left, and follow the others."""
         async for cluster in self._membership.changes():
-            for id in [id for id in self.stores if not _is_needed(cluster, id)]:
+            for id in [id for id, served in self.stores.items() if not _is_needed(cluster, served.store)]:
                 self.stores.pop(id).end()
                 self._loaded.set()
             for name, store in cluster.stores.items():
-                if self._identity.node not in store.buckets or not _is_needed(cluster, store.id):
+                if self._identity.node not in store.buckets or not _is_needed(cluster, store):
                     continue
                 served = self.stores.get(store.id)
                 if served is None:
@@ -143,7 +143,7 @@ class ParameterServer(Role):
         while True:
             await self._loaded.wait()
             self._loaded.clear()
-            serves = tuple(id for id, served in self.stores.items() if served.complete)
+            serves = tuple(served_word(served.store) for served in self.stores.values() if served.complete)
             try:
                 await self._membership.set_node(serves=serves)
             except RunFailed as error:
@@ -226,7 +226,12 @@ class ParameterServer(Role):
         return f"<ParameterServer {self._identity.node} at {self.address} with {len(self.stores)} stores>"
 
 
-def _is_needed(cluster: ClusterMap, id: str) -> bool:
-    """Whether a server keeps a store: it is in the map, and has not failed. A driver reads a failed run."""
-    store = cluster.store(id)
-    return store is not None and (store.phase in ("loading", "open") or bool(store.program))
+def _is_needed(cluster: ClusterMap, store: StoreRecord) -> bool:
+    """Whether a server keeps a store: it is in the map as placed, and has not failed.
+
+    A driver reads a failed run. A store that was created again under the same id has another placement.
+    """
+    now = cluster.store(store.id)
+    if now is None or now.generation != store.generation:
+        return False
+    return now.phase in ("loading", "open") or bool(now.program)

@@ -8,23 +8,25 @@ import pytest
 from msgspec.structs import replace
 
 from adam_async.controller.consensus_node import ConsensusSetup
-from adam_async.controller.permissions import BEHIND, FORBIDDEN, MEANT, TABLE, Attempt, verdict
+from adam_async.controller.permissions import BEHIND, FORBIDDEN, Attempt, PermissionTable
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import CompareAndSet, OpenSession, SessionOpened, pack, text_tensor, unpack
 from adam_async.messages.body import ROLES
-from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord, RunRecord
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord
 from adam_async.run.config import Waits
+from adam_async.run.program_record import ProgramRecord
 from tests.adam_async.cluster_maps import store_record
 from tests.adam_async.runs import NETWORKS, address_of, entropy_of
 from transport import Identity, LinkClosed, RemoteError
 
+PERMISSIONS = PermissionTable(PROGRAM_KINDS.values())
 MEMBERS = ("ps", "data", "worker", "driver", "client", "reader")
 SERVER = NodeRecord(role="ps", address="tcp://x:1", incarnation=7, ready="r", info={"a": 1.5}, changed=3)
 EPOCH = EpochRecord(run="r", number=1, groups=4, shares={"0": (0, 4)}, paused=2, changed=5)
 STORE = store_record("s", creator="me")
-RUN = RunRecord(id="r", driver="me", config={}, spec={}, changed=4)
+RUN = ProgramRecord(id="r", driver="me", changed=4)
 MAP = ClusterMap(
     version=5,
     nodes={"ps-0": SERVER, "me": NodeRecord(role="driver", address="", incarnation=9, changed=2)},
@@ -46,7 +48,7 @@ def asks(role: str, key: str, record: Any, expected: int, node: str = "") -> str
     """Code of the refusal of an attempt, or an empty text."""
     value: Mapping[str, Any] = msgspec.to_builtins(record)
     peer = Identity(role=role, node=node or ("me" if role == "driver" else f"{role}-me"), incarnation=9)
-    refusal = verdict(Attempt(peer=peer, key=key, value=value, expected=expected), MAP)
+    refusal = PERMISSIONS.refusal(Attempt(peer=peer, key=key, value=value, expected=expected), MAP)
     return refusal.code if refusal is not None else ""
 
 
@@ -119,8 +121,8 @@ def test_versions_that_the_leader_does_not_know_wait_and_older_ones_are_conflict
 
 
 def test_all_kinds_of_keys_have_a_row_and_a_sentence() -> None:
-    assert {kind for kind, _ in TABLE} == set(MEANT)
-    assert {role for _, role in TABLE} <= set(ROLES)
+    assert {kind for kind, _ in PERMISSIONS.rows} == set(PERMISSIONS.meant)
+    assert {role for _, role in PERMISSIONS.rows} <= set(ROLES)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -130,7 +132,7 @@ async def test_an_attempt_that_is_forbidden_costs_its_link_and_changes_nothing(n
     async with Controller(
         RoleSettings(network=wire, address=address_of(wire), identity=identity, waits=Waits()),
         ConsensusSetup(entropy=entropy_of("c")),
-        rules=TrainingRules(),
+        kinds=PROGRAM_KINDS,
     ) as controller:
         membership = await wire.dial(controller.address, Identity(role="ps", node="ps-0", incarnation=9))
         session = unpack(await membership.call(pack(OpenSession()), timeout_s=5.0), SessionOpened).session
