@@ -10,11 +10,12 @@ import numpy as np
 
 from adam_async import messages as m
 from adam_async.controller.consensus import messages as consensus
-from adam_async.controller.map_history import Change
 from adam_async.data_server.ledger_replication import Part as LedgerPart
 from adam_async.data_server.staging.plan import File
 from adam_async.messages import sizes
-from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord, RunRecord
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord
+from adam_async.run.map_changes import Change
+from adam_async.run.program_record import ProgramRecord
 from adam_async.runtime.trace_events import Carried
 from adam_async.runtime.trace_events import Part as ProfilePart
 from adam_async.simulation.scenarios.valid_messages import Example, Facts, Ride, valid_messages
@@ -169,7 +170,7 @@ def _node(number: int) -> NodeRecord:
 
 _MAKERS: dict[type, Callable[[Any, int], Any]] = {
     dict: _many_numbers,
-    RunRecord: lambda it, count: msgspec.structs.replace(it, config=_many_numbers({}, count)),
+    ProgramRecord: lambda it, count: msgspec.structs.replace(it, terms=_many_numbers({}, count)),
     EpochRecord: lambda it, count: msgspec.structs.replace(it, result=_many_numbers({}, count)),
     LedgerRecord: lambda it, count: msgspec.structs.replace(it, ledger_replicas=it.ledger_replicas * count),
     NodeRecord: lambda it, count: msgspec.structs.replace(it, info=_many_numbers({}, count)),

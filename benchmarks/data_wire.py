@@ -36,14 +36,17 @@ from adam_async.controller.service import Controller
 from adam_async.data_server.client import DataClient, WorkerSlot
 from adam_async.data_server.dataset import make_dataset
 from adam_async.data_server.service import DataServer
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.submission import submit, update_program
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import Finished, Reported, ReportGroups, pack
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.run.cluster_map import NodeRecord, RunRecord, ready_word
+from adam_async.run.cluster_map import NodeRecord, ready_word
 from adam_async.run.config import Config, Waits
 from adam_async.run.group_limits import GroupLimits
 from adam_async.run.learning_rate import decide
 from adam_async.run.model_selection import choose_model
+from adam_async.run.program_record import ProgramRecord
+from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
@@ -87,7 +90,7 @@ async def serve(channel: Any, shape: tuple[int, int, int], images: int, ahead: i
         controller = await stack.enter_async_context(
             Controller(
                 RoleSettings(network=network, address=LOOPBACK, identity=who("controller"), waits=waits),
-                rules=TrainingRules(),
+                kinds=PROGRAM_KINDS,
             )
         )
         reach = {"network": network, "controller": controller.address, "waits": waits}
@@ -109,10 +112,8 @@ async def serve(channel: Any, shape: tuple[int, int, int], images: int, ahead: i
             await membership.wait_for(lambda _, membership=membership: membership.joined, "a seat", 10)
         driver, worker = memberships["driver"], memberships["worker"]
         spec = choose_model("auto", dataset.info())
-        built = msgspec.to_builtins(decide(config, 1))
-        await driver.submit_run(
-            RunRecord(id=RUN, driver=who("driver").node, config=built, spec=spec.to_dict())
-        )
+        program = TrainingProgram(config=decide(config, 1), spec=spec.to_dict())
+        await submit(driver, program.record(RUN, who("driver").node))
         cluster = await worker.wait_for(
             lambda m: m.run is not None and m.replica_generation(0) != 0, "a place", 10
         )
@@ -128,12 +129,12 @@ async def serve(channel: Any, shape: tuple[int, int, int], images: int, ahead: i
         channel.send((server.address, raw.address, life))
 
         async def next_epochs() -> None:
-            def go_on(run: RunRecord) -> RunRecord | None:
+            def go_on(run: ProgramRecord) -> ProgramRecord | None:
                 return msgspec.structs.replace(run, phase="training", epoch=run.epoch + 1)
 
             async for newest in driver.changes():
                 if newest.run is not None and newest.run.phase == "between":
-                    await driver.update_run(go_on)
+                    await update_program(driver, go_on)
 
         await next_epochs()
 

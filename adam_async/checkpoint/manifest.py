@@ -31,11 +31,11 @@ from numpy.typing import NDArray
 from adam_async.errors import ConfigError
 from adam_async.messages import ShardState, read_number
 from adam_async.model.spec import ModelSpec
-from adam_async.run.cluster_map import ResumeRecord
 from adam_async.run.config import FIELDS, Config
 from adam_async.run.option_sources import make_config
 from adam_async.run.result import EpochResult
 from adam_async.run.train_step import StepSpec
+from adam_async.run.training_program import ResumeRecord
 from adam_async.run.user_code import NamedStep, check_named, named_functions
 
 FORMAT = "adam-async/checkpoint/1"
@@ -102,7 +102,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     plan: dict[str, Any] | None = None
     """The partition plan, as `PartitionPlan.to_dict` returns it; None without partitions."""
     transforms: tuple[dict[str, Any], ...] = ()
-    """Transforms of training images; see `RunRecord.transforms`."""
+    """Transforms of training images; see `TrainingProgram.transforms`."""
     data: dict[str, Any]
     """Description of the data by the data server."""
     epoch: int

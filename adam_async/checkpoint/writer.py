@@ -22,12 +22,13 @@ from adam_async.checkpoint.tensors import RunTensors
 from adam_async.errors import DeadlineExceeded, RunFailed
 from adam_async.messages import ShardState
 from adam_async.model.rules import rule_of
-from adam_async.run.cluster_map import ClusterMap, ResumeRecord, RunRecord
+from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config
 from adam_async.run.partition import table_of
 from adam_async.run.progress import Progress
 from adam_async.run.result import CheckpointResult, EpochResult
 from adam_async.run.step_model import RunModel
+from adam_async.run.training_program import ResumeRecord, TrainingProgram
 from transport import TransportError
 
 logger = logging.getLogger(__name__)
@@ -267,22 +268,23 @@ def make_tensors(model: RunModel, config: Config, plan: dict[str, Any] | None) -
 
 
 def common_manifest(
-    run: RunRecord, asked: Config, data: Mapping[str, Any], *, trained_again: int
+    run: str, program: TrainingProgram, asked: Config, data: Mapping[str, Any], *, trained_again: int
 ) -> Manifest:
     """Make a manifest with the fields that all checkpoints of a run share.
 
     Args:
+        run: Id of the run.
         asked: The options before the run decided the open ones. Epochs and schedule are those that the run
             decided, so that a resumed run continues the same rate curve.
     """
-    decided = {name: run.config[name] for name in ("epochs", "schedule", "warm_up")}
+    decided = {name: getattr(program.config, name) for name in ("epochs", "schedule", "warm_up")}
     return Manifest(
-        run=run.id,
+        run=run,
         config={**msgspec.to_builtins(asked), **decided},
-        rate=float(run.config["rate"]),
-        spec=run.spec,
-        plan=run.plan,
-        transforms=run.transforms,
+        rate=program.config.rate,
+        spec=program.spec,
+        plan=program.plan,
+        transforms=program.transforms,
         data=dict(data),
         epoch=0,
         groups=0,

@@ -27,7 +27,7 @@ from adam_async.data_server.service import DataServer
 from adam_async.data_server.sources.datasets import load
 from adam_async.driver.driver import OUTSIDE, Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import RoleDied, RunFailed, first_cause
 from adam_async.messages import role_table
 from adam_async.model.layer import Layer
@@ -249,7 +249,7 @@ class LocalCluster:
                 self._settings("controller", name, network),
                 ConsensusSetup(entropy=self._setup.entropy),
                 alone=len(names) == 1,
-                rules=TrainingRules(),
+                kinds=PROGRAM_KINDS,
             )
             self.controllers.append(await stack.enter_async_context(controller))
         if len(names) > 1:

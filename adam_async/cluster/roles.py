@@ -16,7 +16,7 @@ from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
 from adam_async.data_server.standalone import DataHost
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import BindFailed, first_cause
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
@@ -120,7 +120,7 @@ def controller(
         ConsensusSetup(entropy=place.entropy, file=file),
         peers=peers,
         alone=alone,
-        rules=TrainingRules(),
+        kinds=PROGRAM_KINDS,
     )
     return _listening(role, place)
 

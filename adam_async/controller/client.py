@@ -16,22 +16,13 @@ import msgspec
 
 from adam_async.controller.bundle_rules import next_member
 from adam_async.controller.leader_connection import parse_controllers as parse_controllers  # for other roles
-from adam_async.controller.map_client import MapClient, MapUpdate, version_of
-from adam_async.controller.map_history import changed
-from adam_async.controller.records import cut
+from adam_async.controller.map_client import MapClient, MapUpdate
 from adam_async.errors import AdamError, DeadlineExceeded, RunFailed
 from adam_async.run.bundle_record import BundleRecord, Member, bundle_key
-from adam_async.run.cluster_map import (
-    ClusterMap,
-    EpochRecord,
-    LedgerRecord,
-    NodeRecord,
-    RunInPieces,
-    RunPiece,
-    RunRecord,
-)
+from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Waits
-from adam_async.run.store_record import ArrayRecord, ArraysPiece, StoreRecord, cut_arrays, store_key
+from adam_async.run.map_changes import changed
+from adam_async.run.store_record import ArrayRecord, StoreRecord, cut_arrays, store_key
 from adam_async.runtime.traffic import Traffic
 from transport import Identity, Network, RemoteError, RetrySchedule, TransportError
 
@@ -68,10 +59,6 @@ Confirmation = Literal["confirmed", "conflict", "unknown"]
 `confirmed`: the controllers made the change. `conflict`: they will never make it; the bundle has another
 record by now, its store has failed, or a new member is lost. `unknown`: they made it, or may still make it.
 """
-
-MapRecord = (
-    NodeRecord | StoreRecord | ArraysPiece | RunRecord | RunInPieces | RunPiece | EpochRecord | LedgerRecord
-)
 
 
 class Membership:
@@ -239,7 +226,7 @@ class Membership:
     async def set_node(self, **changes: Unpack[NodeChanges]) -> None:
         """Change fields of this node's record, such as ``ready=run_id``."""
         self._record = msgspec.structs.replace(self._record, **changes)
-        await self._update(f"nodes/{self.node}", lambda _: self._record)
+        await self.update(f"nodes/{self.node}", lambda _: self._record)
 
     async def leave(self) -> None:
         """Report this node's departure, for at most `GOODBYE_S`, so that no node waits for its return.
@@ -251,7 +238,7 @@ class Membership:
         self._record = msgspec.structs.replace(self._record, live=False, left=True)
         try:
             async with asyncio.timeout(GOODBYE_S):
-                await self._update(f"nodes/{self.node}", lambda _: self._record)
+                await self.update(f"nodes/{self.node}", lambda _: self._record)
         except (TimeoutError, TransportError, AdamError) as error:
             logger.info("%s leaves unreported: %r", self.node, error)
 
@@ -273,7 +260,7 @@ class Membership:
 
         try:
             async with asyncio.timeout(GOODBYE_S):
-                await self._update(f"nodes/{node}", gone)
+                await self.update(f"nodes/{node}", gone)
         except (TimeoutError, TransportError, AdamError) as error:
             logger.info("%s could not report the death of %s: %r", self.node, node, error)
 
@@ -291,14 +278,14 @@ class Membership:
             there = cluster.stores.get(name)
             return there is None or (there.phase == "failed" and there.id != id)
 
-        pieces = cut_arrays(id, arrays)
+        pieces = cut_arrays(id, arrays, creator=record.creator)
         for number, piece in enumerate(pieces):
-            await self._update(
+            await self.update(
                 f"{key}/{number}",
                 lambda cluster, piece=piece: piece if absent(cluster) else None,  # type: ignore[misc]
             )
         whole = msgspec.structs.replace(record, pieces=len(pieces))
-        await self._update(key, lambda cluster: whole if absent(cluster) else None)
+        await self.update(key, lambda cluster: whole if absent(cluster) else None)
 
     async def delete_store(self, name: str, id: str) -> None:
         """Delete the store of a name, if it still has this id; for errors see `create_store`."""
@@ -309,7 +296,7 @@ class Membership:
                 return None
             return msgspec.structs.replace(store, phase="deleted")
 
-        await self._update(store_key(name), deleted)
+        await self.update(store_key(name), deleted)
 
     def next_member(self, store: str, home: str) -> Member | None:
         """Return the server that the primary of a bundle should invite; None if there is none."""
@@ -349,47 +336,7 @@ class Membership:
             return "unknown"
         return "confirmed" if outcome.done else "conflict"
 
-    async def submit_run(self, record: RunRecord) -> None:
-        """Begin a run, as its driver; in pieces if one value of the map cannot hold its record.
-
-        Raises:
-            RunFailed: The record is too long even in pieces, or the controller refused it.
-            DeadlineExceeded: No controller led, or answered.
-        """
-        try:
-            pieces = cut(record)
-        except ValueError as error:
-            raise RunFailed(str(error)) from None
-        for number, piece in enumerate(pieces):
-            await self._update(f"run/{number}", lambda _, piece=piece: piece)  # type: ignore[misc]
-        whole = RunInPieces(id=record.id, pieces=len(pieces)) if pieces else record
-        await self._update("run", lambda _: whole)
-
-    async def update_run(self, change: Callable[[RunRecord], RunRecord | None]) -> None:
-        """Change the run, as its driver: `change` returns the new record from the newest, or None to keep it.
-
-        Fields in `cluster_map.FIXED` keep their submitted values.
-        """
-
-        def changed(newest: ClusterMap) -> RunRecord | None:
-            record = change(newest.run) if newest.run is not None else None
-            return record.without_fixed() if record is not None else None
-
-        await self._update("run", changed)
-
-    async def update_epoch(self, change: Callable[[EpochRecord], EpochRecord | None]) -> None:
-        """Change the epoch, as its data server: like `update_run`."""
-        await self._update("epoch", lambda newest: change(newest.epoch) if newest.epoch is not None else None)
-
-    async def update_ledger_record(self, change: Callable[[LedgerRecord], LedgerRecord | None]) -> None:
-        """Change the ledger replicas, as their leader: like `update_run`."""
-
-        def changed(newest: ClusterMap) -> LedgerRecord | None:
-            return change(newest.ledger_record) if newest.ledger_record is not None else None
-
-        await self._update("lending", changed)
-
-    async def _update(self, key: str, change: Callable[[ClusterMap], MapRecord | None]) -> None:
+    async def update(self, key: str, change: Callable[[ClusterMap], msgspec.Struct | None]) -> None:
         """Compare-and-set a key with a record made from the newest map, until that succeeds.
 
         A write of another node is never overwritten unseen: `change` runs again on the newer map, and its
@@ -411,11 +358,11 @@ class Membership:
         except TimeoutError:
             raise DeadlineExceeded(f"the controller to set {key}", timeout_s) from None
 
-    async def _try_set(self, key: str, value: MapRecord, timeout_s: float) -> bool:
+    async def _try_set(self, key: str, value: msgspec.Struct, timeout_s: float) -> bool:
         """Set a key if its record is the known one; if the outcome is unknown, the newest map shows it."""
         outcome = await self._client.compare_and_set(
             key,
-            version_of(self.map, key),
+            self.map.version_of(key),
             value,
             after=self.map.version,
             group=self._group,

@@ -366,7 +366,9 @@ class LeaderConnection:
 
     def _channel_to(self, address: str) -> Channel:
         if address not in self._channels:
-            self._channels[address] = Channel(self._endpoint, peer="the controller", address=address)
+            self._channels[address] = Channel(
+                self._endpoint, peer="the controller", address=address, peer_role="controller"
+            )
         return self._channels[address]
 
     async def _dial(self, channel: Channel) -> Link | None:

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from adam_async.controller.leader_connection import BUSY, LOST, LeaderConnection, unpack_answer
-from adam_async.controller.map_history import Change
 from adam_async.errors import DeadlineExceeded
 from adam_async.messages import (
     NOT_LEADER,
@@ -37,10 +36,9 @@ from adam_async.messages import (
     unpack,
 )
 from adam_async.messages.bounds import MOST_MAP_TEXT_BYTES
-from adam_async.run.bundle_record import BundleRecord
-from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord, RunPiece, RunRecord
+from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
-from adam_async.run.store_record import ArraysPiece, StoreRecord
+from adam_async.run.map_changes import Change
 from adam_async.runtime.traffic import Traffic
 from transport import Identity, Link, Message, Network, RemoteError, RemoteProtocolError
 
@@ -75,28 +73,6 @@ class Outcome:
     """Version of the key's record."""
     updates: tuple[MapUpdate, ...] = ()
     """Updates of the map after the version named in the request."""
-
-
-_Record = (
-    NodeRecord | StoreRecord | ArraysPiece | BundleRecord | RunRecord | RunPiece | EpochRecord | LedgerRecord
-)
-
-
-def version_of(cluster: ClusterMap, key: str) -> int:
-    """Return the version of the map at which a key's record last changed; 0 if there is no record."""
-    record: _Record | None
-    kind, _, name = key.partition("/")
-    if kind == "nodes":
-        record = cluster.nodes.get(name)
-    elif kind == "stores":
-        record = cluster.arrays.get(key) if "/" in name else cluster.stores.get(name)
-    elif kind == "bundles":
-        record = cluster.bundles.get(key)
-    elif key.startswith("run/"):
-        record = cluster.pieces.get(key)
-    else:
-        record = {"run": cluster.run, "epoch": cluster.epoch, "lending": cluster.ledger_record}.get(key)
-    return record.changed if record is not None else 0
 
 
 class MapClient:
@@ -215,7 +191,7 @@ class MapClient:
                     # An ended session applies nothing any more, so an unchanged record shows that the request
                     # was not applied, and it can be sent again in a new session.
                     newest = await self._whole()
-                    at = version_of(newest.whole, key) if newest.whole is not None else 0
+                    at = newest.whole.version_of(key) if newest.whole is not None else 0
                     if newest.group != sent_in or at != expected:
                         return Outcome(done=None, at=at, updates=(newest,))
                     sent_in = None

@@ -2,31 +2,36 @@
 
     key            ps    data   worker   driver                         client   reader
     nodes/<id>     own   own    own      own, and the death of others   own      own
-    stores/<name>  -     -      -        all                            clients' -
+    stores/<name>  -     -      -        all                            some     -
     bundles/<...>  own   -      -        -                              -        -
     run, run/<n>   -     -      -        all                            -        -
-    epoch          -     all    -        the end of a pause             -        -
-    lending        -     all    -        -                              -        -
 
-*Own* is the record of the node of that id, with the role and the incarnation of the link. Clients' stores are
-those of no program, with their pieces; a client creates them in its own name, and the id of a store whose
-pieces it sets begins with this name and a hyphen. A server's own bundles are those in which it is in sync;
-`bundle_rules.may_change` has the changes of a primary and of the others. A controller sets nothing here. The
-leader asks `verdict` before it proposes a command. If the verdict depends on the present record, the command
-names the version of that record: a command for an older version changes nothing, and the client of one for a
-newer version tries again.
+The rules of each kind of program add rows for their own keys. A controller sets nothing here.
+
+*Own* is the record of the node of that id, with the role and the incarnation of the link. A server's own
+bundles are those in which it is in sync; `bundle_rules.may_change` has the changes of a primary and of the
+others.
+
+*Some*: a client creates stores of no program, in its own name, with its own pieces, and under no name or id
+that a driver may give to a program. It deletes its own stores, and those whose creator is no longer live,
+unless their program is in progress.
+
+The leader asks the table before it proposes a command. If the refusal depends on the present record, the
+command names the version of that record: a command for an older version changes nothing, and the client of
+one for a newer version tries again.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from adam_async.controller.bundle_rules import may_change
-from adam_async.controller.records import is_piece
 from adam_async.run.bundle_record import BundleRecord
-from adam_async.run.cluster_map import ClusterMap, EpochRecord, NodeRecord
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.program_record import is_piece, program_prefix
+from adam_async.run.store_record import StoreRecord
 from transport import Identity
 
 FORBIDDEN = "forbidden"
@@ -57,60 +62,93 @@ class Attempt:
 Permits = Callable[[Attempt, ClusterMap], Refusal | None]
 """Function from an attempt and the leader's cluster map to its refusal, or None."""
 
-_MapRecord = TypeVar("_MapRecord", NodeRecord, EpochRecord)
+_MapRecord = TypeVar("_MapRecord", bound="HasVersion")
 
-_Rule = Callable[[Attempt, ClusterMap], str]
-"""Function from an attempt and the cluster map to `_RIGHT`, `_WRONG` or `_LATER`."""
+PermissionRule = Callable[[Attempt, ClusterMap], str]
+"""Function from an attempt and the cluster map to `RIGHT`, `WRONG` or `LATER`."""
 
-_RIGHT, _WRONG, _LATER = "right", "wrong", "later"
+RIGHT, WRONG, LATER = "right", "wrong", "later"
 
 NAMED = ("nodes", "stores", "bundles")
 """Kinds of keys with a name behind a slash."""
 
 MEANT = {
     "nodes": "the node of that id sets it, with its own role and incarnation; a driver may report its death",
-    "stores": "drivers set it; clients create stores of no program in their own name, and delete them",
+    "stores": "drivers set it; clients create stores of no program in their own name, and delete these, and "
+    "those of creators that have left",
     "bundles": "its primary sets it; a server in sync may replace the primary by itself",
     "run": "drivers set it",
-    "epoch": "data servers set it; a driver may end a pause",
-    "lending": "data servers set it",
 }
 """Permission for each kind of key, as text for refusals."""
 
 
-def verdict(attempt: Attempt, cluster: ClusterMap) -> Refusal | None:
-    """Return the refusal of an attempt; None if the leader may propose it.
+class HasVersion(Protocol):
+    """A record of the map."""
 
-    An unknown key passes: the map refuses it itself.
+    @property
+    def changed(self) -> int:
+        """Version of its last change."""
+        ...
+
+
+class HasPermissions(Protocol):
+    """The rules of a kind of program, as far as the table reads them."""
+
+    permissions: Mapping[tuple[str, str], PermissionRule]
+    meant: Mapping[str, str]
+
+
+class PermissionTable:
+    """Permission rules by kind of key and role of the link; a role without a rule may not set the key.
+
+    Args:
+        kinds: Rules of programs, which add rows.
+
+    Attributes:
+        rows: All rules.
+        meant: Permission for each kind of key, as text for refusals.
     """
-    kind = attempt.key.partition("/")[0]
-    if kind not in MEANT or ((kind in NAMED) != ("/" in attempt.key) and not is_piece(attempt.key)):
+
+    def __init__(self, kinds: Iterable[HasPermissions] = ()) -> None:
+        self.rows = dict(TABLE)
+        self.meant = dict(MEANT)
+        for rules in kinds:
+            self.rows.update(rules.permissions)
+            self.meant.update(rules.meant)
+
+    def refusal(self, attempt: Attempt, cluster: ClusterMap) -> Refusal | None:
+        """Return the refusal of an attempt; None if the leader may propose it.
+
+        An unknown key passes: the map refuses it itself.
+        """
+        kind = attempt.key.partition("/")[0]
+        is_named = "/" in attempt.key and not is_piece(attempt.key)
+        if kind not in self.meant or (kind in NAMED) != is_named:
+            return None
+        found = self._found(kind, attempt, cluster)
+        if found is WRONG:
+            return Refusal(FORBIDDEN, f"{attempt.peer} may not set {attempt.key} so: {self.meant[kind]}")
+        if found is LATER:
+            return Refusal(BEHIND, f"version {attempt.expected} of {attempt.key} is not known here yet")
         return None
-    found = _found_by_table(kind, attempt, cluster)
-    if found is _WRONG:
-        return Refusal(FORBIDDEN, f"{attempt.peer} may not set {attempt.key} so: {MEANT[kind]}")
-    if found is _LATER:
-        return Refusal(BEHIND, f"version {attempt.expected} of {attempt.key} is not known here yet")
-    return None
 
-
-def _found_by_table(kind: str, attempt: Attempt, cluster: ClusterMap) -> str:
-    rule = TABLE.get((kind, attempt.peer.role))
-    return rule(attempt, cluster) if rule is not None else _WRONG
+    def _found(self, kind: str, attempt: Attempt, cluster: ClusterMap) -> str:
+        rule = self.rows.get((kind, attempt.peer.role))
+        return rule(attempt, cluster) if rule is not None else WRONG
 
 
 def _own_node(attempt: Attempt, cluster: ClusterMap) -> str:
     peer, value = attempt.peer, attempt.value
     if attempt.key != f"nodes/{peer.node}":
-        return _WRONG
+        return WRONG
     if not _is_record_of(value, peer):
-        return _WRONG
+        return WRONG
     old = cluster.nodes.get(peer.node)
     if old is None:
         # A record of another role may be committed and not applied here yet. If this controller has applied
         # the expected version, the record has left the map, and the attempt is a conflict.
-        return _LATER if attempt.expected > cluster.version else _RIGHT
-    return _RIGHT if old.role == peer.role else _WRONG
+        return LATER if attempt.expected > cluster.version else RIGHT
+    return RIGHT if old.role == peer.role else WRONG
 
 
 def _is_record_of(value: Mapping[str, Any], peer: Identity) -> bool:
@@ -121,76 +159,88 @@ def _own_node_or_a_death(attempt: Attempt, cluster: ClusterMap) -> str:
     if attempt.key == f"nodes/{attempt.peer.node}":
         return _own_node(attempt, cluster)
     if attempt.value.get("live") is not False:
-        return _WRONG
+        return WRONG
     old = cluster.nodes.get(attempt.key.removeprefix("nodes/"))
     dead = msgspec.structs.replace(old, live=False) if old is not None else None
-    return _makes_only(attempt, old, dead)
-
-
-def _end_of_a_pause(attempt: Attempt, cluster: ClusterMap) -> str:
-    old = cluster.epoch
-    resumed = msgspec.structs.replace(old, paused=0) if old is not None else None
-    return _makes_only(attempt, old, resumed)
+    return makes_only(attempt, old, dead)
 
 
 def _store_of_clients(attempt: Attempt, cluster: ClusterMap) -> str:
     _, name, *piece = attempt.key.split("/")
-    value, old = attempt.value, cluster.stores.get(name)
-    run = cluster.run.id if cluster.run is not None else ""
+    value, old, peer = attempt.value, cluster.stores.get(name), attempt.peer
+    if value.get("phase", "placing") == "deleted" and not piece:
+        return _deletion(attempt, old, cluster)
     if value.get("program") or (old is not None and old.program):
-        return _WRONG
-    if run and run in (name, value.get("id")):
-        return _WRONG  # the run's driver creates this store
-    if piece:
-        of_peer = str(value.get("store", "")).startswith(f"{attempt.peer.node}-")
-        return _RIGHT if of_peer else _WRONG
-    created = value.get("phase", "placing") != "deleted"
-    return _WRONG if created and value.get("creator") != attempt.peer.node else _RIGHT
+        return WRONG
+    id = str(value.get("store" if piece else "id", ""))
+    if any(_is_of_a_program(text, cluster) for text in (name, id)):
+        return WRONG
+    return RIGHT if value.get("creator") == peer.node else WRONG
+
+
+def _is_of_a_program(text: str, cluster: ClusterMap) -> bool:
+    """Return whether a text is the id of the program of the map, or one that a live driver may give out."""
+    prefixes = tuple(
+        program_prefix(name, node.incarnation)
+        for name, node in cluster.nodes.items()
+        if node.role == "driver" and node.live
+    )
+    return text.startswith(prefixes) or (cluster.run is not None and text == cluster.run.id)
+
+
+def _deletion(attempt: Attempt, old: StoreRecord | None, cluster: ClusterMap) -> str:
+    """Return whether a client may delete a store: its own one, or one whose creator is no longer live."""
+    if old is None:
+        return RIGHT if attempt.expected <= cluster.version else LATER
+    if attempt.expected != old.changed:
+        return RIGHT if attempt.expected < old.changed else LATER
+    if old.program and cluster.in_progress:
+        return WRONG
+    creator = cluster.nodes.get(old.creator)
+    return WRONG if old.creator != attempt.peer.node and creator is not None and creator.live else RIGHT
 
 
 def _own_bundle(attempt: Attempt, cluster: ClusterMap) -> str:
     old = cluster.bundles.get(attempt.key)
     if old is None or attempt.expected != old.changed:
         # A version that this controller has applied, and that the record does not have, is a mere conflict.
-        return _LATER if attempt.expected > cluster.version else _RIGHT
+        return LATER if attempt.expected > cluster.version else RIGHT
     try:
         new = msgspec.convert(attempt.value, BundleRecord)
     except msgspec.ValidationError:
-        return _WRONG
-    return _RIGHT if may_change((attempt.peer.node, attempt.peer.incarnation), old, new) else _WRONG
+        return WRONG
+    return RIGHT if may_change((attempt.peer.node, attempt.peer.incarnation), old, new) else WRONG
 
 
-def _anything(attempt: Attempt, cluster: ClusterMap) -> str:
-    return _RIGHT
+def anything(attempt: Attempt, cluster: ClusterMap) -> str:
+    """Return `RIGHT`: the role may set the key to any record."""
+    return RIGHT
 
 
-def _makes_only(attempt: Attempt, old: _MapRecord | None, permitted: _MapRecord | None) -> str:
-    """Return `_RIGHT` if an attempt turns the record that it expects into the permitted one."""
+def makes_only(attempt: Attempt, old: _MapRecord | None, permitted: _MapRecord | None) -> str:
+    """Return `RIGHT` if an attempt turns the record that it expects into the permitted one."""
     known = old.changed if old is not None else 0
     if attempt.expected != known:
-        return _RIGHT if attempt.expected < known else _LATER  # an older version is a mere conflict
+        return RIGHT if attempt.expected < known else LATER  # an older version is a mere conflict
     if permitted is None:
-        return _WRONG
+        return WRONG
     try:
         new = msgspec.convert(attempt.value, type(permitted))
     except msgspec.ValidationError:
-        return _WRONG
-    return _RIGHT if new == permitted else _WRONG
+        return WRONG
+    return RIGHT if new == permitted else WRONG
 
 
-TABLE: Mapping[tuple[str, str], _Rule] = {
+TABLE: Mapping[tuple[str, str], PermissionRule] = {
     ("nodes", "ps"): _own_node,
     ("nodes", "data"): _own_node,
     ("nodes", "worker"): _own_node,
     ("nodes", "driver"): _own_node_or_a_death,
     ("nodes", "client"): _own_node,
     ("nodes", "reader"): _own_node,
-    ("stores", "driver"): _anything,
+    ("stores", "driver"): anything,
     ("stores", "client"): _store_of_clients,
     ("bundles", "ps"): _own_bundle,
-    ("run", "driver"): _anything,
-    ("epoch", "data"): _anything,
-    ("epoch", "driver"): _end_of_a_pause,
-    ("lending", "data"): _anything,
+    ("run", "driver"): anything,
 }
 """Rules by kind of key and role of the link; a role without a rule may not set the key."""

@@ -1,22 +1,13 @@
 """Pure: limits of a record of the cluster map, checked before the map's own rules."""
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from adam_async.messages.body import ROLES
 from adam_async.messages.bounds import MOST_INFO_BYTES, MOST_VALUE_BYTES, Count
-from adam_async.run.cluster_map import (
-    MOST_REASON,
-    RUN_PIECES,
-    NodeRecord,
-    RunInPieces,
-    RunPiece,
-    RunRecord,
-)
+from adam_async.run.cluster_map import MOST_REASON, NodeRecord
 
 MAX_DEPTH = 32
 """Maximum nesting depth of a record of the map, in containers. A controller with a smaller stack could not
@@ -34,17 +25,12 @@ MOST_SERVED = 128
 DEAF = ("driver", "client", "reader")
 """Roles that have no listener."""
 
-PIECE_BYTES = 45 << 10
-"""Size of one piece of a run, in bytes of JSON text; its record in the map is a third larger."""
-
 
 class _ServerInfo(msgspec.Struct):
     memory_bytes: Count = 0
 
 
 _IRRELEVANT = bytes(set(range(256)).difference(b'"[]{}'))
-
-_PACK = msgspec.msgpack.Encoder()
 
 
 def nests_too_deep(text: bytes, most: int = MAX_DEPTH) -> bool:
@@ -108,54 +94,3 @@ def info_problem(record: NodeRecord, kind: type[msgspec.Struct]) -> str:
     except msgspec.ValidationError as error:
         return f"info of the role {record.role}: {error}"
     return ""
-
-
-# --- runs in pieces --------------------------------------------------------------------------
-
-
-def cut(record: RunRecord) -> list[RunPiece]:
-    """Cut the record of a run into pieces; empty if the record fits into one value.
-
-    Raises:
-        ValueError: The record needs more than `RUN_PIECES` pieces.
-    """
-    text = msgspec.json.encode(record)
-    if len(text) <= MOST_VALUE_BYTES:
-        return []
-    if len(text) > RUN_PIECES * PIECE_BYTES:
-        raise ValueError(
-            f"the run's record has {len(text)} bytes, {RUN_PIECES * PIECE_BYTES} are the most: its model has "
-            f"{len(msgspec.json.encode(record.spec))} of them, its plan "
-            f"{len(msgspec.json.encode(record.plan))}, what it continues "
-            f"{len(msgspec.json.encode((record.resumed, record.carried)))}; use fewer layers or partitions"
-        )
-    starts = range(0, len(text), PIECE_BYTES)
-    return [RunPiece(run=record.id, text=text[start : start + PIECE_BYTES]) for start in starts]
-
-
-def joined(whole: RunInPieces, pieces: Mapping[str, RunPiece]) -> RunRecord | str:
-    """Return the record of a run from the pieces in the map, or the fault of the pieces."""
-    if not 1 <= whole.pieces <= RUN_PIECES:
-        return f"a run has 1 to {RUN_PIECES} pieces, not {whole.pieces}"
-    found = [pieces.get(f"run/{number}") for number in range(whole.pieces)]
-    lacking = [number for number, piece in enumerate(found) if piece is None or piece.run != whole.id]
-    if lacking:
-        return f"of run {whole.id} piece {lacking[0]} of {whole.pieces} is not there: submit it again"
-    text = b"".join(piece.text for piece in found if piece is not None)
-    try:
-        value = msgspec.json.decode(text, type=dict[str, Any])
-        if nests_too_deep(text):
-            return f"it nests over {MAX_DEPTH} deep"
-        _PACK.encode(value)  # JSON can hold values that the log cannot encode
-        return msgspec.convert(value, RunRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
-        return str(error)
-
-
-def is_piece(key: str) -> bool:
-    """Return whether a key of the map names a piece of a run."""
-    kind, _, number = key.partition("/")
-    return kind == "run" and number in _NUMBERS
-
-
-_NUMBERS = frozenset(map(str, range(RUN_PIECES)))

@@ -12,14 +12,15 @@ creates a session anew: the controllers know its session, or it is over. Beyond 
 own limit, the least recently used sessions are dropped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
 import msgspec
 
-from adam_async.controller.map_history import Change, History, difference
+from adam_async.controller.map_history import History
 from adam_async.controller.map_size import MapSize
+from adam_async.controller.program_rules import Rules
 from adam_async.controller.records import value_too_large
 from adam_async.controller.state import (
     CompareAndSet,
@@ -28,12 +29,12 @@ from adam_async.controller.state import (
     Event,
     Invalid,
     NodeLost,
-    Rules,
 )
 from adam_async.errors import AdamError
 from adam_async.messages import SESSION_OVER
 from adam_async.messages.bounds import MOST_VALUE_BYTES
 from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.map_changes import Change, difference
 
 MAX_SESSIONS = 4096
 """Default maximum number of sessions."""
@@ -143,7 +144,7 @@ class ReplicatedState:
     """One controller's copy of the state, as far as it has applied the log.
 
     Args:
-        rules: Rules of the programs that may run; all controllers of a group must have the same.
+        kinds: Rules of the programs that may run, by kind; the same in all of a group.
         most_sessions: Maximum number of sessions; the same in all of a group.
 
     Attributes:
@@ -153,10 +154,10 @@ class ReplicatedState:
         size: Bytes of the map's records.
     """
 
-    def __init__(self, *, rules: Rules, most_sessions: int = MAX_SESSIONS) -> None:
+    def __init__(self, kinds: Mapping[str, Rules], *, most_sessions: int = MAX_SESSIONS) -> None:
         self._most_sessions = most_sessions
         self.group = ""
-        self.state = ControllerState(rules=rules)
+        self.state = ControllerState(kinds)
         self.history = History()
         self.size = MapSize()
         self._sessions: dict[int, _Session] = {}

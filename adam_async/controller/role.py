@@ -132,8 +132,7 @@ class Role:
         During a run the role does not leave: the controllers report its loss, unless the run is ending, too.
         """
         if self._controller:
-            run = self._membership.map.run
-            if run is None or run.over:
+            if not self._membership.map.in_progress:
                 await self._membership.leave()
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":

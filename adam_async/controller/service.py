@@ -24,7 +24,8 @@ from typing import Any
 from adam_async.controller.consensus_node import Answer, ConsensusNode, ConsensusSetup
 from adam_async.controller.failure_detector import FailureDetector, Incarnation
 from adam_async.controller.peer_controllers import read_agree
-from adam_async.controller.permissions import FORBIDDEN, Attempt, Permits, Refusal, verdict
+from adam_async.controller.permissions import FORBIDDEN, Attempt, PermissionTable, Permits, Refusal
+from adam_async.controller.program_rules import ProgramRules, Rules
 from adam_async.controller.records import MAX_DEPTH, nests_too_deep, value_too_large
 from adam_async.controller.replicated_state import (
     DONE,
@@ -36,7 +37,6 @@ from adam_async.controller.replicated_state import (
     Set,
 )
 from adam_async.controller.role import Role, RoleSettings, reply_when_room
-from adam_async.controller.state import Rules
 from adam_async.controller.statistics import ControllerStatistics
 from adam_async.controller.status_log import report_changes
 from adam_async.messages import (
@@ -102,9 +102,9 @@ class Controller(Role):
         peers: Node ids and addresses of all controllers of the group, this one among them. If it is empty,
             and `alone` is false, `group.set_addresses` sets them later.
         alone: Whether the controller is a group of one if `peers` is empty.
-        rules: Rules of the programs that may run in the cluster; the same in all of a group.
+        kinds: Rules of the programs that may run in the cluster, by kind; the same in all of a group.
         most_sessions: Maximum number of client sessions; the same in all of a group.
-        permits: Permission table of the map's keys; the same for all controllers of a group.
+        permits: Permissions of the map's keys; by default those of the stores, the nodes and the kinds.
 
     Attributes:
         group: Its node of the consensus group.
@@ -120,14 +120,14 @@ class Controller(Role):
         *,
         peers: Mapping[str, str] = {},
         alone: bool = True,
-        rules: Rules,
+        kinds: Mapping[str, Rules],
         most_sessions: int = MAX_SESSIONS,
-        permits: Permits = verdict,
+        permits: Permits | None = None,
     ) -> None:
         super().__init__(settings)
         setup = setup or ConsensusSetup()
-        self._rules = rules
-        self.replicated_state = ReplicatedState(rules=rules, most_sessions=most_sessions)
+        self._rules = ProgramRules(kinds)
+        self.replicated_state = ReplicatedState(kinds, most_sessions=most_sessions)
         self.group = ConsensusNode(
             setup,
             self._endpoint,
@@ -143,7 +143,7 @@ class Controller(Role):
         """Whether this controller leads and has applied all that earlier leaders acknowledged."""
         self._shown = self.replicated_state.map
         self._watches: dict[Request, _Watch] = {}
-        self._permits = permits
+        self._permits = permits or PermissionTable(kinds.values()).refusal
         self._links: dict[Incarnation, set[Link]] = {}
         self._warn_again: dict[str, float] = {}
         """Earliest time of the next warning about each controller that sent an invalid message."""

@@ -10,19 +10,21 @@ standing rules run, each of which reads the map and may change it:
     open      the primaries of a store hold values for all its shards: the store is open
     forget    the map drops departed nodes, except the last `DEPARTED_KEPT` of each role and those in use
 
-The controllers know nothing of models or of training. A *program* is a kind of work with records of its own,
-such as a training run; its `Rules` are pure functions of the map that this file calls after its own.
+The controllers know nothing of models or of training. A *program* is work with records of its own, such as a
+training run; the rules of its kind (`program_rules`) are pure functions of the map that this file calls after
+its own.
 
 The loss of a node is a command, `NodeLost`; `failure_detector` decides when to propose it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, assert_never
+from typing import Any, assert_never
 
 import msgspec
 
 from adam_async.controller import bundle_rules, store_rules
+from adam_async.controller.program_rules import ProgramRules, Rules
 from adam_async.controller.records import check_node
 from adam_async.errors import ConfigError
 from adam_async.run.bundle_record import BundleRecord
@@ -81,58 +83,15 @@ class Invalid:
 Event = Changed | Conflict | Invalid
 
 
-class Rules(Protocol):
-    """The rules of a program. All methods are pure: the same map gives the same map on every controller."""
-
-    keys: str
-    """Its keys, as text for a refusal."""
-
-    def version(self, cluster: ClusterMap, key: str) -> int | None:
-        """Return the version of a key's record, 0 if there is none; None if the program has no such key."""
-        ...
-
-    def set(self, cluster: ClusterMap, key: str, value: Any) -> ClusterMap | str:
-        """Return the map with a new record for a key, or the fault of the value.
-
-        Raises:
-            msgspec.ValidationError: The value is no record of that key.
-        """
-        ...
-
-    def check_node(self, record: NodeRecord) -> str:
-        """Return the fault of a node's record for the program; empty if it has none."""
-        ...
-
-    def lost(self, cluster: ClusterMap) -> ClusterMap:
-        """Return the map after the loss of nodes or stores: the program strikes them out, or fails."""
-        ...
-
-    def standing(self, cluster: ClusterMap) -> ClusterMap:
-        """Apply the standing rules."""
-        ...
-
-    def in_use(self, cluster: ClusterMap) -> frozenset[str]:
-        """Return the nodes that the map has to keep after their departure."""
-        ...
-
-    def lines(self, before: ClusterMap, after: ClusterMap) -> Iterable[str]:
-        """Return a log line for each important change of the program from one map to the next."""
-        ...
-
-    def check_invariants(self, cluster: ClusterMap) -> None:
-        """Assert the invariants after a command."""
-        ...
-
-
 class ControllerState:
     """The map.
 
     Args:
-        rules: Rules of the programs that may run in the cluster.
+        kinds: Rules of the programs that may run in the cluster, by kind.
     """
 
-    def __init__(self, *, rules: Rules) -> None:
-        self._rules = rules
+    def __init__(self, kinds: Mapping[str, Rules]) -> None:
+        self._rules = ProgramRules(kinds)
         self.map = ClusterMap()
 
     # --- commands ----------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from adam_async.controller.bootstrap import name_of
 from adam_async.controller.bundle_rules import bundle_lines
 from adam_async.controller.consensus import Core, Role
-from adam_async.controller.state import Rules
+from adam_async.controller.program_rules import ProgramRules
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.store_record import StorePhase
 
@@ -190,7 +190,7 @@ NOTICE = "notice"
 """Key of a driver's `NodeRecord.info`: the newest sentence for the operator of the controllers."""
 
 
-def report_changes(before: ClusterMap, after: ClusterMap, rules: Rules) -> None:
+def report_changes(before: ClusterMap, after: ClusterMap, rules: ProgramRules) -> None:
     """Log the important changes from one map to the next, as the leader."""
     for line in (*map_lines(before, after), *rules.lines(before, after)):
         logger.info("%s", line)

@@ -101,10 +101,24 @@ def set_piece(cluster: ClusterMap, key: str, new: ArraysPiece) -> ClusterMap | s
 
 
 def _without_unfinished(cluster: ClusterMap) -> ClusterMap:
-    """Return the map without the oldest pieces of stores whose creators have set no record."""
+    """Return the map without the oldest pieces of stores whose creators have set no record.
+
+    Each creator has room for the pieces of one store. With too many creators, those with the most pieces lose
+    them first, so that one of them cannot drive out the others.
+    """
     ids = {store.id for store in cluster.stores.values()}
-    unfinished = [(piece.changed, key) for key, piece in cluster.arrays.items() if piece.store not in ids]
-    gone = {key for _, key in sorted(unfinished)[:-UNFINISHED_PIECES]}
+    unfinished: dict[str, list[tuple[int, str]]] = {}
+    for key, piece in cluster.arrays.items():
+        if piece.store not in ids:
+            unfinished.setdefault(piece.creator, []).append((piece.changed, key))
+    gone: set[str] = set()
+    for pieces in unfinished.values():
+        pieces.sort()
+        gone.update(key for _, key in pieces[:-STORE_PIECES])
+        del pieces[:-STORE_PIECES]
+    while sum(map(len, unfinished.values())) > UNFINISHED_PIECES:
+        most = max(unfinished.values(), key=lambda pieces: (len(pieces), -pieces[0][0]))
+        gone.add(most.pop(0)[1])
     if not gone:
         return cluster
     return _with(cluster, arrays={key: piece for key, piece in cluster.arrays.items() if key not in gone})
@@ -116,6 +130,10 @@ def set_store(cluster: ClusterMap, name: str, new: StoreRecord) -> ClusterMap | 
     if new.phase == "deleted":
         if old is None or old.id != new.id:
             return f"there is no store {new.id[:80]}"
+        if cluster.in_progress and cluster.run is not None and cluster.run.id == old.program:
+            return (
+                f"store {name!r} belongs to {old.program}, which is in progress; it can go when that is over"
+            )
         return without_stores(cluster, {name})
     if old is not None and (old.id == new.id or old.phase != "failed"):
         return f"store {name!r} exists: delete it first, or open it with create='never'"

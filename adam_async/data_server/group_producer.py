@@ -25,8 +25,8 @@ from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.data_server.validation_split import ValidationSplit, check_validation
 from adam_async.model.keyed_random import Dice
 from adam_async.run.cache_size import CacheLimits, cache_limits
-from adam_async.run.cluster_map import RunRecord
 from adam_async.run.config import Config
+from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.clock import fine_clock
 from adam_async.runtime.machine import available_bytes
 from dataflow import ComputePool, Job, MakePool
@@ -117,15 +117,15 @@ class GroupProducer:
             if self._cache is not None:
                 self._cache.close()
 
-    async def take_up(self, run: RunRecord, config: Config) -> None:
+    async def take_up(self, program: TrainingProgram) -> None:
         """Prepare a run; compiling its transforms may take seconds."""
-        recipe = None
+        recipe, config = None, program.config
         await self._has_thread.wait()
         assert self._pool is not None
-        if run.transforms:
+        if program.transforms:
             make = partial(
                 Recipe.of,
-                run.transforms,
+                program.transforms,
                 self._dataset.image_shape,
                 kernels=config.kernels,
                 functions=self._functions,

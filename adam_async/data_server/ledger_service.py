@@ -406,15 +406,18 @@ class LedgerService:
         """Change the ledger replicas in the map; waits for the controllers while this server leads."""
         run, term = self._run, self._ledger_replication.term
 
-        def changed(record: LedgerRecord) -> LedgerRecord | None:
-            if (record.run, record.term) != (run, term) or record.ledger_replicas[:1] != (self._me,):
+        def changed(newest: ClusterMap) -> LedgerRecord | None:
+            record = newest.ledger_record
+            if record is None or (record.run, record.term) != (run, term):
+                return None
+            if record.ledger_replicas[:1] != (self._me,):
                 return None
             after = change(record.ledger_replicas)
             return None if after is None else msgspec.structs.replace(record, ledger_replicas=after)
 
         while True:
             try:
-                await self._membership.update_ledger_record(changed)
+                await self._membership.update("lending", changed)
                 break
             except DeadlineExceeded:
                 logger.warning("%s waits for the controller: %s", self._identity.node, what)

@@ -43,14 +43,14 @@ from adam_async.data_server.state import (
     TimePassed,
 )
 from adam_async.data_server.statistics import DataStatistics
-from adam_async.errors import AdamError, DataError
+from adam_async.errors import AdamError, ConfigError, DataError
 from adam_async.messages import Body, CopyLedger, Enter, LeaseGroups, ReadTest, ReportGroups
 from adam_async.messages.bounds import MOST_INFO_BYTES
 from adam_async.model.keyed_random import Dice
-from adam_async.run.cluster_map import MOST_REASON, ClusterMap, EpochRecord, RunRecord, skipped_groups
-from adam_async.run.config import Config
+from adam_async.run.cluster_map import MOST_REASON, ClusterMap, EpochRecord, skipped_groups
 from adam_async.run.epoch_shares import warm_groups
 from adam_async.run.ids import Replica
+from adam_async.run.training_program import TrainingProgram, read_training
 from adam_async.runtime.machine import available_bytes
 from dataflow import ComputePool, MakePool
 from transport import Request
@@ -86,6 +86,8 @@ class DataServer(Role):
         super().__init__(settings, info=describe(dataset))
         self._dataset = dataset
         self._run = ""
+        self._refused = ""
+        """Id of a run that this server cannot serve."""
         self._partitions = 1
         self._read_ahead = 1
         self._producer = GroupProducer(
@@ -156,15 +158,20 @@ class DataServer(Role):
         """Take up each run; as its ledger leader, enter its epochs and the live replicas."""
         async for cluster in self._membership.changes():
             run = cluster.run
-            if run is None:
+            if run is None or run.id == self._refused:
                 continue
             if run.id != self._run:
                 try:
+                    program = read_training(run)
+                except ConfigError as error:  # the server stays for the runs that it can serve
+                    await self._refuse(run.id, str(error))
+                    continue
+                try:
                     self._check_data(cluster)
-                    await self._take_up(cluster, run)
+                    await self._take_up(cluster, run.id, program)
                 except AdamError as error:
                     await self._end_with(error)
-                await self._membership.set_node(ready=run.id)
+                await self._membership.set_node(ready=run.id, failed="")
                 cluster = self._membership.map
             if cluster.ledger_leaders:
                 self._check_data(cluster)
@@ -175,7 +182,7 @@ class DataServer(Role):
                     "no-leases", f"{self._identity.node} has no leases of run {self._run}"
                 )
             if self._ledger.leads and cluster.run is not None and cluster.run.id == self._run:
-                self._enter_changes(cluster, cluster.run)
+                self._enter_changes(cluster)
 
     def _check_data(self, cluster: ClusterMap) -> None:
         """Refuse to serve beside data servers with other data."""
@@ -188,11 +195,18 @@ class DataServer(Role):
                         f"{theirs.get(key)}; data servers of one cluster need the same data set"
                     )
 
-    async def _take_up(self, cluster: ClusterMap, run: RunRecord) -> None:
-        self._questions.refuse_all("wrong-run", f"this data server has gone on to run {run.id}")
-        self._config = msgspec.convert(run.config, Config)
-        await self._producer.take_up(run, self._config)
-        self._run, self._began = run.id, None
+    async def _refuse(self, run: str, why: str) -> None:
+        """Report in the cluster map that this server cannot serve a run."""
+        self._refused = run
+        self._questions.refuse_all("wrong-run", f"this data server refuses run {run}")
+        logger.warning("%s refuses run %s: %s", self._identity.node, run, why)
+        await self._membership.set_node(failed=why[:MOST_REASON])
+
+    async def _take_up(self, cluster: ClusterMap, run: str, program: TrainingProgram) -> None:
+        self._questions.refuse_all("wrong-run", f"this data server has gone on to run {run}")
+        self._program, self._config = program, program.config
+        await self._producer.take_up(program)
+        self._run, self._began = run, None
         self._read_ahead = self._config.groups_ahead(prod(self._dataset.image_shape))
         self._orders = EpochOrders(
             Dice(self._config.seed),
@@ -200,10 +214,10 @@ class DataServer(Role):
             images_per_group=self._config.images_per_group,
         )
         self._partitions = cluster.takers
-        self._questions.take_up(run.id, self._config, partitions=self._partitions)
-        self._ledger.take_up(run.id, partitions=self._partitions, orders=self._orders)
+        self._questions.take_up(run, self._config, partitions=self._partitions)
+        self._ledger.take_up(run, partitions=self._partitions, orders=self._orders)
 
-    def _enter_changes(self, cluster: ClusterMap, run: RunRecord) -> None:
+    def _enter_changes(self, cluster: ClusterMap) -> None:
         """Enter the live replicas and the epoch, unless the ledger has them."""
         live = {
             Replica(replica): replica_generation
@@ -213,11 +227,11 @@ class DataServer(Role):
             self._ledger.enter(ReplicasChanged(live))
         self._end_pause(cluster)
         epoch = cluster.epoch
-        if epoch is not None and epoch.run == run.id and epoch.number > self.state.epoch:
-            carried = self._carried_images(cluster, run, epoch.number)
-            self._ledger.enter(_began(run, self._config, epoch, carried))
+        if epoch is not None and epoch.run == self._run and epoch.number > self.state.epoch:
+            carried = self._carried_images(cluster, epoch.number)
+            self._ledger.enter(_began(self._program, epoch, carried))
 
-    def _carried_images(self, cluster: ClusterMap, run: RunRecord, number: int) -> bytes:
+    def _carried_images(self, cluster: ClusterMap, number: int) -> bytes:
         """The images at the front of an epoch, which the epoch before has skipped.
 
         Raises:
@@ -230,8 +244,9 @@ class DataServer(Role):
             first, carried = self.state.epoch, self.state.carried_images
             results = [cluster.result(before) for before in range(first, number)]
         else:  # the first epoch of this run
-            results = list(run.resumed.results) if run.resumed is not None else []
-            first, carried = number - len(results), run.carried
+            resumed = self._program.resumed
+            results = list(resumed.results) if resumed is not None else []
+            first, carried = number - len(results), self._program.carried
         skipped = skipped_groups(results)
         return self._orders.order(number, skipped, first=first, carried=carried).carried_images
 
@@ -347,12 +362,13 @@ class DataServer(Role):
             await send()
 
     async def _report_epoch(self, run: str, number: int, result: Mapping[str, Any]) -> None:
-        def end(epoch: EpochRecord) -> EpochRecord | None:
-            if (epoch.run, epoch.number) != (run, number) or epoch.ended:
+        def end(newest: ClusterMap) -> EpochRecord | None:
+            epoch = newest.epoch
+            if epoch is None or (epoch.run, epoch.number) != (run, number) or epoch.ended:
                 return None  # the old ledger leader has reported it, or another run has begun
             return msgspec.structs.replace(epoch, ended=True, result=dict(result))
 
-        await self._membership.update_epoch(end)
+        await self._membership.update("epoch", end)
 
     async def _pause(self, run: str, paused: Paused) -> None:
         """Report to the driver that nothing is leased, until it ends the pause.
@@ -360,12 +376,13 @@ class DataServer(Role):
         The pause has no deadline of its own: the loss of the driver ends the run.
         """
 
-        def pause(epoch: EpochRecord) -> EpochRecord | None:
-            if (epoch.run, epoch.number) != (run, paused.number):
+        def pause(newest: ClusterMap) -> EpochRecord | None:
+            epoch = newest.epoch
+            if epoch is None or (epoch.run, epoch.number) != (run, paused.number):
                 return None
             return msgspec.structs.replace(epoch, paused=paused.finished)
 
-        await self._membership.update_epoch(pause)
+        await self._membership.update("epoch", pause)
         self._end_pause(self._membership.map)
 
     def _end_pause(self, cluster: ClusterMap) -> None:
@@ -414,9 +431,9 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     return info
 
 
-def _began(run: RunRecord, config: Config, epoch: EpochRecord, carried_images: bytes) -> EpochBegan:
+def _began(program: TrainingProgram, epoch: EpochRecord, carried_images: bytes) -> EpochBegan:
     """The event of an epoch that the controllers have begun."""
-    taken_up = run.resumed if epoch.finished else None
+    config, taken_up = program.config, program.resumed if epoch.finished else None
     return EpochBegan(
         number=epoch.number,
         groups=epoch.groups,

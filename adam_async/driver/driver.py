@@ -37,20 +37,23 @@ from adam_async.driver.role_queries import RoleQueries
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.snapshot import follow_primaries, pull_snapshot, reading_client
 from adam_async.driver.starting_values import StartingValues
+from adam_async.driver.submission import submit, update_program
 from adam_async.driver.training_run import DriverParts, TrainingRun
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RunFailed, first_cause
 from adam_async.model.network import Network
-from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
+from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Config
 from adam_async.run.learning_rate import Schedule, decide, squared_norm_of
 from adam_async.run.memory_need import check_memory
 from adam_async.run.partition import arrays_of, table_of
+from adam_async.run.program_record import ProgramRecord, program_prefix
 from adam_async.run.progress import Progress
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.series import Series
 from adam_async.run.step_model import RunModel, arrays_of_step
 from adam_async.run.stragglers import describe
 from adam_async.run.train_step import check_step_options
+from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import CommonStatistics, Traffic
 
@@ -122,6 +125,8 @@ class Driver:
         self._stopping = asyncio.Event()
         self._training_run: TrainingRun | None = None
         self._recorder: Recorder | None = None
+        self._plan: dict[str, Any] | None = None
+        """Partition plan of the run that was submitted last."""
 
     async def __aenter__(self) -> Self:
         settings = self._settings
@@ -246,8 +251,8 @@ class Driver:
         prepared = await self._prepare_run(await self.wait_for_data())
         in_flight = await self._readiness.wait_for_workers()
         try:
-            record, cluster = await self._begin(prepared, in_flight)
-            return await self._training_run_of(record, prepared).train(cluster, on_epoch)
+            program, cluster = await self._begin(prepared, in_flight)
+            return await self._training_run_of(program, prepared).train(cluster, on_epoch)
         finally:
             await self._end_run()
 
@@ -270,9 +275,9 @@ class Driver:
     @property
     def _run(self) -> str:
         """Id of the run that was submitted last."""
-        return f"{self._identity.node}-{self._identity.incarnation:x}-{self._runs}"
+        return f"{program_prefix(self._identity.node, self._identity.incarnation)}{self._runs}"
 
-    async def _begin(self, prepared: PreparedRun, in_flight: int) -> tuple[RunRecord, ClusterMap]:
+    async def _begin(self, prepared: PreparedRun, in_flight: int) -> tuple[TrainingProgram, ClusterMap]:
         """Submit a run and wait until it trains; returns the map in which it does.
 
         A server that is lost before training loses nothing: the run is submitted anew, on other servers.
@@ -292,10 +297,10 @@ class Driver:
         )
         try:
             while True:
-                record = await self._record_of(prepared, transforms, in_flight)
-                await self._submit(record, prepared, resumed)
+                program = await self._program_of(prepared, transforms, in_flight)
+                await self._submit(program, prepared, resumed)
                 try:
-                    return record, await self._prepare_roles(record.id, prepared, resumed)
+                    return program, await self._prepare_roles(self._run, prepared, resumed)
                 except (RoleDied, DeadlineExceeded, ExceptionGroup) as error:
                     cause = first_cause(error)
                     if lost and isinstance(cause, DeadlineExceeded):
@@ -310,41 +315,47 @@ class Driver:
             # Frees the checkpoint's memory; a second run begins from the start.
             self._inputs = replace(self._inputs, resume=None)
 
-    async def _record_of(
+    async def _program_of(
         self, prepared: PreparedRun, transforms: tuple[dict[str, Any], ...], groups_in_flight: int
-    ) -> RunRecord:
-        """Decide the open options, and make the run's record for the cluster map."""
+    ) -> TrainingProgram:
+        """Decide the open options, and make the program of the run."""
         data, inputs = prepared.data, self._inputs
         self.config = decide(self._asked, groups_in_flight, data["name"], squared_norm_of(data))
         self.progress.last_epoch = self.config.epochs
         resumed, carried = None, b""
         if inputs.resume is not None:
             resumed, carried = await self._pool.run(bounded_results, inputs.resume.manifest, self.config)
-        return RunRecord(
-            id=self._run,
-            driver=self._identity.node,
-            config=msgspec.to_builtins(self.config),
+        return TrainingProgram(
+            config=self.config,
             spec=prepared.spec.to_dict(),
             plan=prepared.plan,
             transforms=transforms,
-            together=inputs.together,
             resumed=resumed,
             carried=carried,
         )
 
-    async def _submit(self, record: RunRecord, prepared: PreparedRun, resumed: Checkpoint | None) -> None:
+    async def _submit(
+        self, program: TrainingProgram, prepared: PreparedRun, resumed: Checkpoint | None
+    ) -> None:
         self._recorder = None
         if self.config.record:
             assert isinstance(prepared.model, Network), "a run with a step is not recorded"
             self._recorder = Recorder(
-                run=record, model=prepared.model, data=prepared.data, queries=self._queries, pool=self._pool
+                run=self._run,
+                program=program,
+                model=prepared.model,
+                data=prepared.data,
+                queries=self._queries,
+                pool=self._pool,
             )
         epoch_images = prepared.data["train_images"] - self.config.validation
         self.progress.begin(Series(Schedule.of(self.config), epoch_images=epoch_images))
+        record = program.record(self._run, self._identity.node, together=self._inputs.together)
+        self._plan = program.plan
         self._results.begin(record.id, resumed.manifest.resume.results if resumed is not None else ())
-        await self._membership.submit_run(record)
+        await submit(self._membership, record)
         arrays = arrays_of(prepared.model, prepared.plan)
-        await self._membership.create_store(record.id, store_of(record, self.config, arrays), arrays)
+        await self._membership.create_store(record.id, store_of(record, program, arrays), arrays)
 
     async def _prepare_roles(self, run: str, prepared: PreparedRun, resumed: Checkpoint | None) -> ClusterMap:
         """Load the first values into the servers, and wait until all roles are ready."""
@@ -358,7 +369,9 @@ class Driver:
             watch = group.create_task(failure, name=f"{self._identity.node}/failure")
             await self._starting_values.load(run, self.config, prepared, source)
             watch.cancel()
-        return await self._readiness.wait_training(run)
+        cluster = await self._readiness.wait_training(run)
+        self.progress.plan, self.progress.together = prepared.plan, self._inputs.together
+        return cluster
 
     def _server_lost_by(self, cause: BaseException) -> str:
         """Return the parameter server by whose loss a run failed; empty if it failed otherwise."""
@@ -366,11 +379,11 @@ class Driver:
         node = self.map.nodes.get(lost)
         return lost if node is not None and node.role == "ps" else ""
 
-    def _training_run_of(self, record: RunRecord, prepared: PreparedRun) -> TrainingRun:
+    def _training_run_of(self, program: TrainingProgram, prepared: PreparedRun) -> TrainingRun:
         run = self._training_run = TrainingRun(
             self._parts,
-            record=record,
-            config=self.config,
+            id=self._run,
+            program=program,
             asked=self._asked,
             prepared=prepared,
             recorder=self._recorder,
@@ -383,18 +396,23 @@ class Driver:
         run = self._run
         failure = self._training_run.losses.failure if self._training_run is not None else ""
 
-        def finish(record: RunRecord) -> RunRecord | None:
+        def finish(record: ProgramRecord) -> ProgramRecord | None:
             if record.id != run or record.over:
                 return None
             if failure:
                 return msgspec.structs.replace(record, phase="failed", reason=failure)
-            return msgspec.structs.replace(record, phase="finished")
+            return msgspec.structs.replace(record, phase="finished", result=self._outcome())
 
         try:
             async with asyncio.timeout(self._waits.drain_s):
-                await self._membership.update_run(finish)
+                await update_program(self._membership, finish)
         except (TimeoutError, DeadlineExceeded):
             self.note("the end of the run did not reach the controller")
+
+    def _outcome(self) -> dict[str, Any]:
+        """Return the result of the run for its record: its epochs, and the accuracy of the last one."""
+        epochs = self.progress.epochs
+        return {"epochs": epochs[-1].epoch, "test_accuracy": epochs[-1].test_accuracy} if epochs else {}
 
     async def _open_folder(self, folder: CheckpointFolder) -> None:
         timeout_s, resume = self._waits.checkpoint_s, self._inputs.resume
@@ -433,8 +451,7 @@ class Driver:
         choice = self._training_run.choice if self._training_run is not None else None
         if self.config.keep_best and choice is not None and choice.epoch:
             return model, choice.weights, choice.epoch
-        plan = self.map.run.plan if self.map.run is not None else None
-        table = table_of(model, shard_bytes=self.config.shard_bytes, plan=plan)
+        table = table_of(model, shard_bytes=self.config.shard_bytes, plan=self._plan)
         async with asyncio.TaskGroup() as group:
             client = reading_client(
                 self.map,

@@ -15,8 +15,9 @@ from adam_async.checkpoint.manifest import Manifest
 from adam_async.data_server.order import EpochOrders
 from adam_async.errors import RunFailed
 from adam_async.model.keyed_random import Dice
-from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap, ResumeRecord, skipped_groups
+from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap, skipped_groups
 from adam_async.run.config import Config
+from adam_async.run.training_program import ResumeRecord
 
 
 class EpochResults:
@@ -63,7 +64,7 @@ def bounded_results(manifest: Manifest, config: Config) -> tuple[ResumeRecord, b
     """Leave out results that no server needs. Takes as long as shuffling all epochs if each skipped groups.
 
     Returns:
-        The manifest's `ResumeRecord` with the last results only, and the value of `RunRecord.carried`.
+        The manifest's `ResumeRecord` with the last results only, and the value of `TrainingProgram.carried`.
     """
     resumed = manifest.resume
     results = resumed.results

@@ -12,14 +12,15 @@ from adam_async.driver.settings import RunInputs
 from adam_async.model.network import Network
 from adam_async.model.rules import rule_of
 from adam_async.model.spec import ModelSpec
-from adam_async.run.cluster_map import RunRecord
 from adam_async.run.config import Config
 from adam_async.run.model_selection import check_fits, check_size, choose_model
 from adam_async.run.partition import check_crossings, plan_run, table_of
+from adam_async.run.program_record import ProgramRecord
 from adam_async.run.shard_table import ShardTable
 from adam_async.run.step_model import RunModel, StepModel
 from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord
 from adam_async.run.train_step import StepSpec
+from adam_async.run.training_program import TrainingProgram
 from dataflow import ComputePool
 from transport import LinkConfig
 
@@ -45,16 +46,16 @@ class PreparedRun:
         return table_of(self.model, shard_bytes=config.shard_bytes, plan=self.plan)
 
 
-def store_of(record: RunRecord, config: Config, arrays: Sequence[ArrayRecord]) -> StoreRecord:
+def store_of(record: ProgramRecord, program: TrainingProgram, arrays: Sequence[ArrayRecord]) -> StoreRecord:
     """Return the record of the store of a run, without its list of arrays.
 
     Args:
         record: The run.
-        config: Its options, all decided.
+        program: Its options, all decided, and its starting point.
         arrays: The arrays of its model.
     """
+    config, resumed = program.config, program.resumed
     rule = rule_of(config)
-    resumed = record.resumed
     return StoreRecord(
         id=record.id,
         creator=record.driver,

@@ -10,6 +10,7 @@ from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RoleFaile
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word
 from adam_async.run.config import Config, default_in_flight
 from adam_async.run.progress import Progress
+from adam_async.run.store_record import served_word
 from transport import TransportError
 
 POLL_S = 1.0
@@ -118,8 +119,6 @@ class Readiness:
                 await self._read_preparation(run)
             else:
                 check_failed(cluster, run)
-                assert cluster.run is not None
-                self._progress.plan, self._progress.together = cluster.run.plan, cluster.run.together
                 self._progress.missing = ""
                 return cluster
         raise self._missing(run, f"; the run was {self._progress.phase}{LONGER}")
@@ -222,4 +221,7 @@ def joined_roles(cluster: ClusterMap, run: str) -> str:
 def _is_ready(cluster: ClusterMap, node: NodeRecord, run: str) -> bool:
     if node.role == "worker":
         return node.ready == ready_word(run, cluster.replica_generation(node.replica))
-    return run in node.serves if node.role == "ps" else node.ready == run
+    store = cluster.store(run)
+    if node.role == "ps":
+        return store is not None and served_word(store) in node.serves
+    return node.ready == run

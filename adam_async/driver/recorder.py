@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,10 +15,11 @@ from adam_async.driver.replay.run import digest
 from adam_async.driver.role_queries import RoleQueries
 from adam_async.errors import ConfigError, RecordError
 from adam_async.model.network import Network
-from adam_async.run.cluster_map import ClusterMap, RunRecord
+from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.epoch_shares import Ranges
 from adam_async.run.primary import primary_of
 from adam_async.run.result import EpochResult
+from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.machine import numerics
 from dataflow import ComputePool
 from transport import TransportError
@@ -26,6 +28,9 @@ from transport import TransportError
 class Recorder:
     """Makes the record of one run.
 
+    Args:
+        run: Id of the run.
+
     Raises:
         ConfigError: The run continues another run.
     """
@@ -33,17 +38,19 @@ class Recorder:
     def __init__(
         self,
         *,
-        run: RunRecord,
+        run: str,
+        program: TrainingProgram,
         model: Network,
         data: Mapping[str, Any],
         queries: RoleQueries,
         pool: ComputePool,
     ) -> None:
-        if run.resumed is not None:
+        if program.resumed is not None:
             raise ConfigError(
                 "a record begins with the first group of a run, and this one is resumed: leave out record"
             )
         self._run = run
+        self._program = program
         self._model = model
         self._data = data
         self._queries = queries
@@ -84,7 +91,7 @@ class Recorder:
         logs: list[Log] = []
         homes = sorted(set(cluster.buckets))
         for home in homes:
-            primary = primary_of(cluster, self._run.id, home)
+            primary = primary_of(cluster, self._run, home)
             node = primary.node if primary is not None else "no server"
             if node != home:
                 return RecordError(
@@ -94,15 +101,15 @@ class Recorder:
         nodes = [*[("ps", home) for home in homes], *[("worker", each) for each in cluster.live("worker")]]
         try:
             for role, node in nodes:
-                data = await self._queries.record(cluster.nodes[node].address, self._run.id)
+                data = await self._queries.record(cluster.nodes[node].address, self._run)
                 logs.append(Log(node=node, role=role, data=data))
         except TransportError as error:
             return RecordError(f"the run was not recorded: {node} did not send its log: {error}")
         try:
             header = Header(
-                config=self._run.config,
-                spec=self._run.spec,
-                transforms=self._run.transforms,
+                config=msgspec.to_builtins(self._program.config),
+                spec=self._program.spec,
+                transforms=self._program.transforms,
                 data=dict(self._data),
                 buckets=cluster.buckets,
                 kernels=_kernels(statistics),

@@ -1,8 +1,7 @@
-"""Pure: the rules of training runs, which controllers apply to the cluster map (`controller.state.Rules`).
+"""Pure: the rules of training runs, a kind of program (`controller.program_rules`).
 
 The standing rules, each of which reads the map and may change it:
 
-    drop      the stores of earlier runs leave the map
     strike    a lost data server is no ledger replica; a new leader begins a new term
     fail      the run's store, the last ledger replica or the driver is lost, or too few workers can train
               the run: the run has failed
@@ -29,10 +28,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from adam_async.controller.records import info_problem, is_piece, joined
-from adam_async.controller.store_rules import without_stores
+from adam_async.controller.permissions import Attempt, PermissionRule, anything, makes_only
+from adam_async.controller.program_rules import Rules
+from adam_async.controller.records import info_problem
 from adam_async.driver.worker_assignment import assign_workers
-from adam_async.errors import ConfigError
 from adam_async.messages.bounds import Count, Images, Row
 from adam_async.run.cluster_map import (
     NO_SLOT,
@@ -41,14 +40,11 @@ from adam_async.run.cluster_map import (
     EpochRecord,
     LedgerRecord,
     NodeRecord,
-    RunInPieces,
-    RunPiece,
-    RunRecord,
     failure_of,
 )
-from adam_async.run.config import FIELDS
 from adam_async.run.epoch_shares import covers, share_out, warm_groups
-from adam_async.run.option_sources import make_config
+from adam_async.run.program_record import ProgramRecord
+from adam_async.run.training_program import KIND, TrainingTerms
 
 
 class _WorkerInfo(msgspec.Struct):
@@ -82,44 +78,60 @@ PHASES: Mapping[str, str] = {
 class TrainingRules:
     """The rules of training runs."""
 
-    keys = "run, run/<n>, epoch and lending"
+    permissions: Mapping[tuple[str, str], PermissionRule]
+    meant: Mapping[str, str]
+
+    def __init__(self) -> None:
+        self.permissions = {
+            ("epoch", "data"): anything,
+            ("epoch", "driver"): _end_of_a_pause,
+            ("lending", "data"): anything,
+        }
+        self.meant = {
+            "epoch": "data servers set it; a driver may end a pause",
+            "lending": "data servers set it",
+        }
 
     # --- records -------------------------------------------------------------------------------
 
     def version(self, cluster: ClusterMap, key: str) -> int | None:
         """See `Rules.version`."""
-        old: RunRecord | RunPiece | EpochRecord | LedgerRecord | None
-        if key == "run":
-            old = cluster.run
-        elif is_piece(key):
-            old = cluster.pieces.get(key)
-        elif key == "epoch":
-            old = cluster.epoch
-        elif key == "lending":
-            old = cluster.ledger_record
-        else:
-            return None
-        return old.changed if old is not None else 0
+        return cluster.version_of(key) if key in self.meant else None
 
     def set(self, cluster: ClusterMap, key: str, value: Any) -> ClusterMap | str:
         """See `Rules.set`."""
         changed = cluster.version + 1
-        if key == "run":
-            run = _read_run(cluster, value)
-            if isinstance(run, str):
-                return run
-            return _set_run(cluster, msgspec.structs.replace(run, changed=changed))
         if key == "epoch":
             epoch = msgspec.convert(value, EpochRecord)
             # Without a run nothing reads the epoch.
             problem = _check_epoch(epoch, cluster.epoch) if cluster.run is not None else ""
             return problem or _with(cluster, epoch=msgspec.structs.replace(epoch, changed=changed))
-        if key == "lending":
-            record = msgspec.convert(value, LedgerRecord)
-            problem = _check_ledger_record(record, cluster.ledger_record)
-            return problem or _with(cluster, ledger_record=msgspec.structs.replace(record, changed=changed))
-        piece = msgspec.structs.replace(msgspec.convert(value, RunPiece), changed=changed)
-        return _with(cluster, pieces={**cluster.pieces, key: piece})
+        record = msgspec.convert(value, LedgerRecord)
+        problem = _check_ledger_record(record, cluster.ledger_record)
+        return problem or _with(cluster, ledger_record=msgspec.structs.replace(record, changed=changed))
+
+    def check(self, program: ProgramRecord) -> str:
+        """See `Rules.check`."""
+        try:
+            terms = _terms(program)
+        except msgspec.ValidationError as error:
+            return f"terms: {error}"
+        if program.phase not in PHASES:
+            return f"unknown phase {program.phase[:80]!r} of a run; known: {', '.join(PHASES)}"
+        start = terms.start
+        if start is not None and any(first >= last for first, last in start.finished):
+            return "terms: a range of finished groups is empty"
+        return ""
+
+    def begin(self, cluster: ClusterMap) -> ClusterMap:
+        """See `Rules.begin`."""
+        nodes = {
+            name: msgspec.structs.replace(
+                node, ready="", failed="", **(NO_SLOT if node.role == "worker" else {})
+            )
+            for name, node in cluster.nodes.items()
+        }
+        return _with(cluster, nodes=nodes, epoch=None, results=(), ended=0, ledger_record=None)
 
     def check_node(self, record: NodeRecord) -> str:
         """See `Rules.check_node`."""
@@ -140,16 +152,11 @@ class TrainingRules:
 
     def standing(self, cluster: ClusterMap) -> ClusterMap:
         """See `Rules.standing`."""
-        cluster = _drop_stores(cluster)
         if cluster.run is None or cluster.run.over:
             return cluster
         for rule in (_number_workers, _name_ledger_leader, _begin, _advance):
             cluster = rule(cluster)
         return cluster
-
-    def in_use(self, cluster: ClusterMap) -> frozenset[str]:
-        """See `Rules.in_use`."""
-        return frozenset({cluster.run.driver}) if cluster.run is not None else frozenset()
 
     def lines(self, before: ClusterMap, after: ClusterMap) -> Iterator[str]:
         """See `Rules.lines`."""
@@ -174,7 +181,7 @@ class TrainingRules:
                 epoch.shares
             )
         if run is not None and not run.over:
-            partitions = int(run.config["partitions"])
+            partitions = _terms(run).partitions
             sizes = Counter(node.replica for node in workers)
             spares = sizes.pop(-1, 0)
             lacking = [replica for replica, size in sizes.items() if size < partitions]
@@ -214,60 +221,19 @@ def _check_ledger_record(record: LedgerRecord, old: LedgerRecord | None) -> str:
     return ""
 
 
+def _end_of_a_pause(attempt: Attempt, cluster: ClusterMap) -> str:
+    old = cluster.epoch
+    resumed = msgspec.structs.replace(old, paused=0) if old is not None else None
+    return makes_only(attempt, old, resumed)
+
+
+def _terms(run: ProgramRecord) -> TrainingTerms:
+    """Return the terms of a run, which were checked at its submission."""
+    return msgspec.convert(run.terms, TrainingTerms)
+
+
 def _with(cluster: ClusterMap, **fields: Any) -> ClusterMap:
     return msgspec.structs.replace(cluster, **fields)
-
-
-def _read_run(cluster: ClusterMap, value: Any) -> RunRecord | str:
-    """Return the record of a run, or the fault of its pieces."""
-    if isinstance(value, dict) and "pieces" in value:
-        return joined(msgspec.convert(value, RunInPieces), cluster.pieces)
-    return msgspec.convert(value, RunRecord)
-
-
-def _set_run(cluster: ClusterMap, new: RunRecord) -> ClusterMap | str:
-    old = cluster.run
-    goes_on = old is not None and old.id == new.id
-    if old is not None and goes_on:
-        new = new.with_fixed_of(old)
-    elif problem := _check_run(new):
-        return problem
-    if old is not None and new.driver != old.driver and _in_progress(cluster, old):
-        return f"run {old.id} of {old.driver} is in progress; it ends when {old.driver} does"
-    if goes_on:
-        return _with(cluster, run=new)
-    nodes = {
-        name: msgspec.structs.replace(node, ready="", failed="", **(NO_SLOT if node.role == "worker" else {}))
-        for name, node in cluster.nodes.items()
-    }
-    return _with(
-        cluster, run=new, nodes=nodes, epoch=None, results=(), ended=0, ledger_record=None, pieces={}
-    )
-
-
-def _in_progress(cluster: ClusterMap, run: RunRecord) -> bool:
-    driver = cluster.nodes.get(run.driver)
-    return not run.over and driver is not None and driver.live
-
-
-def _check_run(record: RunRecord) -> str:
-    """Return the fault of the record of a new run; empty if it has none. Its model is not read."""
-    resumed = record.resumed
-    if resumed is not None and not min(resumed.epoch - 1, 1) <= len(resumed.results) < resumed.epoch:
-        return f"it resumes epoch {resumed.epoch}, but has the results of {len(resumed.results)} before it"
-    try:
-        make_config(record.config)
-    except ConfigError as error:
-        return str(error)
-    missing = [name for name in FIELDS if name not in record.config]
-    return f"config lacks {', '.join(missing)}" if missing else ""
-
-
-def _drop_stores(cluster: ClusterMap) -> ClusterMap:
-    """Remove the stores of runs that are not the run of the map."""
-    run = cluster.run.id if cluster.run is not None else ""
-    old = {name for name, store in cluster.stores.items() if store.program and store.program != run}
-    return without_stores(cluster, old) if old else cluster
 
 
 def _strike_out(cluster: ClusterMap) -> ClusterMap:
@@ -315,14 +281,14 @@ def _fail_if_lost(cluster: ClusterMap) -> ClusterMap:
     return _with(cluster, run=failed)
 
 
-def _refusal(cluster: ClusterMap, run: RunRecord) -> tuple[str, str]:
+def _refusal(cluster: ClusterMap, run: ProgramRecord) -> tuple[str, str]:
     """Return a worker that cannot train the run, and the reason; empty texts while the others suffice.
 
     One worker alone must not end a run by its record: others may be able to train it.
     """
     workers = cluster.live("worker")
     refusals = {name: why for name in workers if (why := failure_of(cluster.nodes[name], run.id))}
-    needed = int(run.config["replicas"]) * cluster.partitions if run.phase == "preparing" else 1
+    needed = _terms(run).replicas * cluster.partitions if run.phase == "preparing" else 1
     if not refusals or len(workers) - len(refusals) >= needed:
         return "", ""
     name, why = next(iter(refusals.items()))
@@ -365,23 +331,21 @@ def _begin(cluster: ClusterMap) -> ClusterMap:
     assert run is not None
     if run.phase != "preparing" or store is None or store.phase != "open" or not cluster.ledger_leaders:
         return cluster
-    if len(cluster.live_replicas()) < int(run.config["replicas"]):
+    terms = _terms(run)
+    if len(cluster.live_replicas()) < terms.replicas:
         return cluster
-    resumed = run.resumed
-    number, results = (resumed.epoch, resumed.results) if resumed is not None else (1, ())
+    number = terms.start.epoch if terms.start is not None else 1
     started = msgspec.structs.replace(run, phase="training", epoch=number, changed=cluster.version + 1)
-    return _with(cluster, run=started, results=results[-RESULTS_KEPT:], ended=number - 1)
+    return _with(cluster, run=started, results=(), ended=number - 1)
 
 
 def _advance(cluster: ClusterMap) -> ClusterMap:
     run, epoch = cluster.run, cluster.epoch
     assert run is not None
     if epoch is not None and epoch.ended and run.phase == "training" and run.epoch == epoch.number:
-        concurrent = run.config.get("evaluation") == "concurrent"
-        last = epoch.number >= int(run.config["epochs"])
-        changes: dict[str, Any] = (
-            {"epoch": run.epoch + 1} if concurrent and not last else {"phase": "between"}
-        )
+        terms = _terms(run)
+        goes_on = terms.concurrent and epoch.number < terms.epochs
+        changes: dict[str, Any] = {"epoch": run.epoch + 1} if goes_on else {"phase": "between"}
         run = msgspec.structs.replace(run, changed=cluster.version + 1, **changes)
         results = (*cluster.results, epoch.result)[-RESULTS_KEPT:]
         cluster = _with(cluster, run=run, results=results, ended=epoch.number)
@@ -389,25 +353,29 @@ def _advance(cluster: ClusterMap) -> ClusterMap:
     return _with(cluster, epoch=_share_out(cluster, run)) if due and cluster.ledger_leaders else cluster
 
 
-def _share_out(cluster: ClusterMap, run: RunRecord) -> EpochRecord:
+def _share_out(cluster: ClusterMap, run: ProgramRecord) -> EpochRecord:
     data = cluster.nodes[cluster.ledger_leaders[0]]
-    config = run.config
-    images = int(data.info["train_images"]) - int(config.get("validation", 0))
-    groups = -(-max(images, 1) // int(config["images_per_group"]))
-    replicas = cluster.live_replicas() or tuple(range(int(config["replicas"])))
-    round_groups = 0 if config["consistency"] == "asp" else int(config["push_every"])
-    resumed = run.resumed if run.resumed is not None and run.resumed.epoch == run.epoch else None
-    finished = _within(resumed.finished, groups) if resumed is not None else ()
-    clock = resumed.clock if resumed is not None else _last_clock(cluster)
+    terms = _terms(run)
+    images = int(data.info["train_images"]) - terms.validation
+    groups = -(-max(images, 1) // terms.images_per_group)
+    replicas = cluster.live_replicas() or tuple(range(terms.replicas))
+    round_groups = terms.round_groups
+    start = terms.start if terms.start is not None and terms.start.epoch == run.epoch else None
+    if start is not None:
+        finished, clock = _within(start.finished, groups), start.clock
+        skipped, behind = start.skipped, start.behind
+    else:
+        before = cluster.results[-1] if cluster.results else {}
+        finished, clock = (), int(before.get("clock", 0))
+        skipped, behind = int(before.get("skipped", 0)), tuple(before.get("behind", ()))
     warm = warm_groups(
-        int(config["warm_start"]),
+        terms.warm_start,
         epoch=run.epoch,
         groups=groups,
         finished=finished,
         round_groups=round_groups,
     )
-    before = cluster.results[-1] if cluster.results else {}
-    carried = -(-int(before.get("skipped", 0)) // int(config["images_per_group"]))
+    carried = -(-skipped // terms.images_per_group)
     return EpochRecord(
         run=run.id,
         number=run.epoch,
@@ -422,18 +390,17 @@ def _share_out(cluster: ClusterMap, run: RunRecord) -> EpochRecord:
         ),
         round_groups=round_groups,
         carried=carried,
-        behind=tuple(before.get("behind", ())),
+        behind=behind,
         first_clock=clock if round_groups else 0,
         finished=finished,
         changed=cluster.version + 1,
     )
 
 
-def _last_clock(cluster: ClusterMap) -> int:
-    """Return the sync clock at the end of the epoch before."""
-    return int(cluster.results[-1].get("clock", 0)) if cluster.results else 0
-
-
 def _within(ranges: tuple[tuple[int, int], ...], groups: int) -> tuple[tuple[int, int], ...]:
     """Return the parts of the ranges within the groups of the epoch."""
     return tuple((max(start, 0), min(stop, groups)) for start, stop in ranges if start < min(stop, groups))
+
+
+PROGRAM_KINDS: Mapping[str, Rules] = {KIND: TrainingRules()}
+"""The kinds of programs that this release ships, with their rules."""

@@ -31,14 +31,17 @@ from adam_async.driver.recorder import Recorder
 from adam_async.driver.role_counts import RoleCounts
 from adam_async.driver.settings import DriverSettings
 from adam_async.driver.snapshot import follow_primaries, pull_snapshot, reading_client
+from adam_async.driver.submission import update_program
 from adam_async.errors import DeadlineExceeded, RecordError, RunFailed
 from adam_async.messages import read_number
 from adam_async.parameter_server.client import ParameterClient
-from adam_async.run.cluster_map import ClusterMap, EpochRecord, ResumeRecord, RunRecord, skipped_groups
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, skipped_groups
 from adam_async.run.config import Config
+from adam_async.run.program_record import ProgramRecord
 from adam_async.run.progress import Progress, is_ledger_leader
 from adam_async.run.result import CheckpointResult, EpochResult, OnEpoch, RunResult
 from adam_async.run.shard_table import ShardTable
+from adam_async.run.training_program import ResumeRecord, TrainingProgram
 from adam_async.runtime.traffic import Traffic
 from transport import TransportError
 
@@ -73,6 +76,7 @@ class TrainingRun:
     """One run that trains.
 
     Args:
+        id: Id of the run.
         folder: Folder for checkpoints; None: no checkpoints.
     """
 
@@ -80,16 +84,17 @@ class TrainingRun:
         self,
         parts: DriverParts,
         *,
-        record: RunRecord,
-        config: Config,
+        id: str,
+        program: TrainingProgram,
         asked: Config,
         prepared: PreparedRun,
         recorder: Recorder | None,
         folder: CheckpointFolder | None,
     ) -> None:
         self._parts = parts
-        self._record = record
-        self._config = config
+        self._id = id
+        self._program = program
+        config = self._config = program.config
         self._asked = asked
         self._prepared = prepared
         self._recorder = recorder
@@ -118,7 +123,7 @@ class TrainingRun:
             def spawn(name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
                 return group.create_task(work, name=f"{self._node}/{name}")
 
-            stack.callback(spawn("failure", raise_failure(self._membership, self._record.id)).cancel)
+            stack.callback(spawn("failure", raise_failure(self._membership, self._id)).cancel)
             client = reading_client(
                 cluster,
                 self._table,
@@ -134,7 +139,7 @@ class TrainingRun:
             stack.callback(setattr, self, "_training", False)
             weights = await self._train_epochs(client, on_epoch)
             self.losses.check_end(self._progress.epochs, int(self._prepared.data["classes"]))
-            statistics = await parts.counts.final(self._record.id)
+            statistics = await parts.counts.final(self._id)
             own = parts.own_statistics()  # now: a record and a checkpoint are not traffic of the training
             record = await self._make_record(weights, statistics)
             if self._checkpointer is not None:
@@ -147,9 +152,9 @@ class TrainingRun:
         self, client: ParameterClient, on_epoch: OnEpoch | None
     ) -> Mapping[str, NDArray[Any]]:
         """Train and evaluate epoch after epoch; returns the last weights."""
-        run, config, progress = self._record, self._config, self._progress
+        config, progress, resumed = self._config, self._progress, self._program.resumed
         weights: Mapping[str, NDArray[Any]] = {}
-        first = 1 if run.resumed is None else run.resumed.epoch
+        first = 1 if resumed is None else resumed.epoch
         for epoch in range(first, config.epochs + 1):
             progress.begin_epoch(epoch, now=asyncio.get_running_loop().time())
             with self._phase(f"epoch {epoch}"):
@@ -213,7 +218,7 @@ class TrainingRun:
 
         Returns the map with its result.
         """
-        loop, run = asyncio.get_running_loop(), self._record.id
+        loop, run = asyncio.get_running_loop(), self._id
         poll_at = loop.time() + POLL_S
         empty_since: float | None = None
         while True:
@@ -245,8 +250,13 @@ class TrainingRun:
     async def _end_pause(self, cluster: ClusterMap, paused: EpochRecord) -> None:
         """Take a checkpoint within an epoch, and let training go on."""
 
-        def resume(record: EpochRecord) -> EpochRecord | None:
-            if (record.run, record.number) != (paused.run, paused.number) or not record.paused:
+        def resume(newest: ClusterMap) -> EpochRecord | None:
+            record = newest.epoch
+            if (
+                record is None
+                or (record.run, record.number) != (paused.run, paused.number)
+                or not record.paused
+            ):
                 return None
             return msgspec.structs.replace(record, paused=0)
 
@@ -261,7 +271,7 @@ class TrainingRun:
             except (TransportError, TimeoutError) as error:
                 taken.miss(f"no checkpoint was taken, the data server could not be asked: {error!r}")
         # Also without a checkpoint: no group is leased until the pause ends.
-        await self._membership.update_epoch(resume)
+        await self._membership.update("epoch", resume)
         self._progress.phase = "training"
         if taken is not None and data is not None and reading is not None:
             progress = ResumeRecord(
@@ -328,12 +338,12 @@ class TrainingRun:
         )
 
     async def _next_epoch(self, epoch: int) -> None:
-        def begin(record: RunRecord) -> RunRecord | None:
-            if record.id != self._record.id or record.phase != "between":
+        def begin(record: ProgramRecord) -> ProgramRecord | None:
+            if record.id != self._id or record.phase != "between":
                 return None
             return msgspec.structs.replace(record, phase="training", epoch=epoch + 1)
 
-        await self._membership.update_run(begin)
+        await update_program(self._membership, begin)
 
     # --- the end -----------------------------------------------------------------------------
 
@@ -401,7 +411,7 @@ class TrainingRun:
             config=self._config,
             model=prepared.model,
             common=common_manifest(
-                self._record, self._asked, prepared.data, trained_again=prepared.trained_again
+                self._id, self._program, self._asked, prepared.data, trained_again=prepared.trained_again
             ),
             spawn=spawn,
             note=self._parts.warn,

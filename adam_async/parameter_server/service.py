@@ -35,7 +35,7 @@ from adam_async.parameter_server.storage import StoragePool
 from adam_async.parameter_server.store_host import StoreHost
 from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.store_record import StoreRecord, joined_arrays
+from adam_async.run.store_record import StoreRecord, joined_arrays, served_word
 from adam_async.runtime.clock import Timer
 from dataflow import MakePool
 from transport import BufferPool, Link, LinkBroken, Request
@@ -116,11 +116,11 @@ class ParameterServer(Role):
     async def _follow(self) -> None:
         """Take up each bundle with a copy here, drop those that have left, and follow the others."""
         async for cluster in self._membership.changes():
-            for key in [key for key in self.served if not _is_needed(cluster, key[0])]:
+            for key in [key for key, served in self.served.items() if not _is_needed(cluster, served.store)]:
                 self.served.pop(key).end()
                 self._loaded.set()
             for name, store in cluster.stores.items():
-                if not _is_needed(cluster, store.id):
+                if not _is_needed(cluster, store):
                     continue
                 for home in sorted(set(store.buckets)):
                     record = cluster.bundle(store.id, home)
@@ -231,7 +231,9 @@ class ParameterServer(Role):
         while True:
             await self._loaded.wait()
             self._loaded.clear()
-            serves = tuple(sorted({id for (id, _), served in self.served.items() if served.complete}))
+            serves = tuple(
+                sorted({served_word(each.store) for each in self.served.values() if each.complete})
+            )
             try:
                 await self._membership.set_node(serves=serves)
             except RunFailed as error:
@@ -338,7 +340,12 @@ class ParameterServer(Role):
         return f"<ParameterServer {self._identity.node} at {self.address} with {len(self.served)} bundles>"
 
 
-def _is_needed(cluster: ClusterMap, id: str) -> bool:
-    """Whether a server keeps a store: it is in the map, and has not failed. A driver reads a failed run."""
-    store = cluster.store(id)
-    return store is not None and (store.phase in ("loading", "open") or bool(store.program))
+def _is_needed(cluster: ClusterMap, store: StoreRecord) -> bool:
+    """Whether a server keeps a store: it is in the map as placed, and has not failed.
+
+    A driver reads a failed run. A store that was created again under the same id has another placement.
+    """
+    now = cluster.store(store.id)
+    if now is None or now.generation != store.generation:
+        return False
+    return now.phase in ("loading", "open") or bool(now.program)

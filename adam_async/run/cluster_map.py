@@ -1,32 +1,27 @@
-"""Pure: the cluster map: nodes, stores, the run and its current epoch, as one snapshot value.
+"""Pure: the cluster map: nodes, stores, the program in progress and its records, as one snapshot value.
 
 The map is the whole state of a controller. Nodes read it with `get` and `watch`, and change it with
 `compare-and-set`; these keys can be set: ``nodes/<id>``, ``stores/<name>``, ``stores/<name>/<n>``,
-``bundles/<store>/<home>``, ``run``, ``run/<n>``, ``epoch`` and ``lending``. Every record has the map version
-of its last change, which a compare-and-set expects.
+``bundles/<store>/<home>``, ``run`` (the program) and ``run/<n>``, and for training runs ``epoch`` and
+``lending``. Every record has the map version of its last change, which a compare-and-set expects.
 """
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, Literal, Self
+from typing import Any
 
 import msgspec
 
 from adam_async.errors import RunFailed
 from adam_async.run.bundle_record import BundleRecord, bundle_key
-from adam_async.run.store_record import ArraysPiece, StoreRecord
+from adam_async.run.program_record import ProgramPiece, ProgramRecord
+from adam_async.run.store_record import ArraysPiece, StoreRecord, served_word
 
 RESULTS_KEPT = 32
 """Maximum number of epoch results in the map: the newest ones."""
 
 MOST_REASON = 2048
 """Maximum length of a node's reason for its end, in characters."""
-
-RUN_PIECES = 24
-"""Maximum number of pieces of a run's record."""
-
-Phase = Literal["preparing", "training", "between", "finished", "failed"]
-"""State of a run. `between`: an epoch ended, and the driver has not started the next one."""
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +48,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     placed: int = 0
     """For workers and clients: map version at which the controller assigned replica and part."""
     serves: tuple[str, ...] = ()
-    """For parameter servers: ids of the stores of which it holds values for all its shards."""
+    """For parameter servers: the stores of which it holds values for all its shards, as `served_word` writes
+    them."""
     store: str = ""
     """For clients: id of the store that they push to; empty for a reader."""
     info: dict[str, Any] = {}
@@ -63,95 +59,6 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 NO_SLOT = {"replica": -1, "partition": 0, "placed": 0}
 """Fields of a node without a slot."""
-
-
-class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Starting point of a run that continues another one."""
-
-    epoch: int
-    """Number of the epoch in progress."""
-    finished: tuple[tuple[int, int], ...]
-    """Ranges of its trained groups."""
-    clock: int
-    """Clock of the fastest replica, in steps."""
-    results: tuple[dict[str, Any], ...] = ()
-    """Results of the epochs before, in order; their clocks and counts go on."""
-    images: int = 0
-    """Images of the groups in `finished`."""
-    loss: float = 0.0
-    """Mean loss over these images."""
-    train_s: float = 0.0
-    """Training time of these images, in seconds."""
-
-
-class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The run. Its driver submits it, advances it from epoch to epoch, and ends it."""
-
-    id: str
-    driver: str
-    """Node id of the driver; the run fails when it leaves."""
-    config: dict[str, Any]
-    spec: dict[str, Any]
-    """The model, as `ModelSpec.to_dict` gives it."""
-    plan: dict[str, Any] | None = None
-    """Partition plan of the model, as `PartitionPlan.to_dict` gives it; None if the model is not cut."""
-    transforms: tuple[dict[str, Any], ...] = ()
-    """Transforms of training images, as `Recipe.of` takes them; empty for none."""
-    together: bool = False
-    """Whether the workers of a replica share a process, and the first of them trains all parts."""
-    phase: Phase = "preparing"
-    epoch: int = 0
-    """Epoch in training, from 1; 0 while preparing."""
-    reason: str = ""
-    """Reason for its failure."""
-    lost: str = ""
-    """Lost role that caused its failure, if any."""
-    resumed: ResumeRecord | None = None
-    """Starting point of a run that continues another run: servers then wait for their shards from the driver.
-    It has the results of the last epochs only, at least one."""
-    carried: bytes = b""
-    """Images at the beginning of the first epoch of these results, skipped by the epoch before, as in
-    `EpochOrder.carried_images`."""
-    changed: int = 0
-
-    def without_fixed(self) -> Self:
-        """Return the record without the `FIXED` fields, which do not change during the run."""
-        return msgspec.structs.replace(
-            self, config={}, spec={}, plan=None, transforms=(), resumed=None, carried=b""
-        )
-
-    def with_fixed_of(self, run: "RunRecord") -> Self:
-        """Return the record with the `FIXED` fields of another record of the same run."""
-        return msgspec.structs.replace(self, **{name: getattr(run, name) for name in FIXED})
-
-    def has_fixed_of(self, run: "RunRecord") -> bool:
-        """Whether another record belongs to the same run, with the same `FIXED` fields."""
-        pairs = ((getattr(self, name), getattr(run, name)) for name in FIXED)
-        return self.id == run.id and all(here is there or here == there for here, there in pairs)
-
-    @property
-    def over(self) -> bool:
-        """Whether it has finished or failed."""
-        return self.phase in ("finished", "failed")
-
-
-FIXED = ("config", "spec", "plan", "transforms", "resumed", "carried")
-"""Names of the `RunRecord` fields that never change; a later change of the record omits them."""
-
-
-class RunPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of the JSON text of a run's record that is too long for one value of the map."""
-
-    run: str
-    text: bytes
-    changed: int = 0
-
-
-class RunInPieces(msgspec.Struct, frozen=True, kw_only=True):
-    """Placeholder for the record of a run with its text in the pieces ``run/0``, ``run/1``, and so on."""
-
-    id: str
-    pieces: int
 
 
 class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"round_groups": "turn"}):
@@ -212,7 +119,8 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
     """Bundles of the placed stores, by key."""
     placements: int = 0
     """Number of stores placed so far, the generation of the newest one."""
-    run: RunRecord | None = None
+    run: ProgramRecord | None = None
+    """The program in progress, or the last one."""
     epoch: EpochRecord | None = None
     ended: int = 0
     """Number of ended epochs of the run and of the runs that it continues."""
@@ -220,8 +128,29 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
     """Results of the newest of these epochs, in order; at most `RESULTS_KEPT`."""
     ledger_record: LedgerRecord | None = None
     """Data servers that lease the run's groups; None before one is ready for it."""
-    pieces: dict[str, RunPiece] = {}
-    """Pieces of a run in submission, by key; setting a run removes them."""
+    pieces: dict[str, ProgramPiece] = {}
+    """Pieces of a program in submission, by key; the submission removes them."""
+
+    def version_of(self, key: str) -> int:
+        """Return the version of the map at which a key's record last changed; 0 if there is no record."""
+        kind, _, name = key.partition("/")
+        record: msgspec.Struct | None
+        if kind == "nodes":
+            record = self.nodes.get(name)
+        elif kind == "stores":
+            record = self.arrays.get(key) if "/" in name else self.stores.get(name)
+        elif kind == "bundles":
+            record = self.bundles.get(key)
+        elif key.startswith("run/"):
+            record = self.pieces.get(key)
+        else:
+            record = {"run": self.run, "epoch": self.epoch, "lending": self.ledger_record}.get(key)
+        return int(getattr(record, "changed", 0))
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether a program has been submitted and is not over."""
+        return self.run is not None and not self.run.over
 
     def result(self, epoch: int) -> dict[str, Any]:
         """Return the result of an epoch of the run, counted from 1.
@@ -255,10 +184,14 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
 
     def primary(self, store: str, home: str) -> NodeRecord | None:
         """Return the server that is the primary of a bundle; None while there is none."""
-        bundle = self.bundle(store, home)
-        member = bundle.primary if bundle is not None else None
-        node = self.nodes.get(member[0]) if member is not None else None
-        return node if node is not None and member == (member[0], node.incarnation) else None
+        return self._primary_of(self.bundle(store, home))
+
+    def _primary_of(self, bundle: BundleRecord | None) -> NodeRecord | None:
+        if bundle is None or bundle.primary is None:
+            return None
+        name, incarnation = bundle.primary
+        node = self.nodes.get(name)
+        return node if node is not None and node.incarnation == incarnation else None
 
     @property
     def run_store(self) -> StoreRecord | None:
@@ -282,9 +215,8 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
         name = next((name for name, record in self.stores.items() if record.id == store.id), "")
         for home in set(store.buckets):
             bundle = self.bundles.get(bundle_key(name, home))
-            member = bundle.primary if bundle is not None and bundle.store == store.id else None
-            node = self.nodes.get(member[0]) if member is not None else None
-            if node is None or (node.incarnation,) != member[1:] or store.id not in node.serves:
+            node = self._primary_of(bundle) if bundle is not None and bundle.store == store.id else None
+            if node is None or served_word(store) not in node.serves:
                 return False
         return bool(store.buckets)
 
@@ -317,12 +249,17 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
     @property
     def partitions(self) -> int:
         """Workers of one replica in this run."""
-        return int(self.run.config.get("partitions", 1)) if self.run is not None else 1
+        return int(self.run.terms.get("partitions", 1)) if self.run is not None else 1
+
+    @property
+    def together(self) -> bool:
+        """Whether the first worker of each replica trains all parts of the model."""
+        return bool(self.run.terms.get("together", False)) if self.run is not None else False
 
     @property
     def takers(self) -> int:
         """Workers of one replica that take its groups from a data server."""
-        return 1 if self.run is not None and self.run.together else self.partitions
+        return 1 if self.together else self.partitions
 
     @property
     def ledger_leaders(self) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ from adam_async.model.network import Network
 from adam_async.model.partition.plan import Layout, PartitionPlan, planned_cuts
 from adam_async.model.partition.planner import layers_plan, vertical_plan
 from adam_async.model.partition.prediction import LayerTimes
-from adam_async.run.cluster_map import RunRecord
 from adam_async.run.config import Config
 from adam_async.run.shard_table import SHARD_BYTES, ShardTable, shard_table
 from adam_async.run.step_model import RunModel, StepModel
@@ -81,8 +80,3 @@ def table_of(
 ) -> ShardTable:
     """Return the shards of a model: a function of its parameters, `shard_bytes` and its partition plan."""
     return shard_table(arrays_of(network, plan), shard_bytes=shard_bytes)
-
-
-def run_table(run: RunRecord, network: RunModel) -> ShardTable:
-    """Return the shards of a run's model."""
-    return table_of(network, shard_bytes=int(run.config["shard_bytes"]), plan=run.plan)

@@ -178,11 +178,21 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
 _FIXED = StoreRecord.__struct_fields__[: StoreRecord.__struct_fields__.index("phase")]
 
 
+def served_word(store: StoreRecord) -> str:
+    """Return the text by which a server reports that it holds a store, in one placement of its buckets.
+
+    A store that is deleted and created again under the same id has another placement, without values.
+    """
+    return f"{store.id}/{store.generation}"
+
+
 class ArraysPiece(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of the JSON text of a store's list of arrays."""
 
     store: str
     """Id of the store."""
+    creator: str = ""
+    """Node that creates it, as in the record."""
     text: bytes
     changed: int = 0
 
@@ -206,7 +216,7 @@ def is_store_name(name: str) -> bool:
     return name.isprintable() and "/" not in name and 0 < len(name.encode()) <= MOST_STORE_NAME
 
 
-def cut_arrays(store: str, arrays: Iterable[ArrayRecord]) -> list[ArraysPiece]:
+def cut_arrays(store: str, arrays: Iterable[ArrayRecord], *, creator: str = "") -> list[ArraysPiece]:
     """Cut the list of a store's arrays into pieces, at least one.
 
     Raises:
@@ -220,7 +230,7 @@ def cut_arrays(store: str, arrays: Iterable[ArrayRecord]) -> list[ArraysPiece]:
             "use shorter names, or several stores"
         )
     return [
-        ArraysPiece(store=store, text=text[start : start + STORE_PIECE_BYTES])
+        ArraysPiece(store=store, creator=creator, text=text[start : start + STORE_PIECE_BYTES])
         for start in range(0, len(text), STORE_PIECE_BYTES)
     ]
 
@@ -233,7 +243,12 @@ def joined_arrays(store: StoreRecord, pieces: Sequence[ArraysPiece | None]) -> t
     """
     if len(pieces) != store.pieces or not 1 <= store.pieces <= STORE_PIECES:
         raise ConfigError(f"a store has 1 to {STORE_PIECES} pieces of arrays, not {store.pieces}")
-    texts = [piece.text for piece in pieces if piece is not None and piece.store == store.id]
+    texts = [
+        piece.text
+        for piece in pieces
+        # Logs of earlier releases have pieces without a creator.
+        if piece is not None and piece.store == store.id and piece.creator in ("", store.creator)
+    ]
     if len(texts) != store.pieces:
         raise ConfigError(f"store {store.id} lacks {store.pieces - len(texts)} pieces: create it again")
     try:

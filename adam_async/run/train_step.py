@@ -268,12 +268,12 @@ class StepSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Number of classes of the labels."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the step as the `spec` of a `RunRecord`."""
+        """Return the step as the `spec` of a `TrainingProgram`."""
         return {"step": msgspec.to_builtins(self)}
 
     @classmethod
     def from_dict(cls, spec: Mapping[str, Any]) -> Self | None:
-        """Read the `spec` of a `RunRecord`; None for that of a network.
+        """Read the `spec` of a `TrainingProgram`; None for that of a network.
 
         Raises:
             ConfigError: A field is missing or out of bounds.

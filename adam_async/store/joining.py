@@ -23,7 +23,7 @@ from adam_async.parameter_server.client import SessionIdentity
 from adam_async.run.arrays import ArraySpec
 from adam_async.run.cluster_map import ClusterMap, replica_generation
 from adam_async.run.shard_table import ShardSpec, shard_table
-from adam_async.run.store_record import ArrayRecord, StoreRecord, joined_arrays
+from adam_async.run.store_record import ArrayRecord, StoreRecord, joined_arrays, served_word
 from adam_async.runtime.channel import Endpoint
 from adam_async.store.arrays import InitialArrays, counted, flat_values
 from adam_async.store.rules import rule_text
@@ -336,7 +336,7 @@ def _state_of(store: StoreRecord, cluster: ClusterMap) -> str:
             f"it needs {counted(max(store.servers, store.copies), 'server')}, and {servers} are live; "
             "start one with adam-async ps"
         )
-    serving = sum(store.id in cluster.nodes[name].serves for name in set(store.buckets))
+    serving = sum(served_word(store) in cluster.nodes[name].serves for name in set(store.buckets))
     return f"{serving} of {len(set(store.buckets))} servers have all values that {store.creator} loads"
 
 

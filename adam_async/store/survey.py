@@ -105,7 +105,7 @@ async def join(network: Network, controllers: str, role: str, waits: Waits) -> A
 
     Args:
         controllers: Addresses of controllers, joined by commas.
-        role: ``reader``, or ``client`` to delete a store.
+        role: ``reader``; to delete stores ``client``, or ``driver`` for those of others.
 
     Raises:
         RoleUnreachable: No controller answered within `start_s`.
@@ -126,9 +126,11 @@ async def join(network: Network, controllers: str, role: str, waits: Waits) -> A
         running = group.create_task(membership.run(), name=f"{identity.node}/membership")
         what = "the controllers to accept this member"
         await membership.wait_for(lambda _: membership.joined, what, waits.start_s + waits.call_s)
-        yield Survey(network, identity, membership, waits)
-        await membership.leave()
-        running.cancel()
+        try:
+            yield Survey(network, identity, membership, waits)
+        finally:
+            await membership.leave()
+            running.cancel()
 
 
 class Survey:

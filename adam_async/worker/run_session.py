@@ -17,7 +17,6 @@ from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
-import msgspec
 from numpy.typing import NDArray
 
 from adam_async.data_server.client import DataClient, WorkerSlot
@@ -33,13 +32,14 @@ from adam_async.model.partition.plan import PartitionPlan
 from adam_async.model.spec import ModelSpec
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity
 from adam_async.parameter_server.storage import ShardStorage
-from adam_async.run.cluster_map import ClusterMap, RunRecord
-from adam_async.run.config import Config, Waits, default_in_flight, replica_in_flight
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.config import Waits, default_in_flight, replica_in_flight
 from adam_async.run.group_limits import GroupLimits
-from adam_async.run.partition import run_table
+from adam_async.run.partition import table_of
 from adam_async.run.shard_table import ShardTable, holders, part_table
 from adam_async.run.step_model import RunModel, StepModel
 from adam_async.run.train_step import StepSpec, TrainStep
+from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.machine import pinned_cpus, usable_cores
 from adam_async.runtime.timeline import Timeline
@@ -99,6 +99,8 @@ class SessionSetup:
     endpoint: Endpoint
     cluster: ClusterMap
     """The map when the session begins; it has a run."""
+    program: TrainingProgram
+    """The run's blob."""
     replica: int
     part: int
     """Place of the worker among those of its replica."""
@@ -135,15 +137,15 @@ class RunSession:
 
     def __init__(self, setup: SessionSetup) -> None:
         self._setup, self._cluster = setup, setup.cluster
-        run = self._run = self._run_record()
-        config = self._config = msgspec.convert(run.config, Config)
-        self._threads = setup.compute.threads * (self._cluster.partitions if run.together else 1)
+        program = self._program = setup.program
+        config = self._config = program.config
+        self._threads = setup.compute.threads * (self._cluster.partitions // self._cluster.takers)
         self._model = self._new_model()
         self._share = self._new_share()
         self._kernels = self._new_kernels()
         self._limits = self._new_limits()
         self._push_identity = SessionIdentity(
-            store=run.id,
+            store=self._run_id,
             session=setup.session,
             incarnation=self._replica_generation,
             replica=setup.replica,
@@ -166,18 +168,19 @@ class RunSession:
 
     # --- construction ------------------------------------------------------------------------
 
-    def _run_record(self) -> RunRecord:
-        run = self._setup.cluster.run
+    @property
+    def _run_id(self) -> str:
+        run = self._cluster.run
         assert run is not None
-        return run
+        return run.id
 
     def _new_model(self) -> RunModel:
         setup, config = self._setup, self._config
-        step = StepSpec.from_dict(self._run.spec)
+        step = StepSpec.from_dict(self._program.spec)
         if step is not None:
             assert setup.step is not None, "the worker has the step of its run"
             return StepModel(setup.step, step, keep_going=config.keep_going)
-        spec = ModelSpec.from_dict(self._run.spec)
+        spec = ModelSpec.from_dict(self._program.spec)
         return Network(spec, dtype=config.dtype, kernels=config.kernels, layers=setup.layers)
 
     @property
@@ -196,11 +199,11 @@ class RunSession:
         return None if self._share.partition is None else self._share.partition.image_rows
 
     def _new_share(self) -> _Share:
-        table = run_table(self._run, self._model)
-        if self._run.plan is None:
+        table = table_of(self._model, shard_bytes=self._config.shard_bytes, plan=self._program.plan)
+        if self._program.plan is None:
             return _Share(table)
-        plan = PartitionPlan.from_dict(self._run.plan)
-        if self._run.together:
+        plan = PartitionPlan.from_dict(self._program.plan)
+        if self._cluster.together:
             return _Share(table, joint=JointNetwork(self._network, plan))
         partition = Partition(self._network, plan, self._setup.part)
         return _Share(part_table(table, partition.network.parameters), partition=partition)
@@ -209,7 +212,7 @@ class RunSession:
         if isinstance(self._model, StepModel):
             return None
         # In these runs bits must not depend on the moment at which compiled kernels are ready.
-        waits = self._run.plan is not None or self._config.synchronous or self._config.record
+        waits = self._program.plan is not None or self._config.synchronous or self._config.record
         return KernelChange(self._model, self._share.joint or self._model, waits=waits, cores=usable_cores())
 
     def _new_limits(self) -> GroupLimits:
@@ -260,7 +263,7 @@ class RunSession:
             return None
         self._ports = {crossing.number: f"in-{crossing.number}" for crossing in partition.incoming}
         greet = Greet(
-            run=self._run.id,
+            run=self._run_id,
             replica=setup.replica,
             replica_generation=self._replica_generation,
             partition=partition.worker,
@@ -280,7 +283,7 @@ class RunSession:
 
     def _new_data_client(self) -> DataClient:
         setup = self._setup
-        slot = WorkerSlot(self._run.id, setup.replica, self._replica_generation, setup.part)
+        slot = WorkerSlot(self._run_id, setup.replica, self._replica_generation, setup.part)
         return DataClient(
             setup.endpoint,
             slot,
@@ -367,7 +370,7 @@ class RunSession:
                     in_flight=self._in_flight,
                     contexts=await self._new_contexts(self._pool),
                     on_room=self._fill,
-                    trace=None if timeline is None else partial(timeline.fired, node, self._run.id),
+                    trace=None if timeline is None else partial(timeline.fired, node, self._run_id),
                     settings=EngineSettings(
                         early_limit=self._early_limit, wait_timeout_s=self._setup.waits.patience_s
                     ),
@@ -398,7 +401,7 @@ class RunSession:
         After a warm start, or if other workers of a replica were ready later, other replicas have pushed
         since the first pull.
         """
-        late = self._config.warm_start > 0 or (self._cluster.partitions > 1 and not self._run.together)
+        late = self._config.warm_start > 0 or (self._cluster.partitions > 1 and not self._cluster.together)
         return self._setup.storage is None and self._config.slack is None and late
 
     def _new_pool(self) -> ComputePool:
@@ -501,7 +504,7 @@ class RunSession:
             engine.admit_nowait(tag)
             engine.deliver("group", tag, group if gate is None else gate.admit(group))
             if timeline is not None:
-                timeline.delivered(self._setup.endpoint.identity.node, self._run.id, tag, begin)
+                timeline.delivered(self._setup.endpoint.identity.node, self._run_id, tag, begin)
         self._filling = False
 
     def _flush(self) -> None:
@@ -517,10 +520,10 @@ class RunSession:
     def _finished(self, timeline: Timeline, report: Finished) -> None:
         begin = timeline.clock()
         self._data.finished(report)
-        timeline.reported(self._setup.endpoint.identity.node, self._run.id, report, begin)
+        timeline.reported(self._setup.endpoint.identity.node, self._run_id, report, begin)
 
     def _stepped(self, timeline: Timeline, clock: int, leases: Sequence[Lease]) -> None:
-        timeline.stepped(self._setup.endpoint.identity.node, self._run.id, self._setup.session, clock, leases)
+        timeline.stepped(self._setup.endpoint.identity.node, self._run_id, self._setup.session, clock, leases)
 
     def _section_done(self, section: int, tag: Tag, trained: Trained | None) -> None:
         assert self._engine is not None
@@ -537,7 +540,7 @@ class RunSession:
 
     def record(self, run: str) -> bytes | bytearray:
         """The log for a replay of a run; empty for another run or without recording. It grows in the run."""
-        return self._mode.record if run == self._run.id else b""
+        return self._mode.record if run == self._run_id else b""
 
     def statistics(self) -> WorkerStatistics:
         """Counts of this run on this worker."""

@@ -14,9 +14,11 @@ from adam_async.messages import Body, GetRecord, Greet, RecordPart, pack, part_r
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.parameter_server.storage import ShardStorage, StoragePool
-from adam_async.run.cluster_map import ClusterMap, RunRecord, failed_word, ready_word
+from adam_async.run.cluster_map import ClusterMap, failed_word, ready_word
+from adam_async.run.program_record import ProgramRecord
 from adam_async.run.step_model import StepModel
 from adam_async.run.train_step import StepSpec, TrainStep
+from adam_async.run.training_program import TrainingProgram, read_training
 from adam_async.run.user_code import StepSource
 from adam_async.runtime.clock import LoopLag
 from adam_async.worker.run_session import ComputeSettings, RunSession, SessionSetup
@@ -91,19 +93,21 @@ class ModelWorker(Role):
                 or not _primaries_ready(cluster)
             ):
                 continue
-            in_place = run.config["weights"] == "aliased"
+            try:
+                program = read_training(run)
+                step = self._step_of(program)
+            except AdamError as error:  # the worker stays for the runs that it may train
+                done = (run.id, replica_generation)
+                logger.warning("%s refuses run %s: %s", self._identity.node, run.id, error)
+                await self._report_failed(run, error)
+                continue
+            in_place = program.config.weights == "aliased"
             storage = self._storage(run) if in_place else None
             if in_place and storage is None:
                 continue  # its servers have left this run for a newer one, which a later map brings
             done = (run.id, replica_generation)
             try:
-                step = self._step_of(run)
-            except AdamError as error:  # the worker stays for the runs that it may train
-                logger.warning("%s refuses run %s: %s", self._identity.node, run.id, error)
-                await self._report_failed(run, error)
-                continue
-            try:
-                await self._train(cluster, node.replica, storage, step)
+                await self._train(cluster, program, node.replica, storage, step)
             except ExceptionGroup as errors:
                 failure = first_cause(errors).__cause__  # of the node of the graph that ran the step
                 if not isinstance(failure, StepFailed):
@@ -111,28 +115,33 @@ class ModelWorker(Role):
                 await self._report_failed(run, failure)
                 raise failure from failure.__cause__
 
-    def _step_of(self, run: RunRecord) -> TrainStep | None:
+    def _step_of(self, program: TrainingProgram) -> TrainStep | None:
         """Make the step of a run; None for a run that trains a network.
 
         Raises:
             ConfigError: The worker may not import it, or cannot make it.
             StepFailed: Its `arrays` raised.
         """
-        spec = StepSpec.from_dict(run.spec)
+        spec = StepSpec.from_dict(program.spec)
         if spec is None:
             return None
         step = self._steps.step_for(spec)
         StepModel(step, spec)  # checks it before anything depends on it
         return step
 
-    async def _report_failed(self, run: RunRecord, error: AdamError) -> None:
+    async def _report_failed(self, run: ProgramRecord, error: AdamError) -> None:
         """Report in the cluster map that this worker cannot train a run."""
         with suppress(TimeoutError, DeadlineExceeded):
             async with asyncio.timeout(self._waits.call_s):
                 await self._membership.set_node(failed=failed_word(run.id, str(error)))
 
     async def _train(
-        self, cluster: ClusterMap, replica: int, storage: ShardStorage | None, step: TrainStep | None
+        self,
+        cluster: ClusterMap,
+        program: TrainingProgram,
+        replica: int,
+        storage: ShardStorage | None,
+        step: TrainStep | None,
     ) -> None:
         """Train one run until it ends, or until the replica begins another generation."""
         run = cluster.run
@@ -140,13 +149,14 @@ class ModelWorker(Role):
         replica_generation = cluster.replica_generation(replica)
         word = ready_word(run.id, replica_generation)
         place = cluster.nodes[self._identity.node].partition
-        if run.together and place > 0:  # the first worker of the replica trains all parts
+        if cluster.together and place > 0:  # the first worker of the replica trains all parts
             await self._membership.set_node(ready=word)
             await self._follow_map(run.id, replica, replica_generation)
             return
         setup = SessionSetup(
             endpoint=self._endpoint,
             cluster=cluster,
+            program=program,
             replica=replica,
             part=place,
             session=int.from_bytes(self._entropy(7), "little"),
@@ -217,7 +227,7 @@ class ModelWorker(Role):
 
         reply_when_room(request, nbytes, part)
 
-    def _storage(self, run: RunRecord) -> ShardStorage | None:
+    def _storage(self, run: ProgramRecord) -> ShardStorage | None:
         """The servers' memory, for a run in place; None if they have already left the run.
 
         Raises:

@@ -7,11 +7,13 @@ import msgspec
 
 from adam_async.controller.state import Changed, Command, CompareAndSet, ControllerState, Event, NodeLost
 from adam_async.driver.preparation import store_of
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.model.named import mlp
-from adam_async.run.cluster_map import ClusterMap, NodeRecord, ResumeRecord, RunRecord, ready_word
+from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word
 from adam_async.run.config import Config
-from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord, cut_arrays
+from adam_async.run.program_record import ProgramRecord
+from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord, cut_arrays, served_word
+from adam_async.run.training_program import ResumeRecord, TrainingProgram, read_training
 
 SPEC = mlp((16, 8, 4), input_shape=(1, 4, 4)).to_dict()
 
@@ -32,14 +34,14 @@ def run_record(
     *,
     phase: Any = "preparing",
     epoch: int = 0,
+    driver: str = "driver",
     resumed: ResumeRecord | None = None,
     **options: Any,
-) -> RunRecord:
+) -> ProgramRecord:
     """Return the record of a run with these options."""
-    config = msgspec.to_builtins(Config(**{"images_per_group": 10, "epochs": 2, **options}))
-    return RunRecord(
-        id=id, driver="driver", config=config, spec=SPEC, phase=phase, epoch=epoch, resumed=resumed
-    )
+    config = Config(**{"images_per_group": 10, "epochs": 2, **options})
+    record = TrainingProgram(config=config, spec=SPEC, resumed=resumed).record(id, driver)
+    return msgspec.structs.replace(record, phase=phase, epoch=epoch)
 
 
 def store_record(id: str = "store-1", listed: Sequence[ArrayRecord] = (), **fields: Any) -> StoreRecord:
@@ -66,7 +68,7 @@ class Cluster:
     """A controller's state; each command checks the invariants."""
 
     def __init__(self) -> None:
-        self.state = ControllerState(rules=TrainingRules())
+        self.state = ControllerState(PROGRAM_KINDS)
 
     @property
     def map(self) -> ClusterMap:
@@ -83,50 +85,35 @@ class Cluster:
 
     def set(self, key: str, value: Any, expected: int | None = None) -> list[Event]:
         """Set a key, by default at its present version."""
-        version = self._version(key) if expected is None else expected
+        version = self.map.version_of(key) if expected is None else expected
         return self.apply(CompareAndSet(key=key, expected=version, value=msgspec.to_builtins(value)))
-
-    def _version(self, key: str) -> int:
-        kind, _, name = key.partition("/")
-        if kind == "stores" and "/" in name:
-            old: Any = self.map.arrays.get(key)
-        elif kind == "bundles":
-            old = self.map.bundles.get(key)
-        elif name:
-            tables: dict[str, Any] = {
-                "nodes": self.map.nodes,
-                "stores": self.map.stores,
-                "run": self.map.pieces,
-            }
-            old = tables.get(kind, {}).get(key if kind == "run" else name)
-        else:
-            old = getattr(self.map, "ledger_record" if kind == "lending" else kind, None)
-        return old.changed if old is not None else 0
 
     def join(self, *names: str, incarnation: int = 1, **fields: Any) -> None:
         """Let nodes join; the text before the first hyphen is the role."""
         for name in names:
             self.set(f"nodes/{name}", node(name.partition("-")[0], incarnation, **fields))
 
-    def submit(self, record: RunRecord) -> list[Event]:
-        """Submit a run, and then its store, as a driver does; returns the events of the run."""
-        events = self.set("run", record)
-        config = msgspec.convert(record.config, Config)
-        arrays = tuple(ArrayRecord(name, shape, config.dtype) for name, shape in SHAPES.items())
-        self.create(record.id, store_of(record, config, arrays), arrays)
+    def submit(self, record: ProgramRecord, *, blob: bytes | None = None) -> list[Event]:
+        """Submit a run, perhaps with another blob, and then its store; returns the events of the run."""
+        sent = record if blob is None else msgspec.structs.replace(record, blob=blob)
+        events = self.set("run", sent)
+        program = read_training(record)
+        arrays = tuple(ArrayRecord(name, shape, program.config.dtype) for name, shape in SHAPES.items())
+        self.create(record.id, store_of(record, program, arrays), arrays)
         return events
 
     def create(self, name: str, record: StoreRecord, arrays: Sequence[ArrayRecord] = ARRAYS) -> list[Event]:
         """Create a store; returns the events of its record."""
-        pieces = cut_arrays(record.id, arrays)
+        pieces = cut_arrays(record.id, arrays, creator=record.creator)
         for number, piece in enumerate(pieces):
             self.set(f"stores/{name}/{number}", piece)
         return self.set(f"stores/{name}", msgspec.structs.replace(record, pieces=len(pieces)))
 
     def serve(self, name: str, id: str) -> None:
         """Let a server report that it holds a store."""
-        record = self.map.nodes[name]
-        serves = (*(each for each in record.serves if each != id), id)
+        record, store = self.map.nodes[name], self.map.store(id)
+        word = served_word(store) if store is not None else id
+        serves = (*(each for each in record.serves if each != word), word)
         self.set(f"nodes/{name}", msgspec.structs.replace(record, serves=serves))
 
     def open(self, name: str, record: StoreRecord, arrays: Sequence[ArrayRecord] = ARRAYS) -> StoreRecord:

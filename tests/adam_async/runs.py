@@ -18,7 +18,8 @@ from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.driver.preparation import store_of
 from adam_async.driver.starting_values import fill_from, first_states
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.submission import submit
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import first_cause
 from adam_async.messages import role_table
 from adam_async.model.layer import Layer, Slots, Weights
@@ -28,10 +29,11 @@ from adam_async.model.network import Network as NeuralNetwork
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity, StepPush
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
+from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Config, Waits
 from adam_async.run.partition import arrays_of, table_of
 from adam_async.run.result import RunResult
+from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from adam_async.worker.puller import Puller
@@ -234,7 +236,7 @@ class Servers:
                     identity=self.identity("controller"),
                     waits=self.waits,
                 ),
-                rules=TrainingRules(),
+                kinds=PROGRAM_KINDS,
             )
         )
         for number in range(self.config.servers):
@@ -261,11 +263,11 @@ class Servers:
         )
         self.tasks.append(self._group.create_task(member.run(), name="driver"))
         await member.wait_for(lambda m: "driver-0" in m.nodes, "the driver to join", 30.0)
-        config = msgspec.to_builtins(self.config)
-        run = RunRecord(id="run", driver="driver-0", config=config, spec=self.spec.to_dict())
-        await member.submit_run(run)
+        program = TrainingProgram(config=self.config, spec=self.spec.to_dict())
+        run = program.record("run", "driver-0")
+        await submit(member, run)
         arrays = arrays_of(self.model, None)
-        await member.create_store(run.id, store_of(run, self.config, arrays), arrays)
+        await member.create_store(run.id, store_of(run, program, arrays), arrays)
         placed = await member.wait_for(lambda m: bool(m.buckets), "the shards to be placed", 30.0)
         await self._load(placed, member, driver)
         self.map = await member.wait_for(

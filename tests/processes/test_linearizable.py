@@ -17,10 +17,10 @@ import uvloop
 
 from adam_async.cluster.networks import cluster_network
 from adam_async.controller.map_client import MapClient
-from adam_async.controller.map_history import changed
 from adam_async.errors import DeadlineExceeded, RoleUnreachable
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
+from adam_async.run.map_changes import changed
 from adam_async.runtime.clock import fine_clock, system_entropy
 from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.linearizability import (

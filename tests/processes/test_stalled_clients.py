@@ -20,7 +20,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -29,14 +28,16 @@ from adam_async.controller.client import Membership
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.client import DataClient, WorkerSlot
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.submission import submit
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import Finished, Groups, LeaseGroups, pack, role_table, unpack
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.run.cluster_map import NodeRecord, RunRecord, ready_word
+from adam_async.run.cluster_map import NodeRecord, ready_word
 from adam_async.run.config import Config
 from adam_async.run.group_limits import GroupLimits
 from adam_async.run.learning_rate import decide
 from adam_async.run.model_selection import choose_model
+from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
@@ -113,7 +114,7 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
                 RoleSettings(
                     network=network, address=LOOPBACK, identity=identity_of("controller"), waits=waits
                 ),
-                rules=TrainingRules(),
+                kinds=PROGRAM_KINDS,
             )
         )
         reach: dict[str, Any] = {"network": network, "controller": controller.address, "waits": waits}
@@ -142,9 +143,8 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
         data = cluster.nodes["data-0"]
         rss_before = own_bytes(server.pid)
         spec = choose_model("auto", data.info)
-        built = msgspec.to_builtins(decide(config, workers))
-        run = RunRecord(id=RUN, driver=identity_of("driver").node, config=built, spec=spec.to_dict())
-        await driver.submit_run(run)
+        program = TrainingProgram(config=decide(config, workers), spec=spec.to_dict())
+        await submit(driver, program.record(RUN, identity_of("driver").node))
         replicas = range(workers)
         cluster = await driver.wait_for(
             lambda m: all(map(m.replica_generation, replicas)), "the places of all workers", 10

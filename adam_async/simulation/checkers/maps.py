@@ -6,10 +6,10 @@ store has one id for its life, its phases go forward, and a removed one never re
 of a node is never live again.
 """
 
-from adam_async.controller.map_history import changed
 from adam_async.controller.replicated_state import ReplicatedState
 from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
+from adam_async.run.map_changes import changed
 from adam_async.run.store_record import StoreRecord
 from adam_async.simulation.scenario import Violation
 

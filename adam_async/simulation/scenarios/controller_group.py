@@ -14,7 +14,7 @@ from adam_async.controller.permissions import Attempt, Refusal
 from adam_async.controller.replicated_state import MAX_SESSIONS, ReplicatedState
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import ConfigError
 from adam_async.messages import role_table
 from adam_async.run.cluster_map import ClusterMap
@@ -147,7 +147,7 @@ class ControllerGroup:
                 snapshot_entries=self._snapshot_entries,
                 observe=observe,
             ),
-            rules=TrainingRules(),
+            kinds=PROGRAM_KINDS,
             permits=permit_all,
             peers=self.addresses,
             most_sessions=self._sessions,

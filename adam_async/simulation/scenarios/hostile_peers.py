@@ -36,7 +36,8 @@ from adam_async.messages import (
     unpack,
 )
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.run.cluster_map import ClusterMap, LedgerRecord, NodeRecord, RunRecord
+from adam_async.run.cluster_map import ClusterMap, LedgerRecord, NodeRecord
+from adam_async.run.program_record import ProgramRecord
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.faults import Strike, check_noticed, is_running
 from adam_async.simulation.nodes import Node, World
@@ -409,10 +410,10 @@ class _Peer:
                 link.abort()
         return self._sent > 0
 
-    def _stolen(self, cluster: ClusterMap) -> list[tuple[str, NodeRecord | RunRecord | LedgerRecord]]:
+    def _stolen(self, cluster: ClusterMap) -> list[tuple[str, NodeRecord | ProgramRecord | LedgerRecord]]:
         """Records that this role may not set, its own of another role first, with the values to try."""
         change = msgspec.structs.replace
-        found: list[tuple[str, NodeRecord | RunRecord | LedgerRecord]] = [
+        found: list[tuple[str, NodeRecord | ProgramRecord | LedgerRecord]] = [
             (f"nodes/{name}", change(record, failed="stolen"))
             for name, record in cluster.nodes.items()
             if name != self._node.name

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from adam_async.controller.map_client import MapClient, MapUpdate, version_of
-from adam_async.controller.map_history import changed
+from adam_async.controller.map_client import MapClient, MapUpdate
 from adam_async.errors import DeadlineExceeded, RoleDied
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
+from adam_async.run.map_changes import changed
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.runtime.traffic import Traffic
 from adam_async.simulation import linearizability as lin
@@ -104,7 +104,7 @@ class MapClientUser:
 
     async def _set(self, client: MapClient, state: "_State", key: str) -> None:
         operations, dice = self.group.histories.operations, state.dice
-        expected = version_of(state.map, key)
+        expected = state.map.version_of(key)
         if dice.chance(0.1):
             expected = dice.below(expected + 1)
         self.ledger.counts["values"] += 1

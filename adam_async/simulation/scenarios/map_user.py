@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from adam_async.controller.map_history import Change, changed
 from adam_async.messages import (
     NOT_LEADER,
     SESSION_OVER,
@@ -34,6 +33,8 @@ from adam_async.messages.bounds import MOST_MAP_TEXT_BYTES
 from adam_async.model.named import mlp
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word
 from adam_async.run.config import Config
+from adam_async.run.map_changes import Change, changed
+from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation import linearizability as lin
 from adam_async.simulation.checkers.histories import check_kept
@@ -64,11 +65,11 @@ WATCH_S = 4.0
 RETRY = RetrySchedule(first_s=0.1, longest_s=0.5)
 
 
-RUN = {
-    "config": msgspec.to_builtins(Config(images_per_group=10, servers=1, replicas=1)),
-    "spec": mlp((4, 2), input_shape=(1, 2, 2)).to_dict(),
-}
-"""Fields that all runs have in common."""
+RUN = TrainingProgram(
+    config=Config(images_per_group=10, servers=1, replicas=1),
+    spec=mlp((4, 2), input_shape=(1, 2, 2)).to_dict(),
+)
+"""The program of all runs."""
 
 
 class SessionOver(Exception):
@@ -154,7 +155,7 @@ class User:
 
     async def _submit(self, state: "_State") -> bool:
         old = state.map.run
-        value = {**RUN, "id": f"run-{state.map.version}", "driver": self.name}
+        value = RUN.record(f"run-{state.map.version}", self.name)
         answer = await state.set("run", old.changed if old is not None else 0, value)
         self.ledger.counts["runs"] += answer is not None and answer.done
         return answer is not None
@@ -220,7 +221,7 @@ class _State:
         self.map = self._show(reply, self.map, "asks")
         return True
 
-    async def set(self, key: str, expected: int, value: dict[str, Any]) -> MapState | MapChanges | None:
+    async def set(self, key: str, expected: int, value: Any) -> MapState | MapChanges | None:
         """Set a key; None if the outcome is unknown."""
         begun = self._now()
         while not self._session:

@@ -17,7 +17,7 @@ from adam_async.controller.client import Membership
 from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
 from adam_async.messages import role_table
 from adam_async.run.cluster_map import NodeRecord
@@ -140,7 +140,7 @@ class _Run:
         controller = Controller(
             RoleSettings(network=self._network(node), address=ADDRESS, identity=identity, waits=WAITS),
             ConsensusSetup(entropy=node.entropy),
-            rules=TrainingRules(),
+            kinds=PROGRAM_KINDS,
             permits=permit_all,
         )
         async with controller:

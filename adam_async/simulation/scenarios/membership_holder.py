@@ -13,8 +13,9 @@ import msgspec
 
 from adam_async.controller.client import Membership
 from adam_async.controller.map_client import MapClient
+from adam_async.driver.submission import submit, update_program
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
-from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
+from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Waits
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.runtime.traffic import Traffic
@@ -154,13 +155,13 @@ class Member:
         """Submit a run for which no role becomes ready, or end it; it has no epoch and no ledger."""
         run = membership.map.run
         if run is None or run.phase in ("failed", "finished"):
-            record = RunRecord(id=f"{self.name}-{dice.below(1 << 20)}", driver=self.name, **RUN)
+            record = RUN.record(f"{self.name}-{dice.below(1 << 20)}", self.name)
             with contextlib.suppress(RunFailed):  # the other member was first
-                await membership.submit_run(record)
+                await submit(membership, record)
             return
-        await membership.update_run(lambda newest: msgspec.structs.replace(newest, phase="finished"))
-        await membership.update_epoch(lambda newest: newest)
-        await membership.update_ledger_record(lambda newest: newest)
+        await update_program(membership, lambda newest: msgspec.structs.replace(newest, phase="finished"))
+        await membership.update("epoch", lambda newest: newest.epoch)
+        await membership.update("lending", lambda newest: newest.ledger_record)
 
     def check_kept(self, cluster: ClusterMap) -> None:
         """Check that a map has its acknowledged writes. Raises Violation."""

@@ -21,14 +21,16 @@ from adam_async.data_server.client import DataClient, ImageGroup, WorkerSlot
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.service import DataServer
 from adam_async.driver.preparation import store_of
+from adam_async.driver.submission import submit, update_program
 from adam_async.errors import AdamError, DeadlineExceeded
 from adam_async.messages import Body, Finished, LeaseGroups, pack
 from adam_async.model.named import mlp
-from adam_async.run.cluster_map import ClusterMap, NodeRecord, ResumeRecord, RunRecord, ready_word
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, NodeRecord, ready_word
 from adam_async.run.config import Config, Waits
 from adam_async.run.group_limits import GroupLimits
-from adam_async.run.option_sources import make_config
-from adam_async.run.store_record import ArrayRecord
+from adam_async.run.program_record import ProgramRecord
+from adam_async.run.store_record import ArrayRecord, served_word
+from adam_async.run.training_program import ResumeRecord, TrainingProgram, read_training
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.machine import ProcessMemory
 from adam_async.runtime.random_streams import RandomStream
@@ -86,7 +88,7 @@ def images() -> Dataset:
     return make_dataset(name="pixels", source="numbers", train=(pixels, labels), test=some, origins=names)
 
 
-def draw_run(dice: RandomStream, number: int) -> RunRecord:
+def draw_run(dice: RandomStream) -> TrainingProgram:
     """Draw the options of a run."""
     plain = Config(images_per_group=GROUP, servers=1, replicas=1, epochs=RUN_EPOCHS)
     options = {**dice.choose(RUN_KINDS), **dice.choose(RUN_EXTRAS), "partitions": 1 + dice.chance(0.4)}
@@ -95,13 +97,7 @@ def draw_run(dice: RandomStream, number: int) -> RunRecord:
     if dice.chance(0.3):
         done = GROUP * sum(stop - start for start, stop in TAKEN_UP)
         resumed = ResumeRecord(epoch=1, finished=TAKEN_UP, clock=8, images=done, loss=1.0, train_s=1.0)
-    return RunRecord(
-        id=f"run-{number}",
-        driver=DRIVER,
-        config=msgspec.to_builtins(config),
-        spec=SPEC,
-        resumed=resumed,
-    )
+    return TrainingProgram(config=config, spec=SPEC, resumed=resumed)
 
 
 class ShortRuns:
@@ -165,26 +161,27 @@ class ShortRuns:
                     if run is None or run.over:
                         self._ledger.counts["runs failed"] += run is not None and run.phase == "failed"
                         runs += 1
-                        run = draw_run(self._world.dice.fork(f"run-{runs}"), runs)
-                        await membership.submit_run(run)
+                        program = draw_run(self._world.dice.fork(f"run-{runs}"))
+                        run = program.record(f"run-{runs}", DRIVER)
+                        await submit(membership, run)
                         await self._create_store(membership, run)
                     elif cluster.run_store is None:
                         await self._create_store(membership, run)  # the controller was frozen before
-                    elif run.id not in cluster.nodes[node.name].serves:
-                        await membership.set_node(serves=(run.id,))
+                    elif served_word(cluster.run_store) not in cluster.nodes[node.name].serves:
+                        await membership.set_node(serves=(served_word(cluster.run_store),))
                     elif run.phase == "between":
                         self._end_epoch(run, cluster.results[-1])
-                        await membership.update_run(_next_epoch)
+                        await update_program(membership, _next_epoch)
                     elif cluster.epoch is not None and cluster.epoch.paused:
                         self._ledger.counts["pauses"] += 1
-                        await membership.update_epoch(lambda epoch: msgspec.structs.replace(epoch, paused=0))
+                        await membership.update("epoch", _end_of_pause)
 
-    async def _create_store(self, membership: Membership, run: RunRecord) -> None:
+    async def _create_store(self, membership: Membership, run: ProgramRecord) -> None:
         """Create the store of a run; this machine serves it without values."""
         arrays = (ArrayRecord("w", (4,)),)
-        await membership.create_store(run.id, store_of(run, make_config(run.config), arrays), arrays)
+        await membership.create_store(run.id, store_of(run, read_training(run), arrays), arrays)
 
-    def _end_epoch(self, run: RunRecord, result: Mapping[str, Any]) -> None:
+    def _end_epoch(self, run: ProgramRecord, result: Mapping[str, Any]) -> None:
         """Check that a finished epoch counted every image once, and count its trained groups."""
         if (run.id, run.epoch) in self.ended:
             return  # checked before, but the start of the next epoch failed
@@ -192,7 +189,7 @@ class ShortRuns:
         self._ledger.counts["epochs cut short"] += result["skipped"] > 0
         if result["images"] + result["skipped"] != IMAGES:
             raise Violation("every image once", f"an epoch of {IMAGES} images counted {result}")
-        resumed = run.resumed
+        resumed = read_training(run).resumed
         before = resumed.images if resumed is not None and resumed.epoch == run.epoch else 0
         self._ledger.operations += (result["images"] - before) // GROUP
         for name, server in self.ledger_leaders.items():
@@ -311,7 +308,11 @@ def _slot(cluster: ClusterMap, membership: Membership) -> WorkerSlot | None:
     return WorkerSlot(run.id, record.replica, replica_generation, record.partition)
 
 
-def _next_epoch(run: RunRecord) -> RunRecord | None:
+def _end_of_pause(cluster: ClusterMap) -> EpochRecord | None:
+    return msgspec.structs.replace(cluster.epoch, paused=0) if cluster.epoch is not None else None
+
+
+def _next_epoch(run: ProgramRecord) -> ProgramRecord | None:
     if run.phase != "between":
         return None
     over: dict[str, Any] = {"phase": "finished"}

@@ -27,7 +27,7 @@ from adam_async.data_server.sources.datasets import DIGITS_FILE
 from adam_async.data_server.sources.npz import parse_npz
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import AdamError, first_cause
 from adam_async.messages import role_table
 from adam_async.parameter_server.service import ParameterServer
@@ -174,7 +174,7 @@ class TrainingCluster:
             process_memory=process_memory,
         )
         setup = ConsensusSetup(entropy=node.entropy, file=LogFile(node.open_disk(), FOLDER))
-        controller = Controller(settings, setup, rules=TrainingRules(), peers=CONTROLLERS)
+        controller = Controller(settings, setup, kinds=PROGRAM_KINDS, peers=CONTROLLERS)
         async with controller:
             self.controllers[node.name] = controller
             await asyncio.Event().wait()

@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 from adam_async import messages as m
 from adam_async.controller.consensus import messages as consensus
 from adam_async.controller.consensus.membership import Members
-from adam_async.controller.map_history import Change
 from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.ledger import Entry as LedgerEntry
 from adam_async.data_server.ledger_replication import Part as LedgerPart
 from adam_async.data_server.staging.plan import File
 from adam_async.data_server.state import GroupsReported, LeaseAsked, Opening
-from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord, RunRecord
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord
 from adam_async.run.ids import Replica
+from adam_async.run.map_changes import Change
+from adam_async.run.program_record import ProgramRecord
 from adam_async.run.store_record import ArrayRecord, ArraysPiece, RuleRecord, StoreRecord, cut_arrays
 from adam_async.runtime.trace_events import Part as ProfilePart
 
@@ -173,7 +174,7 @@ def _with_a_controller(facts: Facts) -> list[Example]:
         group=facts.group,
     )
     node = NodeRecord(role=facts.role, address=facts.address, incarnation=facts.incarnation)
-    run = RunRecord(id=facts.run, driver="driver", config={"epochs": 1}, spec={"name": "mlp"})
+    run = ProgramRecord(id=facts.run, driver="driver", blob=b"\x80", terms={"epochs": 1})
     epoch = EpochRecord(
         run=facts.run, number=facts.epoch, groups=8, shares={"0": (0, 8)}, result={"loss": 1.0}
     )
@@ -196,7 +197,7 @@ def _with_a_controller(facts: Facts) -> list[Example]:
         Example(body=m.OpenSession()),
         Example(body=m.SessionOpened(session=facts.map_session)),
         _text(ask, NodeRecord, node, "node"),
-        _text(keyed(ask, key="run"), RunRecord, run, "run"),
+        _text(keyed(ask, key="run"), ProgramRecord, run, "run"),
         _text(keyed(ask, key="epoch"), EpochRecord, epoch, "epoch"),
         _text(keyed(ask, key="lending"), LedgerRecord, ledger_record, "lending"),
         _text(keyed(ask, key="stores/hostile/0"), ArraysPiece, piece, "piece"),

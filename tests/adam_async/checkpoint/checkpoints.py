@@ -5,9 +5,9 @@ import numpy as np
 
 from adam_async.checkpoint.manifest import Checkpoint, Manifest
 from adam_async.messages import ShardState
-from adam_async.run.cluster_map import ResumeRecord
 from adam_async.run.config import Config
 from adam_async.run.result import EpochResult
+from adam_async.run.training_program import ResumeRecord
 
 DATA = {
     "name": "tiny",

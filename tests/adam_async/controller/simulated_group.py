@@ -5,10 +5,9 @@ from pathlib import Path
 
 from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.log_file import LogFile
-from adam_async.controller.map_history import Change
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import (
     CompareAndSet,
     GetMap,
@@ -25,6 +24,7 @@ from adam_async.messages import (
 )
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
+from adam_async.run.map_changes import Change
 from adam_async.simulation.nodes import simulate
 from adam_async.simulation.scenarios.controller_group import permit_all
 from adam_async.simulation.wire import Conditions
@@ -115,7 +115,7 @@ class Trio:
             ConsensusSetup(entropy=node.entropy, file=file, **self._options),
             permits=self._permits,
             peers=self.peers,
-            rules=TrainingRules(),
+            kinds=PROGRAM_KINDS,
         )
         self.running[node.name] = controller
         self.leave[node.name] = leave = asyncio.Event()

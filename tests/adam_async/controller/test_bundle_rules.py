@@ -1,5 +1,7 @@
 """Bundles: changes by members, lost members, placement of copies, new members, and all of these at random."""
 
+import time
+
 import msgspec
 import pytest
 from hypothesis import settings
@@ -9,7 +11,7 @@ from msgspec.structs import replace
 
 from adam_async.controller.bundle_rules import NUMERICS, may_change, next_member
 from adam_async.controller.state import Conflict, ControllerState, Invalid
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import LOST_STORE, LOST_STORE_COPIES
 from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.shard_table import NUM_BUCKETS
@@ -302,6 +304,18 @@ def test_a_bundle_without_a_primary_or_a_store_has_no_next_member():
     assert next_member(cluster.map, "store-1", "ps-0") is None
 
 
+def test_a_command_beside_many_bundles_takes_a_moment():
+    cluster = Cluster()
+    cluster.join("client-0", *(f"ps-{number}" for number in range(16)))
+    for number in range(32):
+        cluster.create(f"s{number}", store_record(f"id-{number}", copies=3))
+    assert len(cluster.map.bundles) == 32 * 16
+    begin = time.process_time()
+    cluster.lose("ps-7")
+    assert time.process_time() - begin < 0.3
+    assert {store.lost for store in cluster.map.stores.values()} == {"ps-7"}
+
+
 # --- random commands -----------------------------------------------------------------------------
 
 
@@ -408,7 +422,7 @@ class Bundles(RuleBasedStateMachine):
 
     def teardown(self):
         """The same commands give the same map."""
-        again = ControllerState(rules=TrainingRules())
+        again = ControllerState(PROGRAM_KINDS)
         for command in self.log:
             again.apply(command)
         assert again.map == self.cluster.map

@@ -13,7 +13,8 @@ from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.controller.state import CompareAndSet
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.submission import submit, update_program
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import DeadlineExceeded, RoleDied, RoleUnreachable, RunFailed, first_cause
 from adam_async.run.cluster_map import EpochRecord, NodeRecord
 from adam_async.run.config import Waits
@@ -86,7 +87,7 @@ def controller_of(network, *, waits=WAITS, address="", incarnation=1):
     identity = Identity(role="controller", node="controller", incarnation=incarnation)
     return Controller(
         RoleSettings(network=network, address=address or address_of(network), identity=identity, waits=waits),
-        rules=TrainingRules(),
+        kinds=PROGRAM_KINDS,
     )
 
 
@@ -119,7 +120,7 @@ async def group_table_of(network, waits=FORGIVING):
                     settings=Settings(heartbeat_s=0.02, election_s=0.1),
                 ),
                 alone=False,
-                rules=TrainingRules(),
+                kinds=PROGRAM_KINDS,
             )
             controllers.append(await stack.enter_async_context(controller))
         for controller in controllers:
@@ -255,8 +256,8 @@ async def test_a_store_is_created_once_seen_by_all_and_deleted(network):
         await other.create_store("a", store_record("client-1-2", arrays, creator="client-1"), arrays)
         assert other.map.stores["a"].id == table.controller.map.stores["a"].id == "client-0-1"
         assert len(other.map.arrays) == client.map.stores["a"].pieces > 1
-        await other.delete_store("a", "client-0-1")
-        await client.wait_for(lambda m: not m.stores and not m.arrays, "the deletion", 20.0)
+        await client.delete_store("a", "client-0-1")
+        await other.wait_for(lambda m: not m.stores and not m.arrays, "the deletion", 20.0)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -276,31 +277,92 @@ async def test_a_refused_store_costs_its_creator_no_link_and_others_nothing(netw
         assert client.map.stores["a"].phase == "placing"
 
 
+@asynccontextmanager
+async def with_bundle(network):
+    """A table with two servers that are members of the bundle of ps-0 in store a; ps-1 joins it."""
+    async with table_of(NETWORKS[network]()) as table:
+        client = await table.joined("client-0", role="client")
+        servers = [await table.joined(f"ps-{number}", role="ps") for number in range(2)]
+        record = store_record("client-0-1", creator="client-0", servers=1, copies=2)
+        await client.create_store("a", record, ARRAYS)
+        for server in servers:
+            await server.wait_for(lambda m: bool(m.bundles), "the bundle", 20.0)
+        yield table, *servers
+
+
+def bundle_of(member):
+    return member.map.bundles["bundles/a/ps-0"]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_change_of_a_bundle_is_confirmed_or_in_conflict_and_the_map_shows_which(network):
+    async with with_bundle(network) as (_, first, second):
+        seen = bundle_of(second)
+        in_sync = msgspec.structs.replace(seen, in_sync=seen.members, joining=())
+        assert await first.update_bundle("ps-0", seen.changed, in_sync, timeout_s=20.0) == "confirmed"
+        assert bundle_of(first).in_sync == (("ps-0", 1), ("ps-1", 1))
+        taken_over = msgspec.structs.replace(seen, in_sync=(("ps-1", 1),), joining=(), generation=2)
+        assert await second.update_bundle("ps-0", seen.changed, taken_over, timeout_s=20.0) == "conflict"
+        now = bundle_of(second)
+        assert now == bundle_of(first)
+        assert await second.update_bundle("ps-0", now.changed, taken_over, timeout_s=20.0) == "confirmed"
+        assert bundle_of(second).primary == ("ps-1", 1)
+        of_deleted = msgspec.structs.replace(now, store="client-0-0")
+        assert await second.update_bundle("ps-0", now.changed, of_deleted, timeout_s=20.0) == "conflict"
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_change_of_a_bundle_that_invites_a_lost_server_is_a_conflict(network):
+    async with with_bundle(network) as (table, first, second):
+        seen = bundle_of(first)
+        alone = msgspec.structs.replace(seen, joining=())
+        assert await first.update_bundle("ps-0", seen.changed, alone, timeout_s=20.0) == "confirmed"
+        await table.leave(second)
+        await first.wait_for(lambda m: not m.nodes["ps-1"].live, "the loss", 20.0)
+        at = bundle_of(first).changed
+        assert await first.update_bundle("ps-0", at, seen, timeout_s=20.0) == "conflict"
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_change_of_a_bundle_that_breaks_a_rule_is_an_error_and_costs_no_link(network):
+    async with with_bundle(network) as (_, first, _second):
+        seen = bundle_of(first)
+        bad = msgspec.structs.replace(seen, generation=7)
+        with pytest.raises(RunFailed, match="generation is 7; it must be 1, because the primary stays"):
+            await first.update_bundle("ps-0", seen.changed, bad, timeout_s=20.0)
+        assert await first.update_bundle("ps-0", seen.changed, seen, timeout_s=20.0) == "confirmed"
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_change_of_a_bundle_without_an_answer_is_unknown(network):
+    async with with_bundle(network) as (table, first, _):
+        seen = bundle_of(first)
+        await table.lose_leader()
+        assert await first.update_bundle("ps-0", seen.changed, seen, timeout_s=0.05) == "unknown"
+        assert bundle_of(first) == seen
+
+
 @pytest.mark.parametrize("network", ["local", "tcp"])
 async def test_a_run_that_is_too_long_for_one_value_is_submitted_in_pieces(network):
-    record = msgspec.structs.replace(run_record(), driver="driver-0", carried=bytes(range(256)) * 700)
+    record = msgspec.structs.replace(run_record(driver="driver-0"), blob=bytes(range(256)) * 700)
     async with table_of(NETWORKS[network]()) as table:
         driver = await table.joined("driver-0", role="driver")
         other = await table.joined("worker-0")
-        await driver.submit_run(record)
-        await driver.update_run(lambda run: msgspec.structs.replace(run, reason="a reason"))
+        await submit(driver, record)
+        await update_program(driver, lambda run: msgspec.structs.replace(run, reason="a reason"))
         seen = await other.wait_for(lambda m: m.run is not None and m.run.reason, "the run", 20.0)
         for cluster in (seen, driver.map, table.controller.map):
-            assert (cluster.run.carried, cluster.run.spec, cluster.pieces) == (
-                record.carried,
-                record.spec,
-                {},
-            )
-        with pytest.raises(RunFailed, match="the run's record has"):
-            await driver.submit_run(msgspec.structs.replace(record, carried=bytes(1 << 20)))
+            assert (cluster.run.blob, cluster.run.terms, cluster.pieces) == (record.blob, record.terms, {})
+        with pytest.raises(RunFailed, match="its blob has 2097152 bytes, 1105920 are the most"):
+            await submit(driver, msgspec.structs.replace(record, blob=bytes(1 << 21)))
 
 
 def epoch_of(run, number):
     return EpochRecord(run=run, number=number, groups=1, shares={})
 
 
-def count_up(epoch):
-    return msgspec.structs.replace(epoch, number=epoch.number + 1)
+def count_up(cluster):
+    return msgspec.structs.replace(cluster.epoch, number=cluster.epoch.number + 1)
 
 
 async def test_changes_of_one_record_by_several_are_all_in_it():
@@ -311,13 +373,13 @@ async def test_changes_of_one_record_by_several_are_all_in_it():
         async with asyncio.TaskGroup() as group:
             for member in members:
                 await member.wait_for(lambda m: m.epoch is not None, "the epoch", 20.0)
-                group.create_task(member.update_epoch(count_up))
+                group.create_task(member.update("epoch", count_up))
         assert table.controller.map.epoch.number == 3
 
 
 async def test_a_change_that_finds_another_record_than_it_expected_leaves_it_alone():
-    def end_of_old(epoch):
-        return count_up(epoch) if epoch.run == "old" else None
+    def end_of_old(cluster):
+        return count_up(cluster) if cluster.epoch.run == "old" else None
 
     async with table_of(NETWORKS["local"]()) as table:
         member = await table.joined("data-0", role="data")
@@ -326,7 +388,7 @@ async def test_a_change_that_finds_another_record_than_it_expected_leaves_it_alo
         await member.wait_for(lambda m: m.epoch is not None, "the epoch", 20.0)
         set_epoch_unseen(table.controller, epoch_of("new", 5))
         assert member.map.epoch.run == "old"  # what it knows when it begins
-        await member.update_epoch(end_of_old)
+        await member.update("epoch", end_of_old)
         assert table.controller.map.epoch.run == "new"
         assert table.controller.map.epoch.number == 5
 
@@ -415,7 +477,7 @@ async def follow(member, seen):
 async def test_counts_of_several_members_over_changes_of_leaders_are_each_counted_once(network):
     async def count(member, times):
         for _ in range(times):
-            await member.update_epoch(count_up)
+            await member.update("epoch", count_up)
 
     async with group_table_of(NETWORKS[network]()) as table:
         members = [await table.joined(f"data-{n}", role="data") for n in range(3)]

@@ -13,7 +13,7 @@ from adam_async.controller.consensus.records import HEAD_BYTES
 from adam_async.controller.consensus_node import ConsensusNode, ConsensusSetup
 from adam_async.controller.log_file import NAME, LogFile
 from adam_async.controller.replicated_state import Open, ReplicatedState, Set
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import role_table
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
@@ -52,7 +52,7 @@ class Alone:
     """A group of one on a machine."""
 
     def __init__(self, node, file):
-        self.replicated_state = ReplicatedState(rules=TrainingRules())
+        self.replicated_state = ReplicatedState(PROGRAM_KINDS)
         self._answers = {}
         self._led = asyncio.Event()
         identity = Identity(role="controller", node="controller", incarnation=node.incarnation)
@@ -146,7 +146,7 @@ def trace():
 
 def state_after(saved):
     """The state after all that is in a log."""
-    replicated_state = ReplicatedState(rules=TrainingRules())
+    replicated_state = ReplicatedState(PROGRAM_KINDS)
     if saved.snapshot.index:
         replicated_state.restore(saved.snapshot.state)
     for entry in saved.entries:

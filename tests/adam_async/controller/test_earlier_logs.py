@@ -6,7 +6,7 @@ import zlib
 from adam_async.controller.consensus import recover
 from adam_async.controller.contents import log_problem
 from adam_async.controller.replicated_state import ReplicatedState
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.training_rules import PROGRAM_KINDS
 
 LOG = (
     "c-rk(y^kA36yFUI1QR|AB>Gk8?sT@3=oBN72s#8blu=lXcb@Il&F-vbW^*x7q(Bl7K|%MC^d`3-"
@@ -41,7 +41,7 @@ def test_a_log_of_an_earlier_release_is_read_with_its_names_on_disk():
     saved, end = recover(data, origin="the log")
     assert end == len(data)
     assert log_problem(saved) == ""
-    replicated_state = ReplicatedState(rules=TrainingRules())
+    replicated_state = ReplicatedState(PROGRAM_KINDS)
     replicated_state.restore(saved.snapshot.state)
     assert replicated_state.map.epoch.round_groups == 1
     assert replicated_state.map.ledger_record.ledger_replicas == (("data-0", 1),)

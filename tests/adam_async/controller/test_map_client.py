@@ -13,9 +13,9 @@ import pytest
 from adam_async.controller import leader_connection, map_client
 from adam_async.controller.leader_connection import parse_controllers
 from adam_async.controller.map_client import MapClient
-from adam_async.controller.map_history import Change, History, changed
+from adam_async.controller.map_history import History
 from adam_async.controller.replicated_state import Open, ReplicatedState, Set, command_bytes, first_state
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import ConfigError, DeadlineExceeded, Leaderless, RoleUnreachable
 from adam_async.messages import (
     NOT_LEADER,
@@ -34,6 +34,7 @@ from adam_async.messages import (
 )
 from adam_async.run.cluster_map import NodeRecord
 from adam_async.run.config import Waits
+from adam_async.run.map_changes import Change, changed
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, address_of, entropy_of, turns, until
 from transport import HandshakeRejected, Identity, LinkClosed, RemoteError, TcpNetwork
@@ -49,7 +50,7 @@ class Mind:
     """The replicated state of one group of controllers, without the group."""
 
     def __init__(self, group="one"):
-        self.replicated_state = ReplicatedState(rules=TrainingRules())
+        self.replicated_state = ReplicatedState(PROGRAM_KINDS)
         self.replicated_state.restore(first_state(group))
         self.leader = None
         self.index = 0

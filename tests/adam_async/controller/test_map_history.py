@@ -7,12 +7,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adam_async.controller import map_history, state
-from adam_async.controller.map_history import KEPT, Change, History, changed, difference
+from adam_async.controller import state
+from adam_async.controller.map_history import KEPT, History
 from adam_async.controller.state import NodeLost
 from adam_async.driver import training_rules
 from adam_async.errors import RunFailed
-from adam_async.run.cluster_map import ClusterMap, RunPiece
+from adam_async.run import map_changes
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.map_changes import Change, changed, difference
+from adam_async.run.program_record import ProgramPiece
 from tests.adam_async.cluster_maps import Cluster, run_record, store_record, training
 
 NAMES = ("driver", "data-0", "data-1", "ps-0", "ps-1", "worker-0", "worker-1", "worker-2", "client-0")
@@ -71,7 +74,7 @@ class Story:
             self.cluster.submit(run_record(f"run-{self.runs}", servers=1, replicas=1))
 
     def cut(self):
-        piece = RunPiece(run=f"run-{self.runs + 1}", text=b"{")
+        piece = ProgramPiece(run=f"run-{self.runs + 1}", data=b"{")
         self.cluster.set(f"run/{self.dice.randrange(3)}", piece)
 
     def create(self):
@@ -106,7 +109,7 @@ def text(cluster):
 def few_are_kept(monkeypatch):
     """Nodes and results leave the map early."""
     monkeypatch.setattr(state, "DEPARTED_KEPT", 1)
-    for module in (training_rules, map_history):
+    for module in (training_rules, map_changes):
         monkeypatch.setattr(module, "RESULTS_KEPT", 2)
 
 
@@ -163,7 +166,7 @@ def test_a_change_holds_only_changed_records():
 
 
 def test_the_change_at_the_end_of_an_epoch_does_not_grow_with_the_epochs(monkeypatch):
-    for module in (training_rules, map_history):
+    for module in (training_rules, map_changes):
         monkeypatch.setattr(module, "RESULTS_KEPT", 32)
     cluster = training(epochs=10_000, replicas=1)
     sizes = []

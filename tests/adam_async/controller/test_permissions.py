@@ -8,24 +8,26 @@ import pytest
 from msgspec.structs import replace
 
 from adam_async.controller.consensus_node import ConsensusSetup
-from adam_async.controller.permissions import BEHIND, FORBIDDEN, MEANT, TABLE, Attempt, verdict
+from adam_async.controller.permissions import BEHIND, FORBIDDEN, Attempt, PermissionTable
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import CompareAndSet, OpenSession, SessionOpened, pack, text_tensor, unpack
 from adam_async.messages.body import ROLES
 from adam_async.run.bundle_record import BundleRecord
-from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord, RunRecord
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord
 from adam_async.run.config import Waits
+from adam_async.run.program_record import ProgramRecord
 from tests.adam_async.cluster_maps import store_record
 from tests.adam_async.runs import NETWORKS, address_of, entropy_of
 from transport import Identity, LinkClosed, RemoteError
 
+PERMISSIONS = PermissionTable(PROGRAM_KINDS.values())
 MEMBERS = ("ps", "data", "worker", "driver", "client", "reader")
 SERVER = NodeRecord(role="ps", address="tcp://x:1", incarnation=7, ready="r", info={"a": 1.5}, changed=3)
 EPOCH = EpochRecord(run="r", number=1, groups=4, shares={"0": (0, 4)}, paused=2, changed=5)
 STORE = store_record("s", creator="me")
-RUN = RunRecord(id="r", driver="me", config={}, spec={}, changed=4)
+RUN = ProgramRecord(id="r", driver="me", changed=4)
 FIRST, SECOND, THIRD, JOINER = (("ps-me", 9), ("ps-1", 9), ("ps-2", 9), ("ps-3", 9))
 BUNDLE = BundleRecord(store="s", generation=2, in_sync=(FIRST, SECOND, THIRD), joining=(JOINER,), changed=4)
 MAP = ClusterMap(
@@ -50,7 +52,7 @@ def asks(role: str, key: str, record: Any, expected: int, node: str = "") -> str
     """Code of the refusal of an attempt, or an empty text."""
     value: Mapping[str, Any] = msgspec.to_builtins(record)
     peer = Identity(role=role, node=node or ("me" if role == "driver" else f"{role}-me"), incarnation=9)
-    refusal = verdict(Attempt(peer=peer, key=key, value=value, expected=expected), MAP)
+    refusal = PERMISSIONS.refusal(Attempt(peer=peer, key=key, value=value, expected=expected), MAP)
     return refusal.code if refusal is not None else ""
 
 
@@ -154,7 +156,7 @@ def test_a_primary_sets_its_bundle_and_a_secondary_only_takes_it_over(
 def test_an_earlier_incarnation_of_a_primary_sets_nothing() -> None:
     peer = Identity(role="ps", node="ps-me", incarnation=8)
     attempt = Attempt(peer=peer, key="bundles/s/ps-me", value=msgspec.to_builtins(BUNDLE), expected=4)
-    assert (refusal := verdict(attempt, MAP)) is not None
+    assert (refusal := PERMISSIONS.refusal(attempt, MAP)) is not None
     assert refusal.code == FORBIDDEN
 
 
@@ -166,8 +168,8 @@ def test_a_bundle_of_an_older_version_is_a_conflict_and_that_of_a_newer_one_wait
 
 
 def test_all_kinds_of_keys_have_a_row_and_a_sentence() -> None:
-    assert {kind for kind, _ in TABLE} == set(MEANT)
-    assert {role for _, role in TABLE} <= set(ROLES)
+    assert {kind for kind, _ in PERMISSIONS.rows} == set(PERMISSIONS.meant)
+    assert {role for _, role in PERMISSIONS.rows} <= set(ROLES)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -177,7 +179,7 @@ async def test_an_attempt_that_is_forbidden_costs_its_link_and_changes_nothing(n
     async with Controller(
         RoleSettings(network=wire, address=address_of(wire), identity=identity, waits=Waits()),
         ConsensusSetup(entropy=entropy_of("c")),
-        rules=TrainingRules(),
+        kinds=PROGRAM_KINDS,
     ) as controller:
         membership = await wire.dial(controller.address, Identity(role="ps", node="ps-0", incarnation=9))
         session = unpack(await membership.call(pack(OpenSession()), timeout_s=5.0), SessionOpened).session

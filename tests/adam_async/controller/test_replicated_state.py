@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adam_async.controller import replicated_state as machine_module
-from adam_async.controller.map_history import changed
 from adam_async.controller.map_size import STORES_BYTES
-from adam_async.controller.records import cut, nests_too_deep
+from adam_async.controller.records import nests_too_deep
 from adam_async.controller.replicated_state import (
     Lost,
     Open,
@@ -19,14 +18,18 @@ from adam_async.controller.replicated_state import (
     first_state,
 )
 from adam_async.controller.store_rules import MOST_STORE_ID, MOST_STORES, UNFINISHED_PIECES
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import SESSION_OVER
 from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_MAP_TEXT_BYTES, MOST_VALUE_BYTES
 from adam_async.model.network import Network
 from adam_async.model.partition.planner import vertical_plan
 from adam_async.model.spec import LayerSpec, ModelSpec
-from adam_async.run.cluster_map import NodeRecord, RunInPieces, RunRecord
+from adam_async.run.cluster_map import NodeRecord
+from adam_async.run.config import Config
+from adam_async.run.map_changes import changed
+from adam_async.run.program_record import ProgramRecord, cut_blob
 from adam_async.run.store_record import ArraysPiece
+from adam_async.run.training_program import TrainingProgram
 from tests.adam_async.cluster_maps import run_record
 
 GROUP = "a-group"
@@ -43,7 +46,7 @@ class Log:
     """A machine and the log that it applies, command by command."""
 
     def __init__(self, **options):
-        self.replicated_state = ReplicatedState(**options, rules=TrainingRules())
+        self.replicated_state = ReplicatedState(PROGRAM_KINDS, **options)
         self.replicated_state.restore(first_state(GROUP))
         self.commands = []
 
@@ -60,9 +63,9 @@ class Log:
 
 
 def deep_run():
-    """The record of a run whose model of 200 layers is cut over 16 workers."""
+    """The record of a run whose model of 300 layers is cut over 16 workers."""
     layers = []
-    for number in range(98):
+    for number in range(148):
         layers += [
             LayerSpec.of(
                 f"stage_{number}_of_the_network_convolution", "conv2d", filters=4, kernel=3, padding=1
@@ -73,8 +76,8 @@ def deep_run():
     layers += [LayerSpec.of("out", "dense", outputs=10), LayerSpec.of("loss", "softmax_cross_entropy")]
     spec = ModelSpec(name="deep", input_shape=(3, 32, 32), layers=tuple(layers))
     plan = vertical_plan(Network(spec, dtype="float32"), 16, halo="exchange")
-    record = run_record(partitions=16)
-    return msgspec.structs.replace(record, spec=spec.to_dict(), plan=plan.to_dict())
+    program = TrainingProgram(config=Config(partitions=16), spec=spec.to_dict(), plan=plan.to_dict())
+    return program.record("run-1", "driver")
 
 
 sessions = st.integers(1, 12)  # those that are open, others' places in the log, and none
@@ -97,7 +100,7 @@ commands = st.lists(
 @settings(max_examples=150)
 @given(commands, st.integers(0, 40))
 def test_the_same_commands_or_a_snapshot_and_the_rest_give_the_same_bytes_and_answers(commands, cut):
-    one, other, late = Log().replicated_state, Log().replicated_state, ReplicatedState(rules=TrainingRules())
+    one, other, late = Log().replicated_state, Log().replicated_state, ReplicatedState(PROGRAM_KINDS)
     late.restore(one.snapshot())
     for index, command in enumerate(commands, 1):
         answer = one.apply(index, command_bytes(command))
@@ -272,7 +275,7 @@ def test_a_restored_state_has_no_earlier_history():
     session = log.open()
     log.set(session, 1)
     log.set(session, 2, "nodes/b")
-    other = ReplicatedState(rules=TrainingRules())
+    other = ReplicatedState(PROGRAM_KINDS)
     other.restore(log.replicated_state.snapshot())
     assert other.group == GROUP
     assert other.since(2, GROUP) == []
@@ -280,8 +283,8 @@ def test_a_restored_state_has_no_earlier_history():
 
 
 def test_a_machine_that_was_given_no_state_belongs_to_no_group():
-    assert ReplicatedState(rules=TrainingRules()).group == ""
-    assert ReplicatedState(rules=TrainingRules()).map.version == 0
+    assert ReplicatedState(PROGRAM_KINDS).group == ""
+    assert ReplicatedState(PROGRAM_KINDS).map.version == 0
 
 
 def test_a_record_that_the_rules_cannot_work_with_is_refused_and_leaves_the_map_as_it_was(monkeypatch):
@@ -292,7 +295,7 @@ def test_a_record_that_the_rules_cannot_work_with_is_refused_and_leaves_the_map_
     before, changes_before = log.replicated_state.map, log.replicated_state.since(0, GROUP)
 
     def fails(self):
-        self._set(placements=99)
+        self.map = msgspec.structs.replace(self.map, placements=99)
         raise KeyError("servers")
 
     monkeypatch.setattr(machine_module.ControllerState, "_run_rules", fails)
@@ -317,7 +320,7 @@ def test_two_and_twenty_large_records_lock_nobody_out_also_after_a_restart():
     far_too_large = log.set(session, 1, value=node(info={"text": "x" * (3 << 20)})).text
     assert far_too_large.endswith("bytes is above the limit of 65536: put less into it")
     assert all(large(log, session, number).done for number in range(2, 24))
-    again = ReplicatedState(rules=TrainingRules())
+    again = ReplicatedState(PROGRAM_KINDS)
     again.restore(log.replicated_state.snapshot())
     assert again.apply(99, command_bytes(Set(session, 24, "nodes/joins", 0, node()))).done
     assert len(msgspec.json.encode(again.map)) < MOST_MAP_TEXT_BYTES / 8
@@ -331,7 +334,7 @@ def test_a_full_map_takes_no_new_record_from_any_controller_and_its_members_go_o
         assert number < MOST_MAP_BYTES >> 12, "the map takes records beyond its limit"
     total = log.replicated_state.size.total
     assert MOST_MAP_BYTES - (9 << 10) < total <= MOST_MAP_BYTES
-    restored = ReplicatedState(rules=TrainingRules())
+    restored = ReplicatedState(PROGRAM_KINDS)
     restored.restore(log.replicated_state.snapshot())
     assert restored.size.total == total
     refused = log.set(session, number + 1, "nodes/new", 0, node(info={"text": "x" * 8000}))
@@ -353,7 +356,7 @@ def test_stores_fill_half_of_the_map_and_nodes_join_all_the_same():
     session, number = log.open(), 1
     text = b"x" * (40 << 10)
     while True:
-        piece = msgspec.json.encode(ArraysPiece(store=f"id-{number}", text=text))
+        piece = msgspec.json.encode(ArraysPiece(store=f"id-{number}", creator=f"client-{number}", text=text))
         outcome = log.set(session, number, f"stores/s{number}/0", 0, piece)
         if not outcome.done:
             break
@@ -366,7 +369,7 @@ def test_stores_fill_half_of_the_map_and_nodes_join_all_the_same():
         "delete a store"
     )
     assert large(log, session, number + 1).done
-    restored = ReplicatedState(rules=TrainingRules())
+    restored = ReplicatedState(PROGRAM_KINDS)
     restored.restore(log.replicated_state.snapshot())
     assert (restored.size.stores, restored.size.total) == (held, log.replicated_state.size.total)
 
@@ -378,35 +381,36 @@ def test_a_server_can_report_as_many_stores_as_a_cluster_has():
     assert log.set(log.open(), 1, "nodes/ps-0", 0, msgspec.json.encode(server)).done
 
 
-def test_a_run_of_two_hundred_layers_cut_over_sixteen_workers_is_set_in_pieces():
+def test_a_run_of_three_hundred_layers_cut_over_sixteen_workers_is_set_in_pieces():
     record = deep_run()
     log = Log()
     session = log.open()
-    pieces = cut(record)
+    submitted, pieces = cut_blob(record)
     assert len(msgspec.json.encode(record)) > MOST_VALUE_BYTES
     for number, piece in enumerate(pieces):
         value = msgspec.json.encode(piece)
         assert len(value) <= MOST_VALUE_BYTES
         assert log.set(session, number + 1, f"run/{number}", 0, value).done
-    whole = msgspec.json.encode(RunInPieces(id=record.id, pieces=len(pieces)))
-    assert log.set(session, 90, "run", 0, msgspec.json.encode({"id": "another", "pieces": 2})).text == (
-        "run: of run another piece 0 of 2 is not there: submit it again"
+    whole = msgspec.json.encode(submitted)
+    another = msgspec.structs.replace(submitted, id="another")
+    assert log.set(session, 90, "run", 0, msgspec.json.encode(another)).text == (
+        f"run: of program another piece 0 of {len(pieces)} is not there: submit it again"
     )
     assert log.set(session, 91, "run", 0, whole).done
     run = log.replicated_state.map.run
-    assert run.has_fixed_of(msgspec.json.decode(msgspec.json.encode(record), type=RunRecord))
+    assert run.has_fixed_of(msgspec.json.decode(msgspec.json.encode(record), type=ProgramRecord))
     assert log.replicated_state.map.pieces == {}
     advanced = msgspec.structs.replace(run, reason="no reason").without_fixed()
     assert log.set(session, 92, "run", run.changed, msgspec.json.encode(advanced)).done
-    assert log.replicated_state.map.run.spec == run.spec
+    assert log.replicated_state.map.run.blob == record.blob
     (change,) = log.replicated_state.since(log.replicated_state.map.version - 1, GROUP)
     assert len(msgspec.json.encode(change)) < 500
 
 
-def test_a_run_that_is_too_long_for_all_its_pieces_is_refused_with_what_makes_it_long():
-    record = msgspec.structs.replace(run_record(), carried=bytes(1 << 20))
-    with pytest.raises(ValueError, match=r"bytes, 1105920 are the most: its model has \d+ of them"):
-        cut(record)
+def test_a_blob_that_is_too_long_for_all_its_pieces_is_refused_with_its_length():
+    record = msgspec.structs.replace(run_record(), blob=bytes(2 << 20))
+    with pytest.raises(ValueError, match="its blob has 2097152 bytes, 1105920 are the most"):
+        cut_blob(record)
 
 
 json_values = st.recursive(

@@ -1,6 +1,7 @@
 """The controller's map as a log of commands: the same commands give the same map."""
 
 import time
+from collections import Counter
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from adam_async.controller.state import (
     Invalid,
 )
 from adam_async.controller.store_rules import MAX_SHARDS, MOST_STORES, UNFINISHED_PIECES
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import LOST_STORE
 from adam_async.run.shard_table import NUM_BUCKETS, assign_buckets, shard_table
 from adam_async.run.store_record import (
@@ -525,15 +526,62 @@ def test_a_cluster_takes_a_bounded_number_of_stores():
     )
 
 
-def test_the_lists_of_unfinished_stores_leave_when_there_are_too_many():
+def unfinished(cluster, creator, count):
+    """Let a node set pieces of stores whose records it never sets."""
+    for number in range(count):
+        piece = ArraysPiece(store=f"{creator}-{number}", creator=creator, text=b"x")
+        cluster.set(f"stores/{creator}-{number}/{number % STORE_PIECES}", piece)
+
+
+def pieces_of(cluster):
+    return Counter(piece.creator for piece in cluster.map.arrays.values())
+
+
+def test_the_lists_of_unfinished_stores_leave_when_their_creator_has_too_many():
     cluster = with_servers()
-    cluster.create("a", store_record())
-    for number in range(2 * UNFINISHED_PIECES):
-        piece = ArraysPiece(store=f"id-{number}", text=b"x")
-        cluster.set(f"stores/x{number}/{number % STORE_PIECES}", piece)
-    assert len(cluster.map.arrays) == UNFINISHED_PIECES + 1
+    cluster.create("a", store_record(creator="me"))
+    unfinished(cluster, "me", 2 * STORE_PIECES)
+    assert pieces_of(cluster) == {"me": STORE_PIECES + 1}
     assert "stores/a/0" in cluster.map.arrays
-    assert f"stores/x{2 * UNFINISHED_PIECES - 1}/{STORE_PIECES - 1}" in cluster.map.arrays
+    assert f"stores/me-{2 * STORE_PIECES - 1}/{STORE_PIECES - 1}" in cluster.map.arrays
+
+
+def test_unfinished_lists_of_one_creator_do_not_drive_out_those_of_another():
+    cluster = with_servers()
+    unfinished(cluster, "modest", 2)
+    for name in ("greedy", "grabbing", "grasping"):
+        unfinished(cluster, name, STORE_PIECES)
+    found = pieces_of(cluster)
+    assert found["modest"] == 2
+    assert sum(found.values()) == UNFINISHED_PIECES
+
+
+def test_a_store_does_not_take_the_pieces_of_another_creator():
+    cluster = with_servers("ps-0")
+    (piece,) = cut_arrays("s", ARRAYS, creator="you")
+    cluster.set("stores/a/0", piece)
+    (event,) = cluster.set("stores/a", store_record("s", creator="me", pieces=1))
+    assert event.reason == "stores/a: store s lacks 1 pieces: create it again"
+
+
+def test_the_store_of_a_run_goes_when_the_run_is_over_and_not_before():
+    cluster = training()
+    deleted = replace(cluster.map.run_store, phase="deleted")
+    (event,) = cluster.set("stores/run-1", deleted)
+    assert "belongs to run-1, which is in progress" in event.reason
+    cluster.set("run", replace(cluster.map.run, phase="finished").without_fixed())
+    cluster.set("stores/run-1", deleted)
+    assert not cluster.map.stores
+
+
+def test_a_store_that_is_created_again_under_its_id_is_not_open_before_it_has_values():
+    cluster = with_servers("ps-0")
+    cluster.open("a", store_record("s"))
+    cluster.set("stores/a", replace(cluster.map.stores["a"], phase="deleted"))
+    cluster.create("a", store_record("s"))
+    assert cluster.map.stores["a"].phase == "loading"
+    cluster.serve("ps-0", "s")
+    assert cluster.map.stores["a"].phase == "open"
 
 
 class Stores(RuleBasedStateMachine):
@@ -601,7 +649,7 @@ class Stores(RuleBasedStateMachine):
 
     def teardown(self):
         """The same commands give the same map."""
-        again = ControllerState(rules=TrainingRules())
+        again = ControllerState(PROGRAM_KINDS)
         for command in self.log:
             again.apply(command)
         assert again.map == self.cluster.map

@@ -352,7 +352,7 @@ def test_a_store_of_clients_makes_a_line_for_each_phase():
         ("stores/a/0", cut_arrays(store.id, ARRAYS)[0]),
         ("stores/a", store),
         ("nodes/ps-0", node("ps")),
-        ("nodes/ps-0", node("ps", serves=(store.id,))),
+        ("nodes/ps-0", node("ps", serves=(f"{store.id}/1",))),
         ("nodes/ps-0", node("ps", live=False)),
         ("stores/a", replace(store, phase="deleted")),
     ):

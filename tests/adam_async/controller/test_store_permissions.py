@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from adam_async.controller.permissions import FORBIDDEN, Attempt, verdict
+from adam_async.controller.permissions import FORBIDDEN, Attempt, PermissionTable
 from adam_async.messages import LoadShards, Pull, Push, ReadShards, Tick
 from adam_async.messages.body import ROLES
 from adam_async.messages.table import TABLE
@@ -37,7 +37,8 @@ def permitted(key: str, record: StoreRecord | ArraysPiece) -> set[str]:
     value = msgspec.to_builtins(record)
     expected = record.changed
     found = {
-        role: verdict(attempt(role, key, {**value, "creator": f"{role}-1"}, expected), MAP) for role in ROLES
+        role: PermissionTable().refusal(attempt(role, key, {**value, "creator": f"{role}-1"}, expected), MAP)
+        for role in ROLES
     }
     assert {refusal.code for refusal in found.values() if refusal} <= {FORBIDDEN}
     return {role for role, refusal in found.items() if refusal is None}
@@ -63,7 +64,7 @@ def test_clients_set_stores_of_clients_and_drivers_all(
 
 def test_a_client_creates_stores_in_its_own_name_only() -> None:
     value = msgspec.to_builtins(store("new", creator="client-2"))
-    refusal = verdict(attempt("client", "stores/new", value, 0), MAP)
+    refusal = PermissionTable().refusal(attempt("client", "stores/new", value, 0), MAP)
     assert refusal is not None
     assert refusal.code == FORBIDDEN
 
@@ -71,7 +72,9 @@ def test_a_client_creates_stores_in_its_own_name_only() -> None:
 def test_a_client_sets_pieces_of_its_own_stores_only() -> None:
     for id, permits in (("client-1-new", True), ("client-10-new", False), ("client-2-new", False)):
         value = msgspec.to_builtins(msgspec.structs.replace(PIECE, store=id))
-        assert (verdict(attempt("client", "stores/new/0", value, 0), MAP) is None) == permits
+        assert (
+            PermissionTable().refusal(attempt("client", "stores/new/0", value, 0), MAP) is None
+        ) == permits
 
 
 def test_a_reader_sends_servers_pulls_and_no_values() -> None:

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -19,8 +18,8 @@ from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.errors import DataError
 from adam_async.model.keyed_random import Dice
 from adam_async.run.cache_size import CacheLimits
-from adam_async.run.cluster_map import RunRecord
 from adam_async.run.config import Config
+from adam_async.run.training_program import TrainingProgram
 from tests.adam_async.runs import until
 
 IMAGES, GROUP = 60, 3
@@ -63,11 +62,10 @@ async def producer_of(
     failures: list[BaseException] = []
     producer = GroupProducer(dataset, name="images", on_failure=failures.append)
     config = Config(seed=3, kernels=kernels, **options)
-    built = msgspec.to_builtins(config)
-    run = RunRecord(id="run", driver="driver", config=built, spec={}, transforms=tuple(transforms))
+    program = TrainingProgram(config=config, spec={}, transforms=tuple(transforms))
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         work = group.create_task(producer.run())
-        await producer.take_up(run, config)
+        await producer.take_up(program)
         producer.begin_epoch(order_of(1), takers=takers)
         yield producer, failures
         work.cancel()
@@ -205,8 +203,7 @@ async def test_an_epoch_that_begins_while_a_run_is_prepared_is_forgotten(
             await hold_back(config)
 
         monkeypatch.setattr(producer, "_hold_back", held_back)
-        run = RunRecord(id="run-2", driver="driver", config={}, spec={})
-        await producer.take_up(run, Config())
+        await producer.take_up(TrainingProgram(config=Config(), spec={}))
         assert producer.epoch == 0
 
 

@@ -19,7 +19,8 @@ from adam_async.data_server.questions import first_question
 from adam_async.data_server.service import DataServer
 from adam_async.data_server.state import Opening
 from adam_async.driver.preparation import store_of
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.submission import submit
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import DataError, first_cause
 from adam_async.messages import (
     CopyLedger,
@@ -35,10 +36,12 @@ from adam_async.messages import (
 )
 from adam_async.model.named import digits
 from adam_async.model.network import Network
-from adam_async.run.cluster_map import NodeRecord, RunRecord, ready_word
+from adam_async.run.cluster_map import NodeRecord, ready_word
 from adam_async.run.config import Config
 from adam_async.run.group_limits import GroupLimits
 from adam_async.run.partition import arrays_of
+from adam_async.run.store_record import served_word
+from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.cluster.test_elastic import IMAGES, elastic
@@ -148,7 +151,7 @@ class Party:
                 identity=self.identity("controller", "controller"),
                 waits=self.waits,
             ),
-            rules=TrainingRules(),
+            kinds=PROGRAM_KINDS,
         )
         await self._stack.enter_async_context(self.controller)
         for number in range(servers):
@@ -160,13 +163,13 @@ class Party:
         config = Config(
             images_per_group=4, epochs=1, replicas=2, threads=1, waits=self.waits, read_ahead=4, **options
         )
-        run = RunRecord(
-            id=RUN, driver="driver-0", config=msgspec.to_builtins(config), spec=digits().to_dict()
-        )
-        await driver.submit_run(run)
+        program = TrainingProgram(config=config, spec=digits().to_dict())
+        run = program.record(RUN, "driver-0")
+        await submit(driver, run)
         arrays = arrays_of(Network(digits()), None)
-        await driver.create_store(RUN, store_of(run, config, arrays), arrays)
-        await ps.set_node(serves=(RUN,))
+        await driver.create_store(RUN, store_of(run, program, arrays), arrays)
+        await ps.wait_for(lambda m: bool(m.buckets), "the placement", 30.0)
+        await ps.set_node(serves=(served_word(ps.map.run_store),))
         await until(lambda: len(self.map.ledger_leaders) == servers)
 
     async def train(self, *, waiting=False):

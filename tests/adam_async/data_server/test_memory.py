@@ -17,10 +17,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-import msgspec
-
 from adam_async.run.cache_size import CacheLimits
-from adam_async.run.cluster_map import RunRecord
+from adam_async.run.training_program import TrainingProgram
 from adam_async.run.config import Config
 from adam_async.data_server.sources.datasets import load
 from adam_async.data_server.order import epoch_order
@@ -36,8 +34,7 @@ async def main(folder):
     async with asyncio.TaskGroup() as group:
         supply = GroupProducer(dataset, name="images", on_failure=print)
         work = group.create_task(supply.run())
-        run = RunRecord(id="run", driver="driver", config=msgspec.to_builtins(Config()), spec={{}})
-        await supply.take_up(run, Config())
+        await supply.take_up(TrainingProgram(config=Config(), spec={{}}))
         idle = peak_rss_mb()
         stuck = []
         for epoch in (1, 2):

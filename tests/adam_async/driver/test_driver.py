@@ -16,7 +16,7 @@ from adam_async.data_server.service import DataServer
 from adam_async.driver.driver import Driver
 from adam_async.driver.readiness import joined_roles
 from adam_async.driver.settings import DriverSettings
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import LOST_SHARDS, DeadlineExceeded, RoleDied, RunFailed, first_cause
 from adam_async.model.named import digits
 from adam_async.model.network import Network
@@ -64,7 +64,7 @@ async def test_without_a_data_server_the_wait_is_named():
     identity = Identity(role="controller", node="controller", incarnation=1)
     async with Controller(
         RoleSettings(network=network, address="local://", identity=identity, waits=SHORT),
-        rules=TrainingRules(),
+        kinds=PROGRAM_KINDS,
     ) as controller:
         error = await failure_of(driver_of(network, controller.address, config_of(waits=SHORT)))
     assert isinstance(error, DeadlineExceeded)
@@ -182,7 +182,7 @@ async def test_a_controller_that_is_started_again_ends_the_run_at_once_and_serve
         identity = Identity(role="controller", node="controller", incarnation=incarnation)
         return Controller(
             RoleSettings(network=network, address=address, identity=identity, waits=waits),
-            rules=TrainingRules(),
+            kinds=PROGRAM_KINDS,
         )
 
     async with AsyncExitStack() as stack:
@@ -311,7 +311,7 @@ async def test_where_no_data_server_is_left_an_evaluation_names_it():
     async with (
         Controller(
             RoleSettings(network=network, address="local://", identity=identity, waits=SHORT),
-            rules=TrainingRules(),
+            kinds=PROGRAM_KINDS,
         ) as controller,
         driver_of(network, controller.address, config_of(waits=SHORT)) as driver,
     ):

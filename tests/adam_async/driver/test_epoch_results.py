@@ -8,8 +8,10 @@ from adam_async.data_server.order import EpochOrders
 from adam_async.driver.epoch_results import EpochResults, bounded_results
 from adam_async.errors import RunFailed
 from adam_async.model.keyed_random import Dice
-from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap, ResumeRecord, RunRecord, skipped_groups
+from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap, skipped_groups
 from adam_async.run.config import Config
+from adam_async.run.program_record import ProgramRecord
+from adam_async.run.training_program import ResumeRecord
 from tests.adam_async.checkpoint.checkpoints import manifest_of
 
 IMAGES, SIZE = 400, 4
@@ -18,7 +20,7 @@ IMAGES, SIZE = 400, 4
 def cluster(*, run="run", ended=0, kept=2):
     """A map with some ended epochs of a run."""
     results = tuple({"epoch": epoch} for epoch in range(ended - kept + 1, ended + 1) if epoch > 0)
-    record = RunRecord(id=run, driver="driver", config={}, spec={})
+    record = ProgramRecord(id=run, driver="driver")
     return ClusterMap(run=record, ended=ended, results=results)
 
 

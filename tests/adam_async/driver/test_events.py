@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from adam_async.driver.events import EVENTS_KEPT, RunEvents
-from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord
+from adam_async.run.cluster_map import ClusterMap, NodeRecord
+from adam_async.run.program_record import ProgramRecord
 
 KILLED = "worker-1 died: killed by signal 9; starting it again"
 BACK = "worker-1 came back as a new incarnation"
@@ -25,7 +26,7 @@ def worker(incarnation: int = 1, *, live: bool = True, left: bool = False, place
 
 
 def map_of(run: str = "run", *, partitions: int = 2, **nodes: NodeRecord) -> ClusterMap:
-    record = RunRecord(id=run, driver="driver", config={"partitions": partitions}, spec={})
+    record = ProgramRecord(id=run, driver="driver", terms={"partitions": partitions})
     named = {name.replace("_", "-"): node for name, node in nodes.items()}
     return ClusterMap(nodes=named, run=record)
 

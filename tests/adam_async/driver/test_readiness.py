@@ -13,6 +13,7 @@ from adam_async.errors import DeadlineExceeded
 from adam_async.model.network import Network
 from adam_async.run.config import Config, Waits
 from adam_async.run.progress import Progress
+from adam_async.run.training_program import read_training
 from tests.adam_async.cluster.test_elastic import joiner
 from tests.adam_async.runs import cluster_of, tiny_dataset, until
 
@@ -99,8 +100,9 @@ async def test_how_the_model_is_cut_is_known_when_training_begins() -> None:
         await cluster.train()
         run, progress = cluster.driver.map.run, cluster.driver.progress
         assert run is not None
-        assert progress.plan == run.plan is not None
-        assert progress.together is run.together is True
+        assert progress.plan is not None
+        assert msgspec.json.encode(progress.plan) == msgspec.json.encode(read_training(run).plan)
+        assert progress.together is cluster.driver.map.together is True
 
 
 async def test_a_model_that_is_not_cut_has_no_plan() -> None:

@@ -11,26 +11,25 @@ from adam_async.errors import ConfigError, RecordError
 from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits
 from adam_async.model.network import Network
-from adam_async.run.cluster_map import ClusterMap, NodeRecord, ResumeRecord, RunRecord
+from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Config, Waits
+from adam_async.run.training_program import ResumeRecord, TrainingProgram
 from adam_async.runtime.traffic import Traffic
 from dataflow import ComputePool
 from tests.adam_async.runs import cluster_of, local_network
 from transport import Identity
 
 MODEL = Network(digits())
-RUN = RunRecord(
-    id="run", driver="driver", config=msgspec.to_builtins(Config(record=True)), spec=digits().to_dict()
-)
+RUN = TrainingProgram(config=Config(record=True), spec=digits().to_dict())
 IDENTITY = Identity(role="driver", node="driver", incarnation=1)
 
 
-def recorder(pool: ComputePool, run: RunRecord = RUN) -> Recorder:
+def recorder(pool: ComputePool, program: TrainingProgram = RUN) -> Recorder:
     traffic = Traffic("driver")
     queries = RoleQueries(
         network=local_network(), identity=IDENTITY, waits=Waits(dial_s=0.05), traffic=traffic
     )
-    return Recorder(run=run, model=MODEL, data={}, queries=queries, pool=pool)
+    return Recorder(run="run", program=program, model=MODEL, data={}, queries=queries, pool=pool)
 
 
 async def test_a_resumed_run_is_not_recorded() -> None:

@@ -17,10 +17,11 @@ from adam_async.controller.state import (
     NodeLost,
 )
 from adam_async.driver.readiness import check_failed
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.training_rules import PROGRAM_KINDS, TrainingRules
 from adam_async.errors import LOST_SHARDS, RoleFailed
-from adam_async.run.cluster_map import ClusterMap, EpochRecord, ResumeRecord, skipped_groups
-from tests.adam_async.cluster_maps import SPEC, Cluster, node, run_record, training
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, skipped_groups
+from adam_async.run.training_program import ResumeRecord
+from tests.adam_async.cluster_maps import Cluster, node, run_record, training
 
 
 def test_a_run_is_placed_when_as_many_servers_are_live_as_it_wants():
@@ -159,16 +160,16 @@ RESUMED = ResumeRecord(epoch=2, finished=((0, 4),), clock=9, results=({"images":
 
 
 @pytest.mark.parametrize("consistency", ["asp", "bsp"])
-def test_a_resumed_run_begins_with_the_epoch_that_it_takes_up_and_its_results(consistency):
+def test_a_resumed_run_begins_with_the_epoch_that_it_takes_up(consistency):
     cluster = training(replicas=2, consistency=consistency, resumed=RESUMED)
     run, epoch = cluster.map.run, cluster.map.epoch
-    assert (run.epoch, epoch.number, cluster.map.results) == (2, 2, RESUMED.results)
+    assert (run.epoch, epoch.number, cluster.map.ended) == (2, 2, 1)
     assert epoch.finished == ((0, 4),)
     synchronous = consistency == "bsp"
     assert epoch.shares == ({"0": (0, 2), "1": (1, 2)} if synchronous else {"0": (0, 7), "1": (7, 10)})
     assert epoch.first_clock == (9 if synchronous else 0)
     cluster.end_epoch(images=100, clock=12)
-    assert (cluster.map.run.phase, len(cluster.map.results)) == ("between", 2)
+    assert (cluster.map.run.phase, cluster.map.ended, cluster.map.result(2)["images"]) == ("between", 2, 100)
 
 
 def test_the_skipped_groups_of_an_epoch_and_their_replicas_go_into_the_next():
@@ -185,15 +186,6 @@ def test_the_skipped_groups_of_an_epoch_and_their_replicas_go_into_the_next():
 def test_finished_ranges_beyond_the_epoch_are_cut_off():
     resumed = replace(RESUMED, finished=((0, 4), (8, 90), (95, 99)))
     assert training(resumed=resumed).map.epoch.finished == ((0, 4), (8, 10))
-
-
-def test_a_resumed_run_without_the_results_before_it_is_refused():
-    cluster = Cluster()
-    for results in ((), RESUMED.results * 3):
-        resumed = replace(RESUMED, epoch=3, results=results)
-        (event,) = cluster.submit(run_record(resumed=resumed))
-        assert isinstance(event, Invalid)
-        assert event.reason == f"run: it resumes epoch 3, but has the results of {len(results)} before it"
 
 
 def test_after_an_epoch_the_run_waits_for_its_driver_and_keeps_the_result():
@@ -451,7 +443,7 @@ class Members(RuleBasedStateMachine):
 
     def teardown(self):
         """The same commands give the same map."""
-        again = ControllerState(rules=TrainingRules())
+        again = ControllerState(PROGRAM_KINDS)
         for command in self.log:
             again.apply(command)
         assert again.map == self.cluster.map
@@ -584,15 +576,31 @@ def test_replicas_are_spread_over_the_ledger_replicas_and_a_new_run_has_none():
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("run/24", {"run": "r", "text": ""}, "no key"),
-        ("run", {"id": "r", "pieces": 25}, "run: a run has 1 to 24 pieces, not 25"),
+        ("run/24", {"run": "r", "data": ""}, "no key"),
+        ("run", {"id": "r", "driver": "d", "pieces": 25}, "run: a program has up to 24 pieces, not 25"),
         ("nodes/data-0", {"role": "data", "address": "local://1", "incarnation": 1}, "train_images"),
         ("epoch", {"run": "r", "number": "one", "groups": 1, "shares": {}}, "epoch: Expected `int`"),
-        ("run", {"id": "r", "driver": "d", "config": {}, "spec": SPEC}, "run: config lacks model"),
         (
             "run",
-            {"id": "r", "driver": "d", "config": {"rate": -1.0}, "spec": SPEC},
-            "run: rate must be a number of at least",
+            {"id": "r", "driver": "d", "kind": "cooking"},
+            "run: unknown kind of program 'cooking'; known: training",
+        ),
+        (
+            "run",
+            {"id": "r", "driver": "d", "terms": {"replicas": 0}},
+            "Expected `int` >= 1 - at `$.replicas`",
+        ),
+        ("run", {"id": "r", "driver": "d", "terms": {"partitions": 65}}, "`int` <= 64 - at `$.partitions`"),
+        (
+            "run",
+            {"id": "r", "driver": "d", "phase": "asleep"},
+            "run: unknown phase 'asleep' of a run; known: p",
+        ),
+        ("run", {"id": "", "driver": "d"}, "run: id '' is not 1 to 160 bytes of printable characters"),
+        (
+            "run",
+            {"id": "r", "driver": "d", "terms": {"start": {"epoch": 2, "finished": [[4, 4]]}}},
+            "run: terms: a range of finished groups is empty",
         ),
     ],
 )
@@ -604,11 +612,22 @@ def test_a_value_that_the_rules_cannot_work_with_is_refused_with_a_reason(key, v
     assert cluster.map.version == 0
 
 
-def test_the_controllers_do_not_read_the_model_of_a_run():
-    record = replace(run_record(), spec={"layers": 7})
-    cluster = Cluster()
-    cluster.set("run", record)
-    assert cluster.map.run.spec == {"layers": 7}
+@pytest.mark.parametrize("blob", [b"", b"\xff\x00 no msgpack", bytes(20_000)])
+def test_a_blob_of_garbage_does_not_change_what_the_rules_do(blob):
+    maps = []
+    for garbage in (None, blob):
+        cluster = Cluster()
+        cluster.join("driver", "data-0", "ps-0", "worker-0")
+        record = run_record()
+        cluster.submit(record, blob=garbage)
+        cluster.ready("data-0", "ps-0", "worker-0")
+        cluster.end_epoch(images=100)
+        cluster.set("run", replace(cluster.map.run, phase="training", epoch=2))
+        cluster.lose("data-0")
+        assert cluster.map.run.blob == (record.blob if garbage is None else garbage)
+        maps.append(replace(cluster.map, run=replace(cluster.map.run, blob=b"")))
+    assert maps[0] == maps[1]
+    assert maps[0].run.phase == "failed"
 
 
 def test_a_run_that_begins_ends_or_fails_is_a_line_and_its_epochs_are_none():

@@ -1,13 +1,12 @@
 """Workers that cannot train a run fail it if too few others are left; one alone ends no run."""
 
-import msgspec
 import pytest
 
 from adam_async.driver.readiness import check_failed
 from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import RoleFailed
-from adam_async.run.cluster_map import ClusterMap, NodeRecord, RunRecord, failed_word, failure_of
-from adam_async.run.config import Config
+from adam_async.run.cluster_map import ClusterMap, NodeRecord, failed_word, failure_of
+from adam_async.run.program_record import ProgramRecord
 
 RUN = "driver-1"
 RULES = TrainingRules()
@@ -18,10 +17,8 @@ def map_of(phase: str, failed: dict[str, str], *, replicas: int = 1) -> ClusterM
     nodes = {role: NodeRecord(role=role, address="", incarnation=1) for role in ("driver", "data", "ps")}
     for name, text in failed.items():
         nodes[name] = NodeRecord(role="worker", address="", incarnation=1, failed=text)
-    config = msgspec.to_builtins(Config(replicas=replicas))
-    return ClusterMap(
-        nodes=nodes, run=RunRecord(id=RUN, driver="driver", config=config, spec={}, phase=phase)
-    )
+    terms = {"replicas": replicas}
+    return ClusterMap(nodes=nodes, run=ProgramRecord(id=RUN, driver="driver", terms=terms, phase=phase))
 
 
 NO = failed_word(RUN, "step a:b failed in step: no")

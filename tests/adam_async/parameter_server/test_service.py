@@ -11,6 +11,7 @@ import pytest
 from adam_async.checkpoint import shard_transfer
 from adam_async.controller.client import Membership
 from adam_async.driver.preparation import store_of
+from adam_async.driver.submission import submit, update_program
 from adam_async.messages import (
     APPLIED,
     NOT_PRIMARY,
@@ -45,9 +46,11 @@ from adam_async.parameter_server import apply, service, shard_group
 from adam_async.parameter_server.events import EpochBegan, ReplicasChanged
 from adam_async.parameter_server.replay_log import read_order_log
 from adam_async.parameter_server.served_store import ServedStore
-from adam_async.run.cluster_map import NodeRecord, ResumeRecord
+from adam_async.run.cluster_map import NodeRecord
 from adam_async.run.ids import Replica
 from adam_async.run.partition import arrays_of
+from adam_async.run.store_record import served_word
+from adam_async.run.training_program import ResumeRecord, read_training
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, until
 from transport import LinkConfig, LocalNetwork, Message, RemoteError, TransportError
@@ -430,21 +433,18 @@ async def resume(servers):
     )
     servers.tasks.append(servers._group.create_task(member.run(), name="another driver"))
     await member.wait_for(lambda m: "driver-1" in m.nodes and m.run is not None, "the driver to join", 30.0)
-    await member.update_run(
+    await update_program(
+        member,
         lambda record: (
             None if record.phase == "finished" else msgspec.structs.replace(record, phase="finished")
-        )
+        ),
     )
-    again = msgspec.structs.replace(
-        member.map.run,
-        phase="preparing",
-        id="again",
-        driver="driver-1",
-        resumed=ResumeRecord(epoch=1, finished=(), clock=7),
-    )
-    await member.submit_run(again)
+    resumed = ResumeRecord(epoch=1, finished=(), clock=7)
+    program = msgspec.structs.replace(read_training(member.map.run), resumed=resumed)
+    again = program.record("again", "driver-1")
+    await submit(member, again)
     arrays = arrays_of(servers.model, None)
-    await member.create_store("again", store_of(again, servers.config, arrays), arrays)
+    await member.create_store("again", store_of(again, program, arrays), arrays)
     await until(lambda: all({id for id, _ in server.served} == {"again"} for server in servers.servers))
     return member
 
@@ -470,7 +470,8 @@ async def test_a_store_serves_when_all_shards_are_set_and_then_is_what_was_read(
             pull = pack(Pull(store="again", generation=generation, shards=tuple(every)))
             waits = f"ps-0 lacks values of {len(every)} shards of store again"
             await refused(worker, pull, "not-ready", waits)
-            assert "again" not in member.map.nodes["ps-0"].serves
+            word = served_word(member.map.store("again"))
+            assert word not in member.map.nodes["ps-0"].serves
             arrays = 1 + len(states.arrays)
             found, values = read_state_tables(kept)
             for at, state in enumerate(found):
@@ -481,7 +482,7 @@ async def test_a_store_serves_when_all_shards_are_set_and_then_is_what_was_read(
                     answer = unpack(await link.call(message, timeout_s=50.0), Loaded)
                     assert answer.left == len(every) - at - 1
             serves = "the server to serve the store"
-            await member.wait_for(lambda m: "again" in m.nodes["ps-0"].serves, serves, 30.0)
+            await member.wait_for(lambda m: word in m.nodes["ps-0"].serves, serves, 30.0)
             again = await link.call(
                 pack(ReadShards(store="again", generation=generation, shards=tuple(every))), timeout_s=50.0
             )

@@ -1,6 +1,5 @@
 """How a run's model is cut follows from its configuration, and its shards from that, for everybody alike."""
 
-import msgspec
 import pytest
 
 from adam_async.errors import ConfigError
@@ -9,10 +8,10 @@ from adam_async.model.network import Network
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.plan import PartitionPlan
 from adam_async.model.partition.planner import layers_plan, vertical_plan
-from adam_async.run.cluster_map import RunRecord
 from adam_async.run.config import Config
-from adam_async.run.partition import check_crossings, plan_run, run_table, table_of
+from adam_async.run.partition import check_crossings, plan_run, table_of
 from adam_async.run.shard_table import part_table
+from adam_async.run.training_program import TrainingProgram
 
 NETWORK = Network(digits())
 
@@ -20,15 +19,12 @@ NETWORK = Network(digits())
 def run_of(config):
     plan = plan_run(NETWORK, config)
     plain = None if plan is None else plan.to_dict()
-    return RunRecord(
-        id="run", driver="d", config=msgspec.to_builtins(config), spec=digits().to_dict(), plan=plain
-    )
+    return TrainingProgram(config=config, spec=digits().to_dict(), plan=plain)
 
 
 def test_a_run_of_one_worker_per_replica_is_not_cut():
     run = run_of(Config(plan="layers", replicas=3))
     assert run.plan is None
-    assert run_table(run, NETWORK) == table_of(NETWORK)
 
 
 @pytest.mark.parametrize("halo", ["auto", "exchange", "recompute"])
@@ -50,8 +46,7 @@ def test_more_workers_than_there_is_work_for_are_refused_with_their_number():
 @pytest.mark.parametrize("plan", ["vertical", "layers"])
 def test_every_shard_of_a_run_is_owned_by_one_worker_of_a_replica(plan, partitions, shard_bytes):
     run = run_of(Config(partitions=partitions, plan=plan, shard_bytes=shard_bytes))
-    table = run_table(run, NETWORK)
-    assert table == table_of(NETWORK, shard_bytes=shard_bytes, plan=run.plan)
+    table = table_of(NETWORK, shard_bytes=shard_bytes, plan=run.plan)
     owned = []
     for worker in range(partitions):
         part = Partition(NETWORK, PartitionPlan.from_dict(run.plan), worker)

@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from adam_async.controller.map_history import difference
 from adam_async.controller.replicated_state import Open, ReplicatedState, Set, command_bytes
-from adam_async.driver.training_rules import TrainingRules
+from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap, LedgerRecord, NodeRecord
+from adam_async.run.map_changes import difference
 from adam_async.run.store_record import RuleRecord, StoreRecord
 from adam_async.simulation.checkers.maps import Maps
 from adam_async.simulation.scenario import Violation
@@ -148,7 +148,7 @@ def test_a_replaced_incarnation_never_returns():
 
 
 def test_each_version_of_a_machine_is_checked_once_with_none_left_out():
-    replicated_state, maps = ReplicatedState(rules=TrainingRules()), Maps()
+    replicated_state, maps = ReplicatedState(PROGRAM_KINDS), Maps()
     session = replicated_state.apply(1, command_bytes(Open())).at
     for number, incarnation in enumerate((1, 2), start=1):
         value = {"role": "ps", "address": "local://x", "incarnation": incarnation}

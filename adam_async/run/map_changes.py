@@ -1,0 +1,174 @@
+"""Pure: the changes between versions of the cluster map.
+
+A `Change` holds the changed fields of the map: new records of nodes and the names of departed ones, added
+results of epochs, and the variable fields of a continuing run. So its length does not grow with the number of
+epochs. A watcher applies it to the map of the version before. The watcher sees each version once, in order,
+and continues after a break at any controller, because all controllers have the same changes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from adam_async.run.bundle_record import BundleRecord
+from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap, EpochRecord, LedgerRecord, NodeRecord
+from adam_async.run.program_record import FIXED, PROGRAM_PIECES, ProgramPiece, ProgramRecord
+from adam_async.run.store_record import ArraysPiece, StoreRecord
+
+_R = TypeVar("_R")
+
+
+class Change(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"ledger_record": "lending"}
+):
+    """The changes of one version of the map. Fields are those of `ClusterMap`; unset ones are unchanged."""
+
+    version: int
+    nodes: dict[str, NodeRecord] = {}
+    """The records that are new."""
+    gone: tuple[str, ...] = ()
+    """Nodes that have left the map."""
+    run: ProgramRecord | UnsetType | None = UNSET
+    same_run: bool = False
+    """Whether `run` lacks the fields `program_record.FIXED`, which are unchanged."""
+    stores: dict[str, StoreRecord] = {}
+    """The records that are new."""
+    stores_gone: tuple[str, ...] = ()
+    """Stores that have left the map."""
+    arrays: dict[str, ArraysPiece] = {}
+    """The pieces that are new."""
+    arrays_gone: tuple[str, ...] = ()
+    """Keys of pieces that have left the map."""
+    bundles: dict[str, BundleRecord] = {}
+    """The bundles that are new."""
+    bundles_gone: tuple[str, ...] = ()
+    """Keys of bundles that have left the map."""
+    placements: int | UnsetType = UNSET
+    epoch: EpochRecord | UnsetType | None = UNSET
+    ended: int | UnsetType = UNSET
+    results: tuple[dict[str, Any], ...] | UnsetType = UNSET
+    """All results of the map, or with `more_results` the added ones."""
+    more_results: bool = False
+    ledger_record: LedgerRecord | UnsetType | None = UNSET
+    pieces: dict[str, ProgramPiece] | UnsetType = UNSET
+
+
+_WHOLE = tuple(name for name in Change.__struct_fields__ if getattr(Change(version=0), name) is UNSET)
+
+
+def difference(before: ClusterMap, after: ClusterMap) -> Change:
+    """Return the change from one map to the next."""
+    new: dict[str, Any] = {}
+    for name in _WHOLE:
+        value, old = getattr(after, name), getattr(before, name)
+        if value is not old and value != old:
+            new[name] = value
+    if "run" in new and after.run and before.run and after.run.has_fixed_of(before.run):
+        new |= {"run": after.run.without_fixed(), "same_run": True}
+    added = after.ended - before.ended
+    if 0 < added <= len(after.results) and after.results == _extended(before.results, after.results[-added:]):
+        new |= {"results": after.results[-added:], "more_results": True}
+    if "results" in new:
+        new["ended"] = after.ended
+    return Change(
+        version=after.version,
+        nodes=_new_records(before.nodes, after.nodes),
+        gone=_gone(before.nodes, after.nodes),
+        stores=_new_records(before.stores, after.stores),
+        stores_gone=_gone(before.stores, after.stores),
+        arrays=_new_records(before.arrays, after.arrays),
+        arrays_gone=_gone(before.arrays, after.arrays),
+        bundles=_new_records(before.bundles, after.bundles),
+        bundles_gone=_gone(before.bundles, after.bundles),
+        **new,
+    )
+
+
+def _new_records(before: Mapping[str, _R], after: Mapping[str, _R]) -> dict[str, _R]:
+    if after is before:
+        return {}
+    new = {}
+    for name, record in after.items():
+        was = before.get(name)
+        if record is not was and record != was:  # most are the same object, and long to compare
+            new[name] = record
+    return new
+
+
+def _gone(before: Mapping[str, _R], after: Mapping[str, _R]) -> tuple[str, ...]:
+    return () if after is before else tuple(name for name in before if name not in after)
+
+
+def _merged(before: Mapping[str, _R], new: Mapping[str, _R], gone: Sequence[str]) -> dict[str, _R]:
+    return {name: record for name, record in {**before, **new}.items() if name not in gone}
+
+
+def _extended(
+    results: tuple[dict[str, Any], ...], more: tuple[dict[str, Any], ...]
+) -> tuple[dict[str, Any], ...]:
+    return (*results, *more)[-RESULTS_KEPT:]
+
+
+def changed(before: ClusterMap, change: Change) -> ClusterMap:
+    """Make the next version of a map.
+
+    Raises:
+        ValueError: The change does not follow this version, or continues another run.
+    """
+    if change.version != before.version + 1:
+        raise ValueError(f"version {change.version} does not follow version {before.version}")
+    new = {name: value for name in _WHOLE if (value := getattr(change, name)) is not UNSET}
+    if change.nodes or change.gone:
+        new["nodes"] = _merged(before.nodes, change.nodes, change.gone)
+    if change.stores or change.stores_gone:
+        new["stores"] = _merged(before.stores, change.stores, change.stores_gone)
+    if change.arrays or change.arrays_gone:
+        new["arrays"] = _merged(before.arrays, change.arrays, change.arrays_gone)
+    if change.bundles or change.bundles_gone:
+        new["bundles"] = _merged(before.bundles, change.bundles, change.bundles_gone)
+    if change.same_run and change.run:
+        if before.run is None or before.run.id != change.run.id:
+            raise ValueError(f"version {change.version} goes on with run {change.run.id}, which is not there")
+        new["run"] = change.run.with_fixed_of(before.run)
+    if change.more_results and change.results:
+        new["results"] = _extended(before.results, change.results)
+    return msgspec.structs.replace(before, version=change.version, **new)
+
+
+def changed_records(change: Change) -> Iterator[tuple[str, Any]]:
+    """Yield the key of each changed record with its new value, or None if it has left the map.
+
+    The variable fields of the program have the key ``run``, its fixed ones ``run/fixed``. A result has the
+    key ``results/<n>``, with n from 0 to `RESULTS_KEPT` - 1: the newest one replaces the oldest.
+    """
+    for name in change.gone:
+        yield f"nodes/{name}", None
+    for name in change.stores_gone:
+        yield f"stores/{name}", None
+    for key in (*change.arrays_gone, *change.bundles_gone):
+        yield key, None
+    yield from ((f"nodes/{name}", node) for name, node in change.nodes.items())
+    yield from ((f"stores/{name}", store) for name, store in change.stores.items())
+    yield from change.arrays.items()
+    yield from change.bundles.items()
+    if change.run is None:
+        yield from (("run", None), ("run/fixed", None))
+    elif change.run is not UNSET:
+        yield "run", change.run.without_fixed()
+        if not change.same_run:
+            yield "run/fixed", [getattr(change.run, name) for name in FIXED]
+    for key, record in (("epoch", change.epoch), ("lending", change.ledger_record)):
+        if record is not UNSET:
+            yield key, record
+    if change.results is not UNSET:
+        if not change.more_results:
+            yield from ((f"results/{number}", None) for number in range(RESULTS_KEPT))
+        assert change.ended is not UNSET, "results change with their number"
+        first = change.ended - len(change.results)
+        for number, result in enumerate(change.results, first):
+            yield f"results/{number % RESULTS_KEPT}", result
+    if change.pieces is not UNSET:
+        for number in range(PROGRAM_PIECES):
+            yield f"run/{number}", change.pieces.get(f"run/{number}")

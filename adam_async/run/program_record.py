@@ -1,0 +1,144 @@
+"""Pure: the record of a program in the cluster map, and its blob in pieces.
+
+A *program* is work that a driver submits, such as a training run. Its *kind* names the rules that the
+controllers apply to it. The *blob* tells the roles of the kind what to do; the controllers pass it on and
+never decode it, so two releases that read it differently still agree on the map. What the rules of the kind
+need, the driver states in `terms`.
+
+A blob that is too long for the record travels before it, in pieces with the keys ``run/0``, ``run/1`` and so
+on. The controllers join them into the record that names their number.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import msgspec
+
+from adam_async.messages.bounds import MOST_VALUE_BYTES
+
+PROGRAM_PIECES = 24
+"""Maximum number of pieces of a blob."""
+
+PIECE_BYTES = 45 << 10
+"""Maximum size of one piece, in bytes; its JSON text is a third larger, and fits into a value of the map."""
+
+MOST_PROGRAM_ID = 160
+"""Maximum length of a program's id, in bytes of UTF-8; its store has the same id."""
+
+OVER = ("finished", "failed")
+"""Phases of a program without a next one."""
+
+
+class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One program. Its driver submits it, advances it, and ends it."""
+
+    id: str
+    driver: str
+    """Node id of the driver; the program fails when it leaves."""
+    kind: str = "training"
+    """Name of its rules."""
+    blob: bytes = b""
+    """Work of the roles, as MessagePack; opaque to the controllers."""
+    pieces: int = 0
+    """In a submission: number of pieces with the blob; 0 if the record has it."""
+    terms: dict[str, Any] = {}
+    """Facts that the rules of the kind read; their types are those of the kind."""
+    phase: str = "preparing"
+    """State of the program; the kind names its phases, with `OVER` among them."""
+    epoch: int = 0
+    """Round in progress, from 1; 0 while preparing."""
+    reason: str = ""
+    """Reason for its failure."""
+    lost: str = ""
+    """Lost role that caused its failure, if any."""
+    result: dict[str, Any] = {}
+    """Outcome of a finished program, set by its driver."""
+    changed: int = 0
+
+    def without_fixed(self) -> Self:
+        """Return the record without the `FIXED` fields, which do not change after the submission."""
+        return msgspec.structs.replace(self, blob=b"", terms={}, pieces=0)
+
+    def with_fixed_of(self, program: "ProgramRecord") -> Self:
+        """Return the record with the `FIXED` fields of another record of the same program."""
+        return msgspec.structs.replace(self, **{name: getattr(program, name) for name in FIXED})
+
+    def has_fixed_of(self, program: "ProgramRecord") -> bool:
+        """Whether another record belongs to the same program, with the same `FIXED` fields."""
+        pairs = ((getattr(self, name), getattr(program, name)) for name in FIXED)
+        return self.id == program.id and all(here is there or here == there for here, there in pairs)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has finished or failed."""
+        return self.phase in OVER
+
+
+FIXED = ("kind", "blob", "pieces", "terms")
+"""Names of the `ProgramRecord` fields that never change; a later change of the record may omit them."""
+
+
+class ProgramPiece(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of the blob of a program in submission."""
+
+    run: str
+    """Id of the program."""
+    data: bytes
+    changed: int = 0
+
+
+def cut_blob(record: ProgramRecord) -> tuple[ProgramRecord, list[ProgramPiece]]:
+    """Cut the blob of a record for its submission.
+
+    Returns:
+        The record to submit, and the pieces to set before it; none if the record keeps the blob.
+
+    Raises:
+        ValueError: The blob needs more than `PROGRAM_PIECES` pieces.
+    """
+    blob = record.blob
+    if len(msgspec.json.encode(record)) <= MOST_VALUE_BYTES:
+        return record, []
+    if len(blob) > PROGRAM_PIECES * PIECE_BYTES:
+        raise ValueError(f"its blob has {len(blob)} bytes, {PROGRAM_PIECES * PIECE_BYTES} are the most")
+    pieces = [
+        ProgramPiece(run=record.id, data=blob[start : start + PIECE_BYTES])
+        for start in range(0, len(blob), PIECE_BYTES)
+    ]
+    return msgspec.structs.replace(record, blob=b"", pieces=len(pieces)), pieces
+
+
+def joined_blob(record: ProgramRecord, pieces: Mapping[str, ProgramPiece]) -> ProgramRecord | str:
+    """Return a submitted record with its blob from the pieces in the map, or the fault of the pieces."""
+    if not 0 <= record.pieces <= PROGRAM_PIECES:
+        return f"a program has up to {PROGRAM_PIECES} pieces, not {record.pieces}"
+    if not record.pieces:
+        return record
+    found = [pieces.get(f"run/{number}") for number in range(record.pieces)]
+    lacking = [number for number, piece in enumerate(found) if piece is None or piece.run != record.id]
+    if lacking:
+        return f"of program {record.id} piece {lacking[0]} of {record.pieces} is not there: submit it again"
+    blob = b"".join(piece.data for piece in found if piece is not None)
+    return msgspec.structs.replace(record, blob=blob, pieces=0)
+
+
+def check_program(record: ProgramRecord) -> str:
+    """Return the fault of the fields of a new program that all kinds have; empty if they have none."""
+    length = len(record.id.encode(errors="surrogatepass"))
+    if not record.id.isprintable() or not 1 <= length <= MOST_PROGRAM_ID:
+        return f"id {record.id[:80]!r} is not 1 to {MOST_PROGRAM_ID} bytes of printable characters"
+    return ""
+
+
+def is_piece(key: str) -> bool:
+    """Return whether a key of the map names a piece of a program."""
+    kind, _, number = key.partition("/")
+    return kind == "run" and number in _NUMBERS
+
+
+_NUMBERS = frozenset(map(str, range(PROGRAM_PIECES)))
+
+
+def program_prefix(driver: str, incarnation: int) -> str:
+    """Return the text with which the ids of one driver's programs begin; no client may use it."""
+    return f"{driver}-{incarnation:x}-"
