@@ -49,7 +49,6 @@ _NO_IMAGES, _NO_LABELS = np.empty((0, 1, 1, 1), np.uint8), np.empty(0, np.int64)
 class _Wanted:
     """Groups of a waiting question."""
 
-    group_cache: GroupCache
     numbers: Sequence[int]
     then: Callable[[], None]
 
@@ -259,7 +258,7 @@ class GroupProducer:
             then()
         else:
             self._late += 1
-            self._wanted.append(_Wanted(group_cache, numbers, then))
+            self._wanted.append(_Wanted(numbers, then))
             self._want(group_cache, numbers)
 
     def take(self, numbers: Sequence[int]) -> Pieces:

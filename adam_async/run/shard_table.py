@@ -96,7 +96,6 @@ class ShardTable:
 
     shards: tuple[ShardSpec, ...]
     by_tensor: dict[str, tuple[ShardSpec, ...]]
-    num_buckets: int
 
     @property
     def item_bytes(self) -> int:
@@ -143,21 +142,18 @@ def _ranges(array: ArrayRecord, shard_bytes: int) -> list[tuple[int, int]]:
     return cut_tensor(array.shape, limit if array.split else max(array.size, 1), array.cuts)
 
 
-def shard_table(
-    arrays: Iterable[ArrayRecord], *, shard_bytes: int = SHARD_BYTES, num_buckets: int = NUM_BUCKETS
-) -> ShardTable:
+def shard_table(arrays: Iterable[ArrayRecord], *, shard_bytes: int = SHARD_BYTES) -> ShardTable:
     """Cut every array into shards and give each shard its bucket. An empty array has no shard.
 
     Args:
         arrays: The arrays of a store, in its order.
         shard_bytes: Maximum size of a shard, in bytes; at least one value.
-        num_buckets: Number of buckets of the cluster.
 
     Raises:
         ValueError: A shard could not hold one value.
     """
     ranges = [(array, start, stop) for array in arrays for start, stop in _ranges(array, shard_bytes)]
-    buckets = spread([(stop - start) * array.item_bytes for array, start, stop in ranges], num_buckets)
+    buckets = spread([(stop - start) * array.item_bytes for array, start, stop in ranges], NUM_BUCKETS)
     shards = tuple(
         ShardSpec(
             id=ShardId(index),
@@ -172,7 +168,7 @@ def shard_table(
         for index, (array, start, stop) in enumerate(ranges)
     )
     by_tensor = {name: tuple(group) for name, group in groupby(shards, key=attrgetter("tensor"))}
-    return ShardTable(shards=shards, by_tensor=by_tensor, num_buckets=num_buckets)
+    return ShardTable(shards=shards, by_tensor=by_tensor)
 
 
 def count_shards(array: ArrayRecord, shard_bytes: int) -> int:
@@ -194,15 +190,13 @@ def count_shards(array: ArrayRecord, shard_bytes: int) -> int:
     return sum([last - first for first, last in edges]) * -(-row // step)
 
 
-def bytes_of_buckets(
-    arrays: Iterable[ArrayRecord], *, shard_bytes: int, num_buckets: int = NUM_BUCKETS
-) -> tuple[int, ...]:
+def bytes_of_buckets(arrays: Iterable[ArrayRecord], *, shard_bytes: int) -> tuple[int, ...]:
     """Return the bytes of the values of each bucket of a store's table; for errors see `shard_table`."""
     sizes = [
         (stop - start) * array.item_bytes for array in arrays for start, stop in _ranges(array, shard_bytes)
     ]
-    loads = [0] * num_buckets
-    for size, bucket in zip(sizes, spread(sizes, num_buckets), strict=True):
+    loads = [0] * NUM_BUCKETS
+    for size, bucket in zip(sizes, spread(sizes, NUM_BUCKETS), strict=True):
         loads[bucket] += size
     return tuple(loads)
 
@@ -219,7 +213,7 @@ def part_table(table: ShardTable, parameters: Iterable[PartOfArray]) -> ShardTab
             if first <= spec.start and spec.stop <= last
         ]
     by_tensor = {name: tuple(group) for name, group in groupby(shards, key=attrgetter("tensor"))}
-    return ShardTable(shards=tuple(shards), by_tensor=by_tensor, num_buckets=table.num_buckets)
+    return ShardTable(shards=tuple(shards), by_tensor=by_tensor)
 
 
 def spread(weights: Sequence[int], bins: int) -> list[int]:
@@ -237,7 +231,7 @@ def assign_buckets(table: ShardTable, servers: Sequence[NodeId]) -> list[NodeId]
     """Return the primary of each bucket, evenly by bytes. The order of the live servers decides ties."""
     if not servers:
         raise ValueError("buckets need at least one server to be assigned to")
-    loads = [0] * table.num_buckets
+    loads = [0] * NUM_BUCKETS
     for shard in table.shards:
         loads[shard.bucket] += shard.nbytes
     return [servers[index] for index in spread(loads, len(servers))]

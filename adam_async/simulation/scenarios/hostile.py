@@ -40,11 +40,9 @@ class BadFrames:
     """Rule of the error that ends the link."""
 
 
-def _hello(
-    *, magic: bytes = b"TLNKHAND", version: int = PROTOCOL_VERSION, kind: int = 1, role: bytes = b"client"
-) -> bytes:
+def _hello(*, version: int = PROTOCOL_VERSION, kind: int = 1, role: bytes = b"client") -> bytes:
     body = _PEER.pack(role, b"stranger", b"", 1, bytes(32))
-    return (_HEAD.pack(magic, version, kind, True) + body).ljust(RECORD_BYTES, b"\0")
+    return (_HEAD.pack(b"TLNKHAND", version, kind, True) + body).ljust(RECORD_BYTES, b"\0")
 
 
 def _refusal() -> bytes:

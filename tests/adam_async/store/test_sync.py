@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import inspect
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from adam_async import ConfigError, Factors, Sgd, StoreError, sync
+from adam_async import ConfigError, Factors, ParameterStore, Sgd, StoreError, sync
 from adam_async.errors import RoleUnreachable
 from adam_async.run.config import Waits
 
@@ -49,6 +50,18 @@ def test_the_program_of_the_contract_runs_without_await(tmp_path: Path) -> None:
         store.delete()
         assert store.closed
     assert threads() == []
+
+
+def test_both_stores_have_the_same_methods_with_the_same_arguments() -> None:
+    def signatures(store: type) -> dict[str, inspect.Signature]:
+        methods = inspect.getmembers(store, callable)
+        return {
+            name: inspect.signature(method).replace(return_annotation=None)
+            for name, method in methods
+            if not name.startswith("_")
+        }
+
+    assert signatures(sync.ParameterStore) == signatures(ParameterStore)
 
 
 async def test_it_works_where_a_loop_already_runs() -> None:
