@@ -4,9 +4,9 @@ All bundles are read at once, each a few shards at a time, so that neither a mes
 heartbeat grows with the model. If the primary of a bundle moves, the bundle is read or loaded again from its
 first shard.
 
-A checkpoint is read after every leased group is finished, so every push is acknowledged. With ssp and bsp that
-is not enough: ticks may still be on their way, and in bsp the last sum waits for them. So a read names the
-sync clock of all replicas; shards behind it are read again after they have reached it.
+A checkpoint is read after every leased group is finished, so every push is acknowledged. With ssp and bsp
+that is not enough: ticks may still be on their way, and in bsp the last sum waits for them. So a read names
+the sync clock of all replicas; shards behind it are read again after they have reached it.
 """
 
 import asyncio
@@ -280,9 +280,10 @@ class ShardCopies:
                 changes = self._changes()
                 _map_changed(bundles, await anext(changes))
                 following = group.create_task(_follow(bundles, changes), name=f"{node}/copies")
-                async with asyncio.TaskGroup() as works:
+                async with asyncio.TaskGroup() as works_group:
                     for bundle in bundles:
-                        works.create_task(self._repeat(bundle, work), name=f"{node}/copies-{bundle.home}")
+                        name = f"{node}/copies-{bundle.home}"
+                        works_group.create_task(self._repeat(bundle, work), name=name)
                 following.cancel()
         except ExceptionGroup as errors:
             cause = first_cause(errors)

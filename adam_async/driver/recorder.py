@@ -83,7 +83,7 @@ class Recorder:
     ) -> bytes | RecordError:
         """Read the logs of all servers and workers; returns the record file, or the reason why there is none.
 
-        The log of a bundle stays on the server that began it, so a run in which a primary moved has no record.
+        The log of a bundle stays on the server that began it: a run in which a primary moved has no record.
 
         Args:
             statistics: Counts by node id; those of workers name their kernels.
@@ -95,8 +95,8 @@ class Recorder:
             node = primary.node if primary is not None else "no server"
             if node != home:
                 return RecordError(
-                    f"the run was not recorded: the primary of bundle {home} is {node} now, and the log of its "
-                    f"pushes began on {home}; record a run in which no primary moves"
+                    f"the run was not recorded: the primary of bundle {home} is {node} now, and the log of "
+                    f"its pushes began on {home}; record a run in which no primary moves"
                 )
         nodes = [*[("ps", home) for home in homes], *[("worker", each) for each in cluster.live("worker")]]
         try:

@@ -107,6 +107,7 @@ class BundleConnection:
             channel.peer, channel.address = primary.node, primary.address
             channel.progressed()  # the new primary has the whole patience
             self._progress.set()
+        channel.drop()
         self._moved.set()
         self._trouble.set()
         if self._dialling is not None:

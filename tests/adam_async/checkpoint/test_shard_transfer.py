@@ -2,31 +2,35 @@
 
 import asyncio
 
+import msgspec
 import numpy as np
 import pytest
 
 from adam_async.checkpoint import shard_transfer
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.writer import make_tensors
-from adam_async.errors import DeadlineExceeded
+from adam_async.errors import DeadlineExceeded, ShardUnavailable
 from adam_async.parameter_server.events import ReplicasChanged
+from adam_async.run.bundle_record import bundle_key
+from adam_async.run.cluster_map import NodeRecord
 from adam_async.run.config import Waits
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
-from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, servers_of, until
+from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, address_of, servers_of, until
+from transport import Identity
 
 
-def copies_of(servers, waits=PATIENT):
+def copies_of(servers, waits=PATIENT, changes=None):
     identity = servers.identity("driver", 1)
     endpoint = Endpoint(servers.network, identity, Traffic(identity.node))
-    return ShardCopies(endpoint, changes=servers.member.changes, waits=waits)
+    return ShardCopies(endpoint, changes=changes or servers.member.changes, waits=waits)
 
 
-async def read(servers, *, clock=0, waits=PATIENT):
+async def read(servers, *, clock=0, waits=PATIENT, changes=None):
     """Read all shards of the servers."""
     tensors = make_tensors(servers.model, servers.config, None)
     clocks = dict.fromkeys(servers.shards(), clock) if clock else {}
-    states = await copies_of(servers, waits).read(servers.map, servers.table, tensors, clocks=clocks)
+    states = await copies_of(servers, waits, changes).read(servers.map, servers.table, tensors, clocks=clocks)
     return tensors, states
 
 
@@ -101,3 +105,85 @@ async def test_sums_that_are_never_complete_are_given_up_with_the_names_of_serve
             DeadlineExceeded, match=r"waited 0.05 s for ps-\d to send its shards: .* behind: 1"
         ):
             await read(servers, waits=waits)
+
+
+# --- primaries that move ---------------------------------------------------------------------
+
+
+class Frozen:
+    """A server that takes links and questions, and answers nothing."""
+
+    identity = Identity(role="ps", node="ps-9", incarnation=9)
+
+    def __init__(self):
+        self.asked = asyncio.Event()
+
+    async def on_link(self, link):
+        link.serve(lambda _: self.asked.set(), receives=False)
+        await link.wait_closed()
+
+
+def moved(cluster, *members, **nodes):
+    """The map with these members of bundle ps-0 in sync, and further nodes."""
+    key = bundle_key(next(iter(cluster.stores)), "ps-0")
+    bundle = msgspec.structs.replace(cluster.bundles[key], in_sync=members)
+    return msgspec.structs.replace(
+        cluster, bundles={**cluster.bundles, key: bundle}, nodes={**cluster.nodes, **nodes}
+    )
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_reading_goes_on_at_the_new_primary_while_the_old_one_is_silent(network):
+    network, frozen = NETWORKS[network](), Frozen()
+    listening = network.listen(address_of(network), frozen.identity, frozen.on_link)
+    async with servers_of(network, waits=PATIENT, **SHARDED) as servers, listening as listener:
+        node = NodeRecord(role="ps", address=listener.address, incarnation=9)
+
+        async def changes():
+            yield moved(servers.map, ("ps-9", 9), **{"ps-9": node})
+            await frozen.asked.wait()
+            yield servers.map
+            await asyncio.Event().wait()
+
+        tensors, _ = await read(servers, changes=changes)
+        for number, shard in servers.shards().items():
+            np.testing.assert_array_equal(tensors.cut(servers.table.shards[number])[0], shard.values)
+
+
+async def test_a_reading_waits_for_a_primary_and_goes_on():
+    async with servers_of(NETWORKS["local"](), waits=PATIENT, **SHARDED) as servers:
+
+        async def changes():
+            yield moved(servers.map)
+            await asyncio.sleep(0)
+            yield servers.map
+            await asyncio.Event().wait()
+
+        _, states = await read(servers, changes=changes)
+        assert [state.shard for state in states] == list(servers.shards())
+
+
+async def test_a_bundle_without_a_primary_is_named_when_patience_ends():
+    waits = msgspec.structs.replace(PATIENT, patience_s=0.05)
+    async with servers_of(NETWORKS["local"](), waits=PATIENT) as servers:
+
+        async def changes():
+            yield moved(servers.map)
+            await asyncio.Event().wait()
+
+        with pytest.raises(ShardUnavailable, match=r"waited 0.05 s for a primary of bundle ps-0"):
+            await read(servers, waits=waits, changes=changes)
+
+
+async def test_a_reading_of_a_failed_store_ends_at_the_first_failure():
+    async with servers_of(NETWORKS["local"](), waits=PATIENT) as servers:
+        cluster = moved(servers.map)
+        ((name, store),) = cluster.stores.items()
+        failed = msgspec.structs.replace(store, phase="failed")
+
+        async def changes():
+            yield msgspec.structs.replace(cluster, stores={name: failed})
+            await asyncio.Event().wait()
+
+        with pytest.raises(ShardUnavailable, match="a primary of bundle ps-0"):
+            await read(servers, changes=changes)

@@ -11,11 +11,13 @@ from adam_async.errors import ConfigError, RecordError
 from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits
 from adam_async.model.network import Network
+from adam_async.run.bundle_record import bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Config, Waits
 from adam_async.run.training_program import ResumeRecord, TrainingProgram
 from adam_async.runtime.traffic import Traffic
 from dataflow import ComputePool
+from tests.adam_async.cluster_maps import training
 from tests.adam_async.runs import cluster_of, local_network
 from transport import Identity
 
@@ -48,6 +50,20 @@ async def test_a_role_that_cannot_be_asked_is_named() -> None:
 
     assert isinstance(record, RecordError)
     assert str(record).startswith("the run was not recorded: worker-0 did not send its log")
+
+
+async def test_a_run_in_which_a_primary_moved_has_no_record() -> None:
+    cluster = training(servers=2).map
+    assert cluster.run is not None
+    key = bundle_key(cluster.run.id, "ps-1")
+    bundle = msgspec.structs.replace(cluster.bundles[key], in_sync=(("ps-0", 1),))
+    moved = msgspec.structs.replace(cluster, bundles={**cluster.bundles, key: bundle})
+
+    async with ComputePool(threads=1) as pool:
+        record = await recorder(pool, cluster.run).gather(moved, {}, {})
+
+    assert isinstance(record, RecordError)
+    assert "the primary of bundle ps-1 is ps-0 now, and the log of its pushes began on ps-1" in str(record)
 
 
 def statistics_of(*kernels: str | None) -> dict[str, RoleStatistics]:
