@@ -15,7 +15,7 @@ from adam_async.messages import Part
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, ShardTable
 from adam_async.run.store_record import ArrayRecord
-from adam_async.store.arrays import names_in
+from adam_async.store.arrays import is_surely_finite, names_in
 
 MESSAGE_BYTES = 4 << 20
 """Bytes of values after which the shards of a server continue in the next message, unless one shard is
@@ -59,6 +59,8 @@ class ShardMessage:
 
     def gather(self, flat: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         """Return the values of the message, from flat arrays by name; a view if they are one range."""
+        if self.whole:
+            return np.concatenate([flat[name] for name in self.names])
         if len(self.ranges) == 1:
             only = self.ranges[0]
             return flat[only.name][only.start : only.stop]
@@ -80,40 +82,32 @@ class StorePlan:
     """The messages for all shards of some arrays.
 
     Attributes:
-        shapes: Shape of each array, in the order of the names.
-        dtypes: Type of each.
+        wanted: Name, shape and type of each array.
         answer_ranges: Ranges of the arrays in answers to messages of whole arrays.
     """
 
     messages: tuple[ShardMessage, ...]
-    shapes: list[tuple[int, ...]]
-    dtypes: list[np.dtype[Any]]
+    wanted: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]
     answer_ranges: Mapping[str, AnswerRange]
 
     def gather(self, arrays: Mapping[str, Any]) -> list[NDArray[Any]] | None:
-        """Return the values of each message if all messages are of whole arrays, at once for all arrays.
+        """Return the values of each message, checked at once for all arrays.
 
-        Returns None if one is not, or if an array has another shape or type, or may not be finite.
+        Returns None if one is no plain array, or has another shape or type, or may not be finite.
         """
-        given = list(arrays.values())
-        if not self.messages or not all(message.whole for message in self.messages):
-            return None
-        if set(map(type, given)) != {np.ndarray}:
-            return None
-        if [array.dtype for array in given] != self.dtypes or [array.shape for array in given] != self.shapes:
-            return None
+        flat: dict[str, NDArray[Any]] = {}
+        for name, shape, dtype in self.wanted:
+            array = arrays[name]
+            if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape:
+                return None
+            flat[name] = array.reshape(-1)
         found = []
         for message in self.messages:
-            flat = np.concatenate([arrays[name].reshape(-1) for name in message.names])
-            if not np.isfinite(_squares(flat)):
+            values = message.gather(flat)
+            if not is_surely_finite(values):
                 return None
-            found.append(flat)
+            found.append(values)
         return found
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def _squares(flat: NDArray[Any]) -> float:
-    return float(np.dot(flat, flat))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +138,8 @@ class StoreLayout:
         self.arrays: Mapping[str, ArrayRecord] = {array.name: array for array in arrays}
         self.table = table
         self.buckets = buckets
+        self.unread: NDArray[np.int64] = np.full(len(table.shards), -1, np.int64)
+        """Versions of the shards before they are read."""
         self._plans: dict[tuple[str, ...], StorePlan] = {}
         self.everything = self.plan(tuple(self.arrays)).messages
 
@@ -160,8 +156,9 @@ class StoreLayout:
             messages = tuple(self._cut(specs))
             plan = StorePlan(
                 messages=messages,
-                shapes=[self.arrays[name].shape for name in names],
-                dtypes=[np.dtype(self.arrays[name].dtype) for name in names],
+                wanted=tuple(
+                    [(name, self.arrays[name].shape, np.dtype(self.arrays[name].dtype)) for name in names]
+                ),
                 answer_ranges=self._answer_ranges(messages),
             )
             if len(self._plans) >= PLANS_KEPT:

@@ -7,7 +7,7 @@ tick, names it, so that a step may have any number of pushes.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,7 +19,6 @@ from adam_async.controller.client import Membership
 from adam_async.errors import DeadlineExceeded, StoreError
 from adam_async.messages import Values as ValuesMessage
 from adam_async.parameter_server.client import ParameterClient, SessionIdentity, StepPush
-from adam_async.run.arrays import Factors
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, replica_generation
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import holders, shard_table
@@ -28,7 +27,7 @@ from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from adam_async.store.arrays import Gradient
 from adam_async.store.joining import Joining
-from adam_async.store.layout import StoreLayout
+from adam_async.store.layout import ShardMessage, StoreLayout
 from adam_async.store.local_servers import ServerAccess
 from adam_async.store.pulling import PullCollector, pull_targets
 from adam_async.store.pushing import Outgoing, PushCollector, PushMessages
@@ -90,10 +89,15 @@ class StoreLink:
         self._queued: deque[_QueuedCall] = deque()
         """Calls that wait for the servers to answer earlier pushes, in order."""
         self._has_queued = asyncio.Event()
-        self._open: set[asyncio.Future[PushOutcome]] = set()
+        self._open: set[PushCollector] = set()
+        """Pushes that are not answered."""
+        self._settling: list[asyncio.Future[None]] = []
+        """Waits for the end of all pushes."""
         self._error: BaseException | None = None
-        self._waiting: set[asyncio.Timeout] = set()
-        """Limits of the waits in progress, which end with the failure of this client."""
+        self._waiting: dict[asyncio.Future[Any], None] = {}
+        """Futures that callers wait for, which end with the failure of this client."""
+        self._beginning: set[asyncio.Timeout] = set()
+        """Limits of the waits for the first step, which end with it, too."""
         self._deleting = False
 
     # --- failures ------------------------------------------------------------------------------
@@ -102,27 +106,24 @@ class StoreLink:
         """End all waits with an error; the first one counts."""
         if self._error is None:
             self._error = error
+            for future in self._waiting:
+                if not future.done():
+                    future.set_exception(error)
             now = asyncio.get_running_loop().time()
-            for limit in self._waiting:
+            for limit in self._beginning:
                 limit.reschedule(now)
 
     def _check(self) -> None:
         if self._error is not None:
             raise self._error.with_traceback(None)
 
-    async def _unless_failed(self, wait: Awaitable[_T]) -> _T:
+    async def _unless_failed(self, future: "asyncio.Future[_T]") -> _T:
         """Wait, or raise the failure that comes meanwhile. Call `_check` before."""
-        limit = asyncio.timeout(None)
-        self._waiting.add(limit)
+        self._waiting[future] = None
         try:
-            async with limit:
-                return await wait
-        except TimeoutError:
-            if limit.expired():
-                self._check()
-            raise
+            return await future
         finally:
-            self._waiting.discard(limit)
+            del self._waiting[future]
 
     # --- opening -------------------------------------------------------------------------------
 
@@ -197,9 +198,12 @@ class StoreLink:
     ) -> PushOutcome:
         """See `ParameterStore.push`."""
         self._check()
-        await self._begun()
-        done = self._begin_push(gradients, read=read, rate=rate, weight=weight, assign=assign)
-        return await self._unless_failed(asyncio.shield(done))
+        if self.slack is not None:
+            await self._begun()
+        messages = self._checked_messages(gradients, rate, weight, assign)
+        push = self._begin_push(messages, read, weight, assign=assign)
+        await self._unless_failed(push.done)
+        return push.outcome()
 
     async def push_pull(
         self,
@@ -211,29 +215,26 @@ class StoreLink:
     ) -> Values:
         """See `ParameterStore.push_pull`."""
         self._check()
-        await self._begun()
-        push = partial(self._begin_push, gradients, read=read, rate=rate, weight=weight)
-        dense = isinstance(gradients, Mapping) and not any(
-            isinstance(each, Factors) for each in gradients.values()
-        )
-        if self.slack is None and dense:
+        if self.slack is not None:
+            await self._begun()
+        messages = self._checked_messages(gradients, rate, weight, assign=False)
+        if self.slack is None and all([type(message.shards) is ShardMessage for message in messages]):
             # One message each way: the answer to a push may bring the values.
-            self._check()
             pull = PullCollector(self.store.id, self.layout, self.note_versions, tuple(gradients), {})
-            await self._unless_failed(asyncio.shield(push(pull=pull)))
+            await self._unless_failed(self._begin_push(messages, read, weight, pull=pull).done)
             return pull.values()
-        done = push()
+        done = self._begin_push(messages, read, weight).done
         if done.done():
             await done  # a refused push ends no step
         if self.slack is not None:
             await self.tick()
         values = await self.pull(tuple(gradients), None)
-        await self._unless_failed(asyncio.shield(done))
+        await self._unless_failed(done)
         return values
 
     async def _begun(self) -> None:
         """Wait until the clocks of the store have begun: they wait for `replicas` clients."""
-        if self.slack is None or self._has_begun:
+        if self._has_begun:
             return
         name, id, wanted = self.name, self.store.id, self.store.replicas
 
@@ -242,60 +243,86 @@ class StoreLink:
             return store is None or store.id != id or store.epoch > 0
 
         what = f"{wanted} clients of store {name!r}, with which its first step begins"
-        waiting = self._membership.wait_for(has_begun, what, self._waits.prepare_s)
-        await self._unless_failed(waiting)
+        limit = asyncio.timeout(None)
+        self._beginning.add(limit)
+        try:
+            async with limit:
+                await self._membership.wait_for(has_begun, what, self._waits.prepare_s)
+        except TimeoutError:
+            if limit.expired():
+                self._check()
+            raise
+        finally:
+            self._beginning.discard(limit)
         self._has_begun = True
 
-    def _begin_push(
-        self,
-        gradients: Mapping[str, Gradient],
-        *,
-        read: Values | ReadVersions | None = None,
-        rate: float | None = None,
-        weight: int = 1,
-        assign: bool = False,
-        pull: PullCollector | None = None,
-    ) -> "asyncio.Future[PushOutcome]":
-        """Send a push now or, if servers owe answers, from the queue; returns the future of its outcome.
-
-        With `pull` the answers bring the values, too.
-        """
+    def _checked_messages(
+        self, gradients: Mapping[str, Gradient], rate: float | None, weight: int, assign: bool
+    ) -> list[Outgoing]:
+        """Return the messages of a push; for errors see `ParameterStore.push`."""
         self._check()
         if self._wish.reader:
             raise StoreError("this client is a reader: open the store without reader=True to push")
-        messages = self._messages.messages(gradients, rate, weight, assign)
-        versions = self._versions(read).copy()  # later answers must not count as read before this call
-        done: asyncio.Future[PushOutcome] = asyncio.get_running_loop().create_future()
-        self._open.add(done)
-        done.add_done_callback(self._open.discard)
-        send = partial(self._send, messages, versions, weight, assign, pull, done)
-        self._queue_call(_QueuedCall(send=send, outcome=done, is_push=True))
-        return done
+        return self._messages.messages(gradients, rate, weight, assign)
 
-    def _queue_call(self, call: "_QueuedCall") -> None:
+    def _begin_push(
+        self,
+        messages: list[Outgoing],
+        read: Values | ReadVersions | None,
+        weight: int,
+        *,
+        assign: bool = False,
+        pull: PullCollector | None = None,
+    ) -> PushCollector:
+        """Send a push now or, if servers owe answers, from the queue.
+
+        With `pull` the answers bring the values, too.
+        """
+        versions = self._versions(read)
+        push = PushCollector(self.layout, self.note_versions, self._push_ended, len(messages))
+        self._open.add(push)
+        send = partial(self._send, messages, versions, weight, assign, pull, push)
+        self._queue_call(send, push.fail, is_push=True)
+        return push
+
+    def _push_ended(self, push: PushCollector) -> None:
+        self._open.discard(push)
+        if self._settling and not self._open:
+            for waiter in self._settling:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._settling.clear()
+
+    def _queue_call(
+        self, send: Callable[[], None], fail: Callable[[Exception], None], *, is_push: bool = False
+    ) -> None:
         """Make a call behind those before it; a push waits until all servers may be sent one.
 
         No caller waits in place of a queued push, so that a cancelled one keeps its place.
         """
-        if self._queued or (call.is_push and not self._client.may_push):
-            self._queued.append(call)
+        if self._queued or (is_push and not self._client.may_push):
+            self._queued.append(_QueuedCall(send=send, fail=fail, is_push=is_push))
             self._has_queued.set()
         else:
-            call.run()
+            _run(send, fail)
 
     async def _send_queued(self) -> None:
         while True:
             while self._queued:
                 if self._queued[0].is_push:
                     await self._client.admit()
-                self._queued.popleft().run()
+                call = self._queued.popleft()
+                _run(call.send, call.fail)
             self._has_queued.clear()
             await self._has_queued.wait()
 
     def _versions(self, read: Values | ReadVersions | None) -> NDArray[np.int64]:
-        """Return the versions that a push counts as read at; those not read count as the newest seen."""
+        """Return the versions that a push counts as read at; those not read count as the newest seen.
+
+        Later answers do not change them.
+        """
         if read is None:
-            return self._seen
+            return self._seen.copy()
         versions = read.read if isinstance(read, Values) else read
         if not isinstance(versions, ReadVersions):
             raise StoreError(f"read takes the values of a pull, or their versions, not {type(read).__name__}")
@@ -305,7 +332,7 @@ class StoreLink:
 
     def _note_pushed(self, messages: Sequence[Outgoing], *, assign: bool) -> None:
         """Refuse a second push of an array in a step of bsp, and an assignment behind a push."""
-        shards = {shard for message in messages for shard in message.shards}
+        shards = {shard for message in messages for shard in message.shards.shards}
         if again := shards & self._pushed:
             name = self.layout.table.shards[min(again)].tensor
             raise StoreError(
@@ -321,7 +348,7 @@ class StoreLink:
         weight: int,
         assign: bool,
         pull: PullCollector | None,
-        done: "asyncio.Future[PushOutcome]",
+        push: PushCollector,
     ) -> None:
         """Send the messages of a push.
 
@@ -332,7 +359,6 @@ class StoreLink:
         """
         if self._is_summed:
             self._note_pushed(messages, assign=assign)
-        collector = PushCollector(self.layout, self.note_versions, done, len(messages))
         clock = 0
         if self.slack is not None and not assign:
             clock = self.clock + 1 if self._is_summed else self.clock
@@ -340,35 +366,38 @@ class StoreLink:
         # memory after the push has returned, and the push would wait for the sum.
         kept = self._is_summed and not assign and isinstance(self._network, LocalNetwork)
         for number, message in enumerate(messages):
-            shards = message.shards
-            self._client.push(
-                message.server,
-                StepPush(
-                    parts=message.parts,
-                    shards=shards,
-                    tensors=[tensor.copy() for tensor in message.tensors] if kept else message.tensors,
-                    versions=tuple(versions[message.index].tolist()),
-                    own_applied=(0,) * len(shards),
-                    clock=clock,
-                    weight=weight,
-                    rate=message.rate,
-                    epoch=1 if self.slack is not None and not assign else 0,
-                    assign=assign,
-                    pull=pull is not None,
-                ),
-                on_values=partial(pull.answered, number) if pull is not None else None,
-                into=pull.into(pull.plan.messages[number]) if pull is not None else None,
-                on_free=_keep if kept else collector.freed,
-                on_outcome=partial(collector.answered, message, done=kept),
+            of = message.shards
+            step = StepPush(
+                parts=of.parts,
+                shards=of.shards,
+                tensors=[tensor.copy() for tensor in message.tensors] if kept else message.tensors,
+                versions=tuple(versions[of.index].tolist()),
+                own_applied=(0,) * len(of.shards),
+                clock=clock,
+                weight=weight,
+                rate=message.rate,
+                epoch=1 if self.slack is not None and not assign else 0,
+                assign=assign,
+                pull=pull is not None,
             )
+            if pull is not None:
+                # The values bring the versions, and without clocks no sum refuses a push.
+                arrived, memory = partial(pull.answered, number), pull.into(pull.plan.messages[number])
+                self._client.push(of.server, step, on_free=push.freed, on_values=arrived, into=memory)
+            else:
+                answered = partial(push.answered, message, done=kept)
+                self._client.push(of.server, step, on_free=_keep if kept else push.freed, on_outcome=answered)
         if not messages:
-            collector.finish()
+            push.finish()
 
-    def note_versions(self, index: slice | NDArray[np.intp], versions: Sequence[int]) -> NDArray[np.int64]:
-        """Take note of the versions of an answer, and return them."""
-        found = np.array(versions, np.int64)
-        self._seen[index] = np.maximum(self._seen[index], found)
-        return found
+    def note_versions(self, index: slice | NDArray[np.intp], versions: Sequence[int]) -> None:
+        """Take note of the versions of an answer."""
+        seen = self._seen
+        if len(versions) == 1 and isinstance(index, slice):
+            # One shard is the usual case of small stores, and the operations of numpy would be half its cost.
+            seen[index.start] = max(versions[0], seen[index.start])
+        else:
+            seen[index] = np.maximum(seen[index], versions)
 
     # --- clocks --------------------------------------------------------------------------------
 
@@ -382,7 +411,7 @@ class StoreLink:
         await self._begun()
         await asyncio.sleep(0)  # a loop of ticks leaves its turn to other tasks
         sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue_call(_QueuedCall(send=partial(self._send_ticks, sent), outcome=sent))
+        self._queue_call(partial(self._send_ticks, sent), sent.set_exception)
         if not sent.done():
             await self._unless_failed(asyncio.shield(sent))
 
@@ -398,8 +427,14 @@ class StoreLink:
     async def settled(self) -> None:
         """See `ParameterStore.settled`."""
         self._check()
-        while self._open:
-            await self._unless_failed(asyncio.wait(set(self._open)))
+        if self._open:
+            await self._unless_failed(self._until_settled())
+
+    def _until_settled(self) -> "asyncio.Future[None]":
+        """Return a future that ends when no push is open."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._settling.append(waiter)
+        return waiter
 
     # --- pulls ---------------------------------------------------------------------------------
 
@@ -415,7 +450,7 @@ class StoreLink:
         pull = PullCollector(self.store.id, layout, self.note_versions, wanted, targets)
         sent: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         # Behind the pushes that were called before.
-        self._queue_call(_QueuedCall(send=partial(self._send_pull, pull, sent), outcome=sent))
+        self._queue_call(partial(self._send_pull, pull, sent), sent.set_exception)
         bound = sent.result() if sent.done() else await self._unless_failed(sent)
         try:
             async with asyncio.timeout(self._waits.clock_s if bound else None):
@@ -488,28 +523,28 @@ class StoreLink:
         """Wait a moment for open pushes, and leave the cluster, so that no client waits for this one."""
         try:
             async with asyncio.timeout(LEAVE_S):
-                while self._open and self._error is None:
-                    await asyncio.wait(set(self._open))
+                if self._open and self._error is None:
+                    await self._until_settled()
         except TimeoutError:
             pass
         await self._membership.leave()
 
 
 class _QueuedCall(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A push, a tick or a pull that is sent in the order of the calls."""
+    """A push, a tick or a pull that waits for its turn."""
 
     send: Callable[[], None]
-    outcome: "asyncio.Future[Any]"
-    """Gets the error of `send`."""
-    is_push: bool = False
+    fail: Callable[[Exception], None]
+    """Takes the error of `send`."""
+    is_push: bool
 
-    def run(self) -> None:
-        """Send the message; an error goes to `outcome`, and not to the sender of the calls before it."""
-        try:
-            self.send()
-        except Exception as error:
-            # An error beside `StoreError` is a defect; its caller must not wait for ever.
-            self.outcome.set_exception(error)
+
+def _run(send: Callable[[], None], fail: Callable[[Exception], None]) -> None:
+    try:
+        send()
+    except Exception as error:
+        # An error beside `StoreError` is a defect; its caller must not wait for ever.
+        fail(error)
 
 
 def _keep() -> None:

@@ -23,7 +23,7 @@ class PullCollector:
         layout: Its shards.
         note_versions: Takes the versions of each answer, with their index.
         names: The arrays.
-        targets: Flat memory to fill, by name; other arrays are new.
+        targets: Flat memory to fill, by name; the collector adds that of other arrays.
     """
 
     def __init__(
@@ -32,21 +32,20 @@ class PullCollector:
         layout: StoreLayout,
         note_versions: NoteVersions,
         names: tuple[str, ...],
-        targets: Mapping[str, NDArray[Any]],
+        targets: dict[str, NDArray[Any]],
     ) -> None:
         self._store = store
         self._layout = layout
         self._note_versions = note_versions
-        plan = layout.plan(names)
         self._names = names
-        self.plan = plan
+        self.plan = layout.plan(names)
         self._flats: dict[int, NDArray[Any]] = {}
         """Values of messages of whole arrays, by number."""
-        self._targets = dict(targets)
+        self._targets = targets
         self._given = frozenset(targets)
         self._found: dict[str, NDArray[Any]] = {}
-        self._read = np.full(len(layout.table.shards), -1, np.int64)
-        self.missing = len(plan.messages)
+        self._read = layout.unread.copy()
+        self.missing = len(self.plan.messages)
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.clocks: list[int] = []
         """Clock of each answer."""
@@ -58,7 +57,7 @@ class PullCollector:
         """Return memory for the answer if it is one range of an array; None for pooled memory."""
         if len(message.ranges) != 1:
             return None
-        (only,) = message.ranges
+        only = message.ranges[0]
         return self._target(only.name)[only.start : only.stop]
 
     def _target(self, name: str) -> NDArray[Any]:
@@ -75,7 +74,8 @@ class PullCollector:
     def answered(self, number: int, versions: Sequence[int], flat: NDArray[Any], clock: int) -> None:
         """Take the answer to a message by its number: versions, flat values, and their clock."""
         message = self.plan.messages[number]
-        self._read[message.index] = self._note_versions(message.index, versions)
+        self._note_versions(message.index, versions)
+        self._read[message.index] = versions
         self.clocks.append(clock)
         arrays, given, at = self._layout.arrays, self._given, 0
         if message.whole and not given:
@@ -105,7 +105,7 @@ class PullCollector:
             if flat is None:
                 flat = self._target(name)
             array = flat.reshape(record.shape)
-            array.flags.writeable = False
+            array.setflags(write=False)
             arrays[name] = array
         clock = min(self.clocks, default=0)
         pulled = _PulledArrays(self._names, ranges, self._flats, arrays) if ranges else arrays

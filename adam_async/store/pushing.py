@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.errors import StoreError
-from adam_async.messages import REFUSED, Part, Pushed
+from adam_async.messages import REFUSED, Pushed
 from adam_async.run.arrays import Factors
-from adam_async.run.ids import ShardId
 from adam_async.run.store_record import ArrayRecord
 from adam_async.store.arrays import Gradient, flat_factors, flat_values
-from adam_async.store.layout import ShardMessage, StoreLayout
+from adam_async.store.layout import FactorMessage, ShardMessage, StoreLayout
 from adam_async.store.values import PushOutcome, RefusedShard
 
 MOST_RATE = 1e12
@@ -25,19 +24,15 @@ MOST_WEIGHT = (1 << 32) - 1
 """Largest weight of a push."""
 
 
-NoteVersions = Callable[["slice | NDArray[np.intp]", Sequence[int]], NDArray[np.int64]]
-"""Takes note of the versions of an answer, at an index of the shards, and returns them."""
+NoteVersions = Callable[["slice | NDArray[np.intp]", Sequence[int]], None]
+"""Takes note of the versions of an answer, at an index of the shards."""
 
 
 class Outgoing(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One message of a push."""
 
-    server: str
-    parts: tuple[Part, ...]
-    shards: tuple[ShardId, ...]
-    index: slice | NDArray[np.intp]
-    names: tuple[str, ...] = ()
-    """Array of each shard, if each is of one shard."""
+    shards: ShardMessage | FactorMessage
+    """The shards, and their server."""
     tensors: Sequence[NDArray[Any]]
     rate: float
 
@@ -109,13 +104,7 @@ class PushMessages:
 
     def _outgoing(self, message: ShardMessage, values: NDArray[Any], rate: float | None) -> "Outgoing":
         return Outgoing(
-            server=message.server,
-            parts=message.parts,
-            shards=message.shards,
-            index=message.index,
-            names=message.names if message.whole else (),
-            tensors=(values,),
-            rate=self._rates[message.rule] if rate is None else rate,
+            shards=message, tensors=(values,), rate=self._rates[message.rule] if rate is None else rate
         )
 
     def _factors_of(
@@ -134,10 +123,7 @@ class PushMessages:
             )
             found.append(
                 Outgoing(
-                    server=message.server,
-                    parts=message.parts,
-                    shards=message.shards,
-                    index=message.index,
+                    shards=message,
                     tensors=(activations, rows),
                     rate=self._rates[message.rule] if rate is None else rate,
                 )
@@ -151,7 +137,7 @@ class PushCollector:
     Args:
         layout: Shards of the store.
         note_versions: Takes the versions of each answer, with their index.
-        done: Gets the outcome.
+        on_end: Called once with the collector, when all messages are answered.
         messages: Number of messages.
     """
 
@@ -159,30 +145,32 @@ class PushCollector:
         self,
         layout: StoreLayout,
         note_versions: NoteVersions,
-        done: "asyncio.Future[PushOutcome]",
+        on_end: "Callable[[PushCollector], None]",
         messages: int,
     ) -> None:
         self._layout = layout
         self._note_versions = note_versions
-        self._done = done
+        self._on_end = on_end
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Ends with the push, unless its caller was cancelled."""
         self._left = messages
         self._versions: dict[str, int] = {}
         self._refused: list[RefusedShard] = []
 
     def answered(self, message: Outgoing, answer: Pushed, *, done: bool) -> None:
         """Take an answer; `done`: the message needs no more, because its tensors are not the caller's."""
-        shards = message.shards
-        self._note_versions(message.index, answer.versions)
+        of = message.shards
+        self._note_versions(of.index, answer.versions)
         table, versions = self._layout.table.shards, self._versions
-        if message.names:
-            versions.update(zip(message.names, answer.versions, strict=True))
+        if isinstance(of, ShardMessage) and of.whole:
+            versions.update(zip(of.names, answer.versions, strict=True))
         else:
-            for shard, version in zip(shards, answer.versions, strict=True):
+            for shard, version in zip(of.shards, answer.versions, strict=True):
                 name = table[shard].tensor
                 versions[name] = min(versions.get(name, version), version)
         for problem in answer.problems:
             if problem.status == REFUSED:
-                spec = table[shards[problem.index]]
+                spec = table[of.shards[problem.index]]
                 self._refused.append(RefusedShard(name=spec.tensor, start=spec.start, stop=spec.stop))
         if done:
             self.freed()
@@ -194,9 +182,20 @@ class PushCollector:
             self.finish()
 
     def finish(self) -> None:
-        """Set the outcome."""
-        if not self._done.done():
-            self._done.set_result(PushOutcome(versions=self._versions, refused=tuple(self._refused)))
+        """End the push: all its messages are answered."""
+        self._on_end(self)
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def outcome(self) -> PushOutcome:
+        """Return the outcome; call it when `done` has ended."""
+        return PushOutcome(versions=self._versions, refused=tuple(self._refused))
+
+    def fail(self, error: Exception) -> None:
+        """End the push with an error: it was not sent."""
+        self._on_end(self)
+        if not self.done.done():
+            self.done.set_exception(error)
 
 
 def record_type(record: ArrayRecord) -> Callable[[float], Any]:
