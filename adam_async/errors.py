@@ -25,14 +25,21 @@ docs/reference/exit-codes.md lists them all.
 
 from collections.abc import Sequence
 
-LOST_SHARDS = (
-    "with it went the only copy of its shards; --resume DIR picks the run up at its last checkpoint, if "
-    "--checkpoint DIR kept one"
-)
+_RESUME = "--resume DIR picks the run up at its last checkpoint, if --checkpoint DIR kept one"
+
+LOST_SHARDS = f"with it went the only copy of its shards; {_RESUME}"
 """Text on the consequence of a lost parameter server for its run."""
 
-LOST_STORE = "with it went the only copy of its shards; open the store again with arrays to create it anew"
+LOST_COPIES = f"with them went all copies of some shards; {_RESUME}"
+"""Text on the consequence of several lost parameter servers for their run."""
+
+_RECREATE = "open the store again with arrays to create it anew"
+
+LOST_STORE = f"with it went the only copy of its shards; {_RECREATE}"
 """Text on the consequence of a lost parameter server for a store of clients."""
+
+LOST_STORE_COPIES = f"with them went all copies of some shards; {_RECREATE}"
+"""Text on the consequence of several lost parameter servers for a store of clients."""
 
 
 class AdamError(Exception):

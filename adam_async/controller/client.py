@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
 
 from adam_async.controller.leader_connection import parse_controllers as parse_controllers  # for other roles
 from adam_async.controller.map_client import MapClient, MapUpdate
 from adam_async.errors import AdamError, DeadlineExceeded, RunFailed
+from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Waits
 from adam_async.run.map_changes import changed
@@ -49,6 +50,14 @@ class NodeChanges(TypedDict, total=False):
     info: dict[str, Any]
     serves: tuple[str, ...]
     store: str
+
+
+Confirmation = Literal["confirmed", "conflict", "unknown"]
+"""Outcome of a change of a bundle.
+
+`confirmed`: the controllers made the change. `conflict`: they will never make it; the bundle has another
+record by now, its store has failed, or a new member is lost. `unknown`: they made it, or may still make it.
+"""
 
 
 class Membership:
@@ -287,6 +296,40 @@ class Membership:
             return msgspec.structs.replace(store, phase="deleted")
 
         await self.update(store_key(name), deleted)
+
+    async def update_bundle(
+        self, home: str, expected: int, record: BundleRecord, *, timeout_s: float
+    ) -> Confirmation:
+        """Change a bundle, as a member of it, if its record still has version `expected`.
+
+        The map of this member has the outcome before this returns, unless it is unknown. After an unknown
+        outcome, a later version of the bundle in the map shows whether the change was made.
+
+        Args:
+            home: Home of the bundle.
+            expected: Version of the record from which the new one was made.
+            record: New record, with the id of its store.
+
+        Raises:
+            RunFailed: The controller refused the record, which breaks a rule of bundles.
+        """
+        name = next((name for name, store in self.map.stores.items() if store.id == record.store), None)
+        if name is None:
+            return "conflict"  # the store was deleted
+        key = bundle_key(name, home)
+        try:
+            outcome = await self._client.compare_and_set(
+                key, expected, record, after=self.map.version, group=self._group, timeout_s=timeout_s
+            )
+        except DeadlineExceeded:
+            return "unknown"
+        except RemoteError as error:
+            raise _refused(key, error) from error
+        for update in outcome.updates:
+            await self._take(update)
+        if outcome.done is None:
+            return "unknown"
+        return "confirmed" if outcome.done else "conflict"
 
     async def update(self, key: str, change: Callable[[ClusterMap], msgspec.Struct | None]) -> None:
         """Compare-and-set a key with a record made from the newest map, until that succeeds.

@@ -14,7 +14,7 @@ GROWTH_BYTES = 1 << 20
 """Bytes by which present records may grow in a full map: members continue, and no node joins."""
 
 STORES_BYTES = MOST_MAP_BYTES // 2
-"""Maximum size of all stores with their lists of arrays, in bytes: nodes must have room to join."""
+"""Maximum size of all stores with lists of arrays and bundles, in bytes: nodes must have room to join."""
 
 MARKS_BYTES = 16
 """Maximum size of the quotes, colons and commas around one record, with the key of a piece, in bytes."""
@@ -44,7 +44,7 @@ class MapSize:
     def _set(self, key: str, size: int) -> None:
         more = size - self._of.pop(key, 0)
         self.total += more
-        if key.startswith("stores/"):
+        if key.startswith(("stores/", "bundles/")):
             self.stores += more
         if size:
             self._of[key] = size

@@ -3,11 +3,14 @@
     key            ps    data   worker   driver                         client   reader
     nodes/<id>     own   own    own      own, and the death of others   own      own
     stores/<name>  -     -      -        all                            some     -
+    bundles/<...>  own   -      -        -                              -        -
     run, run/<n>   -     -      -        all                            -        -
 
 The rules of each kind of program add rows for their own keys. A controller sets nothing here.
 
-*Own* is the record of the node of that id, with the role and the incarnation of the link.
+*Own* is the record of the node of that id, with the role and the incarnation of the link. A server's own
+bundles are those in which it is in sync; `bundle_rules.may_change` has the changes of a primary and of the
+others.
 
 *Some*: a client creates stores of no program, in its own name, with its own pieces, and under no name or id
 that a driver may give to a program. It deletes its own stores, and those whose creator is no longer live,
@@ -24,6 +27,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from adam_async.controller.bundle_rules import may_change
+from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.program_record import is_piece, program_prefix
 from adam_async.run.store_record import StoreRecord
@@ -64,13 +69,14 @@ PermissionRule = Callable[[Attempt, ClusterMap], str]
 
 RIGHT, WRONG, LATER = "right", "wrong", "later"
 
-NAMED = ("nodes", "stores")
+NAMED = ("nodes", "stores", "bundles")
 """Kinds of keys with a name behind a slash."""
 
 MEANT = {
     "nodes": "the node of that id sets it, with its own role and incarnation; a driver may report its death",
     "stores": "drivers set it; clients create stores of no program in their own name, and delete these, and "
     "those of creators that have left",
+    "bundles": "its primary sets it; a server in sync may replace the primary by itself",
     "run": "drivers set it",
 }
 """Permission for each kind of key, as text for refusals."""
@@ -194,6 +200,18 @@ def _deletion(attempt: Attempt, old: StoreRecord | None, cluster: ClusterMap) ->
     return WRONG if old.creator != attempt.peer.node and creator is not None and creator.live else RIGHT
 
 
+def _own_bundle(attempt: Attempt, cluster: ClusterMap) -> str:
+    old = cluster.bundles.get(attempt.key)
+    if old is None or attempt.expected != old.changed:
+        # A version that this controller has applied, and that the record does not have, is a mere conflict.
+        return LATER if attempt.expected > cluster.version else RIGHT
+    try:
+        new = msgspec.convert(attempt.value, BundleRecord)
+    except msgspec.ValidationError:
+        return WRONG
+    return RIGHT if may_change((attempt.peer.node, attempt.peer.incarnation), old, new) else WRONG
+
+
 def anything(attempt: Attempt, cluster: ClusterMap) -> str:
     """Return `RIGHT`: the role may set the key to any record."""
     return RIGHT
@@ -222,6 +240,7 @@ TABLE: Mapping[tuple[str, str], PermissionRule] = {
     ("nodes", "reader"): _own_node,
     ("stores", "driver"): anything,
     ("stores", "client"): _store_of_clients,
+    ("bundles", "ps"): _own_bundle,
     ("run", "driver"): anything,
 }
 """Rules by kind of key and role of the link; a role without a rule may not set the key."""

@@ -3,17 +3,16 @@
 A state machine: `apply` takes one command and returns the events that it caused. After each command the
 standing rules run, each of which reads the map and may change it:
 
-    fail      a store has failed if a server with the only copy of some shards is lost
-    place     enough servers are live and have the memory: the store's buckets get their primaries
+    strike    a lost server is no member of bundles; the next member in sync follows a lost primary
+    fail      a store has failed if all members in sync of one of its bundles are lost
+    place     enough servers are live and have the memory: the store's bundles get their members
     number    a new client of a store gets a place in the store's clocks
-    open      all servers of a store hold values for all its shards: the store is open
+    open      the primaries of a store hold values for all its shards: the store is open
     forget    the map drops departed nodes, except the last `DEPARTED_KEPT` of each role and those in use
 
 The controllers know nothing of models or of training. A *program* is work with records of its own, such as a
 training run; the rules of its kind (`program_rules`) are pure functions of the map that this file calls after
 its own.
-
-With one copy of each shard a lost primary means lost values, so the store fails and names the server.
 
 The loss of a node is a command, `NodeLost`; `failure_detector` decides when to propose it.
 """
@@ -24,10 +23,11 @@ from typing import Any, assert_never
 
 import msgspec
 
-from adam_async.controller import store_rules
+from adam_async.controller import bundle_rules, store_rules
 from adam_async.controller.program_rules import ProgramRules, Rules
 from adam_async.controller.records import check_node
 from adam_async.errors import ConfigError
+from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import NO_SLOT, ClusterMap, NodeRecord
 from adam_async.run.store_record import ArraysPiece, StoreRecord, is_store_name
 
@@ -119,7 +119,7 @@ class ControllerState:
         key = command.key
         version = self._version(key)
         if version is None:
-            own = "nodes/<id>, stores/<name>, stores/<name>/<n>"
+            own = "nodes/<id>, stores/<name>, stores/<name>/<n>, bundles/<store>/<home>"
             return Invalid(f"no key {key[:200]!r}; there are {own}, {self._rules.keys}")
         if version != command.expected:
             return Conflict(key, version)
@@ -132,6 +132,11 @@ class ControllerState:
                 new = store_rules.set_piece(self.map, key, msgspec.convert(command.value, ArraysPiece))
             elif kind == "stores":
                 new = store_rules.set_store(self.map, name, msgspec.convert(command.value, StoreRecord))
+            elif kind == "bundles":
+                bundle = msgspec.convert(command.value, BundleRecord)
+                new = bundle_rules.set_bundle(self.map, key, bundle)
+                if not isinstance(new, str) and bundle_rules.is_outdated(self.map, key, bundle):
+                    return Conflict(key, version)
             else:
                 new = self._rules.set(self.map, key, command.value)
         except (msgspec.ValidationError, ConfigError) as error:
@@ -144,7 +149,7 @@ class ControllerState:
     def _version(self, key: str) -> int | None:
         """Return the version of a key's record, 0 without one; None if there is no such key."""
         kind, _, name = key.partition("/")
-        old: NodeRecord | StoreRecord | ArraysPiece | None
+        old: NodeRecord | StoreRecord | ArraysPiece | BundleRecord | None
         if kind == "nodes" and name:
             old = self.map.nodes.get(name)
         elif kind == "stores":
@@ -152,6 +157,11 @@ class ControllerState:
             if not is_store_name(store) or (slash and number not in store_rules.PIECE_NUMBERS):
                 return None
             old = self.map.arrays.get(key) if slash else self.map.stores.get(store)
+        elif kind == "bundles":
+            store, _, home = name.partition("/")
+            if not is_store_name(store) or not home:
+                return None
+            old = self.map.bundles.get(key)
         else:
             return self._rules.version(self.map, key)
         return old.changed if old is not None else 0
@@ -173,7 +183,8 @@ class ControllerState:
         if old is not None and old.live and old.incarnation != new.incarnation:
             # The old incarnation was not reported lost yet, but its state is lost all the same.
             cluster = _without_node(cluster, NodeLost(name, old.incarnation))
-            cluster = self._rules.lost(store_rules.fail_stores(cluster))
+            cluster = store_rules.fail_stores(bundle_rules.strike_out_lost(cluster))
+            cluster = self._rules.lost(cluster)
         if old is not None and old.incarnation == new.incarnation and old.live and old.store == new.store:
             new = msgspec.structs.replace(
                 new, replica=old.replica, partition=old.partition, placed=old.placed
@@ -202,6 +213,7 @@ class ControllerState:
 
     def _run_rules(self) -> None:
         for rule in (
+            bundle_rules.strike_out_lost,
             store_rules.fail_stores,
             self._rules.lost,
             store_rules.place_stores,

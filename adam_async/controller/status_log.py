@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from adam_async.controller.bootstrap import name_of
+from adam_async.controller.bundle_rules import bundle_lines
 from adam_async.controller.consensus import Core, Role
 from adam_async.controller.program_rules import ProgramRules
 from adam_async.run.cluster_map import ClusterMap
@@ -196,7 +197,7 @@ def report_changes(before: ClusterMap, after: ClusterMap, rules: ProgramRules) -
 
 
 def map_lines(before: ClusterMap, after: ClusterMap) -> Iterator[str]:
-    """Yield lines for members that join, leave or are lost, for drivers' notices, and for clients' stores."""
+    """Yield lines for nodes that join, leave or are lost, drivers' notices, clients' stores and bundles."""
     for name, node in after.nodes.items():
         was = before.nodes.get(name)
         if was is None or was.live != node.live or was.incarnation != node.incarnation:
@@ -210,6 +211,7 @@ def map_lines(before: ClusterMap, after: ClusterMap) -> Iterator[str]:
     for name, store in before.stores.items():
         if not store.program and name not in after.stores:
             yield f"store {name!r} was deleted"
+    yield from bundle_lines(before, after)
 
 
 STORE_PHASES: Mapping[StorePhase, str] = {

@@ -11,8 +11,15 @@ from typing import TypedDict, Unpack
 
 import msgspec
 
-from adam_async.errors import LOST_SHARDS, LOST_STORE
-from adam_async.run.bundle_record import BundleRecord, bundle_key
+from adam_async.controller.bundle_rules import (
+    bytes_of_bundles,
+    check_bundles,
+    free_bytes,
+    lost_servers,
+    used_bytes,
+)
+from adam_async.errors import LOST_COPIES, LOST_SHARDS, LOST_STORE, LOST_STORE_COPIES
+from adam_async.run.bundle_record import MOST_COPIES, BundleRecord, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.shard_table import NUM_BUCKETS, bytes_of_buckets, shard_sizes, spread
 from adam_async.run.store_record import (
@@ -47,9 +54,6 @@ PIECE_NUMBERS = frozenset(map(str, range(STORE_PIECES)))
 KERNELS = ("auto", "numpy", "numba")
 """Kernels of the rules that a store may name."""
 
-UNKNOWN_BYTES = 1 << 50
-"""Bytes of memory of a server that reports none."""
-
 
 class _MapFields(TypedDict, total=False):
     """Fields of `ClusterMap` that a rule of stores sets."""
@@ -72,11 +76,13 @@ class _StoreFields(TypedDict, total=False):
     lost: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Placing:
     """A choice of servers for a store."""
 
     buckets: tuple[str, ...] = ()
+    copies: tuple[tuple[str, ...], ...] = ()
+    """Servers of each bundle, its home first."""
     problem: str = ""
     """Reason why the live servers cannot hold it; empty if they can, or too few are live to know."""
 
@@ -160,7 +166,9 @@ def set_store(cluster: ClusterMap, name: str, new: StoreRecord) -> ClusterMap | 
     problem = _placing_of(cluster, name, clean).problem
     if problem:
         return problem
-    return _with(cluster, stores={**cluster.stores, name: clean}, arrays=_pieces_of(cluster, name, new.id))
+    arrays_left = _pieces_of(cluster, name, new.id)
+    cluster = without_stores(cluster, {name})
+    return _with(cluster, stores={**cluster.stores, name: clean}, arrays=arrays_left)
 
 
 def _arrays_of(cluster: ClusterMap, name: str, store: StoreRecord) -> tuple[ArrayRecord, ...]:
@@ -171,23 +179,27 @@ def _arrays_of(cluster: ClusterMap, name: str, store: StoreRecord) -> tuple[Arra
 def _placing_of(cluster: ClusterMap, name: str, store: StoreRecord) -> _Placing:
     """Choose the servers of a store: the least used, or if it does not fit, those with the most room."""
     servers = cluster.live("ps")
-    if len(servers) < max(store.servers, 1):
-        return _Placing()
-    used = _used_bytes(cluster, without=name)
-    free = {
-        server: int(cluster.nodes[server].info.get("memory_bytes", UNKNOWN_BYTES)) - used[server]
-        for server in servers
-    }
     wanted = store.servers or len(servers)
-    least_used = sorted(servers, key=lambda server: (used[server], server))[:wanted]
-    most_room = sorted(servers, key=lambda server: (-free[server], server))[:wanted]
+    if len(servers) < max(wanted, store.copies):
+        return _Placing()
+    used = used_bytes(cluster, without=name)
+    free = free_bytes(cluster, used)
+    least_used = sorted(servers, key=lambda server: (used[server], server))
+    most_room = sorted(servers, key=lambda server: (-free[server], server))
     places = spread(store.bucket_bytes, wanted)
-    for chosen in (sorted(least_used), sorted(most_room)):
-        buckets = tuple(chosen[place] for place in places)
-        needs = _bytes_on_servers(store, buckets)
+    for chosen in (least_used, most_room):
+        homes = sorted(chosen[:wanted])
+        # With fewer homes than copies, further servers hold copies only.
+        ring = homes + sorted(chosen[wanted : store.copies])
+        buckets = tuple(homes[place] for place in places)
+        copies = tuple(_from(ring, ring.index(home), store.copies) for home in sorted(set(buckets)))
+        needs: Counter[str] = Counter()
+        of_bundle = bytes_of_bundles(store, buckets)
+        for members in copies:
+            needs.update(dict.fromkeys(members, of_bundle[members[0]]))
         lacking = [(need, server) for server, need in needs.items() if need > free[server]]
         if not lacking:
-            return _Placing(buckets)
+            return _Placing(buckets=buckets, copies=copies)
     need, server = max(lacking)
     return _Placing(
         problem=f"its {store.nbytes} bytes of values need {memory_of(store)} bytes with the state of "
@@ -196,14 +208,9 @@ def _placing_of(cluster: ClusterMap, name: str, store: StoreRecord) -> _Placing:
     )
 
 
-def _used_bytes(cluster: ClusterMap, *, without: str) -> Counter[str]:
-    """Return the bytes that the stores except one need on each server."""
-    used: Counter[str] = Counter()
-    for name, store in cluster.stores.items():
-        is_dropped = store.phase == "failed" and not store.program
-        if name != without and not is_dropped:
-            used.update(_bytes_on_servers(store, store.buckets))
-    return used
+def _from(ring: Sequence[str], start: int, count: int) -> tuple[str, ...]:
+    """Return some servers of a ring, so that each server is a secondary of as many bundles as the others."""
+    return tuple(ring[(start + step) % len(ring)] for step in range(count))
 
 
 def _set_stores(cluster: ClusterMap, changed: Mapping[str, _StoreFields]) -> ClusterMap:
@@ -217,18 +224,18 @@ def _set_stores(cluster: ClusterMap, changed: Mapping[str, _StoreFields]) -> Clu
 
 
 def fail_stores(cluster: ClusterMap) -> ClusterMap:
-    """Apply the rule `fail`."""
-    nodes = cluster.nodes
-    lost = {
-        name: next((each for each in sorted(set(store.buckets)) if not nodes[each].live), "")
-        for name, store in cluster.stores.items()
-        if store.phase in ("loading", "open")
-    }
+    """Apply the rule `fail`, after `bundle_rules.strike_out_lost`."""
     changes: dict[str, _StoreFields] = {}
-    for name, server in lost.items():
-        if server:
-            remedy = LOST_SHARDS if cluster.stores[name].program else LOST_STORE
-            changes[name] = {"phase": "failed", "lost": server, "reason": f"{server} died: {remedy}"}
+    for name, servers in lost_servers(cluster).items():
+        store = cluster.stores[name]
+        if store.phase not in ("loading", "open"):
+            continue
+        if len(servers) == 1:
+            remedy = LOST_SHARDS if store.program else LOST_STORE
+        else:
+            remedy = LOST_COPIES if store.program else LOST_STORE_COPIES
+        lost = ", ".join(servers)
+        changes[name] = {"phase": "failed", "lost": lost, "reason": f"{lost} died: {remedy}"}
     return _set_stores(cluster, changes)
 
 
@@ -247,22 +254,22 @@ def place_stores(cluster: ClusterMap) -> ClusterMap:
                 "buckets": placing.buckets,
                 "generation": cluster.placements,
             }
-            cluster = _place_bundles(_set_stores(cluster, {name: placed}), name)
+            cluster = _place_bundles(_set_stores(cluster, {name: placed}), name, placing.copies)
     return cluster
 
 
-def _place_bundles(cluster: ClusterMap, name: str) -> ClusterMap:
-    store, version = cluster.stores[name], cluster.version + 1
-    new = {
-        bundle_key(name, home): BundleRecord(
-            store=store.id, in_sync=((home, cluster.nodes[home].incarnation),), changed=version
+def _place_bundles(cluster: ClusterMap, name: str, copies: Sequence[tuple[str, ...]]) -> ClusterMap:
+    """Create the bundles of a store. Its creator loads the values into the homes; the others join them."""
+    new = {}
+    for servers in copies:
+        members = tuple((server, cluster.nodes[server].incarnation) for server in servers)
+        new[bundle_key(name, servers[0])] = BundleRecord(
+            store=cluster.stores[name].id,
+            in_sync=members[:1],
+            joining=members[1:],
+            changed=cluster.version + 1,
         )
-        for home in sorted(set(store.buckets))
-    }
-    others = {
-        key: bundle for key, bundle in cluster.bundles.items() if not key.startswith(f"bundles/{name}/")
-    }
-    return _with(cluster, bundles={**others, **new})
+    return _with(cluster, bundles={**cluster.bundles, **new})
 
 
 def number_clients(cluster: ClusterMap) -> ClusterMap:
@@ -290,22 +297,15 @@ def open_stores(cluster: ClusterMap) -> ClusterMap:
     """Apply the rule `open`, and begin the clocks of each open store with enough clients."""
     changes: dict[str, _StoreFields] = {}
     for name, store in cluster.stores.items():
-        if store.phase not in ("loading", "open") or not cluster.serving(store):
+        clocked = store.slack is not None and not store.program and not store.epoch
+        waits = store.phase == "loading" or (store.phase == "open" and clocked)
+        if not waits or not cluster.serving(store):
             continue
         if store.phase == "loading":
             changes[name] = {"phase": "open"}
-        clocked = store.slack is not None and not store.program and not store.epoch
         if clocked and len(cluster.pushers(store)) >= store.replicas:
             changes.setdefault(name, {})["epoch"] = 1
     return _set_stores(cluster, changes)
-
-
-def _bytes_on_servers(store: StoreRecord, buckets: Sequence[str]) -> Counter[str]:
-    """Return the bytes that a store needs on each of its servers, with the state of its rules."""
-    needs: Counter[str] = Counter()
-    for name, size in zip(buckets, store.bucket_bytes, strict=False):
-        needs[name] += size * (1 + store.state_arrays)
-    return needs
 
 
 def memory_of(store: StoreRecord) -> int:
@@ -336,6 +336,8 @@ def check_store(store: StoreRecord) -> str:
         return f"summed_weight is {store.summed_weight} without clocks: sums need a slack"
     if store.in_place and not store.program:
         return "in_place is for the store of a program"
+    if store.in_place and store.copies > 1:
+        return f"in_place allows one copy, and copies is {store.copies}: set one of them only"
     bounds = (
         ("arrays", 1, MOST_ARRAYS),
         ("pieces", 1, STORE_PIECES),
@@ -343,7 +345,7 @@ def check_store(store: StoreRecord) -> str:
         ("state_arrays", 0, 8),
         ("shard_bytes", 8, 1 << 40),
         ("servers", 0, NUM_BUCKETS),
-        ("copies", 1, 1),
+        ("copies", 1, MOST_COPIES),
         ("replicas", 1, 1 << 20),
         ("most_weight", 1, (1 << 32) - 1),
         ("summed_weight", 0, (1 << 32) - 1),
@@ -395,3 +397,4 @@ def check_invariants(cluster: ClusterMap) -> None:
             if node.role == "client" and node.live and node.store == store.id and node.placed
         ]
         assert len(places) == len(set(places)), f"two clients of {name} share a place: {places}"
+    check_bundles(cluster)

@@ -10,6 +10,13 @@ import msgspec
 Member = tuple[str, int]
 """A copy of a bundle: node and incarnation of its server."""
 
+MOST_COPIES = 8
+"""Maximum number of copies of a store's shards."""
+
+SPARE_MEMBERS = 1
+"""Number of members that a bundle may have beyond the copies of its store, so that a successor joins before a
+member leaves."""
+
 
 class BundleRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One bundle. The controllers create it with its store and strike out lost members; members change it."""
@@ -22,6 +29,9 @@ class BundleRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Members with all committed entries, the primary first; empty once all are lost."""
     joining: tuple[Member, ...] = ()
     """Invited members, which do not have everything yet."""
+    lost: tuple[str, ...] = ()
+    """Servers of members in sync that were lost since the bundle last had all copies, the last one last. Set
+    by the controllers."""
     changed: int = 0
 
     @property

@@ -1,9 +1,9 @@
 """Pure: the cluster map: nodes, stores, the program in progress and its records, as one snapshot value.
 
 The map is the whole state of a controller. Nodes read it with `get` and `watch`, and change it with
-`compare-and-set`; these keys can be set: ``nodes/<id>``, ``stores/<name>``, ``stores/<name>/<n>``, ``run``
-(the program) and ``run/<n>``, and for training runs ``epoch`` and ``lending``. Every record has the map
-version of its last change, which a compare-and-set expects.
+`compare-and-set`; these keys can be set: ``nodes/<id>``, ``stores/<name>``, ``stores/<name>/<n>``,
+``bundles/<store>/<home>``, ``run`` (the program) and ``run/<n>``, and for training runs ``epoch`` and
+``lending``. Every record has the map version of its last change, which a compare-and-set expects.
 """
 
 from collections.abc import Sequence
@@ -184,7 +184,9 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
 
     def primary(self, store: str, home: str) -> NodeRecord | None:
         """Return the server that is the primary of a bundle; None while there is none."""
-        bundle = self.bundle(store, home)
+        return self._primary_of(self.bundle(store, home))
+
+    def _primary_of(self, bundle: BundleRecord | None) -> NodeRecord | None:
         if bundle is None or bundle.primary is None:
             return None
         name, incarnation = bundle.primary
@@ -209,11 +211,14 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
         return store.generation if store is not None else 0
 
     def serving(self, store: StoreRecord) -> bool:
-        """Whether all servers of a store hold values for all their shards."""
-        return bool(store.buckets) and all(
-            name in self.nodes and served_word(store) in self.nodes[name].serves
-            for name in set(store.buckets)
-        )
+        """Whether the primaries of all bundles of a store hold values for all their shards."""
+        name = next((name for name, record in self.stores.items() if record.id == store.id), "")
+        for home in set(store.buckets):
+            bundle = self.bundles.get(bundle_key(name, home))
+            node = self._primary_of(bundle) if bundle is not None and bundle.store == store.id else None
+            if node is None or served_word(store) not in node.serves:
+                return False
+        return bool(store.buckets)
 
     def pushers(self, store: StoreRecord) -> dict[int, tuple[int, frozenset[tuple[str, int]]]]:
         """Return the replicas that push to a store: generation of each, node and incarnation of its members.

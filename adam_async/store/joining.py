@@ -354,7 +354,7 @@ def _state_of(store: StoreRecord, cluster: ClusterMap) -> str:
     servers = len(cluster.live("ps"))
     if store.phase == "placing":
         return (
-            f"it needs {counted(max(store.servers, 1), 'server')}, and {servers} are live; "
+            f"it needs {counted(max(store.servers, store.copies), 'server')}, and {servers} are live; "
             "start one with adam-async ps"
         )
     serving = sum(served_word(store) in cluster.nodes[name].serves for name in set(store.buckets))

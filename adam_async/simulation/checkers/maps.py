@@ -1,11 +1,13 @@
 """Pure: checks that the cluster map only ever goes forward (I3, I4).
 
-Each placement of a store has one table of buckets, and each term of a run's ledger has one leader. Neither
-number goes back. A store has one id for its life, its phases go forward, and a removed one never returns. A
-replaced incarnation of a node is never live again.
+Each placement of a store has one table of buckets, each generation of a bundle one primary, and each term of
+a run's ledger one leader. None of these numbers goes back. A server is in sync only after it was a member. A
+store has one id for its life, its phases go forward, and a removed one never returns. A replaced incarnation
+of a node is never live again.
 """
 
 from adam_async.controller.replicated_state import ReplicatedState
+from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.map_changes import changed
 from adam_async.run.store_record import StoreRecord
@@ -25,6 +27,8 @@ class Maps:
         """Id of the store and its buckets, by generation."""
         self._removed: set[str] = set()
         """Ids of removed stores."""
+        self._primaries: dict[tuple[str, str, int], Member] = {}
+        """Primary by id of the store, key and generation of the bundle."""
         self._ledger_leaders: dict[tuple[str, int], tuple[str, int]] = {}
         self._over: set[tuple[str, int]] = set()
         """Replaced incarnations, by node."""
@@ -59,6 +63,10 @@ class Maps:
         for name in before.stores.keys() | after.stores.keys():
             if before.stores.get(name) is not after.stores.get(name):
                 self._check_store(name, before.stores.get(name), after.stores.get(name))
+        is_next = after.version == before.version + 1
+        for key, bundle in after.bundles.items():
+            if bundle is not before.bundles.get(key):
+                self._check_bundle(key, before.bundles.get(key), bundle, is_next=is_next)
         self._check_ledger(before, after)
 
     def _check_node(self, name: str, was: NodeRecord | None, node: NodeRecord) -> None:
@@ -86,6 +94,29 @@ class Maps:
         table = (store.id, store.buckets)
         if self._buckets.setdefault(store.generation, table) != table:
             raise Violation("I3", f"generation {store.generation} has two tables of buckets")
+
+    def _check_bundle(
+        self, key: str, was: BundleRecord | None, bundle: BundleRecord, *, is_next: bool
+    ) -> None:
+        """Check a bundle's new record.
+
+        Args:
+            is_next: Whether no version of the map lies between the two records.
+        """
+        if bundle.primary is not None:
+            at = (bundle.store, key, bundle.generation)
+            first = self._primaries.setdefault(at, bundle.primary)
+            if first != bundle.primary:
+                text = f"{first} and {bundle.primary} both are the primary of {key} in generation {at[-1]}"
+                raise Violation("I3", text)
+        if was is None or was.store != bundle.store:
+            return
+        if bundle.generation < was.generation:
+            text = f"{key} went back from generation {was.generation} to {bundle.generation}"
+            raise Violation("I4", text)
+        alien = [member for member in bundle.in_sync if member not in was.members]
+        if alien and is_next:
+            raise Violation("I4", f"{alien[0]} is in sync in {key}, and had not joined")
 
     def _check_ledger(self, before: ClusterMap, after: ClusterMap) -> None:
         ledger_record, old = after.ledger_record, before.ledger_record

@@ -277,6 +277,71 @@ async def test_a_refused_store_costs_its_creator_no_link_and_others_nothing(netw
         assert client.map.stores["a"].phase == "placing"
 
 
+@asynccontextmanager
+async def with_bundle(network):
+    """A table with two servers that are members of the bundle of ps-0 in store a; ps-1 joins it."""
+    async with table_of(NETWORKS[network]()) as table:
+        client = await table.joined("client-0", role="client")
+        servers = [await table.joined(f"ps-{number}", role="ps") for number in range(2)]
+        record = store_record("client-0-1", creator="client-0", servers=1, copies=2)
+        await client.create_store("a", record, ARRAYS)
+        for server in servers:
+            await server.wait_for(lambda m: bool(m.bundles), "the bundle", 20.0)
+        yield table, *servers
+
+
+def bundle_of(member):
+    return member.map.bundles["bundles/a/ps-0"]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_change_of_a_bundle_is_confirmed_or_in_conflict_and_the_map_shows_which(network):
+    async with with_bundle(network) as (_, first, second):
+        seen = bundle_of(second)
+        in_sync = msgspec.structs.replace(seen, in_sync=seen.members, joining=())
+        assert await first.update_bundle("ps-0", seen.changed, in_sync, timeout_s=20.0) == "confirmed"
+        assert bundle_of(first).in_sync == (("ps-0", 1), ("ps-1", 1))
+        taken_over = msgspec.structs.replace(seen, in_sync=(("ps-1", 1),), joining=(), generation=2)
+        assert await second.update_bundle("ps-0", seen.changed, taken_over, timeout_s=20.0) == "conflict"
+        now = bundle_of(second)
+        assert now == bundle_of(first)
+        assert await second.update_bundle("ps-0", now.changed, taken_over, timeout_s=20.0) == "confirmed"
+        assert bundle_of(second).primary == ("ps-1", 1)
+        of_deleted = msgspec.structs.replace(now, store="client-0-0")
+        assert await second.update_bundle("ps-0", now.changed, of_deleted, timeout_s=20.0) == "conflict"
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_change_of_a_bundle_that_invites_a_lost_server_is_a_conflict(network):
+    async with with_bundle(network) as (table, first, second):
+        seen = bundle_of(first)
+        alone = msgspec.structs.replace(seen, joining=())
+        assert await first.update_bundle("ps-0", seen.changed, alone, timeout_s=20.0) == "confirmed"
+        await table.leave(second)
+        await first.wait_for(lambda m: not m.nodes["ps-1"].live, "the loss", 20.0)
+        at = bundle_of(first).changed
+        assert await first.update_bundle("ps-0", at, seen, timeout_s=20.0) == "conflict"
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_change_of_a_bundle_that_breaks_a_rule_is_an_error_and_costs_no_link(network):
+    async with with_bundle(network) as (_, first, _second):
+        seen = bundle_of(first)
+        bad = msgspec.structs.replace(seen, generation=7)
+        with pytest.raises(RunFailed, match="generation is 7; it must be 1, because the primary stays"):
+            await first.update_bundle("ps-0", seen.changed, bad, timeout_s=20.0)
+        assert await first.update_bundle("ps-0", seen.changed, seen, timeout_s=20.0) == "confirmed"
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_change_of_a_bundle_without_an_answer_is_unknown(network):
+    async with with_bundle(network) as (table, first, _):
+        seen = bundle_of(first)
+        await table.lose_leader()
+        assert await first.update_bundle("ps-0", seen.changed, seen, timeout_s=0.05) == "unknown"
+        assert bundle_of(first) == seen
+
+
 @pytest.mark.parametrize("network", ["local", "tcp"])
 async def test_a_run_that_is_too_long_for_one_value_is_submitted_in_pieces(network):
     record = msgspec.structs.replace(run_record(driver="driver-0"), blob=bytes(range(256)) * 700)

@@ -14,6 +14,7 @@ from adam_async.controller.service import Controller
 from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import CompareAndSet, OpenSession, SessionOpened, pack, text_tensor, unpack
 from adam_async.messages.body import ROLES
+from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord
 from adam_async.run.config import Waits
 from adam_async.run.program_record import ProgramRecord
@@ -27,6 +28,8 @@ SERVER = NodeRecord(role="ps", address="tcp://x:1", incarnation=7, ready="r", in
 EPOCH = EpochRecord(run="r", number=1, groups=4, shares={"0": (0, 4)}, paused=2, changed=5)
 STORE = store_record("s", creator="me")
 RUN = ProgramRecord(id="r", driver="me", changed=4)
+FIRST, SECOND, THIRD, JOINER = (("ps-me", 9), ("ps-1", 9), ("ps-2", 9), ("ps-3", 9))
+BUNDLE = BundleRecord(store="s", generation=2, in_sync=(FIRST, SECOND, THIRD), joining=(JOINER,), changed=4)
 MAP = ClusterMap(
     version=5,
     nodes={"ps-0": SERVER, "me": NodeRecord(role="driver", address="", incarnation=9, changed=2)},
@@ -36,6 +39,7 @@ MAP = ClusterMap(
         "theirs": replace(STORE, creator="they", changed=4),
         "of-run": replace(STORE, program="r", changed=4),
     },
+    bundles={"bundles/s/ps-me": BUNDLE},
     ledger_record=LedgerRecord(run="r", term=1, ledger_replicas=(("d", 1),), changed=5),
 )
 
@@ -84,6 +88,7 @@ CASES: dict[str, tuple[str, Any, int, str, set[str]]] = {
     "the deletion of the store of a program": (
         "stores/of-run", replace(STORE, phase="deleted"), 4, "me", {"driver"},
     ),
+    "a bundle of the own": ("bundles/s/ps-me", BUNDLE, 4, "ps-me", {"ps"}),
     "no key of a map": ("colour", {}, 0, "", set(ROLES)),
     "nodes without an id": ("nodes", {}, 0, "", set(ROLES)),
 }  # fmt: skip
@@ -120,6 +125,48 @@ def test_versions_that_the_leader_does_not_know_wait_and_older_ones_are_conflict
     assert asks("driver", "nodes/ps-0", DEAD, 2) == ""
 
 
+TAKEN_OVER = replace(BUNDLE, generation=3, in_sync=(SECOND, THIRD))
+
+
+@pytest.mark.parametrize(
+    ("node", "record", "may"),
+    [
+        ("ps-me", replace(BUNDLE, in_sync=(FIRST,)), True),
+        ("ps-me", replace(BUNDLE, in_sync=(FIRST, SECOND, THIRD, JOINER), joining=()), True),
+        ("ps-me", replace(BUNDLE, generation=3, in_sync=(SECOND, FIRST)), True),
+        ("ps-1", TAKEN_OVER, True),
+        ("ps-1", replace(TAKEN_OVER, joining=()), True),
+        ("ps-2", TAKEN_OVER, False),
+        ("ps-3", replace(BUNDLE, generation=3, in_sync=(JOINER, SECOND, THIRD), joining=()), False),
+        ("ps-4", TAKEN_OVER, False),
+        ("ps-1", replace(BUNDLE, in_sync=(FIRST, SECOND)), False),
+        ("ps-1", replace(TAKEN_OVER, in_sync=(SECOND, FIRST, THIRD)), False),
+        ("ps-1", replace(TAKEN_OVER, in_sync=(SECOND,)), False),
+        ("ps-1", replace(TAKEN_OVER, in_sync=(SECOND, THIRD, JOINER), joining=()), False),
+        ("ps-1", replace(TAKEN_OVER, joining=(JOINER, ("ps-4", 9))), False),
+        ("ps-1", {"generation": 3}, False),
+    ],
+)
+def test_a_primary_sets_its_bundle_and_a_secondary_only_takes_it_over(
+    node: str, record: Any, may: bool
+) -> None:
+    assert asks("ps", "bundles/s/ps-me", record, 4, node) == ("" if may else FORBIDDEN)
+
+
+def test_an_earlier_incarnation_of_a_primary_sets_nothing() -> None:
+    peer = Identity(role="ps", node="ps-me", incarnation=8)
+    attempt = Attempt(peer=peer, key="bundles/s/ps-me", value=msgspec.to_builtins(BUNDLE), expected=4)
+    assert (refusal := PERMISSIONS.refusal(attempt, MAP)) is not None
+    assert refusal.code == FORBIDDEN
+
+
+def test_a_bundle_of_an_older_version_is_a_conflict_and_that_of_a_newer_one_waits() -> None:
+    for expected, code in ((3, ""), (5, ""), (6, BEHIND)):
+        assert asks("ps", "bundles/s/ps-me", TAKEN_OVER, expected, "ps-4") == code
+    assert asks("ps", "bundles/gone/ps-me", TAKEN_OVER, 5, "ps-4") == ""
+    assert asks("ps", "bundles/new/ps-me", TAKEN_OVER, 6, "ps-1") == BEHIND
+
+
 def test_all_kinds_of_keys_have_a_row_and_a_sentence() -> None:
     assert {kind for kind, _ in PERMISSIONS.rows} == set(PERMISSIONS.meant)
     assert {role for _, role in PERMISSIONS.rows} <= set(ROLES)
@@ -145,10 +192,11 @@ async def test_an_attempt_that_is_forbidden_costs_its_link_and_changes_nothing(n
         for role in ROLES:
             for key, record in (
                 *(("nodes/ps-0", own("ps")), ("run", RUN), ("epoch", EPOCH), ("lending", {})),
-                ("stores/a", STORE),
+                *(("stores/a", STORE), ("bundles/s/ps-me", BUNDLE)),
             ):
                 if (key, role) in {
-                    *(("run", "driver"), ("epoch", "data"), ("lending", "data"), ("stores/a", "driver"))
+                    *(("run", "driver"), ("epoch", "data"), ("lending", "data"), ("stores/a", "driver")),
+                    ("bundles/s/ps-me", "ps"),
                 }:
                     continue  # these may
                 peer = Identity(role=role, node="me" if role == "driver" else "x", incarnation=9)

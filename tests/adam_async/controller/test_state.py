@@ -57,7 +57,7 @@ def test_a_compare_and_set_that_comes_too_late_changes_nothing():
         (
             "colour",
             {},
-            "no key 'colour'; there are nodes/<id>, stores/<name>, stores/<name>/<n>, run,",
+            "no key 'colour'; there are nodes/<id>, stores/<name>, stores/<name>/<n>, bundles/<store>/<home>",
         ),
         ("nodes/", {}, "no key"),
         ("nodes/worker-0", {"role": "worker"}, "nodes/worker-0: Object missing required field `address`"),
@@ -382,7 +382,8 @@ def test_the_clocks_of_a_store_begin_with_its_wanted_number_of_clients():
         ({"shard_bytes": 4}, "shard_bytes is 4; 8 to"),
         ({"servers": 65}, "servers is 65; 0 to 64"),
         ({"servers": -1}, "servers is -1"),
-        ({"copies": 2}, "copies is 2; 1 to 1"),
+        ({"copies": 9}, "copies is 9; 1 to 8"),
+        ({"copies": 2, "program": "r", "in_place": True}, "in_place allows one copy, and copies is 2"),
         ({"replicas": 0}, "replicas is 0"),
         ({"most_weight": 1 << 40}, "most_weight is 1099511627776"),
         ({"slack": -1}, "slack is -1"),

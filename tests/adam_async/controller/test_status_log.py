@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from adam_async.controller import status_log as status_log_module
 from adam_async.controller.bootstrap import name_of
 from adam_async.controller.status_log import GROUPLESS_S, LEADERLESS_S, LOST_S, StatusLog, map_lines
-from adam_async.errors import LOST_STORE
+from adam_async.errors import LOST_STORE, LOST_STORE_COPIES
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.store_record import cut_arrays
 from tests.adam_async.cluster_maps import ARRAYS, Cluster, node, store_record, training
@@ -365,6 +365,38 @@ def test_a_store_of_clients_makes_a_line_for_each_phase():
         "store 'a' is open",
         f"store 'a' failed: ps-0 died: {LOST_STORE}",
         "store 'a' was deleted",
+    ]
+
+
+def test_a_bundle_makes_a_line_for_each_change_of_its_members():
+    cluster = Cluster()
+    cluster.join("ps-0", "ps-1", "ps-2", "client-0")
+    cluster.open("a", store_record(servers=1, copies=2))
+    key = "bundles/a/ps-0"
+    first, second, third = (("ps-0", 1), ("ps-1", 1), ("ps-2", 1))
+    bundle, maps = cluster.map.bundles[key], [cluster.map]
+    for change in (
+        {"in_sync": (first, second), "joining": ()},
+        {"in_sync": (first, second), "joining": (third,)},
+        {"in_sync": (second, third), "joining": (), "generation": 2},
+    ):
+        cluster.set(key, replace(bundle, **change))
+        maps.append(cluster.map)
+    for server in ("ps-1", "ps-2"):
+        cluster.lose(server)
+        maps.append(cluster.map)
+    prefix = "shards of ps-0 in store 'a':"
+    assert [line for before, after in pairwise(maps) for line in map_lines(before, after)] == [
+        f"{prefix} ps-1 is in sync (2 of 2 copies are)",
+        f"{prefix} ps-2 joins",
+        f"{prefix} ps-0 was struck out",
+        f"{prefix} ps-2 is in sync (2 of 2 copies are)",
+        f"{prefix} ps-1 is the primary now, not ps-0 (generation 2)",
+        "ps-1 is lost",
+        f"{prefix} ps-1 was struck out",
+        f"{prefix} ps-2 is the primary now, not ps-1 (generation 3)",
+        "ps-2 is lost",
+        f"store 'a' failed: ps-1, ps-2 died: {LOST_STORE_COPIES}",
     ]
 
 

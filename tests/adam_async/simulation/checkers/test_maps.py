@@ -5,6 +5,7 @@ import pytest
 
 from adam_async.controller.replicated_state import Open, ReplicatedState, Set, command_bytes
 from adam_async.driver.training_rules import PROGRAM_KINDS
+from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap, LedgerRecord, NodeRecord
 from adam_async.run.map_changes import difference
 from adam_async.run.store_record import RuleRecord, StoreRecord
@@ -86,6 +87,54 @@ def test_a_map_that_goes_forward_passes():
 def test_a_map_that_goes_back_or_has_two_versions_of_one_number_is_refused(before, after, what):
     with pytest.raises(Violation, match=what):
         follow(before, after)
+
+
+def bundle(generation, *in_sync, joining=(), store="s"):
+    record = BundleRecord(
+        store=store,
+        generation=generation,
+        in_sync=tuple((name, 1) for name in in_sync),
+        joining=tuple((name, 1) for name in joining),
+    )
+    return {"bundles": {"bundles/default/a": record}}
+
+
+def test_a_bundle_whose_primary_moves_with_its_generation_passes():
+    follow(
+        bundle(1, "a", joining="b"),
+        bundle(1, "a", "b"),
+        bundle(2, "b", joining="c"),
+        bundle(2, "b", "c"),
+        bundle(3, "c"),
+        bundle(3),
+        bundle(1, "d", store="t"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("maps", "what"),
+    [
+        (
+            [bundle(1, "a"), bundle(1, "b")],
+            "I3: .* both are the primary of bundles/default/a in generation 1",
+        ),
+        ([bundle(1, "a"), {}, bundle(1, "b")], "I3: .* both are the primary"),
+        ([bundle(2, "a"), bundle(1, "b")], "I4: bundles/default/a went back from generation 2 to 1"),
+        (
+            [bundle(1, "a", joining="b"), bundle(1, "a", "c")],
+            "I4: .*'c', 1.* is in sync in bundles/default/a",
+        ),
+    ],
+)
+def test_a_bundle_with_two_primaries_or_an_alien_in_sync_is_refused(maps, what):
+    with pytest.raises(Violation, match=what):
+        follow(*maps)
+
+
+def test_a_server_that_joined_in_a_version_left_out_may_be_in_sync():
+    maps = Maps()
+    maps.follow(ClusterMap(version=1, **bundle(1, "a")))
+    maps.follow(ClusterMap(version=3, **bundle(1, "a", "b")))
 
 
 def test_a_removed_store_never_returns():

@@ -1,0 +1,276 @@
+"""Pure: the rules of bundles in the cluster map: changes by members, lost members, and new members.
+
+    party              change, by compare-and-set
+    primary            strike out, invite and add members; hand over to another member in sync
+    member in sync     become the primary, without the old one
+    controllers        strike out lost incarnations; a lost primary: the next member in sync follows
+
+A change has two checks. `may_change` compares the caller of a link with the record of the expected version;
+the leader calls it before it proposes the command (`permissions`). `set_bundle` needs no caller, and runs in
+the replicated state machine. A command for another version than the present one changes nothing, so both
+checks see the same record, whatever changes between them.
+
+Everything here is a function of the map, so all controllers and servers find the same.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from adam_async.run.bundle_record import SPARE_MEMBERS, BundleRecord, Member, bundle_key
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.store_record import StoreRecord
+
+UNKNOWN_BYTES = 1 << 50
+"""Bytes of memory of a server that reports none."""
+
+NUMERICS = "numerics"
+"""Key of a server's `NodeRecord.info`: fingerprint of all that last bits depend on."""
+
+# --- changes by members --------------------------------------------------------------------------
+
+
+def may_change(caller: Member, old: BundleRecord, new: BundleRecord) -> bool:
+    """Return whether a node may turn one record of a bundle into another one.
+
+    The primary makes any change that `fault_of_change` permits. Another member in sync only becomes the
+    primary: it strikes out the old one, and invites and adds no member.
+    """
+    if caller == old.primary:
+        return True
+    others = set(old.in_sync[1:])
+    return (
+        caller in others
+        and new.primary == caller
+        and set(new.in_sync) == others
+        and set(new.joining) <= set(old.joining)
+    )
+
+
+def fault_of_change(store: StoreRecord, old: BundleRecord, new: BundleRecord) -> str:
+    """Return the rule that a new record of a bundle breaks, with its values; empty if it breaks none."""
+    if new.store != old.store:
+        return f"store is {new.store[:80]!r}, and the bundle belongs to store {old.store}"
+    if not new.in_sync:
+        return "in_sync is empty: only the controllers strike out the last member"
+    nodes = [node for node, _ in new.members]
+    twice = next((node for node, count in Counter(nodes).items() if count > 1), None)
+    if twice is not None:
+        return f"server {twice[:80]!r} is named twice in in_sync and joining"
+    most = store.copies + SPARE_MEMBERS
+    if len(nodes) > most:
+        return (
+            f"in_sync and joining name {len(nodes)} members; {most} are the most with copies={store.copies}"
+        )
+    alien = next((member for member in new.in_sync if member not in old.members), None)
+    if alien is not None:
+        return f"in_sync names {_named(alien)}, which was neither in sync nor joining"
+    if new.primary == old.primary:
+        wanted, why = old.generation, "the primary stays"
+    elif new.primary in old.in_sync:
+        wanted, why = old.generation + 1, f"the primary is another one than {_named(old.in_sync[0])}"
+    else:
+        return f"the first of in_sync is {_named(new.in_sync[0])}, which was not in sync before"
+    if new.generation != wanted:
+        return f"generation is {new.generation}; it must be {wanted}, because {why}"
+    return ""
+
+
+def is_outdated(cluster: ClusterMap, key: str, new: BundleRecord) -> bool:
+    """Return whether a change is of a failed store, or adds a member that is lost.
+
+    Its writer had not seen that, so the change is a conflict and no fault: the newest map decides.
+    """
+    added = set(new.members).difference(cluster.bundles[key].members)
+    is_over = cluster.stores[_store_of(key)].phase == "failed"
+    return is_over or not added <= _live_members(cluster)
+
+
+def set_bundle(cluster: ClusterMap, key: str, new: BundleRecord) -> ClusterMap | str:
+    """Return the map with the change of a bundle by a member, or the fault of the change."""
+    old = cluster.bundles.get(key)
+    if old is None:
+        return "there is no such bundle: the controllers create bundles with their store"
+    store = cluster.stores[_store_of(key)]
+    fault = fault_of_change(store, old, new)
+    if fault:
+        return fault
+    version = cluster.version + 1
+    record = msgspec.structs.replace(new, lost=_lost_since(store, new, old.lost), changed=version)
+    return msgspec.structs.replace(cluster, bundles={**cluster.bundles, key: record})
+
+
+def _lost_since(store: StoreRecord, bundle: BundleRecord, lost: tuple[str, ...]) -> tuple[str, ...]:
+    return () if len(bundle.in_sync) >= store.copies else lost[-store.copies :]
+
+
+def _store_of(key: str) -> str:
+    """Return the name of the store in the key of a bundle."""
+    return key.split("/", 2)[1]
+
+
+def _named(member: Member) -> str:
+    return f"{member[0][:80]} (incarnation {member[1]})"
+
+
+def _live_members(cluster: ClusterMap) -> set[Member]:
+    return {
+        (name, node.incarnation) for name, node in cluster.nodes.items() if node.role == "ps" and node.live
+    }
+
+
+# --- standing rules ------------------------------------------------------------------------------
+
+
+def strike_out_lost(cluster: ClusterMap) -> ClusterMap:
+    """Return the map without lost members of bundles; the next member in sync follows a lost primary."""
+    if not cluster.bundles:
+        return cluster
+    live, new = _live_members(cluster), {}
+    for key, bundle in cluster.bundles.items():
+        if not live.issuperset(bundle.members):
+            store = cluster.stores[_store_of(key)]
+            new[key] = _without_lost(store, bundle, live, version=cluster.version + 1)
+    return msgspec.structs.replace(cluster, bundles={**cluster.bundles, **new}) if new else cluster
+
+
+def _without_lost(
+    store: StoreRecord, bundle: BundleRecord, live: set[Member], *, version: int
+) -> BundleRecord:
+    in_sync = tuple(member for member in bundle.in_sync if member in live)
+    gone = tuple(node for node, incarnation in bundle.in_sync if (node, incarnation) not in live)
+    left = msgspec.structs.replace(
+        bundle,
+        generation=bundle.generation + bool(in_sync and in_sync[0] != bundle.primary),
+        in_sync=in_sync,
+        # The values of joining members are incomplete: they are of no use without a member in sync.
+        joining=tuple(member for member in bundle.joining if member in live) if in_sync else (),
+        changed=version,
+    )
+    lost = (*(node for node in bundle.lost if node not in gone), *gone)
+    return msgspec.structs.replace(left, lost=_lost_since(store, left, lost))
+
+
+def lost_servers(cluster: ClusterMap) -> dict[str, tuple[str, ...]]:
+    """Return the servers whose losses ended the first such bundle of a store, by the name of the store."""
+    found: dict[str, tuple[str, ...]] = {}
+    for key, bundle in cluster.bundles.items():
+        if not bundle.in_sync:
+            found.setdefault(_store_of(key), bundle.lost)
+    return found
+
+
+# --- memory, and new members ---------------------------------------------------------------------
+
+
+def bytes_of_bundles(store: StoreRecord, buckets: Sequence[str]) -> Counter[str]:
+    """Return the bytes that each member of a store's bundles needs, with the state of its rules, by home.
+
+    Args:
+        buckets: Home of each bucket.
+    """
+    needs: Counter[str] = Counter()
+    for home, size in zip(buckets, store.bucket_bytes, strict=False):
+        needs[home] += size * (1 + store.state_arrays)
+    return needs
+
+
+def used_bytes(cluster: ClusterMap, *, without: str = "") -> Counter[str]:
+    """Return the bytes that the bundles of all stores, except one of a name, need on each server."""
+    used: Counter[str] = Counter()
+    for name, store in cluster.stores.items():
+        is_dropped = store.phase == "failed" and not store.program
+        if name == without or is_dropped:
+            continue
+        for home, need in bytes_of_bundles(store, store.buckets).items():
+            for node, _ in cluster.bundles[bundle_key(name, home)].members:
+                used[node] += need
+    return used
+
+
+def free_bytes(cluster: ClusterMap, used: Counter[str]) -> dict[str, int]:
+    """Return the free bytes of each live server, by its used ones; negative if it has too many."""
+    return {
+        server: int(cluster.nodes[server].info.get("memory_bytes", UNKNOWN_BYTES)) - used[server]
+        for server in cluster.live("ps")
+    }
+
+
+def next_member(cluster: ClusterMap, store: str, home: str) -> Member | None:
+    """Return the server that a bundle's primary should invite next; None if there is none.
+
+    The home of a bundle comes first, also beyond the copies of its store, so that bundles return to it. Then
+    come servers with the numerics of the primary, and of these the least used one with enough memory.
+
+    Args:
+        store: Id of the store.
+    """
+    name, record = next(
+        ((name, record) for name, record in cluster.stores.items() if record.id == store), ("", None)
+    )
+    bundle = cluster.bundles.get(bundle_key(name, home))
+    if record is None or bundle is None or bundle.primary is None or record.phase not in ("loading", "open"):
+        return None
+    if len(bundle.members) >= record.copies + SPARE_MEMBERS:
+        return None
+    is_full = len(bundle.members) >= record.copies
+    members = {node for node, _ in bundle.members}
+    used, need = used_bytes(cluster), bytes_of_bundles(record, record.buckets)[home]
+    servers = [
+        server
+        for server, free in free_bytes(cluster, used).items()
+        if server not in members and free >= need and (server == home or not is_full)
+    ]
+    nodes = cluster.nodes
+    numerics = nodes[bundle.primary[0]].info.get(NUMERICS)
+
+    def rank(server: str) -> tuple[bool, bool, int, str]:
+        return server != home, nodes[server].info.get(NUMERICS) != numerics, used[server], server
+
+    best = min(servers, key=rank, default=None)
+    return (best, nodes[best].incarnation) if best is not None else None
+
+
+# --- lines and invariants ------------------------------------------------------------------------
+
+
+def bundle_lines(before: ClusterMap, after: ClusterMap) -> Iterator[str]:
+    """Yield a log line for each primary that moved, and each member that was struck out, invited or added."""
+    if after.bundles is before.bundles:
+        return
+    for key, bundle in after.bundles.items():
+        was = before.bundles.get(key)
+        if was is None or was is bundle or was.store != bundle.store or not bundle.in_sync:
+            continue
+        _, store, home = key.split("/", 2)
+        prefix = f"shards of {home} in store {store!r}:"
+        for node, _ in (member for member in was.members if member not in bundle.members):
+            yield f"{prefix} {node} was struck out"
+        for node, _ in (member for member in bundle.joining if member not in was.members):
+            yield f"{prefix} {node} joins"
+        for node, _ in (member for member in bundle.in_sync if member not in was.in_sync):
+            copies = after.stores[store].copies
+            yield f"{prefix} {node} is in sync ({len(bundle.in_sync)} of {copies} copies are)"
+        if bundle.primary != was.primary and was.primary is not None:
+            yield (
+                f"{prefix} {bundle.in_sync[0][0]} is the primary now, not {was.primary[0]} "
+                f"(generation {bundle.generation})"
+            )
+
+
+def check_bundles(cluster: ClusterMap) -> None:
+    """Assert the invariants of bundles after a command."""
+    homes = {
+        bundle_key(name, home): store for name, store in cluster.stores.items() for home in set(store.buckets)
+    }
+    assert cluster.bundles.keys() == homes.keys(), cluster.bundles.keys() ^ homes.keys()
+    live = _live_members(cluster)
+    for key, bundle in cluster.bundles.items():
+        store = homes[key]
+        nodes = [node for node, _ in bundle.members]
+        assert bundle.store == store.id, (key, bundle.store)
+        assert live.issuperset(bundle.members), f"{key} has lost members: {bundle}"
+        assert len(nodes) == len(set(nodes)) <= store.copies + SPARE_MEMBERS, (key, nodes)
+        assert bundle.in_sync or store.phase == "failed", f"{key} has no member, and {store.phase}"
+        assert len(bundle.lost) <= store.copies, (key, bundle.lost)
