@@ -16,6 +16,7 @@ from adam_async.cli.token import read_token
 from adam_async.cluster.networks import cluster_network
 from adam_async.errors import ConfigError
 from adam_async.run.addresses import check_addresses
+from adam_async.run.token_file import holds_keys_of
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.store.arrays import counted
@@ -57,8 +58,11 @@ async def run_store(
         await _save(name, file, options, environment, terminal)
     else:
         assert name is not None
+        token = await read_token(options.token_file, environment)
+        # A driver may delete all stores. Keys of a client suffice for those that no live node has created.
+        is_client = token is not None and holds_keys_of(token, "client")
         work = lambda survey: _delete(survey, name, options, terminal)  # noqa: E731
-        await _with_survey(options, environment, work, role="client")
+        await _with_survey(options, environment, work, role="client" if is_client else "driver")
     return 0
 
 

@@ -21,7 +21,7 @@ from adam_async.controller.bundle_rules import (
 from adam_async.errors import LOST_COPIES, LOST_SHARDS, LOST_STORE, LOST_STORE_COPIES
 from adam_async.run.bundle_record import MOST_COPIES, BundleRecord, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
-from adam_async.run.shard_table import NUM_BUCKETS, bytes_of_buckets, count_shards, spread
+from adam_async.run.shard_table import NUM_BUCKETS, bytes_of_buckets, shard_sizes, spread
 from adam_async.run.store_record import (
     MOST_ARRAYS,
     STORE_PIECES,
@@ -34,7 +34,7 @@ from adam_async.run.store_record import (
 )
 
 MAX_SHARDS = 100_000
-"""Maximum number of shards of a store. Creating it blocks the controller for a fifth of a second."""
+"""Maximum number of shards of a store."""
 
 MOST_STORES = 128
 """Maximum number of stores. The record of a server names all that it holds."""
@@ -145,7 +145,8 @@ def set_store(cluster: ClusterMap, name: str, new: StoreRecord) -> ClusterMap | 
     if any(store.id == new.id for other, store in cluster.stores.items() if other != name):
         return f"another store has the id {new.id}"
     arrays = _arrays_of(cluster, name, new)
-    shards = sum([count_shards(array, new.shard_bytes) for array in arrays])
+    sizes = shard_sizes(arrays, new.shard_bytes)
+    shards = sizes.total()
     if shards > MAX_SHARDS:
         return (
             f"shard_bytes={new.shard_bytes} cuts its {new.nbytes} bytes into {shards} shards; "
@@ -159,7 +160,7 @@ def set_store(cluster: ClusterMap, name: str, new: StoreRecord) -> ClusterMap | 
         epoch=0,
         reason="",
         lost="",
-        bucket_bytes=bytes_of_buckets(arrays, shard_bytes=new.shard_bytes),
+        bucket_bytes=bytes_of_buckets(sizes),
         changed=cluster.version + 1,
     )
     problem = _placing_of(cluster, name, clean).problem

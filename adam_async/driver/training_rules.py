@@ -165,6 +165,8 @@ class TrainingRules:
             return
         if run.phase == "failed":
             yield f"run {run.id} failed: {run.reason}"
+        elif run.phase == "finished" and isinstance(accuracy := run.result.get("test_accuracy"), float):
+            yield f"run {run.id} has finished with {accuracy:.2%} of the test images correct"
         elif run.phase in ("preparing", "finished") or ran is None or ran.phase == "preparing":
             yield f"run {run.id} {PHASES[run.phase]}"
 

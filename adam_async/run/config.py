@@ -117,7 +117,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     controllers: int = 1
     """Controllers: 1, or a group of 3 or 5, which survives the loss of one or two."""
     copies: int = 0
-    """Servers with each shard; 0 is 3, or all servers if there are fewer, with several controllers, else 1."""
+    """Servers with each shard; 0 is 3, or all servers if fewer, with several controllers, else 1."""
     processes: bool = False
     """Whether each role is a child process over loopback TCP, instead of all in one event loop."""
     rule: Literal["sgd", "adagrad", "adam", "adamw"] = "sgd"

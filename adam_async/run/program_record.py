@@ -2,8 +2,8 @@
 
 A *program* is work that a driver submits, such as a training run. Its *kind* names the rules that the
 controllers apply to it. The *blob* tells the roles of the kind what to do; the controllers pass it on and
-never decode it, so two releases that read it differently still agree on the map. What the rules of the kind
-need, the driver states in `terms`.
+never decode it, so two releases that read it differently still agree on the map. The *terms* are the facts
+that the rules read; the driver states them, and the rules check their bounds.
 
 A blob that is too long for the record travels before it, in pieces with the keys ``run/0``, ``run/1`` and so
 on. The controllers join them into the record that names their number.

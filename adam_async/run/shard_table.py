@@ -10,12 +10,13 @@ buckets, and buckets over the servers, largest first onto the least loaded, by b
 Ties go to the lower number, so the result does not depend on any hash.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapreplace
 from itertools import groupby, pairwise
 from math import prod
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Protocol
 
 from adam_async.run.ids import BucketId, NodeId, ShardId
@@ -134,12 +135,17 @@ def cut_tensor(shape: Sequence[int], limit: int, rows: Sequence[int] = ()) -> li
 
 def _ranges(array: ArrayRecord, shard_bytes: int) -> list[tuple[int, int]]:
     """Cut an array into the ranges of its shards."""
+    return cut_tensor(array.shape, _limit(array, shard_bytes), array.cuts)
+
+
+def _limit(array: ArrayRecord, shard_bytes: int) -> int:
+    """Return the maximum number of values of a shard of an array."""
     limit = shard_bytes // array.item_bytes
     if limit < 1:
         raise ValueError(
             f"shard_bytes must hold at least one value of {array.item_bytes} bytes, not {shard_bytes}"
         )
-    return cut_tensor(array.shape, limit if array.split else max(array.size, 1), array.cuts)
+    return limit if array.split else max(array.size, 1)
 
 
 def shard_table(arrays: Iterable[ArrayRecord], *, shard_bytes: int = SHARD_BYTES) -> ShardTable:
@@ -171,34 +177,51 @@ def shard_table(arrays: Iterable[ArrayRecord], *, shard_bytes: int = SHARD_BYTES
     return ShardTable(shards=shards, by_tensor=by_tensor)
 
 
-def count_shards(array: ArrayRecord, shard_bytes: int) -> int:
-    """Return the number of shards of an array, in a time that does not grow with it.
+def shard_sizes(arrays: Iterable[ArrayRecord], shard_bytes: int) -> Counter[int]:
+    """Return the number of shards of each size, in bytes, in a time that does not grow with their number.
 
     Args:
-        array: An array that passed `check_arrays`.
-        shard_bytes: Maximum size of a shard, in bytes; at least one value.
+        arrays: Arrays that passed `check_arrays`.
+        shard_bytes: Maximum size of a shard, in bytes.
+
+    Raises:
+        ValueError: A shard could not hold one value.
     """
-    if not array.size:
-        return 0
-    if not array.split:
-        return 1 + len(array.cuts)
-    limit, row = shard_bytes // array.item_bytes, array.size // (array.shape[0] if array.shape else 1)
-    edges = pairwise((0, *array.cuts, array.shape[0] if array.shape else 1))
-    if row <= limit:
-        return sum([-(-(last - first) // (limit // row)) for first, last in edges])
-    step = -(-row // -(-row // limit))
-    return sum([last - first for first, last in edges]) * -(-row // step)
+    found: Counter[int] = Counter()
+    for array in arrays:
+        limit, rows = _limit(array, shard_bytes), array.shape[0] if array.shape else 1
+        row, item = array.size // max(rows, 1), array.item_bytes
+        if not array.size:
+            continue
+        for first, last in pairwise((0, *array.cuts, rows)):
+            if row <= limit:  # shards of whole rows, then the rest
+                step, times, length = limit // row * row, 1, (last - first) * row
+            else:  # equal pieces of each row
+                step, times, length = -(-row // -(-row // limit)), last - first, row
+            found[step * item] += length // step * times
+            found[length % step * item] += times
+    return Counter({size: count for size, count in found.items() if size and count})
 
 
-def bytes_of_buckets(arrays: Iterable[ArrayRecord], *, shard_bytes: int) -> tuple[int, ...]:
-    """Return the bytes of the values of each bucket of a store's table; for errors see `shard_table`."""
-    sizes = [
-        (stop - start) * array.item_bytes for array in arrays for start, stop in _ranges(array, shard_bytes)
-    ]
-    loads = [0] * NUM_BUCKETS
-    for size, bucket in zip(sizes, spread(sizes, NUM_BUCKETS), strict=True):
-        loads[bucket] += size
-    return tuple(loads)
+def bytes_of_buckets(sizes: Mapping[int, int]) -> tuple[int, ...]:
+    """Return the bytes of the values of each bucket of a store's table.
+
+    Args:
+        sizes: Number of shards of each size in bytes, as `shard_sizes` returns it.
+    """
+    loads = [(0, bucket) for bucket in range(NUM_BUCKETS)]
+    for size in sorted(sizes, reverse=True):
+        left = sizes[size]
+        while left:
+            if left >= NUM_BUCKETS and max(loads)[0] - loads[0][0] < size:
+                # Each round gives every bucket one shard, in the same order.
+                rounds, left = divmod(left, NUM_BUCKETS)
+                loads = [(load + rounds * size, bucket) for load, bucket in loads]
+            for _ in range(min(left, NUM_BUCKETS)):
+                load, bucket = loads[0]
+                heapreplace(loads, (load + size, bucket))
+            left -= min(left, NUM_BUCKETS)
+    return tuple(load for load, _ in sorted(loads, key=itemgetter(1)))
 
 
 def part_table(table: ShardTable, parameters: Iterable[PartOfArray]) -> ShardTable:

@@ -103,6 +103,12 @@ def holds_keys(token: str) -> bool:
     return token.startswith(PREFIX)
 
 
+def holds_keys_of(token: str, role: str) -> bool:
+    """Whether a text has the keys of this role alone. Raises ConfigError: see `read_token_text`."""
+    secret = read_token_text(token)
+    return isinstance(secret, RoleKeys) and secret.role == role
+
+
 def check_token_is_for(token: str, role: str, *, origin: str) -> None:
     """Check that keys are those of the command's role.
 

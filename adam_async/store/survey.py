@@ -196,14 +196,14 @@ class Survey:
             return counts
 
     async def delete(self, name: str) -> None:
-        """Delete a store of its own, whatever its state.
+        """Delete a store, whatever its state.
 
         Raises:
-            StoreError: There is no store of this name, or it belongs to a training run.
+            StoreError: There is no store of this name, or its training run is in progress.
             RunFailed: The controller refused it.
         """
-        store = self._record(name)
-        if store.program:
+        store, cluster = self._record(name), self._membership.map
+        if store.program and cluster.in_progress:
             raise StoreError(f"store {name!r} belongs to run {store.program}, and ends with it: end the run")
         await self._membership.delete_store(name, store.id)
 

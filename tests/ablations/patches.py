@@ -342,11 +342,11 @@ async def write_log_in_place(_: Any, self: LogFile, batch: Any) -> None:
     self._writer = writer
 
 
-@replaces(permissions, "_found_by_table")
+@replaces(permissions.PermissionTable, "_found")
 def set_keys_of_other_roles(found: Any, *args: Any) -> Any:
     """Take what the table forbids."""
     verdict = found(*args)
-    return permissions._RIGHT if verdict is permissions._WRONG else verdict
+    return permissions.RIGHT if verdict is permissions.WRONG else verdict
 
 
 @replaces(permissions, "_is_record_of")

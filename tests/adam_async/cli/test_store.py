@@ -100,7 +100,7 @@ async def test_keys_of_a_reader_show_stores_and_delete_none(
             reader = derived_text(TOKEN, "reader")
             assert "default" in await command(capsys, where, "list", token=reader)
             await command(capsys, where, "save", "default", tmp_path / "all.safetensors", token=reader)
-            with pytest.raises(ConfigError, match="holds the keys of role reader, and this is a client"):
+            with pytest.raises(ConfigError, match="holds the keys of role reader, and this is a driver"):
                 await command(capsys, where, "delete", "default", token=reader, yes=True)
         keys = derived_text(TOKEN, "client")
         assert "deleted" in await command(capsys, where, "delete", "default", token=keys, yes=True)

@@ -62,7 +62,7 @@ async def test_a_data_host_joins_a_cluster_of_three_controllers(network):
 async def test_the_workers_of_a_cut_model_stay_together(network):
     async with host_of(network) as host, cluster_of(config_of(partitions=2), host) as cluster:
         result = await cluster.train()
-        assert cluster.driver.map.run.together
+        assert cluster.driver.map.together
         assert result.epochs[-1].images == 60
 
 

@@ -10,7 +10,8 @@ from adam_async.controller.permissions import FORBIDDEN, Attempt, PermissionTabl
 from adam_async.messages import LoadShards, Pull, Push, ReadShards, Tick
 from adam_async.messages.body import ROLES
 from adam_async.messages.table import TABLE
-from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.cluster_map import ClusterMap, NodeRecord
+from adam_async.run.program_record import ProgramRecord
 from adam_async.run.store_record import ArraysPiece, RuleRecord, StoreRecord
 from transport import Identity
 
@@ -23,8 +24,10 @@ def store(id: str, **fields: Any) -> StoreRecord:
 
 
 OF_RUN, OF_CLIENTS = store("a", program="run-1", changed=2), store("b", changed=3)
-MAP = ClusterMap(version=3, stores={"run": OF_RUN, "mine": OF_CLIENTS})
-PIECE = ArraysPiece(store="client-1-new", text=b"[]")
+RUN = ProgramRecord(id="run-1", driver="driver-1", changed=2)
+DRIVER = NodeRecord(role="driver", address="", incarnation=255)
+MAP = ClusterMap(version=3, nodes={"driver-1": DRIVER}, run=RUN, stores={"run": OF_RUN, "mine": OF_CLIENTS})
+PIECE = ArraysPiece(store="new", text=b"[]")
 
 
 def attempt(role: str, key: str, value: Mapping[str, Any], expected: int) -> Attempt:
@@ -69,12 +72,51 @@ def test_a_client_creates_stores_in_its_own_name_only() -> None:
     assert refusal.code == FORBIDDEN
 
 
-def test_a_client_sets_pieces_of_its_own_stores_only() -> None:
-    for id, permits in (("client-1-new", True), ("client-10-new", False), ("client-2-new", False)):
-        value = msgspec.to_builtins(msgspec.structs.replace(PIECE, store=id))
-        assert (
-            PermissionTable().refusal(attempt("client", "stores/new/0", value, 0), MAP) is None
-        ) == permits
+def refused(key: str, record: StoreRecord | ArraysPiece, cluster: ClusterMap = MAP) -> bool:
+    """Return whether the client ``client-1`` may not set a key."""
+    value = msgspec.to_builtins(record)
+    return PermissionTable().refusal(attempt("client", key, value, record.changed), cluster) is not None
+
+
+@pytest.mark.parametrize("creator", ["client-1-2", "client-10", "client-2", "driver-1", ""])
+def test_a_client_sets_pieces_of_its_own_stores_only(creator: str) -> None:
+    assert not refused("stores/new/0", msgspec.structs.replace(PIECE, creator="client-1"))
+    assert refused("stores/new/0", msgspec.structs.replace(PIECE, creator=creator, store="client-1-2-new"))
+
+
+@pytest.mark.parametrize("text", ["run-1", "driver-1-ff-1", "driver-1-ff-27"])
+def test_a_client_takes_no_name_and_no_id_of_a_program_of_a_live_driver(text: str) -> None:
+    own = store("new", creator="client-1")
+    assert not refused("stores/driver-1-fe-1", own)
+    assert refused(f"stores/{text}", own)
+    assert refused("stores/new", msgspec.structs.replace(own, id=text))
+    assert refused("stores/new/0", msgspec.structs.replace(PIECE, creator="client-1", store=text))
+
+
+def with_creator(*, live: bool, program: str = "", phase: str = "training") -> ClusterMap:
+    """Return a map with a store of ``client-2``, or of a program."""
+    theirs = store("b", creator="client-2", program=program, changed=3)
+    creator = NodeRecord(role="client", address="", incarnation=1, live=live)
+    run = msgspec.structs.replace(RUN, phase=phase)
+    return ClusterMap(version=3, nodes={"client-2": creator}, run=run, stores={"theirs": theirs})
+
+
+@pytest.mark.parametrize(
+    ("cluster", "may"),
+    [
+        (with_creator(live=True), False),
+        (with_creator(live=False), True),
+        (with_creator(live=True, program="run-1", phase="finished"), False),
+        (with_creator(live=False, program="run-1", phase="finished"), True),
+        (with_creator(live=False, program="run-1"), False),
+    ],
+)
+def test_a_client_deletes_a_store_of_another_only_after_its_creator_and_its_program(
+    cluster: ClusterMap, may: bool
+) -> None:
+    deleted = msgspec.structs.replace(cluster.stores["theirs"], phase="deleted")
+    assert refused("stores/theirs", deleted, cluster) != may
+    assert refused("stores/theirs", msgspec.structs.replace(deleted, creator="client-1"), cluster) != may
 
 
 def test_a_reader_sends_servers_pulls_and_no_values() -> None:

@@ -639,6 +639,23 @@ def test_a_run_that_begins_ends_or_fails_is_a_line_and_its_epochs_are_none():
 
 
 @pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ({}, "run r has finished"),
+        ({"epochs": 2, "test_accuracy": 0.985}, "run r has finished with 98.50% of the test images correct"),
+        ({"test_accuracy": "much"}, "run r has finished"),
+    ],
+)
+def test_the_line_of_a_finished_run_has_its_result(result, said):
+    run = run_record("r")
+    before, after = (
+        ClusterMap(run=replace(run, phase="training")),
+        ClusterMap(run=replace(run, phase="finished", result=result)),
+    )
+    assert list(TrainingRules().lines(before, after)) == [said]
+
+
+@pytest.mark.parametrize(
     ("role", "info", "said"),
     [
         ("worker", {"threads": "many"}, "threads"),

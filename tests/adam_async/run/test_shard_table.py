@@ -1,5 +1,6 @@
 """Shards and buckets: complete, small enough, whole rows, balanced, and the same every time."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -16,10 +17,10 @@ from adam_async.run.shard_table import (
     NUM_BUCKETS,
     assign_buckets,
     bytes_of_buckets,
-    count_shards,
     cut_tensor,
     holders,
     part_table,
+    shard_sizes,
     shard_table,
     spread,
 )
@@ -191,16 +192,17 @@ def test_the_tables_of_all_parts_hold_each_shard_once_with_its_number_and_bucket
     dtype=st.sampled_from(["float32", "float64"]),
     split=st.booleans(),
 )
-def test_the_number_of_shards_of_an_array_is_that_of_its_table(cut, limit, dtype, split):
+def test_the_sizes_of_shards_of_an_array_are_those_of_its_table(cut, limit, dtype, split):
     shape, rows = cut
     array = ArrayRecord("t", shape, dtype, split=split, cuts=rows)
-    assert count_shards(array, 8 * limit) == len(shard_table([array], shard_bytes=8 * limit).shards)
+    shards = shard_table([array], shard_bytes=8 * limit).shards
+    assert shard_sizes([array], 8 * limit) == Counter(shard.nbytes for shard in shards)
 
 
 @pytest.mark.parametrize(("shape", "count"), [((), 1), ((0,), 0), ((0, 5), 0), ((5, 0), 0)])
 def test_a_scalar_has_one_shard_and_an_empty_array_none(shape, count):
     array = ArrayRecord("t", shape)
-    assert len(shard_table([array]).shards) == count_shards(array, 64) == count
+    assert len(shard_table([array]).shards) == shard_sizes([array], 64).total() == count
 
 
 @given(sizes=st.lists(shapes, min_size=1, max_size=5), limit=limits)
@@ -208,7 +210,16 @@ def test_the_bytes_of_buckets_are_those_of_the_table(sizes, limit):
     loads = [0] * NUM_BUCKETS
     for shard in shard_table(arrays(*sizes), shard_bytes=4 * limit).shards:
         loads[shard.bucket] += shard.nbytes
-    assert bytes_of_buckets(arrays(*sizes), shard_bytes=4 * limit) == tuple(loads)
+    assert bytes_of_buckets(shard_sizes(arrays(*sizes), 4 * limit)) == tuple(loads)
+
+
+@given(st.dictionaries(st.integers(1, 40), st.integers(1, 60), max_size=5), st.integers(1, 9))
+def test_shards_of_equal_size_are_dealt_out_as_one_by_one(sizes, bins):
+    weights = [size for size, count in sizes.items() for _ in range(count)]
+    loads = [0] * bins
+    for weight, target in zip(weights, spread(weights, bins), strict=True):
+        loads[target] += weight
+    assert bytes_of_buckets(sizes, bins) == tuple(loads)
 
 
 def test_a_part_that_has_all_rows_has_the_shards_of_the_whole():

@@ -10,6 +10,7 @@ from adam_async.errors import RunFailed
 from adam_async.messages import Block
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.run.config import Config
+from adam_async.run.training_program import read_training
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from adam_async.worker.run_session import ComputeSettings, RunSession, SessionSetup, hand_over
@@ -124,6 +125,7 @@ async def test_a_session_that_has_not_begun_reports_no_counts():
                 cluster.network, Identity(role="worker", node="worker-7", incarnation=1), Traffic("worker-7")
             ),
             cluster=cluster.controller.map,
+            program=read_training(cluster.controller.map.run),
             replica=0,
             part=0,
             session=1,
