@@ -26,6 +26,7 @@ from adam_async.runtime.traffic import Traffic
 from transport import (
     CallTimeout,
     DialFailed,
+    HandshakeRejected,
     Identity,
     Link,
     LinkBroken,
@@ -381,6 +382,9 @@ class LeaderConnection:
         except (TransportError, ValueError) as error:
             address = channel.address
             if not isinstance(error, DialFailed) and address in self._addresses:
+                if isinstance(error, HandshakeRejected) and error.code == "role":
+                    text = f"the controller's address {address} is that of another role: {error.text}"
+                    raise HandshakeRejected(error.code, text) from error
                 raise  # an address named by a controller may be valid from its host alone, and does not count
             self._results[address] = error.reason if isinstance(error, DialFailed) else str(error)
             self._reason = self._results[address] if not self._reached else str(error)

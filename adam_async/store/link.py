@@ -218,7 +218,7 @@ class StoreLink:
         if self.slack is not None:
             await self._begun()
         messages = self._checked_messages(gradients, rate, weight, assign=False)
-        if self.slack is None and all([type(message.shards) is ShardMessage for message in messages]):
+        if self.slack is None and all(type(message.shards) is ShardMessage for message in messages):
             # One message each way: the answer to a push may bring the values.
             pull = PullCollector(self.store.id, self.layout, self.note_versions, tuple(gradients), {})
             await self._unless_failed(self._begin_push(messages, read, weight, pull=pull).done)

@@ -1,6 +1,7 @@
 """The command `store` against servers in the loop of the test."""
 
 import json
+import logging
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from adam_async.cli.commands import run_command
 from adam_async.cli.options import StoreOptions
 from adam_async.cli.store import run_store
 from adam_async.cli.terminal import Terminal
-from adam_async.errors import ConfigError, RoleUnreachable, StoreError, first_cause
+from adam_async.errors import ConfigError, RoleUnreachable, RunFailed, StoreError, first_cause
 from adam_async.run.token_file import derived_text
 from adam_async.store.rules import Adagrad, Sgd
 from adam_async.store.store import ParameterStore
@@ -104,6 +105,30 @@ async def test_keys_of_a_reader_show_stores_and_delete_none(
                 await command(capsys, where, "delete", "default", token=reader, yes=True)
         keys = derived_text(TOKEN, "client")
         assert "deleted" in await command(capsys, where, "delete", "default", token=keys, yes=True)
+
+
+async def test_keys_of_a_client_delete_no_store_of_a_live_client_and_the_token_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with servers(1, token=TOKEN) as where:
+        async with ParameterStore.open(where, ARRAYS, token=TOKEN):
+            keys = derived_text(TOKEN, "client")
+            with pytest.raises(RunFailed, match="clients create stores of no program in their own name"):
+                await command(capsys, where, "delete", "default", token=keys, yes=True)
+            for token in (TOKEN, derived_text(TOKEN, "driver")):
+                async with ParameterStore.open(where, ARRAYS, name="other", token=TOKEN):
+                    assert "deleted" in await command(capsys, where, "delete", "other", token=token, yes=True)
+
+
+async def test_a_failed_command_leaves_the_cluster_and_is_not_lost(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "adam_async.controller.status_log")
+    async with servers(1) as where:
+        with pytest.raises(StoreError, match="does not exist"):
+            await command(capsys, where, "show", "none")
+    assert [text for text in caplog.messages if text.startswith("reader-") and text.endswith(" left")]
+    assert not [text for text in caplog.messages if "is lost" in text]
 
 
 async def test_a_controller_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ from adam_async.run.config import Waits
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.controller.simulated_group import network_of, simulated
 from tests.adam_async.controller.test_map_client import Front, Mind, table_of
-from tests.adam_async.runs import NETWORKS, until
-from transport import Identity, LinkBroken, LinkClosed
+from tests.adam_async.runs import NETWORKS, address_of, until
+from transport import HandshakeRejected, Identity, LinkBroken, LinkClosed
 
 WAITS = Waits(dial_s=20.0, call_s=20.0, patience_s=20.0)
 AT_ONCE_S = 0.1
@@ -226,6 +226,18 @@ def test_the_warning_has_the_result_of_each_address_also_of_silent_ones(caplog):
     (said,) = [text for text in caplog.messages if text.startswith("asker waits for one of 5 controllers")]
     assert all(f"{address}: no answer within 1 s" in said for address in silent)
     assert f"{runs}: does not lead, nor does any other" in said
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_the_address_of_another_role_is_named_with_that_role(network):
+    wire = NETWORKS[network]()
+    server = Identity(role="ps", node="ps-0", incarnation=1)
+    async with wire.listen(address_of(wire), server, lambda link: link.wait_closed()) as listener:
+        leader, _ = link_of(wire, [listener.address])
+        said = f"address {listener.address} is that of another role: dialled a controller, but a ps answered"
+        with pytest.raises(HandshakeRejected, match=said):
+            await leader.find(-1, "")
+        leader.close()
 
 
 # --- several attempts at once --------------------------------------------------------------------

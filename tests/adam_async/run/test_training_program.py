@@ -1,4 +1,4 @@
-"""A training run as a program: its roles read the blob or refuse it with a sentence; its rules read the terms."""
+"""A training run as a program: roles read the blob, or refuse it with a sentence; rules read the terms."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ RESUMED = ResumeRecord(
     epoch=2, finished=((0, 4),), clock=9, results=({"skipped": 31, "behind": [1], "clock": 5},), images=40
 )
 PROGRAM = TrainingProgram(
-    config=Config(replicas=3, partitions=2, push_every=4, consistency="ssp", lag=1),
+    config=Config(replicas=3, partitions=2, push_every=4, consistency="ssp:1"),
     spec={"name": "m"},
     plan={"kind": "layers"},
     transforms=({"kind": "flip"},),

@@ -15,6 +15,7 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.option_sources import make_config
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.runner import draw_case, run_case, run_seed
+from adam_async.simulation.scenarios import short_runs
 from adam_async.simulation.scenarios.members import MEMBERS
 from adam_async.simulation.scenarios.short_runs import draw_run
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
@@ -85,7 +86,7 @@ def test_an_epoch_without_a_next_one_is_reported(monkeypatch: pytest.MonkeyPatch
         await asyncio.sleep(1.0)
         raise DeadlineExceeded("an answer", 1.0)
 
-    monkeypatch.setattr(Membership, "update_run", unanswered)
+    monkeypatch.setattr(short_runs, "update_program", unanswered)
 
     assert run_seed(MEMBERS, 2).invariant == "epochs end"
 
