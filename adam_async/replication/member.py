@@ -17,8 +17,8 @@ class BundleMember:
 
     Args:
         me: Node and incarnation of this server.
-        record: The bundle's record in the cluster map. If this server is in sync, its state is the first one of
-            the bundle, which all members begin with.
+        record: The bundle's record in the cluster map. If this server is in sync, its state is the first
+            one of the bundle, which all members begin with.
     """
 
     def __init__(self, me: Member, bundle: Bundle, record: BundleRecord) -> None:
