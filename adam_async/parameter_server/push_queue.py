@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from adam_async.parameter_server.events import ApplySum, QueuedPull, QueuedPush, QueuedRead, QueuedTick
+from adam_async.parameter_server.events import QueuedPull, QueuedPush, QueuedRead, QueuedTick
 
 Group = tuple[tuple[int, ...], tuple[int, ...]]
 """The shards of a push, and the indexes of those that the server will apply."""
 
-Other = QueuedPull | QueuedRead | QueuedTick | ApplySum
+Other = QueuedPull | QueuedRead | QueuedTick
 
 
 @dataclass(slots=True)

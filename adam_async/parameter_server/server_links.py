@@ -14,10 +14,20 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from typing import Any
 
 from adam_async.messages import Body, pack, unpack_any
-from adam_async.messages.replication import Beat
+from adam_async.messages.replication import Beat, Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
+from adam_async.replication.effects import Message as ReplicationMessage
 from adam_async.run.bundle_record import Member
 from adam_async.runtime.channel import Channel, Endpoint
-from transport import DialFailed, Link, Message, ProtocolError, RetrySchedule, TransportError, WouldBlock
+from transport import (
+    DialFailed,
+    Link,
+    Message,
+    ProtocolError,
+    RemoteProtocolError,
+    RetrySchedule,
+    TransportError,
+    WouldBlock,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +43,11 @@ DIAL_S = 1.0
 GONE_DIALS = 2
 """Number of failed dials in a row after which a server counts as gone."""
 
-OnMessage = Callable[[Member, Body, Sequence[Any]], None]
+OnMessage = Callable[[Member, ReplicationMessage, Sequence[Any]], None]
 """Takes a message of another server, and its tensors. It raises `ProtocolError` for an invalid one."""
+
+MESSAGES = (Begin, Begun, Copy, Committed, Held, PieceCopy, Superseded)
+"""Messages about a bundle."""
 
 _DIALS = RetrySchedule(first_s=0.05, longest_s=0.5)
 
@@ -196,6 +209,8 @@ class ServerLinks:
                     if isinstance(body, Beat):
                         self._heard(member)
                         continue
+                    if not isinstance(body, MESSAGES):
+                        raise RemoteProtocolError("message", f"{message.type} is for clients")
                     if not dialled:
                         self._into[member] = outgoing
                     self._on_message(member, body, message.tensors)

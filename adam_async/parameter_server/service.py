@@ -33,6 +33,7 @@ from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import ServerStatistics
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.parameter_server.store_host import StoreHost
+from adam_async.replication.effects import Message as ReplicationMessage
 from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.store_record import StoreRecord, joined_arrays, served_word
@@ -172,7 +173,7 @@ class ParameterServer(Role):
             copy_host=CopyHost(
                 links=self._links,
                 now=self._loop.time,
-                call_soon=partial(self._loop.call_soon, self._callbacks.run),
+                call_soon=lambda callback: self._loop.call_soon(self._callbacks.run, callback),
                 spawn=self._spawn,
                 set_record=partial(self._set_bundle, home),
                 next_member=partial(self._membership.next_member, store.id, home),
@@ -208,12 +209,11 @@ class ParameterServer(Role):
             return False
         return outcome != "unknown"
 
-    def _on_message(self, sender: Member, body: Body, tensors: Sequence[Any]) -> None:
-        store, home = getattr(body, "store", ""), getattr(body, "home", "")
-        served = self.served.get((store, home))
+    def _on_message(self, sender: Member, message: ReplicationMessage, tensors: Sequence[Any]) -> None:
+        served = self.served.get((message.store, message.home))
         if served is None or served.copy is None:
-            raise LinkBroken(f"{self._identity.node} has not taken up bundle {home} of store {store}")
-        served.copy.received(sender, body, tensors)
+            raise LinkBroken(f"{self._identity.node} has not taken up bundle {message.home}")
+        served.copy.received(sender, message, tensors)
 
     def _on_entries_link(self, member: Member, is_up: bool) -> None:
         for served in tuple(self.served.values()):

@@ -270,14 +270,17 @@ class ServerState:
             head = self._queue.take(self._joins, _most_joined)
             if isinstance(head, QueuedTick):
                 effects += self._enter(head)
-            elif isinstance(head, list) and (head[0].accepted or head[0].refused):
-                effects += self._enter(Apply(tuple(head)))
+                continue
+            pushes = head if isinstance(head, list) else []
+            if pushes and (pushes[0].accepted or pushes[0].refused):
+                effects += self._enter(Apply(tuple(pushes)))
+                continue
             # Duplicates queue so that their answer follows their push.
-            elif self._in_flight:
-                self._in_flight[-1].behind += head if isinstance(head, list) else [head]
+            items = head if isinstance(head, list) else [head]
+            if self._in_flight:
+                self._in_flight[-1].behind += items
             else:
-                for item in head if isinstance(head, list) else [head]:
-                    effects += self._answer_behind(item)
+                effects += [effect for item in items for effect in self._answer_behind(item)]
 
     def _joins(self, follower: QueuedPush, head: QueuedPush) -> bool:
         """Whether a push for the same shards may be applied in one batch with `head`."""

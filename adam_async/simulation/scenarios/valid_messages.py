@@ -389,9 +389,10 @@ def _replication(facts: Facts) -> list[Example]:
         "generation": facts.generation,
         "session": 1,
     }
-    positions = {"committed": 1, "applied_by_all": 0}
+    positions: dict[str, Any] = {"committed": 1, "applied_by_all": 0}
     content = (np.zeros(4, np.float32),)
     return [
+        Example(body=m.Beat()),
         Example(body=m.Begin(**session, version=facts.version, start=0)),
         Example(body=m.Begun(**session, position=0, applied=0)),
         Example(body=m.Copy(**session, **positions, position=1, origin=1, nbytes=16), tensors=content),

@@ -13,6 +13,9 @@ from adam_async.replication.primary import Primary
 from adam_async.replication.secondary import Secondary
 from tests.ablations.patches import replaces, replaces_property
 from tests.adam_async.controller.consensus.ablations import Ablation
+from tests.adam_async.replication.scenarios import (
+    a_joining_member_has_the_tail_of_earlier_primaries_before_it_is_added,
+)
 
 FAR = 1 << 50
 """Position beyond every log."""
@@ -222,7 +225,12 @@ ABLATIONS = (
     Ablation("a struck-out member does not count before the map confirms it", count_proposed_members_alone),
     Ablation("a joining member is added without all pieces", add_without_pieces),
     Ablation("a joining member is added without all entries", add_without_entries),
-    Ablation("a joining member is added without the tail of earlier primaries", add_without_tail),
+    # Links are first in, first out, so a correct member has the tail before its first piece.
+    Ablation(
+        "a joining member is added without the tail of earlier primaries",
+        add_without_tail,
+        story=a_joining_member_has_the_tail_of_earlier_primaries_before_it_is_added,
+    ),
     Ablation("an entry is committed below min_in_sync", commit_below_min_in_sync),
     Ablation("an entry is applied to a piece that has it", apply_again),
     Ablation("a joining member applies more than the primary", let_joining_members_apply_all),

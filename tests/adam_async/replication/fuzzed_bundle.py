@@ -6,9 +6,7 @@ happen is drawn from the seed, the options as well. Violations of a promise rais
 
 import heapq
 import random
-from collections import Counter, defaultdict, deque
-from dataclasses import dataclass, field
-from zlib import crc32
+from collections import Counter
 
 import msgspec
 
@@ -28,6 +26,8 @@ from adam_async.replication.local_copy import Bundle
 from adam_async.replication.member import BundleMember
 from adam_async.replication.violations import Violation
 from adam_async.run.bundle_record import BundleRecord
+from tests.adam_async.replication.bundle_checkers import BundleCheckers
+from tests.adam_async.replication.bundle_parts import Link, Options, Piece, Server, Wrong
 
 TICK_S = 0.1
 PATIENCE_S = 60.0
@@ -36,120 +36,11 @@ WINDOW = 4
 """Number of pushes that a client has under way at most."""
 
 
-class Wrong(AssertionError):
-    """A promise was broken."""
-
-
-class Options:
-    """Random settings of one world."""
-
-    def __init__(self, seed):
-        dice = random.Random(f"{seed}/options")
-        self.copies = dice.choice((1, 2, 2, 3, 3, 3))
-        self.servers = self.copies + dice.choice((0, 1, 2))
-        self.min_in_sync = min(self.copies, dice.choice((1, 2)))
-        self.pieces = dice.choice((1, 2, 4))
-        self.chaos_s = dice.choice((5, 10, 15))
-        self.delay_s = dice.choice((0.002, 0.01, 0.05))
-        self.map_delay_s = dice.choice((0.005, 0.05, 0.3))
-        self.apply_s = dice.choice((0.0005, 0.005, 0.03))
-        self.piece_s = dice.choice((0.001, 0.05, 0.2))
-        self.report_s = dice.choice((0, 0.001, 0.02))
-        self.lost_outcomes = dice.choice((0, 0.1, 0.5))
-        self.late_messages = dice.choice((0, 0.3, 1))
-        """Probability that the messages under way on a broken link still arrive."""
-        self.patience_s = dice.choice((0.4, 1.0))
-        self.impatience = dice.choice((0, 0, 0.01))
-        """Probability of a takeover without reason, in each tick."""
-        self.handovers = dice.choice((0, 0, 0.02))
-        self.clients = dice.choice((1, 3))
-        self.budget = dice.choice((300, 10**6))
-        self.fault_every_s = dice.choice((0.3, 0.8, 2))
-        self.faults = dice.sample(
-            ("kill", "kill", "kill primary", "kill two", "freeze", "freeze primary", "link", "cut", "deaf"),
-            dice.randint(2, 6),
-        )
-
-    def __repr__(self):
-        return f"Options({vars(self)})"
-
-
-@dataclass
-class Piece:
-    """A piece of the state: a position, and a digest of all entries up to it."""
-
-    position: int = 0
-    digest: int = 0
-    numbers: dict = field(default_factory=dict)
-    """The last push of each client."""
-
-    def apply(self, entry):
-        for client, number in entry.content:
-            if number != self.numbers.get(client, 0) + 1:
-                raise Wrong(f"push {number} of client {client} after {self.numbers.get(client, 0)}")
-            self.numbers[client] = number
-        text = f"{entry.position} {entry.generation} {entry.content} {self.digest}"
-        self.position, self.digest = entry.position, crc32(text.encode())
-
-    def copy(self):
-        return Piece(self.position, self.digest, dict(self.numbers))
-
-
-class Front:
-    """The volatile state of a primary."""
-
-    def __init__(self, generation, piece):
-        self.generation = generation
-        self.applied = dict(piece.numbers)
-        self.ordered = dict(piece.numbers)
-
-
-class Server:
-    """One process: a core, its copy of the state, and the events that wait while it is frozen."""
-
-    def __init__(self, name):
-        self.name = name
-        self.incarnation = 0
-        self.alive = False
-        self.frozen_until = 0.0
-        self.backlog = []
-
-    @property
-    def me(self):
-        return (self.name, self.incarnation)
-
-    def start(self, core, state, now):
-        self.core, self.state = core, state
-        self.alive = True
-        self.queue = deque()
-        self.rounds = 0
-        self.front = None
-        self.copy = 0
-        """Grows whenever the state is dropped."""
-        self.heard = {}
-        self.waits_since = {}
-        self.reporting = self.applying = False
-        self.proposals = 0
-        self.started = now
-        self.handing_over_since = None
-
-
-class Link:
-    """One connection of two processes, first in, first out in both directions."""
-
-    def __init__(self, one, two):
-        self.ends = {one.name: one.me, two.name: two.me}
-        self.open = {one.name: False, two.name: False}
-        self.broken = False
-        self.arrives_late = False
-        self.last = Counter()
-
-
-class FuzzedBundle:
+class FuzzedBundle(BundleCheckers):
     """One seed."""
 
     def __init__(self, seed):
-        self.seed = seed
+        super().__init__()
         self.options = options = Options(seed)
         self.net = random.Random(f"{seed}/net")
         self.faults = random.Random(f"{seed}/faults")
@@ -166,21 +57,8 @@ class FuzzedBundle:
         """Servers without a network to the controllers."""
         self.links = {}
         self.servers = {f"ps{i}": Server(f"ps{i}") for i in range(options.servers)}
-        self.holders = defaultdict(set)
-        """By position and generation, the members that held the entry at some time."""
         self.lost = set()
         """Members that the controllers know to be lost."""
-        self.entries = {}
-        """By position, the entry that was committed there first."""
-        self.last = 0
-        self.digests = {}
-        """By piece and position, the digest of the piece."""
-        self.primaries = {}
-        """By generation, the member that acknowledges."""
-        self.serving = []
-        """Generation and server of each primary so far."""
-        self.acked = {}
-        """By client and generation, the last push that the generation's primary acknowledged."""
         self.heard = {}
         """By client, the last push that the client knows to be acknowledged."""
         self.sent = dict.fromkeys(range(options.clients), 0)
@@ -560,80 +438,6 @@ class FuzzedBundle:
         elif self.now - server.handing_over_since > 2:
             server.handing_over_since = None
             core.cancel_hand_over()
-
-    # --- checkers ---------------------------------------------------------------------------
-
-    def check_log(self, core):
-        log = core.log
-        if not log.start <= log.applied <= log.committed <= log.last:
-            raise Wrong(f"{core}")
-        if core.held_bytes != sum(entry.nbytes for entry in log.after(log.start)):
-            raise Wrong(f"{core} holds other than {core.held_bytes} bytes")
-        for entry in log.after(log.applied):
-            self.holders[entry.position, entry.generation].add(core.me)
-
-    def commit(self, server, entry):
-        known = self.entries.setdefault(entry.position, entry)
-        if (known.generation, known.content) != (entry.generation, entry.content):
-            raise Wrong(f"{server.me} applies {entry}, and {known} was committed")
-        if entry.position > self.last:
-            if entry.position != self.last + 1:
-                raise Wrong(f"{entry} is committed after {self.last}")
-            if not server.core.is_primary:
-                raise Wrong(f"{server.me} applies {entry} before a primary has committed it")
-            holders = self.holders[entry.position, entry.generation]
-            if len(holders) < self.options.min_in_sync:
-                raise Wrong(f"{server.me} committed {entry}, which only {holders} held")
-            self.last = entry.position
-            self.check_members(entry.position - 1)
-
-    def holds(self, core, entry):
-        known = core.log.at(entry.position)
-        if known is None:
-            return core.log.start >= entry.position
-        return known.generation == entry.generation
-
-    def check_members(self, start):
-        """Each live member in sync holds all committed entries."""
-        start = 0 if start == self.last else start
-        for name, incarnation in self.record.in_sync:
-            server = self.servers[name]
-            if not server.alive or server.incarnation != incarnation:
-                continue
-            for position in range(max(start, server.core.log.start) + 1, self.last + 1):
-                if not self.holds(server.core, self.entries[position]):
-                    raise Wrong(f"{server.core} lacks {self.entries[position]}, and is in {self.record}")
-
-    def check_piece(self, server, piece):
-        state = server.state[piece]
-        key = (piece, state.position)
-        if self.digests.setdefault(key, state.digest) != state.digest:
-            raise Wrong(f"piece {piece} of {server.me} at {state.position} is not that of others")
-
-    def become_primary(self, server, generation):
-        other = self.primaries.setdefault(generation, server.me)
-        if other != server.me:
-            raise Wrong(f"{server.me} and {other} are primaries of generation {generation}")
-        if len(server.state) < self.options.pieces:
-            raise Wrong(f"{server.me} became primary with {len(server.state)} pieces")
-        # A primary that learns late of its own generation may be behind newer ones: it commits nothing.
-        acked = [(each[0], number) for each, number in self.acked.items() if each[1] < generation]
-        for client, number in acked:
-            for piece in server.state.values():
-                if piece.numbers.get(client, 0) < number:
-                    raise Wrong(f"{server.me} became primary without push {number} of client {client}")
-        server.front = Front(generation, server.state[0])
-        self.serving.append((generation, server, server.incarnation))
-        self.marks["failover"] += generation > 1
-
-    def acknowledge(self, server, client, number):
-        for generation, other, incarnation in self.serving:
-            if generation > server.front.generation and other.alive and other.incarnation == incarnation:
-                if other.front is not None and other.front.applied.get(client, 0) < number:
-                    raise Wrong(f"{server.me} acknowledged {number} of {client}, which {other.me} lacks")
-        self.at(self.delay(self.options.delay_s), self.client_hears, client, number)
-        key = (client, server.front.generation)
-        self.acked[key] = max(self.acked.get(key, 0), number)
 
     # --- clients ----------------------------------------------------------------------------
 
