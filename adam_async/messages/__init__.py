@@ -96,7 +96,7 @@ from adam_async.messages.parameters import (
     Values,
 )
 from adam_async.messages.partitions import Block, Blocks, Greet
-from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
+from adam_async.messages.replication import Beat, Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
 from adam_async.messages.shard_states import (
     Loaded,
     LoadShards,

@@ -481,7 +481,7 @@ class ServedStore:
                     break
                 self._work = self._begin(batch)
             room -= self._step(state, self._work, room)
-            if self._copy is not None and self._work is None:
+            if self._copy is not None and state.bundle.taken is None:
                 self._copy.work_done()
                 state = self.state  # a member that joins begins with new shards
         return state.has_work

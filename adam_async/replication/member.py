@@ -15,15 +15,10 @@ from adam_async.run.bundle_record import BundleRecord, Member
 class BundleMember:
     """One server's copy of a bundle. After each call the shell carries out `take_effects`.
 
-        Args:
-            me: Node and incarnation of this server.
-    <<<<<<< HEAD
-            record: The bundle's record in the cluster map. If this server is in sync, its state is the first one
-                of the bundle, which all members begin with.
-    =======
-            record: The bundle's record in the cluster map. If this server is in sync, its state is the first
-                one of the bundle, which all members begin with.
-    >>>>>>> h-core
+    Args:
+        me: Node and incarnation of this server.
+        record: The bundle's record in the cluster map. If this server is in sync, its state is the first
+            one of the bundle, which all members begin with.
     """
 
     def __init__(self, me: Member, bundle: Bundle, record: BundleRecord) -> None:
