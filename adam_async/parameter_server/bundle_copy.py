@@ -61,6 +61,9 @@ RANK_S = 0.2
 INVITE_S = 5.0
 """Time for which a bundle lacks a member before its primary invites another server, in seconds."""
 
+HAND_OVER_S = 1.0
+"""Maximum time for which a primary stops ordering for a handover, in seconds."""
+
 LOG_BYTES = 256 << 20
 """Size of the log above which a primary strikes out the members that it keeps the entries for, in bytes."""
 
@@ -185,6 +188,8 @@ class BundleCopy:
         """Parts of an entry that has not arrived whole, by sender."""
         self._proposing: asyncio.Task[None] | None = None
         self._lacks_since: float | None = None
+        self._home_since: float | None = None
+        """Time since which the home could take over, while another server is the primary."""
 
     def start(self) -> None:
         """Carry out the first effects of the core."""
@@ -283,6 +288,7 @@ class BundleCopy:
             for member in core.laggards(LOG_BYTES):
                 core.strike_out(member)
             self._invite()
+            self._bring_home()
         elif core.me in record.in_sync and record.primary is not None:
             rank = record.in_sync.index(core.me) - 1
             silent_s = links.silent_s(record.primary)
@@ -302,6 +308,20 @@ class BundleCopy:
             member = self._host.next_member()
             if member is not None:
                 self._core.invite(member)
+
+    def _bring_home(self) -> None:
+        """Hand over to the home of the bundle once it was in sync for a while, so that loads stay even."""
+        now, record = self._host.now(), self._core.record
+        home = next((member for member in record.in_sync if member[0] == self._facts.home), None)
+        if home is None or home == self._core.me or len(record.in_sync) < self._copies:
+            self._home_since = None
+        elif self._home_since is None:
+            self._home_since = now
+        elif now - self._home_since > HAND_OVER_S + INVITE_S:
+            self._core.cancel_hand_over()
+            self._home_since = now
+        elif now - self._home_since > INVITE_S:
+            self._core.hand_over(home)
 
     # --- effects -----------------------------------------------------------------------------
 
