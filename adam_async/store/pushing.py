@@ -26,7 +26,7 @@ MOST_WEIGHT = (1 << 32) - 1
 
 
 NoteVersions = Callable[["slice | NDArray[np.intp]", Sequence[int]], NDArray[np.int64]]
-"""Takes note of the versions of an answer, at an index of the shards, and returns them."""
+"""Note the versions of an answer, at an index of the shards, and return them."""
 
 
 class Outgoing(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -37,7 +37,7 @@ class Outgoing(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     shards: tuple[ShardId, ...]
     index: slice | NDArray[np.intp]
     names: tuple[str, ...] = ()
-    """Array of each shard, if each is of one shard."""
+    """Array of each shard, if each array has one shard."""
     tensors: Sequence[NDArray[Any]]
     rate: float
 
@@ -65,7 +65,7 @@ class PushMessages:
             gradients: Names to gradients, or to values with `assign`.
             rate: Learning rate; None for that of each array's rule.
             weight: Weight of the gradients in the mean of a step.
-            assign: Whether values replace those of the store.
+            assign: Whether the values replace the values of the store.
 
         Raises:
             StoreError: A name, shape, type or value does not fit.
@@ -96,7 +96,7 @@ class PushMessages:
                 outgoing = self._factors_of(name, activations, errors, rate)
                 if outgoing is not None and activations.nbytes + errors.nbytes <= record.nbytes:
                     found += outgoing
-                else:  # the product has fewer bytes, or a row is cut over shards and no server could form it
+                else:  # the product has fewer bytes, or no server has a whole row to compute it
                     flat[name] = (errors @ activations.T).reshape(-1)
                 continue
             flat[name] = flat_values(record, gradient, what)
@@ -169,7 +169,7 @@ class PushCollector:
         self._refused: list[RefusedShard] = []
 
     def answered(self, message: Outgoing, answer: Pushed, *, done: bool) -> None:
-        """Take an answer; `done`: the message needs no more, because its tensors are not the caller's."""
+        """Take an answer; `done`: the message is settled, because its tensors are copies."""
         shards = message.shards
         self._note_versions(message.index, answer.versions)
         table, versions = self._layout.table.shards, self._versions
@@ -187,7 +187,7 @@ class PushCollector:
             self.freed()
 
     def freed(self) -> None:
-        """Take note that a message is answered, and that no send reads its tensors any more."""
+        """Note that a message is answered, and that its tensors are no longer read."""
         self._left -= 1
         if not self._left:
             self.finish()
