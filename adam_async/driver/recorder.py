@@ -75,10 +75,10 @@ class Recorder:
         weights: Mapping[str, NDArray[Any]],
         statistics: Mapping[str, RoleStatistics],
     ) -> bytes | RecordError:
-        """Read the logs of all servers and workers; returns the record file, or the reason why there is none.
+        """Read the logs of all servers and workers; returns the record file, or the reason for its absence.
 
         Args:
-            statistics: Counts by node id; those of workers name their kernels.
+            statistics: Counts by node id; the counts of workers name their kernels.
         """
         logs: list[Log] = []
         try:

@@ -37,7 +37,7 @@ def reading_client(
     waits: Waits,
     traffic: Traffic,
 ) -> ParameterClient:
-    """Make a client of the servers that hold a run's shards, for a driver, which pushes nothing."""
+    """Make a client of a run's servers for a driver, which pushes nothing."""
     run = cluster.run
     assert run is not None, "a run has shards"
     session = SessionIdentity(
@@ -55,7 +55,7 @@ def reading_client(
 async def pull_snapshot(
     network: RunModel, table: ShardTable, cluster: ClusterMap, client: ParameterClient, *, clock: int = 0
 ) -> ModelSnapshot:
-    """Pull every tensor once. Each shard is one version; different shards may be of different moments.
+    """Pull every tensor once. Each shard has one version; different shards may be from different moments.
 
     Cancellation loses nothing.
 
