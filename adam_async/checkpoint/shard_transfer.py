@@ -1,10 +1,10 @@
-"""Copies of all shards between a driver and the servers: read for a checkpoint, loaded to resume one.
+"""Copies of all shards between a driver and the servers: read for a checkpoint, and loaded to resume one.
 
-All servers are read at once, each a few shards at a time, so that neither a message nor the wait of a
-heartbeat grows with the model. A checkpoint is read after every leased group is finished, so every push is
-acknowledged. With ssp and bsp that is not enough: ticks may still be on their way, and in bsp the last sum
-waits for them. So a read names the sync clock of all replicas; shards behind it are read again after they
-have reached it.
+All servers are read at once, each a few shards at a time, so neither a message nor the wait of a heartbeat
+grows with the model. A checkpoint is read after every leased group is finished, so every push is
+acknowledged. With ssp and bsp that is not enough: ticks may still be in transit, and in bsp the last sum
+waits for them. A read therefore names the sync clock of all replicas; shards below it are read again after
+they have reached it.
 """
 
 import asyncio
@@ -39,7 +39,8 @@ MESSAGE_BYTES = 8 << 20
 """Maximum size of the tensors of one message in bytes, unless a single shard is larger."""
 
 META_BYTES = 12 << 10
-"""Maximum size of the descriptions of one message's tensors, in bytes; a frame's meta holds a little more."""
+"""Maximum size of the descriptions of one message's tensors, in bytes; a frame's meta has room for a little
+more."""
 
 TENSOR_META_BYTES = 16
 """Maximum size of the description of one flat tensor in a frame's meta, in bytes."""
@@ -48,10 +49,10 @@ PAUSES = RetrySchedule(first_s=0.005, longest_s=0.2)
 """Pauses between two requests to a server that has not taken up the run."""
 
 NOT_YET = frozenset({"not-ready", "wrong-run"})
-"""Codes with which a server refuses shards before it has taken up their run."""
+"""Codes with which a server refuses shards before it has begun their run."""
 
 NOT_SETTLED = "not-settled"
-"""Code with which a server refuses shards whose sums have had pending contributions for too long."""
+"""Code with which a server refuses shards whose sums have waited for contributions too long."""
 
 
 class ShardValues(Protocol):
@@ -84,11 +85,11 @@ class ShardCopies:
         """Copy all shards into `tensors`; returns their states, in the order of their numbers.
 
         Args:
-            clocks: Clock by shard that all its replicas have to reach; other shards have no bound.
+            clocks: Clock by shard that all its replicas must reach; other shards have no bound.
 
         Raises:
             DeadlineExceeded: The clocks were not reached, or sums not complete, within `clock_s` after the
-                first attempt; the error names the replicas behind.
+                first attempt; the error names the slower replicas.
             TransportError: A server did not answer.
         """
         found: dict[int, ShardState] = {}
@@ -175,7 +176,7 @@ class ShardCopies:
             states: States of all shards, in the order of their numbers.
 
         Raises:
-            TransportError: A server refused them, or did not answer.
+            TransportError: A server refused the shards, or did not answer.
         """
 
         async def load_server(link: Link, shards: Sequence[ShardSpec]) -> None:
@@ -188,7 +189,7 @@ class ShardCopies:
         await self._with_servers(cluster, store, table, load_server)
 
     async def _load(self, link: Link, message: Message) -> None:
-        """Send until the server has taken up the run; the caller's wait for all servers has a deadline."""
+        """Send until the server has begun the run; the caller's wait for all servers has a deadline."""
         for pause_s in PAUSES.waits():
             try:
                 unpack(await link.call(message, timeout_s=self._waits.call_s), Loaded)
@@ -206,7 +207,7 @@ class ShardCopies:
         table: ShardTable,
         work: Callable[[Link, Sequence[ShardSpec]], Awaitable[None]],
     ) -> None:
-        """Call a function for each server with shards, all at once, each with a link of its own."""
+        """Call a function for each server with shards, all at once, each with its own link."""
 
         async def work_with(server: str) -> None:
             shards = [shard for shard in table.shards if store.buckets[shard.bucket] == server]
@@ -228,7 +229,7 @@ class ShardCopies:
 
     @staticmethod
     def _chunks(tensors: ShardValues, shards: Sequence[ShardSpec]) -> Iterator[list[ShardSpec]]:
-        """Split shards into those of one message each."""
+        """Split shards into groups of one message each."""
         most = META_BYTES // (TENSOR_META_BYTES * (1 + len(tensors.arrays)))
         some: list[ShardSpec] = []
         room = MESSAGE_BYTES
