@@ -1,8 +1,8 @@
-"""Pure: checks that the cluster map only ever goes forward (I3, I4).
+"""Pure: checks that the cluster map never returns to an earlier state (I3, I4).
 
 Each placement of a store has one table of buckets, and each term of a run's ledger has one leader. Neither
-number goes back. A store has one id for its life, its phases go forward, and a removed one never returns. A
-replaced incarnation of a node is never live again.
+number falls. A store keeps one id, its phases advance, and a removed store never returns. A replaced
+incarnation of a node is never live again.
 """
 
 from adam_async.controller.map_history import changed
