@@ -21,7 +21,7 @@ class BundleRecord(msgspec.Struct, frozen=True, kw_only=True):
     in_sync: tuple[Member, ...] = ()
     """Members with all committed entries, the primary first; empty once all are lost."""
     joining: tuple[Member, ...] = ()
-    """Invited members, which do not have everything yet."""
+    """Invited members, which lack some entries."""
     changed: int = 0
 
     @property
@@ -31,7 +31,7 @@ class BundleRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """All members, those in sync first."""
+        """All members; the members in sync come first."""
         return self.in_sync + self.joining
 
 
