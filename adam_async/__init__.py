@@ -1,6 +1,6 @@
 """Project Adam (OSDI 2014) for asyncio: programs share arrays through parameter servers, and networks train.
 
-The import of this package sets nothing up and loads nothing; the first use of a name below loads its module.
+The import of this package sets up and loads nothing; the first use of a name below loads its module.
 
     async with ParameterStore.open("local", {"w": np.zeros(784)}, rule=Sgd(rate=0.05)) as store:
         values = await store.pull()
@@ -145,7 +145,7 @@ _NAME_AT_HOME = {"load_dataset": "load"}
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        # Imported here, because it takes longer than the rest of the import of this package.
+        # Imported here, because this import takes longer than the rest of the package's import.
         from importlib.metadata import version
 
         return version("adam-async")

@@ -43,13 +43,13 @@ LOST_STORE_COPIES = f"with them went all copies of some shards; {_RECREATE}"
 
 
 class AdamError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of every error that this package raises intentionally."""
 
     exit_code = 1
 
 
 class ConfigError(AdamError, ValueError):
-    """An option, file or spec is wrong. The message has its name, its value and the remedy."""
+    """An option, file or spec is wrong. The message has the option's name, its value and the remedy."""
 
     exit_code = 2
 
@@ -184,7 +184,8 @@ class GradientMismatchError(ModelError):
 def first_cause(error: BaseException) -> BaseException:
     """Return the first error of a group that is no cancellation, or the error itself.
 
-    Raise it `from` its own `__cause__`, such as the error of a user's layer: `from None` would remove that.
+    Raise the result `from` its own `__cause__`, such as the error of a user's layer, because `from None`
+    would remove the cause.
     """
     if isinstance(error, BaseExceptionGroup):
         causes = [first_cause(inner) for inner in error.exceptions]

@@ -27,7 +27,7 @@ META_BYTES = LinkConfig().max_meta_bytes - 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Largest:
-    """A message at its largest."""
+    """A message at its largest size."""
 
     example: Example
     most_bytes: int
@@ -41,7 +41,7 @@ class Largest:
 
     @property
     def message(self) -> Message:
-        """The message as a link carries it."""
+        """The message in the form that a link carries."""
         return Message(
             type=type(self.example.body).__name__, meta=self.example.meta(), tensors=self.example.tensors
         )
@@ -76,7 +76,7 @@ def largest_messages(facts: Facts) -> Iterator[Largest]:
 
 
 def _with_full_meta(example: Example, facts: Facts) -> Example:
-    """Repeat the elements of a message until its meta is full; shards are all those of the server."""
+    """Repeat the elements of a message until its meta is full; `shards` has all shards of the server."""
     fields = {
         name: value
         for name in example.body.__struct_fields__

@@ -3,9 +3,9 @@
     python -m benchmarks.ablations [--seeds 300] [--all] [--only TEXT] [--json FILE]
     python -m benchmarks.ablations --guards [--only TEXT] [--json FILE]
 
-`tests.ablations` has the safeguards. A process of its own runs a scenario without one safeguard, seed 1, 2,
-3, ... until a run fails. A patch of a named function removes the safeguard, or a replacement of source text
-in a copy of the packages. One row each: the number of seeds (0: not found within `--seeds`), the safeguard,
+`tests.ablations` has the safeguards. A separate process runs a scenario without one safeguard, seed 1, 2, 3,
+... until a run fails. A patch of a named function removes the safeguard, or a replacement of source text in a
+copy of the packages. A row per safeguard: the number of seeds (0: not found within `--seeds`), the safeguard,
 the broken invariant, and the test that guards it directly. Without `--all`, safeguards whose removal seeds
 seldom show are left out; their rows have the reason.
 
@@ -35,7 +35,7 @@ BESIDE = ("tests", "pyproject.toml")
 """Further files of a copy."""
 
 FAILED = 1
-"""Exit code of pytest after a failed test. Codes other than 0 and this one mean that it could not run."""
+"""Exit code of pytest after a failed test. Other codes than 0 and this one mean that pytest could not run."""
 
 PLUGIN = "tests.ablations.plugin"
 """Module that applies the patch named in the environment."""
@@ -73,7 +73,7 @@ def copied() -> Iterator[Path]:
 
 @contextmanager
 def removed(ablation: Ablation, folder: Path) -> Iterator[None]:
-    """Replace the source text of a safeguard in a copy for the duration of the block; a patch needs nothing.
+    """Replace the source text of a safeguard in a copy during the block; a patch needs no replacement.
 
     Raises:
         SystemExit: The source does not have the text exactly once.
@@ -128,7 +128,8 @@ def run_tests(
 ) -> subprocess.CompletedProcess[str]:
     """Run tests in a copy up to the first failure.
 
-    They run without `conftest.py`, which would compile the kernels of every copy, and with fixed examples.
+    The tests run without `conftest.py`, which would compile the kernels of every copy, and with fixed
+    examples.
     """
     options = ["--noconftest", "--hypothesis-profile=ci", "-p", "no:cacheprovider"]
     if ablation is not None and ablation.patch is not None:

@@ -4,23 +4,24 @@
     ... --only speed [--rounds 5] [--seconds 1]                           or accuracy
 
 `speed`: the default recipe for grey images (shift, rotation, scale, shear, elastic distortion) on blocks of
-MNIST as a data server makes them, one thread, with the compiled kernels and with NumPy's; and the default
-recipe for colour (flip, crop, brightness, contrast, cutout) on blocks of random images of 32 x 32. Images
-per second of the process's processor time, which other processes disturb little; all cases in turn, for
-`--rounds` rounds, and the medians. `gather` is the same blocks without transforms, out of memory.
+MNIST in the form of a data server's, one thread, with the compiled kernels and with NumPy's; and the default
+recipe for colour (flip, crop, brightness, contrast, cutout) on blocks of random images of 32 x 32. The unit
+is images per second of the process's processor time, which other processes disturb little. All cases run in
+turn for `--rounds` rounds, and the medians count. `gather` is the same blocks without transforms, from
+memory.
 
-Beside it, on the same images: one image after the other with Pillow's affine transform, without elastic
-distortion (if Pillow is there); and with `--torch`, an interpreter that has PyTorch and NumPy, the same
-recipe out of PyTorch's `affine_grid` and `grid_sample`, 80 images at once and one after the other
-(`benchmarks/augmentation_torch.py`). Such an interpreter, away from this one:
+The peers process the same images. Pillow, if installed, applies an affine transform to one image after the
+other, without elastic distortion. With `--torch`, an interpreter with PyTorch and NumPy, PyTorch applies the
+same recipe by `affine_grid` and `grid_sample`, to 80 images at once and to one after the other
+(`benchmarks/augmentation_torch.py`). Such an interpreter, in its own environment:
 
     python -m venv FOLDER && FOLDER/bin/pip install torch numpy           --torch FOLDER/bin/python
 
-`accuracy`: `mnist-adam` in one process, all options at their defaults, with augmentation and without;
-test accuracy after the last epoch of each seed, and the rate of training. Wanted: at least 99.3 % in the mean
-of 5 seeds, and more than without.
+`accuracy`: `mnist-adam` in one process, all options at their defaults, with augmentation and without; test
+accuracy after the last epoch of each seed, and the rate of training. Wanted: at least 99.3 % in the mean of 5
+seeds, and more than without.
 
-Rows: case, ours, peer (what is wanted; in rows beside others, theirs; for `accuracy` without augmentation),
+Rows: case, ours, peer (the goal; in rows with a peer, its rate; for `accuracy` the run without augmentation),
 ratio or points, unit.
 """
 
@@ -63,7 +64,7 @@ WANTED_ACCURACY = 0.993
 
 
 def rate_of(work: Callable[[int], int], seconds: float) -> float:
-    """Images per second of the process's time; `work` says how many it made."""
+    """Images per second of the process's time; `work` returns the number of images that it made."""
     work(0)
     begin, images, turn = time.process_time(), 0, 0
     while time.process_time() - begin < seconds:
@@ -73,7 +74,7 @@ def rate_of(work: Callable[[int], int], seconds: float) -> float:
 
 
 def blocks_of(dataset: Dataset, transform: Any) -> Callable[[int], int]:
-    """Gather, and transform, block after block of one epoch, of as many images as a data server's."""
+    """Gather and transform block after block of one epoch, with a data server's number of images."""
     order = epoch_order(
         Dice(0), epoch=1, num_images=len(dataset.train_labels), images_per_group=IMAGES_PER_GROUP
     )
@@ -132,7 +133,7 @@ def recipe_work(dataset: Dataset, kernels: str) -> Callable[[int], int]:
 
 
 def in_colour() -> Dataset:
-    """Images of the shape of CIFAR-10's, of random pixels: transforms take as long with any."""
+    """Images with the shape of CIFAR-10's and random pixels, which take as long to transform as any."""
     pixels = np.random.default_rng(0).integers(0, 256, (4000, 3, 32, 32), np.uint8)
     labels = np.zeros(len(pixels), np.int64)
     return Dataset(
@@ -164,7 +165,7 @@ def torchs(python: str, images: NDArray[np.uint8], batch: int, seconds: float) -
 
 
 def speed(dataset: Dataset, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of images per second, and of what the others do."""
+    """Rows of images per second, and of the peers' rates."""
     seconds = arguments.seconds
     work = {"gather": blocks_of(dataset, None)}
     for kernels in ("numba", "numpy") if find_spec("numba") is not None else ("numpy",):
@@ -189,7 +190,7 @@ def speed(dataset: Dataset, arguments: argparse.Namespace) -> list[dict[str, Any
 
 
 def speed_row(case: str, rate: float, peer: float | None) -> dict[str, Any]:
-    """One rate, and what is wanted or another's."""
+    """One rate, and the goal or the peer's rate."""
     return {
         "case": case,
         "ours": round(rate),
@@ -244,10 +245,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path, help="where to write the rows")
+    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
     parser.add_argument("--torch", help="a Python interpreter that has PyTorch and NumPy")
     parser.add_argument("--rounds", type=int, default=5, help="of speed")
-    parser.add_argument("--seconds", type=float, default=1.0, help="processor time per case and round")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="seconds of processor time per case and round"
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--only", nargs="+", choices=["speed", "accuracy"], default=["speed", "accuracy"])

@@ -1,9 +1,11 @@
-"""PyTorch's side of `benchmarks.augmentation`: one process, one thread. Needs nothing but torch and numpy.
+"""PyTorch's side of `benchmarks.augmentation`: one process, one thread.
 
-Reads a file of NumPy of images (n, 1, H, W) from its input. The same recipe as ours, out of PyTorch's own
-parts: an affine map and displacements of a coarse grid for each image, `affine_grid`, a bicubic
-`interpolate` of the displacements, `grid_sample`, and back to whole numbers. Draws are PyTorch's. With
-`--batch 1` each image is transformed alone, as data sets do that transform what they are asked for.
+The script needs only torch and numpy.
+
+The script reads a NumPy file of images (n, 1, H, W) from its input. Our recipe from PyTorch's parts: an
+affine map and displacements of a coarse grid for each image, `affine_grid`, a bicubic `interpolate` of the
+displacements, `grid_sample`, and the conversion to whole numbers. Draws are PyTorch's. With `--batch 1` each
+image is transformed alone, as in data sets that transform on request.
 
 Prints images per second of the process's time.
 """
@@ -22,7 +24,7 @@ WARM_UP_BATCHES = 20
 
 
 def transformed(images: torch.Tensor) -> torch.Tensor:
-    """Shift by 1 pixel, rotate by 7 degrees, scale and shear by 0.07, bend by 2 pixels, at most, each."""
+    """Limits: a shift by 1 pixel, a rotation by 7 degrees, scale and shear by 0.07, bending by 2 pixels."""
     n, _, rows, columns = images.shape
     angle, scale, shear, right, down = (torch.rand(n, 5) * 2 - 1).unbind(1)
     angle, scale, shear = angle * 0.1222, 1 + 0.07 * scale, 0.07 * shear

@@ -1,17 +1,17 @@
-"""Checkpoints of a model of 100 MB: how long training stands still, writing, and resuming.
+"""Checkpoints of a model of 100 MB: the pause of training, writing, and resuming.
 
     python -m benchmarks.checkpoint --json checkpoint.json [--rounds 2] [--folder DIR]
 
 An MLP of 25 million parameters learns noise with plain SGD in asp, in one process (in place) and as processes
 (two workers, two servers, a pull every 4 steps), 64 images per group. Each run takes checkpoints every
-`--every` groups and one at its end; a second run, in a process of its own, continues it for one more epoch.
-The measured times come from the runs' own profiles: the phases in which no thread trains. A checkpoint
-within an epoch makes one, from the last group before it to the first after it, so that groups that are
-waited for count too; where there are n checkpoints, the n longest stretches are taken for theirs. Resuming
-takes from the start of the interpreter to the beginning of the first group, with kernels compiled before.
+`--every` groups and one at its end; a second run, in another process, continues it for one more epoch. The
+measured times come from the runs' own profiles: the phases in which no thread trains. A checkpoint within an
+epoch makes one such phase, from the last group before it to the first after it, so the wait for groups counts
+too. With n checkpoints, the n longest phases count as theirs. Resuming lasts from the start of the
+interpreter to the beginning of the first group, with kernels compiled before.
 
-Rows: case, ours, peer, ratio (peer / ours: above 1 we are better), unit. Peers: the longest pause and the
-longest way back that are wanted, 1 s and 5 s; and one plain file of the same bytes, written and forced to the
+Rows: case, ours, peer, ratio (peer / ours: above 1 we are better), unit. Peers: the goals for the longest
+pause and the longest resumption, 1 s and 5 s; and one plain file of the same bytes, written and synced to the
 same disk.
 """
 
@@ -51,7 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One run in a process of its own."""
+    """One run in a separate process."""
 
     options: dict[str, Any]
     """Of `Config`."""
@@ -64,16 +64,16 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """Measured times of one run."""
 
     first_at: float
-    """When its first group began, on the clock that all processes share."""
+    """Start of its first group, on the clock that all processes share."""
     idle_s: tuple[float, ...]
-    """The longest stretches without training, one for each checkpoint within the epoch."""
+    """The longest phases without training, one for each checkpoint within the epoch."""
     others_s: float
-    """The longest stretch but for those."""
+    """The longest phase without training, apart from checkpoints."""
     paused_s: tuple[float, ...]
-    """Pause for each checkpoint, as the driver reports it."""
+    """Pause for each checkpoint, as reported by the driver."""
     written_s: tuple[float, ...]
     bytes: int
-    """Of one checkpoint."""
+    """Figures of one checkpoint."""
 
 
 async def perform(run: Run) -> Found:
@@ -115,9 +115,9 @@ async def perform(run: Run) -> Found:
 
 
 def stretches(fired: Iterable[Fired]) -> list[float]:
-    """Seconds of each stretch in which nothing was trained, the longest first."""
+    """Seconds of each phase without training, the longest first."""
     found: list[float] = []
-    over = float("inf")  # before the first there is no stretch
+    over = float("inf")  # the first group has no earlier phase
     for event in sorted(fired, key=lambda event: event.started):
         found.append(event.started - over)
         over = event.finished if over == float("inf") else max(over, event.finished)
@@ -136,7 +136,7 @@ def ours(run: Run) -> tuple[Found, float]:
 
 
 def plain_write(folder: Path, size: int) -> float:
-    """Seconds to write one file of this many bytes, and to force it to the disk."""
+    """Seconds to write one file of this many bytes, and to sync it to the disk."""
     data, file = np.random.default_rng(0).bytes(size), folder / "plain"
     begin = time.perf_counter()
     with open(file, "wb") as stream:
@@ -208,13 +208,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--run", help=argparse.SUPPRESS)
-    parser.add_argument("--json", type=Path, help="where to write the rows")
+    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--groups", type=int, default=48, help="of one epoch")
+    parser.add_argument("--groups", type=int, default=48, help="training images of one epoch")
     parser.add_argument("--every", type=int, default=16, help="groups between two checkpoints")
     parser.add_argument(
-        "--folder", type=Path, help="where to write checkpoints; else where temporary files go"
+        "--folder", type=Path, help="folder for checkpoints; by default that of temporary files"
     )
     arguments = parser.parse_args()
     use_kernel_cache()

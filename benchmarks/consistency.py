@@ -1,28 +1,29 @@
-"""Cost of waiting for other replicas: `bsp`, `ssp:S` and `asp` beside one another and beside PyTorch DDP.
+"""Cost of waiting for other replicas: `bsp`, `ssp:S` and `asp` compared with each other and with PyTorch DDP.
 
     ADAM_DATA_DIR=DIR python -m benchmarks.consistency --torch 'PYTHON torch_mnist.py --data DIR' --json FILE
     ... --only slack --pairs 15
 
-Every run is one epoch of `mnist-adam` from the same seed, in a process (or processes) of its own, 16 images
-per group, plain SGD, float32, one compute thread per worker, two workers. Runs of a case take turns, and the
-ratio is the median of the ratios within each turn. Cases:
+Every run is one epoch of `mnist-adam` from the same seed, in one or more separate processes, with 16 images
+per group, plain SGD, float32, one compute thread per worker, and two workers. Runs of a case alternate, and
+the ratio is the median of the ratios within each round. Cases:
 
-- `lockstep`: bsp as processes, and in one process, beside PyTorch DDP over gloo with two processes of 16
+- `lockstep`: bsp as processes, and in one process, against PyTorch DDP over gloo with two processes of 16
   images each: the same batch of 32, the same rate on both sides.
-- `slack`: ssp:1000 beside asp into a copy, in one process: what clocks cost where nobody waits for them.
-- `stalls`: worker processes are stopped and let go on by a seeded plan, the same for both; no stall is as
-  long as S steps take. ssp:S beside asp.
-- `paced`: asp, ssp:4 and bsp with both workers held to `--share` of a core, then with one of them held to a
-  fifth of that, beside the same mode with equal shares. As every replica has its share of the epoch, the slow
-  one decides how long an epoch takes in every mode; what differs is what the other one does until then. So
-  there is a second row for each mode: the rate of the first `--first` seconds.
+- `slack`: ssp:1000 against asp on a copy, in one process: the cost of clocks without waits.
+- `stalls`: a seeded plan, the same for both sides, stops and resumes worker processes; no stall is as long as
+  S steps take. ssp:S against asp.
+- `paced`: asp, ssp:4 and bsp with both workers limited to `--share` of a core, then with one of them at a
+  fifth of that, against the same mode with equal shares. Every replica has its share of the epoch, so the
+  slow replica determines the length of an epoch in every mode; the modes differ in the work of the other
+  replica until then. Each mode therefore has a second row: the rate of the first `--first` seconds.
 
-Two cores hold five busy processes here (two workers, a server, the data server, the driver): two workers at
-full speed get less than a core each, and whoever is stopped leaves its core to the others. Only in `paced` is
-there room left, by the shares; `cpu_s` says what each worker really had.
+Two cores run five busy processes here (two workers, a server, the data server, the driver): two workers at
+full speed get less than a core each, and a stopped process leaves its core to the others. Only in `paced` do
+the shares leave room; `cpu_s` has the processor time that each worker got.
 
-Rows: case, ours and peer, ratio (above 1 we are faster), unit, test accuracy of both; and where both are ours
-the ratio of the processor time of workers, or of the one process, which is less moved by what else runs.
+Rows: case, ours and peer, ratio (above 1 ours is faster), unit, test accuracy of both. If both are ours, the
+row also has the ratio of the processor time of the workers, or of the one process, which other programs
+disturb less.
 """
 
 import os
@@ -66,14 +67,14 @@ class Stalls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One run in a process of its own."""
+    """One run in a separate process."""
 
     options: dict[str, Any]
     """Of `Config`."""
     images: int
     """Training images; 0 takes all."""
     first_s: float = 0.0
-    """Report the rate of so many seconds from the beginning, too."""
+    """Report the rate of this many first seconds, too."""
     stalls: Stalls | None = None
     shares: tuple[float, ...] = ()
     """Share of a core that each worker may use; empty: no limit."""
@@ -88,7 +89,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     staleness_mean: float
     clock_wait_s: float
     cpu_s: tuple[float, ...]
-    """Of each worker process while it trained, or of the one process."""
+    """Processor time of each worker process during training, or of the one process."""
     rate: float
 
 
@@ -96,7 +97,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def perform(run: Run) -> Found:
-    """Train one epoch as told."""
+    """Train one epoch with the given options."""
     config = Config(model="mnist-adam", epochs=1, threads=1, schedule="constant", **run.options)
     dataset = await load_images(run.images)
     cpu_s: tuple[float, ...] = ()
@@ -134,7 +135,7 @@ async def load_images(count: int) -> Dataset:
 
 
 def save(dataset: Dataset, file: Path) -> None:
-    """Write images where a data server of another process finds them."""
+    """Write images to a file that a data server of another process can read."""
     np.savez(
         file,
         x_train=dataset.train_images,
@@ -147,7 +148,7 @@ def save(dataset: Dataset, file: Path) -> None:
 async def pace(cluster: ProcessCluster, run: Run) -> tuple[float, ...]:
     """Hold the workers back from the first group to the last; return the processor seconds of each."""
     progress = cluster.driver.progress
-    while progress.phase != "training":  # noqa: ASYNC110 - it tells nobody when it changes
+    while progress.phase != "training":  # noqa: ASYNC110 - a change causes no event
         await asyncio.sleep(POLL_S)
     workers = [cluster.children[f"worker-{number}"].pid for number in range(cluster.config.replicas)]
     pids = [pid for pid in workers if pid is not None]
@@ -193,7 +194,7 @@ def ours(run: Run) -> Found:
 
 
 def peer(command: str, *, rate: float, seed: int) -> Found:
-    """One epoch of the peer: its rate, and the accuracy it got."""
+    """One epoch of the peer: its rate, and its accuracy."""
     words = f"--mode ddp --batch 16 --momentum 0 --lr {rate} --seed {seed} --to-accuracy 2 --max-epochs 1"
     done = subprocess.run(
         [*shlex.split(command), *words.split()], capture_output=True, text=True, timeout=600
@@ -213,7 +214,7 @@ def peer(command: str, *, rate: float, seed: int) -> Found:
 
 
 def row(case: str, pairs: Sequence[tuple[Found, Found]], *, first: bool = False) -> dict[str, Any]:
-    """One row, over the runs of all turns."""
+    """One row, over the runs of all rounds."""
     rates = [
         (one.first_images_per_s or 0.0, other.first_images_per_s or 0.0)
         if first
@@ -240,7 +241,7 @@ def row(case: str, pairs: Sequence[tuple[Found, Found]], *, first: bool = False)
 
 
 def lockstep(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """bsp beside PyTorch DDP."""
+    """bsp against PyTorch DDP."""
     if not arguments.torch:
         print("no --torch: lockstep is left out", flush=True)
         return []
@@ -257,7 +258,7 @@ def lockstep(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def pair(turn: int, one: Run, other: Run) -> tuple[Found, Found]:
-    """Both runs, the first of them by turns."""
+    """Both runs, in alternating order."""
     if turn % 2:
         second = ours(other)
         return ours(one), second
@@ -265,7 +266,7 @@ def pair(turn: int, one: Run, other: Run) -> tuple[Found, Found]:
 
 
 def slack(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """ssp with more slack than anybody uses, beside asp."""
+    """ssp with more slack than any replica uses, against asp."""
     runs = [
         Run(options={"consistency": mode, "replicas": 2, "weights": "copy"}, images=arguments.images)
         for mode in ("ssp:1000", "asp")
@@ -275,7 +276,7 @@ def slack(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def stalled(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """ssp:S beside asp under the same stalls."""
+    """ssp:S against asp under the same stalls."""
     pairs = []
     for seed in range(arguments.rounds):
         plan = Stalls(seed=seed, every_s=0.5, longest_s=arguments.longest)
@@ -293,7 +294,7 @@ def stalled(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def paced(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """asp, ssp:4 and bsp, with both workers paced alike, then one of them at a fifth of the other's share."""
+    """asp, ssp:4 and bsp, with both workers paced equally, then one at a fifth of the other's share."""
     share = arguments.share
     even: dict[str, Found] = {}
     uneven: dict[str, Found] = {}
@@ -328,15 +329,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--run", help=argparse.SUPPRESS)
-    parser.add_argument("--torch", help="the peer's command")
-    parser.add_argument("--json", type=Path, help="where to write the rows")
+    parser.add_argument("--torch", help="command of the peer")
+    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--images", type=int, default=0, help="training images of slack and stalls; 0: all")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of lockstep and stalls")
-    parser.add_argument("--pairs", type=int, default=15, help="turns of slack")
-    parser.add_argument("--steps", type=int, default=256, help="S of stalls")
-    parser.add_argument("--longest", type=float, default=0.4, help="longest stall, seconds")
-    parser.add_argument("--share", type=float, default=0.4, help="of a core, for each paced worker")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of lockstep and stalls")
+    parser.add_argument("--pairs", type=int, default=15, help="rounds of slack")
+    parser.add_argument("--steps", type=int, default=256, help="bound S of the runs with stalls")
+    parser.add_argument("--longest", type=float, default=0.4, help="longest stall, in seconds")
+    parser.add_argument("--share", type=float, default=0.4, help="share of a core for each paced worker")
     parser.add_argument("--paced-images", type=int, default=24_000, help="training images of paced")
     parser.add_argument("--first", type=float, default=3.0, help="seconds of the paced runs' second rate")
     arguments = parser.parse_args()

@@ -1,21 +1,22 @@
-"""How fast three durable controllers agree, how long a change of leader takes, and whether load causes one.
+"""Rate of agreement of three durable controllers, length of a change of leader, and effect of load on it.
 
     python -m benchmarks.controllers [--seconds 10] [--clients 32] [--folder DIR] [--json FILE]
     python -m benchmarks.controllers --kills 60
     python -m benchmarks.controllers --saturate 60
 
-Each controller is a process of its own, `adam-async controller --dir ...`, all on this machine and loopback.
+Each controller is a process, `adam-async controller --dir ...`, all on this machine and loopback.
 
-Without more: clients set keys of their own, each one question after the other. The row has compare-and-sets
-a second, and how often a second one file of the same folder is appended to and forced down (`fdatasync`) by
-a bare loop. A set costs three of those, one for each controller, but several are forced down at once.
+By default, clients set their own keys, each one request after the other. The row has compare-and-sets a
+second, and the rate of a bare loop that appends to one file of the same folder and syncs it (`fdatasync`). A
+set costs three syncs, one for each controller, but one sync serves several sets.
 
-With `--kills`: the leader is killed (SIGKILL) so often, and started again when the next one has done a set.
-The row has the seconds from the kill to the first answer, as a client saw it: median, 90 % and worst.
+With `--kills`: the benchmark kills the leader (SIGKILL) this many times, and starts it again after the next
+leader's first set. The row has the seconds from the kill to the first answer to a client: median, 90 % and
+worst.
 
-With `--saturate`: as many processes as there are cores (or `--spinners`; 0 where something else keeps the
-cores busy) multiply matrices without a pause for so many seconds, under a light load of sets. The row has how
-often another controller led, and how far terms grew; neither is wanted.
+With `--saturate`: one process per core (or `--spinners`; 0 if another program keeps the cores busy)
+multiplies matrices without a pause for this many seconds, under a light load of sets. The row has the number
+of changes of leader, and the growth of terms; the goal is none of either.
 """
 
 import os
@@ -51,9 +52,10 @@ from transport import BufferPool, Identity
 
 WAITS = Waits(dial_s=60.0, call_s=60.0)
 RECORD_BYTES = 200
-"""About what a frame with one set has."""
+"""Approximate size of a frame with one set, in bytes."""
 SETTLE_S = 1.5
-"""After a restart, before the next kill: it is to be a voter that has all."""
+"""Maximum wait after a restart, before the next kill, until the controller is a voter with all entries, in
+seconds."""
 CALM_S = 0.02
 """Between two sets of the light load."""
 SPIN = "import numpy as np; a = np.ones((400, 400), np.float32)\nwhile True: a @ a"
@@ -63,7 +65,7 @@ class Controllers:
     """Three controllers, each a process with a folder.
 
     Args:
-        folder: Where theirs are made.
+        folder: Folder for the controllers' folders.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -86,7 +88,7 @@ class Controllers:
             process.wait()
 
     def start(self, address: str) -> None:
-        """Start one, again if it was killed."""
+        """Start a controller, again after a kill."""
         number = str(self.addresses.index(address) + 1)
         words = ["--id", number, "--peers", self._peers, "--dir", str(self._folder / number)]
         self.processes[address] = subprocess.Popen(
@@ -94,12 +96,12 @@ class Controllers:
         )
 
     def kill(self, address: str) -> None:
-        """Kill one with SIGKILL."""
+        """Kill one controller with SIGKILL."""
         self.processes[address].send_signal(signal.SIGKILL)
         self.processes[address].wait()
 
     def client(self, name: str) -> MapClient:
-        """One that asks whichever leads."""
+        """A client that asks the current leader."""
         return MapClient(
             network=cluster_network(None, entropy=system_entropy, buffers=BufferPool()),
             controllers=",".join(self.addresses),
@@ -109,7 +111,7 @@ class Controllers:
         )
 
     async def terms(self) -> list[int]:
-        """The term that each of them is in."""
+        """The term of each controller."""
         network = cluster_network(None, entropy=system_entropy, buffers=BufferPool())
         found = []
         for address in self.addresses:
@@ -135,7 +137,7 @@ def _free_ports(count: int) -> Iterator[list[int]]:
 
 
 class Setter:
-    """A client that sets a key of its own again and again, and hears what became of the map as members do."""
+    """A client that repeatedly sets its own key, and receives the changes of the map as members do."""
 
     def __init__(self, client: MapClient, key: str) -> None:
         self.client = client
@@ -145,8 +147,8 @@ class Setter:
         self.done = 0
 
     async def set(self) -> None:
-        """Set it once."""
-        # Nobody that lives, so that the controllers miss nobody.
+        """Set the key once."""
+        # An address without a process, so the controllers miss none.
         record = {"role": "worker", "address": "", "incarnation": 1, "live": False, "info": {"n": self.done}}
         outcome = await self.client.compare_and_set(
             self._key, self._at, record, after=self._seen, group=self._group
@@ -158,7 +160,7 @@ class Setter:
         self.done += 1
 
     async def run(self, pause_s: float = 0.0) -> None:
-        """Set it until cancelled."""
+        """Set the key until cancelled."""
         while True:
             await self.set()
             if pause_s:
@@ -166,7 +168,7 @@ class Setter:
 
 
 def bare_rate(folder: Path, seconds: float) -> float:
-    """Appends a second to one file, each forced down."""
+    """Appends per second to one file, each synced."""
     data, count = bytes(RECORD_BYTES), 0
     with open(folder / "bare", "wb", buffering=0) as file:
         until = time.monotonic() + seconds
@@ -201,7 +203,7 @@ async def rate(controllers: Controllers, arguments: argparse.Namespace, folder: 
 
 
 async def gaps(controllers: Controllers, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Seconds without an answer when leaders are killed."""
+    """Seconds without an answer after kills of leaders."""
     setter = Setter(controllers.client("client"), "nodes/client")
     loop = asyncio.get_running_loop()
     found = []
@@ -273,8 +275,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path, help="where to write the rows")
-    parser.add_argument("--folder", type=Path, help="on which disk; by default that of temporary files")
+    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
+    parser.add_argument("--folder", type=Path, help="folder on the disk; by default that of temporary files")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--kills", type=int, default=0)

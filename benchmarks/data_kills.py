@@ -1,17 +1,17 @@
-"""Whether training goes on, and every image is trained once an epoch, while data servers and workers die.
+"""Whether training continues, and trains every image once an epoch, while data servers and workers die.
 
     ADAM_DATA_DIR=DIR python -m benchmarks.data_kills --kills 200 --seed 1 [--data mnist] [--data-servers 3]
         [--json FILE]
 
-Every role is a process. A killed role (SIGKILL) is started again, here without the limit that ends a run in
-which one role dies again and again. Every 0.2 to 2 s a victim is drawn: the ledger leader, any data server
-that has the leases, or a worker; the last server that has the leases is left alone. After the last kill one
-more epoch has to end. The result of each epoch is checked: the images that were trained and the images that
-were left for the next epoch are together the data set.
+Every role is a process. A killed role (SIGKILL) is started again, here without the limit on restarts of one
+role in a row. Every 0.2 to 2 s the benchmark draws a victim: the ledger leader, any data server with the
+leases, or a worker. It spares the last server with the leases. After the last kill one more epoch must end.
+The result of each epoch is checked: trained images and images left for the next epoch together are the data
+set.
 
-One row: case; kills by victim; epochs that ended; those that do not add up (none is wanted); images that were
-trained again; the longest time in seconds without progress: no epoch ended and no group was
-finished. The driver looks once a second.
+One row: case; kills by victim; ended epochs; epochs that do not add up (the goal is none); images that were
+trained again; the longest time in seconds without progress, an ended epoch or a finished group. The driver
+looks once a second.
 """
 
 import os
@@ -37,11 +37,11 @@ from adam_async.run.result import EpochResult
 VICTIMS = ("lender", "data server", "worker")
 LOOK_S = 0.05
 LAST_EPOCH_S = 120.0
-"""The epoch after the last kill has to end within this."""
+"""Deadline for the end of the epoch after the last kill, in seconds."""
 
 
 class Killer:
-    """Kills children of a cluster at random, and keeps account.
+    """Kills children of a cluster at random, and counts the kills.
 
     Args:
         cluster: Cluster whose children are killed.
@@ -56,7 +56,7 @@ class Killer:
         self.longest_s = 0.0
 
     async def kill(self, count: int, training: "asyncio.Task[Any]") -> None:
-        """Kill so many, one after the other, as long as training goes on."""
+        """Kill this many, one after the other, while training continues."""
         while self.kills.total() < count and not training.done():
             await asyncio.sleep(self._dice.uniform(0.2, 2.0))
             self._kill_one()
@@ -106,7 +106,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         training = asyncio.create_task(cluster.train(killer.epochs.append), name="train")
         watch = asyncio.create_task(killer.watch(), name="watch")
         await killer.kill(arguments.kills, training)
-        wanted = len(killer.epochs) + 2  # the one in progress, and a whole one
+        wanted = len(killer.epochs) + 2  # the current epoch, and a whole one
         deadline = asyncio.get_running_loop().time() + LAST_EPOCH_S
         while len(killer.epochs) < wanted and not training.done():
             if asyncio.get_running_loop().time() > deadline:
@@ -138,7 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path, help="where to write the rows")
+    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--data", default="mnist")

@@ -1,17 +1,16 @@
-"""Cost of feeding: training on images that a data server in its own process changes, against plain.
+"""Cost of the data server: training on images that another process transforms, against plain images.
 
     ADAM_DATA_DIR=DIR python -m benchmarks.data_rate --json FILE [--rounds 5] [--epochs 4]
         [--models mnist-adam mlp]
 
 All options at their defaults, one process for training. Three ways in turn, for `--rounds` rounds:
 
-    plain     the data server is in the process, and images stay as they are
-    inside    the same with --augment
-    outside   --augment, by `adam-async data` in a process of its own (`train --data tcp://HOST:PORT`)
+    plain the data server is in the process, and images are unchanged inside the same with --augment outside
+    --augment, by `adam-async data` in another process (`train --data tcp://HOST:PORT`)
 
-Images per second of the epochs after the first one (medians), and how often training waited for input in
-those (the most of any round). Both processes share the machine's cores. Wanted: outside at least 0.75 of
-plain, and no fetch blocked.
+Images per second of the epochs after the first one (medians), and the number of waits for input in these (the
+maximum of any round). Both processes share the machine's cores. Wanted: outside at least 0.75 of plain, and
+no fetch blocked.
 
 Rows: case, ours, peer (plain), ratio, unit, blocked fetches.
 """

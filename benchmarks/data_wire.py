@@ -1,12 +1,12 @@
-"""Images on the wire: what a worker gets of a data server over TCP, against our link with equal messages.
+"""The rate at which a worker reads images from a data server over TCP, against our link with equal messages.
 
     python -m benchmarks.data_wire --json FILE [--rounds 7] [--seconds 1]
 
 A process has a controller, a parameter server and a data server with images in memory; in this process a
-`DataClient`, which is what a worker reads through, takes group after group and reports them. Beside it a link
-of ours between the same two processes asks for messages of the size of those answers, which are the images as
-they lie in memory, one after the other. Both in turn, for `--rounds` rounds; megabytes of images per second,
-and the medians. One question is open at a time, in both.
+`DataClient`, the client of workers, takes group after group and reports them. For comparison, one of our
+links between the same two processes requests messages of the size of these answers: the images in memory
+order, one after the other. Both alternate for `--rounds` rounds; megabytes of images per second, and the
+medians. Both have one open request at a time.
 
 Rows: case, ours, peer (the link), ratio, unit. Wanted: 0.8.
 """
@@ -140,7 +140,7 @@ async def serve(channel: Any, shape: tuple[int, int, int], images: int, ahead: i
 
 
 async def answer(link: Link, memory: Any, size: int) -> None:
-    """A link that answers whatever it is asked with the next bytes of the images, as they lie."""
+    """A link that answers every request with the next bytes of the images, in memory order."""
     at = 0
 
     def handle(request: Request) -> None:
@@ -160,7 +160,7 @@ def who(role: str) -> Identity:
 
 
 async def measure(case: tuple[tuple[int, int, int], int, int], rounds: int, seconds: float) -> dict[str, Any]:
-    """Rates of both ways, in bytes per second."""
+    """Rates of both links, in bytes per second."""
     shape, images, ahead = case
     ours, theirs = [], []
     channel, far = multiprocessing.get_context("spawn").Pipe()

@@ -1,10 +1,10 @@
-"""What a firing costs: N empty nodes with 8 tags in flight and 2 pool threads, against a bare queue.
+"""Cost of a firing: N empty nodes with 8 tags in flight and 2 pool threads, against a bare queue.
 
     python -m benchmarks.engine --json engine.json [--firings 20000] [--rounds 7]
 
-The peer does the least that any engine must: hand each job to two threads through a `SimpleQueue` and hand
-results back to the loop in batches, one wake-up for many. Light firings have no peer. Rows: case, ours and
-peer in microseconds per firing (medians over interleaved rounds), ratio (ours / peer), unit.
+The peer does the minimum of any engine: it passes each job to two threads through a `SimpleQueue` and returns
+results to the loop in batches, one wake-up for many. Light firings have no peer. Rows: case, ours and peer in
+microseconds per firing (medians over interleaved rounds), ratio (ours / peer), unit.
 """
 
 import argparse
@@ -49,7 +49,7 @@ async def time_engine(count: int, *, heavy: bool) -> float:
 
 
 async def time_light_chain(count: int, length: int = 50) -> float:
-    """Seconds per light firing within a chain: what the firing itself costs, without admission."""
+    """Seconds per light firing within a chain: the cost of the firing, without admission."""
     ports = [f"p{index}" for index in range(length + 1)]
     nodes = tuple(
         Node(f"n{index}", lambda firing, value: value, inputs=(ports[index],), outputs=(ports[index + 1],))
@@ -109,7 +109,7 @@ async def time_queue(count: int) -> float:
 
 
 def run(work: Any) -> float:
-    """One measurement on a loop of its own."""
+    """One measurement on its own loop."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return float(runner.run(work))
 

@@ -1,10 +1,9 @@
-"""Seconds until a member joins a listener that attackers without the token flood with connections.
+"""Seconds until a member joins a listener during a flood of connections without the token.
 
-A listener runs in its own process, attackers in another: 500 connections that send nothing, 500 that send
-one byte at a time, 500 that send noise, 500 that send a valid first record and no second; each connects
-again as soon as it closes. A member with the token dials beside them repeatedly, and the longest of its joins
-counts. The attackers have the member's address, or 127.0.0.2. The first row is a listener without
-attackers.
+A listener runs in one process, attackers in another: 500 connections that send nothing, 500 that send one
+byte at a time, 500 that send noise, 500 that send a valid first record and no second; each connects again as
+soon as it closes. During the flood a member with the token dials repeatedly, and its longest join counts. The
+attackers have the member's address, or 127.0.0.2. The first row is a listener without attackers.
 
     python -m benchmarks.flood --json FILE [--attackers 500] [--joins 10] [--loop uvloop] [--limit 256]
 """
@@ -33,7 +32,7 @@ SERVER = Identity(role="ps", node="ps-1", incarnation=1)
 TOKEN = b"a token for measuring"
 
 OWN, OTHER = "127.0.0.1", "127.0.0.2"
-"""Address of the member, and another one of this machine."""
+"""Address of the member, and another address of this machine."""
 
 FLOODS: dict[str, tuple[str, ...]] = {
     "none": (),
@@ -67,7 +66,7 @@ def hello() -> bytes:
 
 
 class Attacker(asyncio.Protocol):
-    """One connection of an attacker; ``again`` is called when it is closed."""
+    """One connection of an attacker; ``again`` is called when it closes."""
 
     def __init__(self, kind: str, again: "asyncio.Future[None]") -> None:
         self._kind = kind
@@ -121,7 +120,7 @@ async def flood(
     most: int,
     made: Callable[[], object] = lambda: None,
 ) -> None:
-    """Run so many attackers of each kind, until all have connected ``most`` times or this is cancelled."""
+    """Run this many attackers of each kind, until all have connected ``most`` times or a cancellation."""
     async with asyncio.TaskGroup() as group:
         for number in range(attackers):
             for kind in kinds:
@@ -160,7 +159,7 @@ def listener_process(channel: Connection, loop: str, config: LinkConfig) -> None
 
 
 async def join(address: str, joins: int) -> list[float]:
-    """Dial so many times in sequence; return the seconds of each dial, infinite for a failed one."""
+    """Dial this many times in sequence; return the seconds of each dial, infinite for a failed one."""
     network = TcpNetwork(token=TOKEN, entropy=entropy, rules=RULES)
     times = []
     for _ in range(joins):
@@ -190,8 +189,7 @@ def started(target: Any, *args: Any) -> Iterator[multiprocessing.Process]:
 def measure(
     kinds: tuple[str, ...], source: str, attackers: int, joins: int, loop: str, config: LinkConfig
 ) -> tuple[list[float], float, float]:
-    """Return the seconds of each join, the longest stall of the listener's loop, and attackers' connections
-    per second while members joined."""
+    """Return the seconds of each join, the listener's longest stall, and attackers' connections per s."""
     ours, theirs = multiprocessing.Pipe()
     made = multiprocessing.get_context("spawn").Value("Q", 0)
     with started(listener_process, theirs, loop, config):
@@ -211,7 +209,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", metavar="FILE", help="write the rows here")
+    parser.add_argument("--json", metavar="FILE", help="file for the rows, as JSON")
     parser.add_argument("--attackers", type=int, default=500, help="connections of each kind")
     parser.add_argument("--joins", type=int, default=10)
     parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="uvloop")

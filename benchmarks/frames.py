@@ -92,7 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", metavar="FILE", help="write the rows here")
+    parser.add_argument("--json", metavar="FILE", help="file for the rows, as JSON")
     args = parser.parse_args()
     rows = [row for size in SIZES for row in measure(size)]
     for row in rows:

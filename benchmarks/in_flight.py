@@ -1,32 +1,32 @@
-"""Groups in flight hide a slow cable: rates of a cut model over a link with delay, beside what is predicted.
+"""Groups in flight hide a slow link: rates of a cut model over a slow link, against the prediction.
 
     ADAM_DATA_DIR=DIR python -m benchmarks.in_flight --json FILE --picture docs/images/in_flight.svg
     ... --images 16 --delays 0 5 --in-flight 1 16 --no-accuracy                a part of it
     python -m benchmarks.in_flight --draw FILE --picture docs/images/in_flight.svg
 
-`mnist-adam` is cut vertically over the two workers of one replica, halos sent (`--halo`), all roles in one
-process, a pool of two threads. Messages between the two workers go over links, and take `d` longer
-each way. With `n` groups in flight the prediction is the smaller of two rates, in groups per second:
+`mnist-adam` is cut vertically over the two workers of one replica, with halos sent (`--halo`), all roles in
+one process, and a pool of two threads. Messages between the two workers take `d` longer in each direction.
+With `n` groups in flight the prediction is the smaller of two rates, in groups per second:
 
-    B(n)               measured over the same links at d = 0, with the same n
-    n / (c d + t1)     each slot is taken until its group has gone the longest way
+    B(n) measured over the same links at d = 0, with the same n n / (c d + t1) each slot is occupied until its
+    group has taken the longest path
 
-- `c`: crossings one after the other from a group's beginning to the end of its slot, see `slot_chain`: 10
-  where halos are sent. The crossing of weight gradients at the end counts: the worker that adds them up keeps
-  the slot until they have come (its graph ends behind node `summed`), and the other one does not.
-  Acknowledgements and pulls do not count; only for n = 1 a slot waits for its values, which is in `t1`. With
-  halos computed twice `c` is 8, and `longest_chain` 9: that one begins at one worker and ends at the other,
-  which does not keep the first one from beginning its next group.
+- `c`: crossings in sequence from a group's beginning to the end of its slot, see `slot_chain`: 10 with halos
+  sent. The crossing of weight gradients at the end counts: the worker that adds them up keeps the slot until
+  they have arrived (its graph ends after node `summed`), and the other worker does not. Acknowledgements and
+  pulls do not count; only for n = 1 a slot waits for its values, which is part of `t1`. With halos computed
+  twice `c` is 8, and `longest_chain` 9: that chain begins at one worker and ends at the other, so the first
+  worker can begin its next group earlier.
 - `t1`: seconds of one group alone, 1 / B(1).
-- `d`: what a message between the same two nodes takes through the same slow link, just before training
-  begins: the mean of `PINGS`. `busy_ms` is the same while training goes on, when the loop has more to do.
+- `d`: time of a message between the same two nodes through the same slow link, just before training begins:
+  the mean of `PINGS`. `busy_ms` is the same time during training, when the loop has more work.
 
-A rate is that of a window behind a warm-up, from one finished group to another, a whole number of times n
+A rate is measured in a window after a warm-up, from one finished group to another, a whole multiple of n
 later (groups that began together stay together). Bounds: within 15 % of the prediction, or 30 % within a
 factor of 2 of the knee, which is at n = B(n) (c d + t1). The last rows are accuracies after 3 epochs with
 most groups in flight over the slowest link, at the rates of `RATES`.
 
-Rows: case, ours and peer (the prediction) in groups/s, ratio, unit, knee (n over that of the knee), bound and
+Rows: case, ours and peer (the prediction) in groups/s, ratio, unit, knee (n over the knee's n), bound and
 whether it is met, delays in ms.
 """
 
@@ -66,17 +66,17 @@ from transport.slow import SlowNetwork
 
 ENDS = ("worker-0", "worker-1")
 SUMMING = 1
-"""The worker that adds up the gradients of shared weights, and so has each group longest."""
+"""The worker that adds up the gradients of shared weights, and so keeps each group longest."""
 PINGS = 20
 POLL_S = 0.001
 WARM_UP_S = 0.7
 TIMES = 4
-"""The training images so many times over, so that no epoch ends within a window."""
+"""The training images repeated this many times, so no epoch ends within a window."""
 BOUND, BOUND_AT_KNEE = 0.15, 0.30
 RATES = {1: 0.0015, 16: 0.003}
 """Learning rates of the accuracy runs, by images per group: chosen for gradients that are 63 pushes old."""
 ACCURACY_IMAGES = {1: 20_000, 16: 60_000}
-"""Training images of those, so that they take a few minutes."""
+"""Number of training images, so few that the runs take a few minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +85,13 @@ class Found:
 
     groups_per_s: float
     delay_s: float
-    """Of a message on the quiet loop; 0 where nothing is slowed."""
+    """Delay of a message on an idle loop; 0 without slow links."""
     busy_s: float
-    """Of a message while training goes on."""
+    """Delay of a message during training."""
 
 
 class Pings:
-    """How long messages take through the links that the workers use: one end to the other, in one process.
+    """Time of messages through the links of the workers: from one end to the other, in one process.
 
     Args:
         network: The network of the cluster.
@@ -122,7 +122,7 @@ class Pings:
                 self._took.append(time.perf_counter() - self._sent[number])
 
     async def send(self, count: int, every_s: float) -> None:
-        """Send so many, one after the other."""
+        """Send this many, one after the other."""
         for _ in range(count):
             ping = Greet(run="", replica=0, life=0, partition=0, received=len(self._sent), begun=0)
             self._sent.append(time.perf_counter())
@@ -130,8 +130,8 @@ class Pings:
             await asyncio.sleep(every_s)
 
     async def mean_s(self) -> float:
-        """Mean of all that were sent since the last time."""
-        while len(self._took) < len(self._sent):  # noqa: ASYNC110 - nobody tells
+        """Mean of all delays since the last call."""
+        while len(self._took) < len(self._sent):  # noqa: ASYNC110 - a change causes no event
             await asyncio.sleep(POLL_S)
         mean = statistics.mean(self._took)
         self._sent.clear()
@@ -160,7 +160,7 @@ def config_of(images: int, in_flight: int, halo: Halo, **more: Any) -> Config:
         model="mnist-adam",
         partitions=2,
         plan="vertical",
-        halo=halo,  # one of its kinds, or the plan would go by the times of the moment
+        halo=halo,  # a fixed kind, because the plan would otherwise depend on measured times
         threads=1,
         images_per_group=images,
         in_flight=in_flight,
@@ -216,13 +216,13 @@ async def measure(
 
 
 def finished(cluster: LocalCluster) -> int:
-    """Groups that have left the worker which has them longest."""
+    """Number of groups that have left the worker that keeps them longest."""
     engine = cluster.workers[SUMMING].statistics().engine
     return engine.finished if engine else 0
 
 
 async def reach(cluster: LocalCluster, training: asyncio.Task[Any], count: int) -> float:
-    """Wait until so many groups are finished; returns when that was seen."""
+    """Wait until this many groups are finished; returns the time of the observation."""
     while finished(cluster) < count:
         if training.done():
             await training
@@ -235,18 +235,18 @@ async def reach(cluster: LocalCluster, training: asyncio.Task[Any], count: int) 
 
 
 def slot_chain(parts: Sequence[Partition]) -> float:
-    """How many crossings a slot is taken for, where two workers have as many slots each.
+    """Number of crossings for which a slot is occupied, if two workers have equally many slots.
 
-    With way[a][b] crossings from a group's beginning at worker a to its end at worker b, and the next group
-    beginning at b in the slot that it leaves there, a slot is taken in the long run for the longest mean way
-    around: from a worker to itself, or to the other one and back.
+    With way[a][b] crossings from a group's beginning at worker a to its end at worker b, the next group
+    begins at b in the slot that it leaves there. A slot is therefore occupied in the long run for the longest
+    mean cycle: from a worker to itself, or to the other one and back.
     """
     way = [_ends(parts, begin) for begin in range(2)]
     return max(way[0][0], way[1][1], (way[0][1] + way[1][0]) / 2)
 
 
 def _ends(parts: Sequence[Partition], begin: int) -> list[float]:
-    """When a group is over at each worker, in crossings since it began at one of them."""
+    """End of a group at each worker, in crossings since its beginning at one of them."""
     ends = [0.0 if part.worker == begin else -math.inf for part in parts]
     arrived: dict[int, float] = {}
     left = [list(part.segments) for part in parts]
@@ -263,14 +263,14 @@ def _ends(parts: Sequence[Partition], begin: int) -> list[float]:
 
 
 def crossings_of(halo: Halo) -> float:
-    """`slot_chain` of the plan that is measured."""
+    """`slot_chain` of the measured plan."""
     model = NeuralNetwork(named_model("mnist-adam"))
     plan = vertical_plan(model, 2, halo=halo)
     return slot_chain([Partition(model, plan, worker) for worker in range(2)])
 
 
 async def curves(arguments: argparse.Namespace, images: int, dataset: Dataset) -> list[dict[str, Any]]:
-    """All points of one group size; those of one number in flight one after the other."""
+    """All points of one group size; points of one number in flight one after the other."""
     crossings = crossings_of(arguments.halo)
 
     async def point(n: int, delay_s: float) -> Found:
@@ -330,7 +330,7 @@ def point_row(
 async def accuracy(
     images: int, in_flight: int, halo: Halo, delay_ms: float, dataset: Dataset
 ) -> dict[str, Any]:
-    """Train three epochs with gradients as stale as they get here."""
+    """Train three epochs with gradients as stale as in the measurement."""
     config = config_of(images, in_flight, halo, epochs=3, rate=RATES[images])
     dataset = first_images(dataset, ACCURACY_IMAGES[images])
     async with (
@@ -390,9 +390,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path, help="where to write the rows")
-    parser.add_argument("--picture", type=Path, help="where to draw them, an SVG file")
-    parser.add_argument("--draw", type=Path, help="measure nothing, draw the rows of this file")
+    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
+    parser.add_argument("--picture", type=Path, help="draw the rates into this SVG file")
+    parser.add_argument("--draw", type=Path, help="measure nothing, and draw the rows of this file")
     parser.add_argument("--images", type=int, nargs="+", default=[16, 1], choices=list(RATES))
     parser.add_argument("--delays", type=float, nargs="+", default=[0, 2, 5, 10, 20], help="ms")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])

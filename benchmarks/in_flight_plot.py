@@ -1,6 +1,6 @@
 """The picture of `benchmarks/in_flight.py`: rates over groups in flight, a panel per group size.
 
-Points are measured, lines are predicted; both axes are logarithmic.
+Points are measured, lines are predictions; both axes are logarithmic.
 """
 
 import math
@@ -19,7 +19,7 @@ def picture(rows: list[Row]) -> str:
     """The whole drawing.
 
     Args:
-        rows: As the benchmark writes them; those of accuracies are left out.
+        rows: Rows in the benchmark's form; rows of accuracies are left out.
     """
     points = [row for row in rows if row["unit"] == "groups/s"]
     delays = sorted({row["asked_ms"] for row in points})
@@ -45,12 +45,12 @@ def picture(rows: list[Row]) -> str:
 
 
 class Panel:
-    """One group size.
+    """Rates of one group size.
 
     Args:
-        left: Where it begins on the page.
-        width: How wide it is.
-        rows: Its points.
+        left: Left edge of the panel on the page.
+        width: Width of the panel.
+        rows: Points of the panel.
     """
 
     def __init__(self, left: float, width: float, rows: list[Row]) -> None:
@@ -61,11 +61,11 @@ class Panel:
         self._most = max(math.log2(row["in_flight"]) for row in rows) or 1.0
 
     def x(self, in_flight: float) -> float:
-        """Where a number of groups is on the page."""
+        """Position of a number of groups on the page."""
         return self._left + math.log2(in_flight) / self._most * self._width
 
     def y(self, rate: float) -> float:
-        """Where a rate is on the page."""
+        """Position of a rate on the page."""
         share = (math.log2(rate) - self._low) / (self._high - self._low)
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
@@ -84,7 +84,7 @@ class Panel:
         return [*parts, text(self._left + self._width / 2, HEIGHT - 18, "groups in flight")]
 
     def curve(self, delay: float, colour: str) -> list[str]:
-        """The points of one delay, and the line of what is predicted."""
+        """The points of one delay, and the line of the prediction."""
         rows = sorted((r for r in self._rows if r["asked_ms"] == delay), key=lambda row: row["in_flight"])
         line = " ".join(f"{self.x(row['in_flight']):.1f},{self.y(row['peer']):.1f}" for row in rows)
         return [

@@ -1,25 +1,27 @@
-"""The bare kernel loop: forward, backward, all gradients and the rule, on weights of its own.
+"""The bare kernel loop: forward, backward, all gradients and the rule, on its own weights.
 
-    OPENBLAS_NUM_THREADS=1 python -m benchmarks.kernels --json kernels.json [--peer earlier.json]
-    ... --kernels numpy numba --torch PYTHON     both sets, and PyTorch of that interpreter, in turn
-    ... --busy                                   beside a thread that is busy like an event loop
-    ... --layers                                 layer by layer instead: microseconds per group
+    OPENBLAS_NUM_THREADS=1 python -m benchmarks.kernels --json kernels.json [--peer earlier.json] ...
+    --kernels numpy numba --torch PYTHON both sets, and PyTorch of that interpreter, in turn ... --busy
+    together with a thread as busy as an event loop ... --layers layer by layer instead: microseconds per
+    group
 
 Rows: case, ours (images per second, all threads together), peer, ratio, unit, share. A peer is the same row
-of an earlier run's file, or of any file with such rows; without one, peer and ratio are null. Cases are run
-in turn, several times over, and the median is kept, because shared machines drift. `share` compares the
-operations of training with those of the BLAS in products of 512 x 512, on as many threads in the same turn.
+of an earlier run's file, or of any file with such rows; without a peer, its column and the ratio are null.
+Cases run in turn, several times over, and the median counts, because the speed of shared machines changes.
+`share` compares the operations of training with those of the BLAS in products of 512 x 512, on as many
+threads in the same turn.
 
     ADAM_VECTORS=avx2 OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 ...
                                                  on a machine with AVX-512, as if it had none
 
-Every thread trains its own copy of the weights, as worker replicas without a server would. PyTorch gets a
-process per thread instead, each with one thread, as its own Hogwild example does.
+Every thread trains its own copy of the weights, like worker replicas without a server. PyTorch gets a process
+per thread instead, each with one thread, as in its Hogwild example.
 """
 
 import os
 
-# Before NumPy loads: threads are ours, and a BLAS with two of its own is slower than with one.
+# Before NumPy loads, because the benchmark has its own threads, and a BLAS with two threads is slower than
+# with one.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
@@ -44,9 +46,9 @@ from benchmarks.kernels_layers import layer_rows
 
 RATE = 0.01
 POOL_IMAGES = 1024
-"""Distinct images that a thread goes round in: enough not to stay in the cache, as in training."""
+"""Number of distinct images in a thread's cycle: too many for the cache, as in training."""
 BURST_S = 100e-6
-"""How long the busy thread holds the interpreter, and how long it then sleeps."""
+"""Seconds for which the busy thread holds the interpreter's lock, and for which it then sleeps."""
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -110,7 +112,7 @@ class Loop(threading.Thread):
 
 
 class Busy(threading.Thread):
-    """Holds the interpreter's lock in bursts, as an event loop with many short callbacks does."""
+    """Holds the interpreter's lock in bursts, like an event loop with many short callbacks."""
 
     def __init__(self) -> None:
         super().__init__(name="busy")
@@ -146,7 +148,7 @@ def measure(case: Case, seconds: float, torch: str | None) -> float:
 
 
 def measure_torch(case: Case, seconds: float, torch: str | None) -> float:
-    """The same of PyTorch, one process per thread."""
+    """Images per second of PyTorch, one process per thread."""
     assert torch is not None
     assert isinstance(case.rule, Sgd)
     spec = json.dumps(named_model(case.model).to_dict())
@@ -156,7 +158,7 @@ def measure_torch(case: Case, seconds: float, torch: str | None) -> float:
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         for _ in range(case.threads)
     ]
-    for process in processes:  # each says that it is ready, then all begin
+    for process in processes:  # each reports ready, then all begin
         assert process.stdin is not None
         process.stdin.write(spec + "\n")
         process.stdin.flush()
@@ -170,7 +172,7 @@ def measure_torch(case: Case, seconds: float, torch: str | None) -> float:
 def rows(
     cases: list[Case], *, repeats: int, seconds: float, peer: dict[str, float], torch: str | None
 ) -> list[dict[str, Any]]:
-    """Run all cases `repeats` times over and keep each one's median."""
+    """Run all cases `repeats` times over and return each one's median."""
     found: dict[str, list[float]] = {case.name: [] for case in cases}
     shares: dict[str, list[float]] = {case.name: [] for case in cases}
     for _ in range(repeats):
@@ -199,18 +201,18 @@ def rows(
 def main() -> None:
     """Run the benchmark, print the rows, write the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="where to write the rows")
+    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
     parser.add_argument("--peer", type=Path, help="a file with rows to compare with")
     parser.add_argument("--model", default="mnist-adam")
     parser.add_argument("--groups", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--momentum", type=float, nargs="+", default=[0.0, 0.9])
-    parser.add_argument("--seconds", type=float, default=1.0, help="per case and repeat")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per case and repeat")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--kernels", nargs="+", default=["numpy"], choices=["numpy", "numba"])
     parser.add_argument("--torch", help="a Python interpreter that has PyTorch")
-    parser.add_argument("--busy", action="store_true", help="beside a thread that is busy like an event loop")
-    parser.add_argument("--layers", action="store_true", help="layer by layer")
+    parser.add_argument("--busy", action="store_true", help="together with a thread as busy as an event loop")
+    parser.add_argument("--layers", action="store_true", help="measure layer by layer")
     options = parser.parse_args()
     use_kernel_cache()
     kernels = options.kernels + (["torch"] if options.torch else [])

@@ -1,8 +1,7 @@
-"""Kernels layer by layer: microseconds per group of each layer's forward pass and of its whole way back.
+"""Kernels layer by layer: microseconds per group of each layer's forward pass and of its backward pass.
 
-The way back is the error gradient of the input, where one is wanted, and the gradients of all tensors, as
-they are handed to a parameter server. Sets of kernels are measured in turn, several times over; the median is
-kept.
+The backward pass has the error gradient of the input, if it is needed, and the gradients of all tensors, in
+the form for a parameter server. Sets of kernels are measured in turn, several times over; the median counts.
 """
 
 import json
@@ -19,7 +18,7 @@ from adam_async.model import Context, Network, named_model
 from adam_async.model.keyed_random import Dice
 
 ROUND_S = 0.02
-"""How long one measurement of one pass of one layer takes."""
+"""Length of one measurement of one pass of one layer, in seconds."""
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -34,7 +33,7 @@ def microseconds(step: Callable[[], object]) -> float:
 
 
 def passes(network: Network, context: Context, weights: dict[str, Any]) -> dict[str, Callable[[], None]]:
-    """Each layer's forward pass and way back, by name."""
+    """Each layer's forward pass and backward pass, by name."""
     network.forward(weights, context)
     network.backward(weights, context)
     gradients = {p.name: np.empty(p.shape, network.dtype) for p in network.parameters}

@@ -1,6 +1,6 @@
-"""PyTorch's side of `benchmarks.kernels`: one process, one thread. Needs nothing but torch.
+"""PyTorch's side of `benchmarks.kernels`: one process, one thread. The script needs only torch.
 
-Reads a model as JSON from its first line of input, says that it is ready, and begins at the next line.
+The script reads a model as JSON from its first line of input, reports ready, and begins at the next line.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def microseconds(step: Any) -> float:
 def layer_times(
     names: list[str], modules: list[torch.nn.Module], spec: dict[str, Any], group: int
 ) -> dict[str, float]:
-    """Microseconds of each layer's forward pass and way back."""
+    """Microseconds of each layer's forward pass and backward pass."""
     x, found = torch.randn(group, *spec["input"]), {}
     for number, (name, module) in enumerate(zip(names, modules, strict=True)):
         x = x.detach().requires_grad_(number > 0)
@@ -106,7 +106,7 @@ def layer_times(
 
 
 def main() -> None:
-    """Measure what is asked for and print it as JSON."""
+    """Make the requested measurement and print it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--group", type=int, required=True)
     parser.add_argument("--momentum", type=float, default=0.0)

@@ -1,10 +1,10 @@
 """Round trips on loopback: our links against ours with checksums, bare sockets, uvloop and gRPC.
 
-A client sends N bytes and waits for a short answer. Ours goes the whole way: a numpy tensor in a message in,
-a reply message out, prelude, msgpack meta, checksum, role table and counting included. Each kind has a server
-process; the client takes turns between the kinds in rounds, so that a noisy moment hits all of them, and the
-medians of all round trips are compared. Client and server share a core or have one each, for all kinds alike:
-left to itself the kernel places some pairs one way and some the other, which at 1 KiB is a factor of three.
+A client sends N bytes and waits for a short answer. Our round trip is complete: a numpy tensor in a message
+in, a reply message out, with prelude, msgpack meta, checksum, role table and counting. Each kind has a server
+process. The client alternates between the kinds in rounds, so noise affects all of them, and the medians of
+all round trips are compared. Client and server share a core or have one each, equally for all kinds: by
+default the kernel places pairs differently, which at 1 KiB is a factor of three.
 
     python -m benchmarks.link --json FILE [--sizes 1024 65536 1048576 16777216] [--rounds 7]
 """
@@ -295,7 +295,7 @@ KINDS: dict[str, tuple[Callable[[Any, int], None], Callable[..., Any]]] = {
 
 
 def place(cores: list[int]) -> None:
-    """Run this process, and those it starts, on these cores, where the system can do that."""
+    """Run this process, and the processes that it starts, on these cores, if the system can do that."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
 
@@ -332,7 +332,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", metavar="FILE", help="write the rows here")
+    parser.add_argument("--json", metavar="FILE", help="file for the rows, as JSON")
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=None)
@@ -352,7 +352,7 @@ def main() -> None:
         medians = measure(size, kinds, args.rounds, cores)
         for kind in kinds[1:]:
             ours_us, peer_us = medians["ours"] * 1e6, medians[kind] * 1e6
-            # Times, so a ratio below 1 means ours is faster; speed relative to the peer is its inverse.
+            # Times, so a ratio below 1 means that ours is faster; speed relative to the peer is its inverse.
             rows.append(
                 {
                     "case": f"round trip {size} B on {len(cores)} core(s) against {kind}",

@@ -1,23 +1,24 @@
-"""Other networks than the named one: beside PyTorch's Hogwild, and as specs of other shapes.
+"""Other networks than the named one, compared with PyTorch's Hogwild, and as specs of other shapes.
 
     OPENBLAS_NUM_THREADS=1 python -m benchmarks.networks --json networks.json --torch PYTHON
 
 Three questions, with compiled kernels, plain SGD and two threads:
 
-    networks   images per second of `cifar-conv` and of an MLP 784-2048-2048-10, all threads sharing one set
-               of weights; the peer is PyTorch's Hogwild: processes of one thread each that share theirs
-    variants   the same of `mnist-adam`, beside PyTorch plain, channels_last and torch.compile
-    shapes     multiply-adds per second (forward, of all images trained on) of the MNIST network under another
-               name, from TOML, and with 12 and 24 maps, each thread with weights of its own; the peer is
-               `mnist-adam` itself
+    networks images per second of `cifar-conv` and of an MLP 784-2048-2048-10, all threads sharing one set of
+    weights; the peer is PyTorch's Hogwild: processes of one thread each with shared weights variants the same
+    of `mnist-adam`, with PyTorch plain, channels_last and torch.compile shapes multiply-adds per second
+    (forward, of all trained images) of the MNIST network under another name, from TOML, and with 12 and 24
+    maps, each thread with its own weights; the peer is `mnist-adam` itself
 
-Rows: case, ours, peer, ratio, unit, spread. Both sides of a row are run in turn, several times over; ours and
-peer are medians, and the ratio is the median of the turns' ratios, because shared machines drift.
+Rows: case, ours, peer, ratio, unit, spread. Both sides of a row run in turn, several times over; ours and
+peer are medians, and the ratio is the median of the rounds' ratios, because the speed of shared machines
+changes.
 """
 
 import os
 
-# Before NumPy loads: threads are ours, and a BLAS with two of its own is slower than with one.
+# Before NumPy loads, because the benchmark has its own threads, and a BLAS with two threads is slower than
+# with one.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
@@ -50,7 +51,7 @@ from adam_async.runtime.kernel_cache import use_kernel_cache
 ROOT = Path(__file__).resolve().parents[1]
 RATE = 0.01
 POOL_IMAGES = 1024
-"""Distinct images that a thread goes round in: enough not to stay in the cache, as in training."""
+"""Number of distinct images in a thread's cycle: too many for the cache, as in training."""
 WARM_UP_GROUPS = 5
 RULE = Sgd()
 
@@ -76,12 +77,12 @@ layers = [
 
 
 def with_maps(name: str, first: int, second: int) -> ModelSpec:
-    """The MNIST network with other numbers of maps, read from TOML as a user's would be."""
+    """The MNIST network with other numbers of maps, read from TOML like a user's."""
     return ModelSpec.from_toml(MAPS_TOML.format(name=name, first=first, second=second))
 
 
 class Weights:
-    """Values and rule state of one network, for one thread or several."""
+    """Values and rule state of one network, for one or several threads."""
 
     def __init__(self, network: Network, seed: int) -> None:
         self.values = network.initial_weights(Dice(seed))
@@ -173,7 +174,7 @@ def row(
 
 
 def network_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Both networks at each size of a group, beside PyTorch where there is one."""
+    """Both networks at each group size, with PyTorch if available."""
     specs = (named_model("cifar-conv"), mlp((784, 2048, 2048, 10), name="mlp 784-2048-2048-10"))
     found = []
     for spec in specs:
@@ -193,7 +194,7 @@ def network_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def variant_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The named network beside each way that PyTorch has of running it."""
+    """The named network against each of PyTorch's ways to run it."""
     spec, found = named_model("mnist-adam"), []
     for group in options.groups:
         for variant in ("plain", "channels_last", "compile"):
@@ -217,7 +218,7 @@ def variant_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def shape_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Specs of the MNIST network's kind, beside it."""
+    """Specs like the MNIST network, against it."""
     specs = (with_maps("of-my-own", 10, 20), with_maps("more-maps", 12, 24))
     found = []
     for spec in specs:
@@ -241,11 +242,11 @@ def shape_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> None:
     """Run the benchmark, print the rows, write the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="where to write the rows")
+    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
     parser.add_argument("--torch", help="a Python interpreter that has PyTorch")
     parser.add_argument("--groups", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=1.5, help="per side and turn")
+    parser.add_argument("--seconds", type=float, default=1.5, help="seconds per side and turn")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     use_kernel_cache()

@@ -1,8 +1,8 @@
-"""PyTorch's side of `benchmarks.networks`: Hogwild, as in its own example. Needs nothing but torch.
+"""PyTorch's side of `benchmarks.networks`: Hogwild, as in its own example. The script needs only torch.
 
 Reads a model as JSON. Processes of one thread each train one network in shared memory, without locks, by
-plain SGD; prints their images per second, added up. Variants: `channels_last` lays images and convolution
-weights out with the channels innermost; `compile` lets torch.compile make the network's kernels.
+plain SGD; prints their images per second, added up. Variants: `channels_last` stores images and convolution
+weights with the channels innermost; `compile` makes the network's kernels by torch.compile.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def train(
     line: Any,
     told: Any,
 ) -> None:
-    """One process: warm up, wait for the others, train for the given time, tell images per second."""
+    """One process: warm up, wait for the others, train for the given time, report images per second."""
     torch.set_num_threads(1)
     rule = torch.optim.SGD(network.parameters(), lr=RATE)
     images = torch.rand(POOL_IMAGES, *shape)

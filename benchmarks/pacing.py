@@ -1,9 +1,8 @@
-"""Processes that are stopped and let go on by a plan: stalls at random moments, and fixed shares of a core.
+"""Processes that a plan stops and resumes: stalls at random moments, and fixed shares of a core.
 
-A plan is made before the run, from a seed or from shares alone, so that every run meets the same one.
-SIGSTOP and SIGCONT are all there is to it: nothing of the product knows that it is paced. A thread of the
-caller plays the plan and is late by what the machine makes it wait, so `cpu_seconds` says what a process
-really got.
+A plan is made before the run, from a seed or only from shares, so every run gets the same plan. The plan uses
+only SIGSTOP and SIGCONT: no part of the product knows its pace. A thread of the caller carries out the plan
+and is late by the machine's delays, so `cpu_seconds` has the processor time that a process got.
 """
 
 import heapq
@@ -24,7 +23,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Order:
-    """At so many seconds after the beginning, this process is stopped, or goes on."""
+    """Seconds after the beginning at which this process is stopped or resumed."""
 
     at_s: float
     worker: int
@@ -38,10 +37,10 @@ def stalls(
 
     Args:
         seed: Of moments, workers and lengths.
-        workers: How many there are.
+        workers: Number of workers.
         every_s: Mean pause between two stalls.
-        longest_s: Lengths are drawn evenly from `shortest_s` to this.
-        shortest_s: See there.
+        longest_s: Maximum length; lengths are drawn evenly from `shortest_s` to this.
+        shortest_s: See `longest_s`.
     """
     dice = random.Random(seed)
     at_s = 0.0
@@ -56,12 +55,13 @@ def stalls(
 def duties(shares: Sequence[float], *, period_s: float = 0.01) -> Iterator[Order]:
     """Let each worker run for its share of every period, without end.
 
-    All periods begin at once: replicas that wait for each other would otherwise wait for the next period,
-    whatever their shares.
+    All periods begin at once, because replicas that wait for each other would otherwise wait for the next
+    period, whatever their shares.
 
     Args:
-        shares: Of each worker, in (0, 1); what it needs of a core is at most that.
-        period_s: Of the order of one step, so that a worker is slow rather than now and then away.
+        shares: Share of a core of each worker, in (0, 1), an upper limit of its use.
+        period_s: Length of a period, similar to one step, so that a worker is slow rather than absent at
+            times.
     """
     return heapq.merge(*(_duty(worker, share, period_s) for worker, share in enumerate(shares)))
 
@@ -73,11 +73,11 @@ def _duty(worker: int, share: float, period_s: float) -> Iterator[Order]:
 
 
 class Pacer:
-    """Plays a plan on processes until its block ends; then all of them go on.
+    """Carries out a plan on processes until its block ends, and then resumes all of them.
 
     Args:
         orders: In the order of their times.
-        pids: Process of each worker. They must outlive the block.
+        pids: Process of each worker. The processes must outlive the block.
     """
 
     def __init__(self, orders: Iterable[Order], pids: Sequence[int]) -> None:
@@ -107,6 +107,6 @@ class Pacer:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Seconds of processor time that a process has had, all its threads together."""
+    """Seconds of processor time that a process has used, in all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S

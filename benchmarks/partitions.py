@@ -1,24 +1,24 @@
-"""Cost of cutting a model on one machine: two workers of a replica beside the same model on one worker.
+"""Cost of cutting a model on one machine: two workers of a replica against the same model on one worker.
 
     ADAM_DATA_DIR=DIR python -m benchmarks.partitions --json FILE [--rounds 5] [--only local processes blocks]
 
 Two networks, `mnist-adam` and an MLP 784-2048-2048-10; plan `layers` at 16 images per group, plan `vertical`
-at 64; plain SGD into copies, float32, groups in flight as by default, and on both sides of a pair the rate
-that is the default of the cut run (its groups in flight are as many or more). One epoch per run; runs take
-turns, and the ratio is the median of the ratios within each turn. Cases:
+at 64; plain SGD on copies, float32, the default number of groups in flight. Both sides of a pair have the
+default rate of the cut run, which has at least as many groups in flight. One epoch per run; runs alternate,
+and the ratio is the median of the ratios within each round. Cases:
 
 - `local`: all roles in one process. The replica has one pool of two threads, cut or not. Wanted: 0.9 for
   `layers` and 0.85 for `vertical`.
-- `processes`: each role a process, two threads per worker, so that the cut model has twice the threads, on
-  the same cores. Wanted: 0.75 and 0.65.
-- `blocks`: what a tensor that crosses costs the event loop of a worker, TCP over loopback: processor time of
-  the one loop that both ends share, per tensor sent or received. `message` is two `PeerWorker`s alone, a
-  message for each block, which is the most that a block can cost; `graph` has the part graphs with nodes that
-  compute nothing, over links as in training, all firings, admissions and queues of the pool included. Blocks
-  are those of `mnist-adam`, `vertical`, 16 images. Wanted: at most 25 us for `message`.
+- `processes`: each role a process, two threads per worker, so the cut model has twice the threads on the same
+  cores. Wanted: 0.75 and 0.65.
+- `blocks`: cost of a crossing tensor for the event loop of a worker, TCP over loopback: processor time of the
+  one loop of both ends, per tensor sent or received. `message` is two `PeerWorker`s alone, with a message for
+  each block, the maximum cost of a block; `graph` has the part graphs with nodes that compute nothing, over
+  links as in training, with all firings, admissions and queues of the pool. The blocks are those of
+  `mnist-adam`, `vertical`, 16 images. Wanted: at most 25 us for `message`.
 
-Rows: case, ours, peer (the uncut model; the microseconds that are wanted), ratio, unit, wanted ratio, and
-test accuracy of both after the run.
+Rows: case, ours, peer (the uncut model; the goal in microseconds), ratio, unit, goal of the ratio, and test
+accuracy of both after the run.
 """
 
 import os
@@ -96,7 +96,7 @@ Arrived = Sequence[tuple[Block, NDArray[Any]]]
 
 
 def configs(mode: str, plan: PlanKind) -> tuple[Config, Config]:
-    """The cut run, and the one on a single worker."""
+    """The cut run, and the run on a single worker."""
     processes = mode == "processes"
     each = THREADS if processes else THREADS // 2
     common: dict[str, Any] = {"epochs": 1, "images_per_group": PLANS[plan], "processes": processes}
@@ -178,7 +178,7 @@ def cut_parts() -> list[Partition]:
 
 
 class End:
-    """One of two workers on a TCP link: a `PeerWorker`, which gives what comes to `take`."""
+    """One of two workers on a TCP link: a `PeerWorker`, which passes received blocks to `take`."""
 
     def __init__(self, own_applied: Partition) -> None:
         other = 1 - own_applied.worker
@@ -206,7 +206,7 @@ class End:
 
 
 async def joined(stack: AsyncExitStack, ends: Sequence[End]) -> None:
-    """Join two ends by a TCP link over loopback; they talk until the stack is left."""
+    """Join two ends by a TCP link over loopback, until the stack ends."""
     network = TcpNetwork(token=None, entropy=system_entropy, rules=role_table())
     accepted: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
 
@@ -224,7 +224,7 @@ async def joined(stack: AsyncExitStack, ends: Sequence[End]) -> None:
 
 
 async def message_us(blocks: int) -> float:
-    """Two workers alone, which answer each block with a block: a message for each of them."""
+    """Two workers alone, which answer each block with a block in a message of its own."""
     parts = cut_parts()
     ends = [End(part) for part in parts]
     done = asyncio.Event()
@@ -257,7 +257,7 @@ def outgoing_blocks(part: Partition) -> list[tuple[int, NDArray[Any]]]:
 
 
 class Idle(PartitionTrainer):
-    """Sends and receives what a part does, and computes nothing."""
+    """Sends and receives the blocks of a part, and computes nothing."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -265,7 +265,7 @@ class Idle(PartitionTrainer):
         self.targets = {c.number: c.target for c in partition.outgoing}
 
     def begin(self, context: Context, group: Any) -> Passage:
-        """Nothing is loaded, and nothing read."""
+        """Does nothing: no group is loaded or read."""
         nothing: Any = None
         return Passage(group, nothing, {}, None)
 
@@ -341,7 +341,7 @@ async def feed(engine: Engine, groups: int) -> None:
 
 
 async def blocks(rounds: int) -> list[dict[str, Any]]:
-    """Both ways of measuring a tensor, in turns."""
+    """Both measurements of a tensor, in turns."""
     found: dict[str, list[float]] = {"message": [], "graph": []}
     for _ in range(rounds):
         found["message"].append(await message_us(20_000))
@@ -382,7 +382,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path, help="where to write the rows")
+    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
     cases = ["local", "processes", "blocks"]
     parser.add_argument("--only", nargs="+", choices=cases, default=cases)
     parser.add_argument("--rounds", type=int, default=5)

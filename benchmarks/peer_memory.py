@@ -1,15 +1,15 @@
-"""Memory of each role beside hostile peers that have the rights of a member.
+"""Memory of each role during attacks of hostile peers with the rights of a member.
 
-A controller, a parameter server, a data server and a worker run as processes of their own and train. Peers of
-every kind below attack each role, one kind after the other, on loopback. A row gives the role's own memory
-(`RssAnon`) before, at most during, and after the attack, the number of links left a while later, and the
-number of valid questions answered meanwhile.
+A controller, a parameter server, a data server and a worker run as processes and train. Peers of every kind
+below attack each role, one kind after the other, on loopback. A row has the role's own memory (`RssAnon`)
+before, at most during, and after the attack, the number of links some time later, and the number of valid
+questions answered during the attack.
 
     python -m benchmarks.peer_memory --json FILE [--deaf 8] [--dead 100] [--seconds 15]
 
-Kinds: *deaf* peers ask for large answers and read none; *one-way* peers send messages to a role that receives
-none, as many as it takes; *half* peers send the first half of the largest message and pings; *silent* ones
-send as many requests as fit, then nothing, and are never closed.
+Kinds: *deaf* peers request large answers and read none; *one-way* peers send messages to a role that receives
+none, as many as it accepts; *half* peers send the first half of the largest message, and pings; *silent*
+peers send as many requests as fit, then nothing, and are never closed.
 """
 
 import argparse
@@ -48,7 +48,7 @@ KINDS = ("deaf", "one-way", "half", "silent")
 QUESTIONS = 2000
 """Maximum number of requests of a deaf or silent peer."""
 AFTER_S = 15.0
-"""Seconds from the end of an attack to the last measurement, in which stalled links end."""
+"""Seconds from the end of an attack to the last measurement, during which stalled links end."""
 
 
 def network() -> TcpNetwork:
@@ -96,7 +96,7 @@ class Target:
         self.peer_role = "worker" if role == "ps" else "driver"
 
     def question(self, cluster: ClusterMap | None) -> Message:
-        """A question with a large answer, if this role has one."""
+        """A question with a large answer, if the role has one."""
         run = cluster.run.id if cluster is not None and cluster.run is not None else "run"
         generation = cluster.generation if cluster is not None else 0
         body: Body = GetStatistics(run="")
@@ -109,7 +109,7 @@ class Target:
         return pack(body)
 
     def message(self, nbytes: int) -> Message:
-        """A message that the role table allows, of so many bytes."""
+        """A message of this many bytes that the role table allows."""
         tensors = (np.zeros(nbytes, np.uint8),) if nbytes else ()
         meta = self.question(None).meta
         return Message(type=self.question(None).type, meta=meta, tensors=tensors)

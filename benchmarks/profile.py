@@ -2,10 +2,10 @@
 
     OPENBLAS_NUM_THREADS=1 python -m benchmarks.profile --data DIR --json profile.json [--rounds 6]
 
-Each pair is two epochs of MNIST by `mnist-adam` at 16 images per group, one noted and one not, the first of
-them by turns. Rows: case, ours (with a profile) and peer (without) in images per second, ratio (median of
-the ratios of pairs; 0.9 is wanted), unit, processor time per image as a ratio (with / without, which is less
-moved by what else runs), and events per group.
+Each pair is two epochs of MNIST by `mnist-adam` at 16 images per group, one with a profile and one without,
+in alternating order. Rows: case, ours (with a profile) and peer (without) in images per second, ratio (median
+of the ratios of pairs; the goal is 0.9), unit, processor time per image as a ratio (with / without, which
+other programs disturb less), and events per group.
 """
 
 import argparse
@@ -25,7 +25,7 @@ CASES = [(kernels, weights) for kernels in ("numba", "numpy") for weights in ("a
 
 
 async def train(config: Config, dataset: Dataset, timeline: Timeline | None) -> tuple[float, float]:
-    """One run; images per second, and processor seconds per image."""
+    """One run: images per second, and processor seconds per image."""
     async with LocalCluster(config, dataset=dataset, timeline=timeline) as cluster:
         before = time.process_time()
         result = await cluster.train()
@@ -35,7 +35,7 @@ async def train(config: Config, dataset: Dataset, timeline: Timeline | None) -> 
 
 
 async def measure(config: Config, dataset: Dataset, rounds: int) -> dict[str, Any]:
-    """One row: pairs of runs that differ in nothing but the profile."""
+    """One row: pairs of runs that differ only in the profile."""
     await train(config, dataset, None)  # kernels are compiled
     with_, without, ratios, used = [], [], [], []
     for number in range(rounds):

@@ -3,15 +3,15 @@
     python -m benchmarks.push_pull --json push_pull.json --peer 'ps-lite=PYTHON PEER_SCRIPT --kind kvstore'
 
 Ours is a store on a controller and a parameter server in another process, over TCP, with one float32 array
-of each size in shards of at most 1 MiB. Both sides of it are measured on the same array:
+of each size in shards of at most 1 MiB. Both sides of ours are measured on the same array:
 
 - *store*: `ParameterStore.push_pull`, the public face.
-- *client*: the client of workers below it; one push per shard, whose answer brings the values into place.
+- *client*: the client of workers below it; one push per shard, whose answer contains the values in place.
 
 One row compares `--many` arrays of 1 KiB, pushed and pulled together, with one array of 1 MiB.
 
-A peer is a command that prints JSON lines with ``peer``, ``bytes`` and ``pair_us``; it is run in turn with
-ours, `--rounds` times, and medians are compared. Rows: case, ours and peer in microseconds, ratio (peer /
+A peer is a command that prints JSON lines with ``peer``, ``bytes`` and ``pair_us``; it alternates with ours
+for `--rounds` rounds, and medians are compared. Rows: case, ours and peer in microseconds, ratio (peer /
 ours, above 1 we are faster), unit.
 """
 
@@ -47,7 +47,7 @@ from transport import BufferPool
 SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20)
 RATE = 0.1
 MANY = 1000
-"""Number of small arrays that are pushed and pulled together."""
+"""Number of small arrays pushed and pulled together."""
 
 SMALL_BYTES = 1 << 10
 """Size of each small array, in bytes."""
@@ -86,7 +86,10 @@ class Face:
         self._gradients = {name: np.ones(spec.shape, np.float32) for name, spec in arrays.items()}
 
     async def push_pull(self) -> float:
-        """Push the gradients, have them applied, and have the new values. Returns one of these."""
+        """Push the gradients, and wait for the new values after their application.
+
+        Returns one of these functions.
+        """
         values = await self._store.push_pull(self._gradients)
         return float(values[next(iter(values))][-1])
 
@@ -103,7 +106,7 @@ class Client:
         self._version = 0
 
     async def push_pull(self) -> float:
-        """Push the gradient, have it applied, and have the new values in place. Returns one of these."""
+        """Push the gradient, and wait for the new values in place. Returns one of these functions."""
         missing = 2 * len(self._shards)
         done = asyncio.get_running_loop().create_future()
 
@@ -173,7 +176,7 @@ async def time_pairs(push_pull: Callable[[], Awaitable[float]], size: int) -> fl
 
 
 def ours(sizes: list[int], many: int, warm_s: float) -> Times:
-    """One round of ours, with a server process of its own."""
+    """One round of ours, with a new server process."""
     with subprocess.Popen(
         [sys.executable, "-m", "benchmarks.push_pull", "--serve"], stdout=subprocess.PIPE, text=True
     ) as server:
@@ -247,7 +250,7 @@ def main() -> None:
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
-    parser.add_argument("--many", type=int, default=MANY, help="number of arrays that are pushed together")
+    parser.add_argument("--many", type=int, default=MANY, help="number of arrays pushed together")
     parser.add_argument("--warm", type=float, default=WARM_S, help="seconds before each measurement")
     arguments = parser.parse_args()
     if arguments.serve:

@@ -1,13 +1,12 @@
-"""Training `mnist-adam` in one process beside PyTorch in its modes, at several group sizes and momenta.
+"""Training `mnist-adam` in one process against PyTorch's modes, at several group sizes and momenta.
 
     ADAM_DATA_DIR=DIR python -m benchmarks.pytorch --torch 'PYTHON torch_mnist.py --data DIR' --json FILE
     ... --to-accuracy 0.99 --seeds 5 --rate 0.06 --torch-rate 0.05
 
 The peer is a command that takes ``--mode --batch --momentum --images --lr --seed --to-accuracy`` and prints
-JSON with ``images_per_second``, or ``seconds`` and ``reached``. Both sides use two compute threads,
-float32, and the same network, rule and group size; they take turns for `--rounds` rounds, and medians are
-compared. Rows: case, ours and peer, ratio (above 1 we are better), unit; for accuracies all seconds of all
-seeds.
+JSON with ``images_per_second``, or ``seconds`` and ``reached``. Both sides use two compute threads, float32,
+and the same network, rule and group size; they alternate for `--rounds` rounds, and medians are compared.
+Rows: case, ours and peer, ratio (above 1 ours is better), unit; for accuracies all seconds of all seeds.
 """
 
 import os
@@ -30,7 +29,7 @@ from adam_async import Config, Disk, LocalCluster, load_dataset
 from adam_async.runtime.kernel_cache import use_kernel_cache
 
 IMAGES = {1: 6000, 16: 48_000, 64: 60_000, 256: 60_000}
-"""Images of one run of the peer, by group size: some seconds."""
+"""Number of images of one run of the peer, by group size, for runs of some seconds."""
 
 
 async def ours_once(options: dict[str, Any]) -> dict[str, float]:
@@ -52,7 +51,7 @@ async def ours_once(options: dict[str, Any]) -> dict[str, float]:
 
 
 def ours(**options: Any) -> dict[str, float]:
-    """The same in a process of its own, like the peer."""
+    """The same run in a separate process, like the peer's."""
     command = [sys.executable, "-m", "benchmarks.pytorch", "--ours", json.dumps(options)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -137,8 +136,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ours", type=json.loads, help=argparse.SUPPRESS)
-    parser.add_argument("--torch", help="the peer's command")
-    parser.add_argument("--json", type=Path, help="where to write the rows")
+    parser.add_argument("--torch", help="command of the peer")
+    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
     parser.add_argument("--groups", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--momentum", type=float, nargs="+", default=[0.0, 0.9])
     parser.add_argument("--modes", nargs="+", default=["hogwild", "ddp", "single"])
@@ -146,7 +145,7 @@ def main() -> None:
         "--weights",
         choices=("aliased", "copy"),
         default="aliased",
-        help="train in place, with no parameter server on the way, or through the servers",
+        help="train in place, without a parameter server, or through the servers",
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--to-accuracy", type=float, default=0.0)

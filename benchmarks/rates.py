@@ -1,13 +1,13 @@
-"""Test accuracy by learning rate, mode and seed: how the default rates were chosen, and what they reach.
+"""Test accuracy by learning rate, mode and seed: the choice of the default rates, and their results.
 
     python -m benchmarks.rates --data-dir MNIST --rates 0.06 0.09 0.12 --json search.json
     python -m benchmarks.rates --data-dir MNIST --test --seeds 1 2 3 4 5 --json rates.json
     python -m benchmarks.rates --data digits --modes "one process" --json digits.json -- --epochs 12
 
-The first searches on a split of the training images, the last 5,000 of which are the test images then. The
-second trains at the defaults and is the only one that looks at the test set; it takes no rates. The third
-holds back every fifth of the digits inside the package. Each row is one mode and rate: the accuracies of all
-seeds after the last epoch, their mean and the least.
+The first command searches on a split of the training images, whose last 5,000 serve as test images. The
+second command trains at the defaults and is the only one that uses the test set; it takes no rates. The third
+command holds back every fifth of the digits inside the package. Each row is one mode and rate: the accuracies
+of all seeds after the last epoch, their mean and minimum.
 """
 
 import argparse
@@ -27,7 +27,8 @@ from adam_async.data_server.sources.datasets import load
 from adam_async.runtime.disk import Disk
 
 HELD_BACK = {"mnist": slice(-5_000, None), "digits": slice(None, None, 5)}
-"""Training images that are the test images of the search. The digits are sorted by their writers."""
+"""Training images that are the test images of the search. The data set has the digits sorted by their
+writers."""
 
 MODES = {
     "one process": [],
@@ -40,7 +41,7 @@ MODES = {
 
 
 async def split(name: str, data_dir: Path | None, file: Path) -> None:
-    """Write a data set without its test images, the last training images in their place."""
+    """Write a data set without its test images, with the last training images in their place."""
     async with Disk() as disk:
         whole = await load(name, disk, data_dir=data_dir)
     images, labels, held = (
@@ -75,9 +76,11 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
     parser.add_argument("--rates", type=float, nargs="+", default=[0.0], help="0 is the default")
     parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12])
-    parser.add_argument("--test", action="store_true", help="train on all images, look at the test set")
-    parser.add_argument("--json", type=Path, help="where to write the rows")
-    parser.add_argument("more", nargs="*", help="options of every run, behind --")
+    parser.add_argument(
+        "--test", action="store_true", help="train on all images, and evaluate on the test set"
+    )
+    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
+    parser.add_argument("more", nargs="*", help="options of every run, after --")
     options = parser.parse_args()
     if options.test and options.rates != [0.0]:
         parser.error("--test takes no --rates: they are chosen on the validation split")

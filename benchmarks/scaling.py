@@ -2,11 +2,11 @@
 
     OPENBLAS_NUM_THREADS=1 python -m benchmarks.scaling --json scaling.json [--groups 64 16] [--rounds 5]
 
-Rows: case, ours (images per second of two threads), peer (of one), ratio (median over rounds of two / one),
-unit. The bare kernels train weights of their own in each thread. Two processes of one thread each are the
-control: what they do not reach either the machine does not give, be it memory or clock rate, and no lock of
-an interpreter is to blame. Training is one epoch of the data at hand with every role in one process, whose
-event loop needs a share of the same cores. All cases take turns, round by round.
+Rows: case, ours (images per second of two threads), peer (of one thread), ratio (median over rounds of two /
+one), unit. The bare kernels train weights of their own in each thread. Two processes of one thread each are
+the control. A rate that they cannot reach either is a limit of the machine, memory or clock rate, and not of
+an interpreter's lock. Training is one epoch of the available data with every role in one process, whose event
+loop needs a share of the same cores. All cases take turns, round by round.
 """
 
 import os
@@ -48,7 +48,7 @@ def processes(model: str, group: int, momentum: float, kernels: str, seconds: fl
         files = [Path(folder) / f"{number}.json" for number in range(2)]
         command = [sys.executable, "-m", "benchmarks.kernels", "--model", model, "--groups", str(group)]
         command += ["--threads", "1", "--momentum", str(momentum), "--kernels", kernels]
-        # One rate each, of the middle of three repeats: then both are at it for sure.
+        # One rate each, of the middle one of three repeats, during which both certainly run.
         command += ["--repeats", "3", "--seconds", str(seconds)]
         running = [
             subprocess.Popen([*command, "--json", str(file)], stdout=subprocess.DEVNULL) for file in files
@@ -68,7 +68,7 @@ def training(model: str, group: int, momentum: float, kernels: str, threads: int
 
 
 def cases(options: argparse.Namespace) -> dict[str, tuple[Callable[[], float], Callable[[], float]]]:
-    """Name to what gives the rate of two and of one."""
+    """Functions by name that return the rate of two and of one."""
     found: dict[str, tuple[Callable[[], float], Callable[[], float]]] = {}
     for group in options.groups:
         for momentum in options.momentum:
@@ -92,13 +92,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path, help="where to write the rows")
+    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
     parser.add_argument("--model", default="mnist-adam")
     parser.add_argument("--groups", type=int, nargs="+", default=[64])
     parser.add_argument("--momentum", type=float, nargs="+", default=[0.0])
     parser.add_argument("--kernels", choices=["numpy", "numba"])
-    parser.add_argument("--only", default="", help="cases whose names begin so")
-    parser.add_argument("--seconds", type=float, default=2.0, help="per case of bare kernels and round")
+    parser.add_argument("--only", default="", help="cases whose names begin with this text")
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="seconds per case of bare kernels and round"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     use_kernel_cache()

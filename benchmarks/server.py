@@ -2,27 +2,27 @@
 
     OPENBLAS_NUM_THREADS=1 python -m benchmarks.server --json server.json [--rounds 9] [--images 128]
 
-A push is taken as it comes off a link: its tensors are checked and scanned as the server does it, then the
-rule is applied to every shard; only the link is left out, which benchmarks.push_pull measures. Gradients are
-those of a real group. Pushes go round in more memory than the caches hold, as far as `--push-mb` says.
+A push is processed as at its arrival from a link: its tensors are checked and scanned as in the server, then
+the rule is applied to every shard. Only the link is left out, which benchmarks.push_pull measures. Gradients
+are those of a real group. Pushes cycle through more memory than the caches hold, up to `--push-mb`.
 
-Beside it, in turn with it, and never with anything around it:
+The peers alternate with ours, without any overhead around them:
 
     factors   the bare matrix product of the same shapes, and one pass over the weights
     deltas    the memory bandwidth of this run: out = a + b on three arrays far larger than the caches; and
               the bare pass, one subtraction from the same weights of the same gradients
     queues    the same pushes without a queue, one after the other
 
-Seconds are those of this thread: what else runs on its core counts only by what it does to the caches. A
-batch is several pushes in the queue, and its row counts all of them. Rows: case, ours, peer, ratio (median
-over rounds of ours / peer), unit, pushes per second, and the longest turn of the server's loop in ms. The
-bytes of a delta are those that must move: gradient read, weights and momentum read and written. The
-operations of factors are those of the products alone.
+Seconds are processor time of this thread, so other programs on its core count only by their effect on the
+caches. A batch is several pushes in the queue, and its row counts all of them. Rows: case, ours, peer, ratio
+(median over rounds of ours / peer), unit, pushes per second, and the longest iteration of the server's loop
+in ms. The bytes of a delta are the necessary ones: gradient read, weights and momentum read and written. The
+operations of factors are those of the products only.
 """
 
 import os
 
-# Before NumPy loads: a server is one thread.
+# Before NumPy loads, because a server has one thread.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
@@ -58,7 +58,7 @@ MODELS: dict[str, Callable[[], ModelSpec]] = {
 }
 RATE = 1e-4
 SLICE_S = 0.1
-"""How long one side works before it is the other's turn."""
+"""Seconds for which one side works before the other."""
 STREAM_VALUES = 24 << 20
 """Values of each of the three arrays of the bandwidth: 96 MiB."""
 MOST_BUFFERS = 32
@@ -117,7 +117,7 @@ class Server:
         self.operations = sum(2 * images * self._weights[name].size for name in factored)
 
     def _filled(self, weights: dict[str, NDArray[Any]], push_bytes: int) -> list[PushBuffer]:
-        """Enough pushes that going round in them leaves the caches, each with the gradient of a group."""
+        """Enough pushes that a cycle through them leaves the caches, each with the gradient of a group."""
         context = self._network.context(self._images)
         shape = (self._images, *self._network.spec.input_shape)
         buffers: list[PushBuffer] = []
@@ -140,7 +140,7 @@ class Server:
         return found
 
     def apply(self) -> int:
-        """Take a batch as the server does. Returns its pushes."""
+        """Take a batch as the server does. Returns the pushes of the batch."""
         return self._take(self.case.batch)
 
     def apply_one(self) -> int:
@@ -176,7 +176,7 @@ class Server:
         return longest
 
     def bare(self) -> int:
-        """Multiply the factors of one push and subtract once from the weights; deltas are only subtracted."""
+        """Multiply the factors of one push and subtract the product from the weights; subtract deltas."""
         (buffer,) = self._next(1)
         for (index, _, _), message in zip(self._messages, self._plan.messages, strict=True):
             tensors = iter(buffer.tensors(index))
@@ -232,7 +232,7 @@ class Stream:
 
 
 def per_second(work: Callable[[], int]) -> float:
-    """Do it for a slice of this thread's time; returns how often per second of it it was done."""
+    """Repeat the work for a slice of this thread's time; returns the repetitions per second of it."""
     done, began = 0, time.thread_time()
     while (spent := time.thread_time() - began) < SLICE_S:
         done += work()
@@ -283,16 +283,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path, help="where to write the rows")
+    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument(
         "--protocols", nargs="+", choices=["deltas", "factors"], default=["deltas", "factors"]
     )
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4], help="pushes in the queue")
     parser.add_argument("--momentum", type=float, nargs="+", default=[0.0, 0.9])
-    parser.add_argument("--images", type=int, default=128, help="of a push: the K of its factors")
-    parser.add_argument("--kernels", choices=KERNELS, default="auto", help="of the rules")
-    parser.add_argument("--push-mb", type=int, default=128, help="memory that pushes go round in")
+    parser.add_argument("--images", type=int, default=128, help="images of a push, the K of its factors")
+    parser.add_argument("--kernels", choices=KERNELS, default="auto", help="kernels of the rules")
+    parser.add_argument("--push-mb", type=int, default=128, help="memory of the cycle of pushes, in MB")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     stream = Stream()

@@ -2,10 +2,10 @@
 
     python -m benchmarks.simulated_lines [--seeds 40] [--scenario NAME] [--json FILE]
 
-Runs seeds 1, 2, 3, ... of each scenario in this process. Prints a row for each file of `FOLDERS`: number of
-lines, share that ran, and the lines that did not. The exit code is 1 if a file's share is below 90 %, or a
-seed failed. Only executable lines count, without those of `UNCOUNTED`. It needs `coverage`. 20 seeds of each
-scenario take four minutes of one core, twice as long as without coverage.
+The command runs seeds 1, 2, 3, ... of each scenario in this process. It prints a row for each file of
+`FOLDERS`: number of lines, share that ran, and the lines that did not run. The exit code is 1 if a file's
+share is below 90 %, or a seed failed. Only executable lines count, without those of `UNCOUNTED`. The command
+needs `coverage`. 20 seeds of each scenario take four minutes of one core, twice as long as without coverage.
 """
 
 import argparse
@@ -74,7 +74,7 @@ UNCOUNTED = (
     r"if TYPE_CHECKING",
     r"@abstractmethod",
     r"^\s*\.\.\.$",
-    # Options are checked when they are made, before a run.
+    # Options are checked at their construction, before a run.
     r"def __post_init__",
     # The callers of a group never propose such a step.
     r"raise MembershipError",

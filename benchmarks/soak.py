@@ -1,20 +1,21 @@
-"""Whether a run of many epochs in which workers come and go takes more and more memory or time.
+"""Whether memory or time of a run of many epochs grows while workers come and go.
 
     python -m benchmarks.soak --epochs 10000 --replacements 1000 [--json FILE] [--picture FILE.svg]
     python -m benchmarks.soak --processes --epochs 4000 --replacements 50 [--json FILE]
 
-The first trains digits in one process: a `LocalCluster` of a controller, a data server, a parameter server
-and a worker, and a second worker that is replaced by one of another name every so many epochs. Python's
-garbage collector runs at each replacement: left to itself it frees a worker that has ended much later. The
-time that it takes is left out, as it looks at all that the driver keeps of each epoch. With `--processes`
-each role is a process, and workers are killed (SIGKILL) and started again.
+The first command trains digits in one process: a `LocalCluster` of a controller, a data server, a parameter
+server and a worker, and a second worker that another one with a new name replaces at a fixed interval of
+epochs. Python's garbage collector runs at each replacement, because by itself it frees an ended worker much
+later. The time of the collection is left out, because it visits all results of epochs that the driver keeps.
+With `--processes` each role is a process, and workers are killed (SIGKILL) and started again.
 
-At some 200 epochs a sample is taken: resident memory, bytes of the cluster map as JSON text, open
-descriptors, and processor time since the sample before, for an epoch. With `--processes` memory, descriptors
-and time are those of all processes but the workers, whose lives are short.
+At about 200 epochs a sample is taken: resident memory, bytes of the cluster map as JSON text, open
+descriptors, and processor time per epoch since the last sample. With `--processes` memory, descriptors and
+time are those of all processes except the workers, which are short-lived.
 
-One row for each of these: the median of the second tenth of the samples, that of the last tenth, and their
-ratio. The first tenth is left out: caches fill, and libraries are loaded. `--picture` needs matplotlib.
+One row for each of these: the median of the second tenth of the samples, the median of the last tenth, and
+their ratio. The first tenth is left out, because caches fill and libraries load in it. `--picture` needs
+matplotlib.
 """
 
 import os
@@ -51,7 +52,7 @@ from adam_async.worker.service import ModelWorker
 from transport import Identity
 
 IMAGES = 128
-"""Images of a group: epochs of digits are short, and what goes on once an epoch is most of the work."""
+"""Images of a group: epochs of digits are short, so most of the work is done once per epoch."""
 
 WARM_EPOCHS = 5
 """Number of epochs after which all libraries are loaded."""
@@ -70,11 +71,11 @@ PANELS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One moment of a run."""
+    """State of a run at one moment."""
 
     epoch: int
     replaced: int
-    """Workers that were replaced so far."""
+    """Number of workers replaced so far."""
     memory_mb: float
     map_kb: float
     descriptors: int
@@ -85,7 +86,7 @@ class Sample:
 
 
 class Sampler:
-    """Takes samples as epochs end.
+    """Takes samples at the ends of epochs.
 
     Args:
         epochs: Of the run.
@@ -106,7 +107,7 @@ class Sampler:
         self.next_epoch.set()
         if self.epoch == WARM_EPOCHS:
             gc.collect()
-            gc.freeze()  # what libraries have made need not be looked through at each replacement
+            gc.freeze()  # a replacement need not visit the objects that libraries have made
         if self.epoch % self._every:
             return
         used = [usage(pid) for pid in pids]
@@ -135,7 +136,7 @@ class Sampler:
         self._collecting_s += time.thread_time() - begin_s
 
     async def reached(self, epoch: int) -> None:
-        """Wait until so many epochs have ended."""
+        """Wait until this many epochs have ended."""
         while self.epoch < epoch:
             self.next_epoch.clear()
             await self.next_epoch.wait()
@@ -153,7 +154,7 @@ def usage(pid: int) -> tuple[int, float, int]:
 
 
 async def in_one_process(epochs: int, replacements: int) -> Sampler:
-    """Train in a `LocalCluster` in which one of two workers is replaced again and again."""
+    """Train in a `LocalCluster` that replaces one of two workers repeatedly."""
     sampler = Sampler(epochs)
     config = Config(data="digits", epochs=epochs, weights="copy", threads=1, images_per_group=IMAGES)
     async with Disk() as disk:
@@ -167,7 +168,7 @@ async def in_one_process(epochs: int, replacements: int) -> Sampler:
 
 
 async def replace(cluster: LocalCluster, sampler: Sampler, epochs: int, replacements: int) -> None:
-    """Replace a worker every so many epochs, until cancelled."""
+    """Replace a worker at a fixed interval of epochs, until cancelled."""
     every = max(1, epochs // max(1, replacements))
     async with AsyncExitStack() as stack:
         for number in range(1, replacements + 2):
@@ -200,7 +201,7 @@ def guest(cluster: LocalCluster, name: str) -> ModelWorker:
 
 
 async def in_processes(epochs: int, replacements: int) -> Sampler:
-    """Train in a `ProcessCluster` of which workers are killed again and again."""
+    """Train in a `ProcessCluster` whose workers are killed repeatedly."""
     sampler = Sampler(epochs)
     config = Config(data="digits", epochs=epochs, replicas=2, threads=1, images_per_group=IMAGES)
     processes.RESTARTS = replacements
@@ -218,7 +219,7 @@ async def in_processes(epochs: int, replacements: int) -> Sampler:
 
 
 async def kill(cluster: ProcessCluster, sampler: Sampler, epochs: int, replacements: int) -> None:
-    """Kill one of the workers every so many epochs, when both are ready, until cancelled."""
+    """Kill one of the workers at a fixed interval of epochs, when both are ready, until cancelled."""
     every = max(1, epochs // (replacements + 1))
     for number in range(1, replacements + 1):
         await sampler.reached(number * every)
@@ -234,7 +235,7 @@ async def kill(cluster: ProcessCluster, sampler: Sampler, epochs: int, replaceme
 
 
 def rows_of(case: str, samples: list[Sample]) -> list[dict[str, Any]]:
-    """One row for each thing that is measured."""
+    """One row for each measured quantity."""
     tenth = max(1, len(samples) // 10)
     rows = []
     for name, words in PANELS.items():
@@ -252,7 +253,7 @@ def rows_of(case: str, samples: list[Sample]) -> list[dict[str, Any]]:
 
 
 def draw(samples: list[Sample], file: Path) -> None:
-    """The picture: what is measured over the epochs, a panel each."""
+    """The picture: the measured quantities over the epochs, a panel each."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -280,9 +281,9 @@ def main() -> None:
     )
     parser.add_argument("--epochs", type=int, default=10_000)
     parser.add_argument("--replacements", type=int, default=1000)
-    parser.add_argument("--processes", action="store_true", help="each role is a process")
-    parser.add_argument("--json", type=Path, help="where to write rows and samples")
-    parser.add_argument("--picture", type=Path, help="where to draw the samples, .svg or .png")
+    parser.add_argument("--processes", action="store_true", help="run each role as a process")
+    parser.add_argument("--json", type=Path, help="file for rows and samples, as JSON")
+    parser.add_argument("--picture", type=Path, help="draw the samples into this file, .svg or .png")
     arguments = parser.parse_args()
     work = in_processes if arguments.processes else in_one_process
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

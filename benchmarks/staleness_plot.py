@@ -3,14 +3,14 @@
     ADAM_DATA_DIR=DIR python -m benchmarks.staleness_plot     measures, writes staleness.json and .svg
     python -m benchmarks.staleness_plot --draw                the picture alone, from staleness.json
 
-All roles are in one process, and replicas of one thread each take turns on the cores there are: that is a
-fair way to make gradients stale, and no measure of speed. Three arms, plain SGD, 16 images per group:
+All roles are in one process, and replicas of one thread each share the cores. This makes stale gradients in a
+fair way, and does not measure speed. Three arms, plain SGD, 16 images per group:
 
 - `one rate`: the default of one replica for all.
-- `default rate`: falls with the groups in flight, so with replicas.
-- `divided by staleness`: one rate for all, but servers divide it by 1 + the staleness of each push.
+- `default rate`: falls with the groups in flight, and so with replicas.
+- `divided by staleness`: one rate for all, which the servers divide by 1 + the staleness of each push.
 
-Both files go to `docs/images/`. Runs below 50 % have diverged and are drawn at the bottom.
+Both files are written to `docs/images/`. Runs below 50 % have diverged and are drawn at the bottom.
 """
 
 import os
@@ -41,7 +41,7 @@ ARMS = ("one rate", "default rate", "divided by staleness")
 
 
 async def measure(replicas: list[int], seeds: int, epochs: int) -> list[dict[str, Any]]:
-    """Run everything, one after the other; a record per run."""
+    """Run all cases, one after the other; a record per run."""
     async with Disk() as disk:
         dataset = await load_dataset(os.environ["ADAM_DATA_DIR"], disk)
     alone = default_rate(Config(weights="copy", schedule="constant"), groups_in_flight=2)
@@ -50,7 +50,7 @@ async def measure(replicas: list[int], seeds: int, epochs: int) -> list[dict[str
         for seed in range(seeds)
         for count in replicas
         for arm in ARMS
-        if count > 1 or arm != "default rate"  # of one replica it is the one rate
+        if count > 1 or arm != "default rate"  # with one replica, the default rate is the one rate
     ]
 
 
@@ -117,17 +117,17 @@ def picture(rows: list[dict[str, Any]]) -> str:
 
 
 def belongs(row: dict[str, Any], arm: str) -> bool:
-    """Whether a run is one of an arm; of one replica the one rate is the default rate."""
+    """Whether a run belongs to an arm; with one replica the one rate is the default rate."""
     return row["arm"] == arm or (arm == "default rate" and row["replicas"] == 1 and row["arm"] == "one rate")
 
 
 def x_of(staleness: float, widest: float) -> float:
-    """Where a staleness is on the page."""
+    """Position of a staleness on the page."""
     return LEFT + math.log2(1 + staleness) / math.log2(1 + widest) * (WIDTH - LEFT - RIGHT)
 
 
 def y_of(accuracy: float) -> float:
-    """Where an accuracy is on the page; what is off it, at its edge."""
+    """Position of an accuracy on the page; outside values are at its edge."""
     error = min(max(1 - accuracy, BEST), WORST)
     return TOP + math.log(error / BEST) / math.log(WORST / BEST) * (HEIGHT - TOP - BOTTOM)
 

@@ -2,14 +2,14 @@
 
     python -m benchmarks.stalls [--repeats 5] [--only TEXT] [--json FILE]
 
-A simulated cluster of shipped roles, on virtual time, holds a model of 67 MB on one parameter server. A peer
+A simulated cluster of shipped roles, on virtual time, has a model of 67 MB on one parameter server. A peer
 with the keys of a role sends each message at the largest size that the frame's meta, the permitted text and
 the message allow. The figure is the longest later step of the receiver's loop in processor time, the median
-of the repeats: decoding, validation, handling and the answer. Answers are decoded and validated on their own,
-because the simulation has no client that asks for all of them.
+of the repeats: decoding, validation, handling and the answer. Answers are decoded and validated separately,
+because the simulation has no client that requests all of them.
 
-One row each, the longest first: message, receiver, bytes of fields and beside them, milliseconds, and the
-stall as a share of the election time-out. A controller that stalls for longer loses its leadership.
+A row per message, the longest stall first: message, receiver, bytes of fields and of tensors, milliseconds,
+and the stall as a share of the election time-out. A controller that stalls for longer loses its leadership.
 """
 
 import os
@@ -45,7 +45,7 @@ from transport import BufferPool, Identity, LinkConfig, Message, TransportError
 from transport.decoder import FrameDecoder
 
 MODEL = mlp((64, 4032, 4032, 10), input_shape=(1, 8, 8))
-"""Model of 66 MB in float32, about the most that one message holds."""
+"""Model of 66 MB in float32, almost the largest that fits into one message."""
 
 RECEIVERS = {"ps": SERVERS[0], "data": "data-0", "worker": "worker-0", "controller": "controller-1"}
 """Machines by role, of all roles that receive messages except the driver."""
@@ -152,7 +152,7 @@ async def _send(
 
 
 def measure_decoding(repeats: int, only: str) -> list[dict[str, Any]]:
-    """Decode and validate each message as its receiver does, and the record beside it."""
+    """Decode and validate each message as its receiver does, with its record."""
     rows = []
     for largest in largest_messages(Facts()):
         if only in largest.name:
@@ -163,7 +163,7 @@ def measure_decoding(repeats: int, only: str) -> list[dict[str, Any]]:
 
 
 def _decode(largest: Largest) -> float:
-    """Decode a message once, as it comes from a socket. Returns the seconds."""
+    """Decode a message once, in its form on a socket. Returns the seconds."""
     message = largest.message
     frame = request_frame(1, Message(type=message.type, meta=message.meta))
     decoder = FrameDecoder(LinkConfig(), BufferPool())
@@ -196,7 +196,7 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", default="", help="only messages whose name has this in it")
+    parser.add_argument("--only", default="", help="only messages whose name contains this text")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = measure_decoding(options.repeats, options.only)

@@ -1,18 +1,18 @@
-"""Cost of one slow replica of four for an epoch, with `epoch_fraction` and without: beside four equal ones.
+"""Cost of one slow replica of four for an epoch, with `epoch_fraction` and without, against four equal ones.
 
     ADAM_DATA_DIR=DIR python -m benchmarks.stragglers --json FILE [--seeds 3] [--epochs 5] [--share 0.15]
 
 `mnist-adam`, 16 images per group, asp, on copies of the weights through the servers, at a constant rate,
 every other option at its default, all roles in one process, and four replicas of one thread each. Each
-computes 15 % of what the machine can (`--slow worker-N:PACE`, where the pace of a thread is the share times
-cores / threads); then one of them computes 3 %. The rest of the machine is for the event loop. Each of
-these is run with the default fraction, 0.75 (an epoch ends when three of the four have trained their share),
-and with 1 (when all have). The runs of a seed take turns.
+replica gets 15 % of the machine's time (`--slow worker-N:PACE`; the pace of a thread is the share times cores
+/ threads); then one of them gets 3 %. The rest of the machine is for the event loop. Each case runs with the
+default fraction, 0.75 (an epoch ends when three of the four have trained their share), and with 1 (when all
+have). The runs of a seed take turns.
 
 Rows: case; ours and peer: median seconds of training per epoch, over epochs and seeds, of the uneven replicas
-and of equal ones with the same fraction; ratio (ours / peer; at most 1.15 is wanted at 0.75); unit; mean
-accuracies after the last epoch of both (within 0.3 points is wanted), those of each seed, images per epoch
-that were left for the next one, and what part of the time each worker of ours really computed.
+and of equal ones with the same fraction; ratio (ours / peer; the goal at 0.75 is at most 1.15); unit; mean
+accuracies after the last epoch of both (the goal is within 0.3 points), accuracies of each seed, images per
+epoch left for the next one, and the share of time that each worker of ours computed.
 """
 
 import os
@@ -37,7 +37,7 @@ from adam_async.runtime.machine import usable_cores
 REPLICAS = 4
 THREADS = 1
 SLOW_BY = 5
-"""The straggler computes so many times less than the others."""
+"""Factor by which the straggler computes less than the others."""
 FRACTIONS = (0.75, 1.0)
 WANTED_RATIO = 1.15
 WANTED_POINTS = 0.003
@@ -146,10 +146,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path, help="where to write the rows")
+    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--share", type=float, default=0.15, help="of the machine, for each replica")
+    parser.add_argument(
+        "--share", type=float, default=0.15, help="share of the machine's time for each replica"
+    )
     arguments = parser.parse_args()
     use_kernel_cache()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -2,10 +2,11 @@
 
     ADAM_DATA_DIR=DIR python -m benchmarks.training --json training.json [--peer 'NAME=COMMAND']
 
-Each case is one `adam-async train` of one epoch of the data at hand, run in turn with the others and with the
-peers for `--rounds` rounds; medians are compared. The bare kernel loop is what the run's own report measured
-3 s before and 3 s after. A peer is a command that prints a JSON line with ``images_per_second``. Rows: case,
-ours and peer in images per second, ratio (ours / peer), unit, test accuracy after the epoch, loop lag.
+Each case is one `adam-async train` of one epoch of the available data, alternating with the others and with
+the peers for `--rounds` rounds; medians are compared. The bare kernel loop is the run's own measurement 3 s
+before and 3 s after, from its report. A peer is a command that prints a JSON line with ``images_per_second``.
+Rows: case, ours and peer in images per second, ratio (ours / peer), unit, test accuracy after the epoch, loop
+lag.
 """
 
 import argparse

@@ -1,8 +1,7 @@
 """Event-driven dataflow graphs for asyncio: a node fires once all its inputs for a tag have arrived.
 
-A `Graph` describes nodes joined by named ports. An `Engine` runs it for many tags at once: light nodes on the
-loop, heavy ones in a `ComputePool`. A pure `Scheduler` makes all decisions. Standard
-library only.
+A `Graph` describes nodes joined by named ports. An `Engine` runs a graph for many tags at once: light nodes
+on the loop, heavy nodes in a `ComputePool`. A pure `Scheduler` makes all decisions. Standard library only.
 """
 
 from dataflow.engine import Engine, EngineSettings, EngineStatistics, OnOutput, Trace

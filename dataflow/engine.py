@@ -1,15 +1,14 @@
-"""The engine runs a scheduler: light nodes on the loop, heavy ones in a pool.
+"""The engine runs a scheduler: light nodes on the loop, heavy nodes in a pool.
 
-Theory of operation
--------------------
-The engine reports every event (an admission, a delivery, completed jobs) to the scheduler, then one *turn*
-carries out effects until there are none: light nodes run at once and cause further effects, and heavy calls
-collect in a backlog that goes to the pool in one call at the end. So light nodes that follow a heavy one fire
-in the same iteration of the loop as its completion, and a wake-up with eight completed jobs costs one
-submission. Callbacks and light nodes may call the engine again; that only adds effects to the current turn.
+Theory of operation ------------------- The engine reports every event (an admission, a delivery, completed
+jobs) to the scheduler, then one *turn* carries out effects until none are left. Light nodes run at once and
+cause further effects; heavy calls collect in a backlog, which the pool gets in one call at the end. Light
+nodes that follow a heavy node therefore fire in the same iteration of the loop as its completion, and a
+wake-up with eight completed jobs costs one submission. Callbacks and light nodes may call the engine again;
+that only adds effects to the current turn.
 
-The engine itself waits for nothing. Its one task watches for the failure that stops it, so that the failure
-cancels the body of the `async with` like that of any task group.
+The engine itself never waits. Its one task watches for the failure that stops it, so the failure cancels the
+body of the `async with` like a failure in a task group.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class EngineSettings:
     Attributes:
         on_failure: Effect of a failing node: "stop" the engine, or "drop" its tag and count it.
         early_limit: Maximum number of tokens kept for tags not admitted yet.
-        keep_epochs: Number of epochs whose tags are kept one by one; tags of older ones count as settled.
+        keep_epochs: Number of epochs whose tags are kept one by one; tags of older epochs count as settled.
         wait_timeout_s: Default time limit of `admit`, `wait_room`, `wait_finished` and `drain`, in seconds.
         close_timeout_s: Seconds that leaving waits for running jobs.
     """
@@ -101,25 +100,25 @@ class EngineSettings:
 
 
 SETTINGS = EngineSettings()
-"""Settings of an engine without others."""
+"""Settings of an engine by default."""
 
 
 class Engine:
     """Runs one graph for many tags at once. An asynchronous context manager.
 
-    Leaving it abandons all live tags, waits until no thread runs a call of them, and raises the error that
-    stopped the engine: a `NodeFailed`, or the error of a callback. Call `drain` first to finish all admitted
-    tags. Cancelling does not shorten that wait, because the caller may reuse the contexts afterwards; a job
-    that takes longer than `EngineSettings.close_timeout_s` raises WaitTimedOut.
+    Leaving the block abandons all live tags, waits until no thread runs a call of them, and raises the error
+    that stopped the engine: a `NodeFailed`, or the error of a callback. Call `drain` first to finish all
+    admitted tags. Cancelling does not shorten that wait, because the caller may reuse the contexts
+    afterwards; a job that takes longer than `EngineSettings.close_timeout_s` raises WaitTimedOut.
 
     Args:
-        pool: Pool of the heavy nodes. It must stay open for as long as the engine.
-        contexts: Training contexts, at least `in_flight` of them; see `Scheduler`.
+        pool: Pool of the heavy nodes. The pool must stay open as long as the engine.
+        contexts: Training contexts, at least `in_flight`; see `Scheduler`.
         on_output: Callback on the loop, ``on_output(port, tag, value)``, for each value of a graph output.
         on_room: Callback on the loop, within a turn that leaves room, for calls of `admit_nowait`: cheaper
             than a task that waits in `admit` for every tag.
-        trace: Callback on the loop with the record of every ended firing. None costs nothing.
-        settings: Its limits, and the effect of a failure.
+        trace: Callback on the loop with the record of every ended firing. None measures nothing.
+        settings: Limits of the engine, and the effect of a failure.
     """
 
     def __init__(
@@ -147,7 +146,7 @@ class Engine:
         self._trace = trace
         self._settings = settings
         self._state: Literal["new", "running", "stopped"] = "new"
-        self._sink = self._jobs_done  # one bound method, so that the pool can group by it
+        self._sink = self._jobs_done  # one bound method, by which the pool can group
         self._turning = False
         self._backlog: deque[Call] = deque()
         self._asked_for_room = False
@@ -175,8 +174,8 @@ class Engine:
         try:
             await self._task_group.__aexit__(kind, error, trace)
         except BaseExceptionGroup as group:
-            # The refusal of the body follows from the error that stopped the engine: it is no second error.
-            # Cancelling the watch has cancelled its future.
+            # The refusal of the body follows from the error that stopped the engine, so it is no second
+            # error. Cancelling the watch has cancelled the future.
             failed = self._failure.done() and not self._failure.cancelled()
             failure = self._failure.exception() if failed else None
             errors = group if failure is None else group.split(EngineClosed)[1]
@@ -186,7 +185,7 @@ class Engine:
                 found.insert(0, failure)
             if len(found) > 1:
                 raise BaseExceptionGroup(group.message, found) from None
-            # One error is raised alone: a group would only show that an engine has a task inside.
+            # One error is raised alone, because a group would only show that an engine has a task inside.
             only = found[0]
             if only is not error:
                 raise only from only.__cause__
@@ -201,7 +200,7 @@ class Engine:
     async def admit(self, tag: Tag, *, timeout_s: float | None = None) -> Any:
         """Wait for a slot and a free context, make `tag` live, and return the context.
 
-        Callers are served in order. Cancelling admits nothing.
+        Callers are served in order. Cancelling admits no tag.
 
         Raises:
             TagInFlight, TagSettled: The tag is or was in use.
@@ -236,7 +235,7 @@ class Engine:
         return not waiters.admissions and self._scheduler.room > waiters.reserved
 
     async def wait_room(self, *, timeout_s: float | None = None) -> None:
-        """Wait until a turn, with its `on_room`, leaves room. Another caller may take it first.
+        """Wait until a turn, with its `on_room`, leaves room. Another caller may take the room first.
 
         Cancelling is harmless.
 
@@ -252,8 +251,8 @@ class Engine:
     def abandon(self, tag: Tag) -> bool:
         """Abandon `tag`; return False if it was settled.
 
-        Its slot is free at once, and its context when no thread runs a call of it any more. Calls that have
-        not started never start. A tag that was not admitted cannot be admitted any more.
+        The tag's slot is free at once, and its context when no thread runs a call of the tag. Calls that have
+        not started never start. A tag that was not admitted can no longer be admitted.
         """
         self._check_running()
         known = self._scheduler.abandon(tag)
@@ -293,8 +292,8 @@ class Engine:
     def deliver(self, port: str, tag: Tag, value: Any) -> None:
         """Give external input `port` its value for `tag`, and start the nodes that are now ready.
 
-        Tokens may arrive in any order. One that arrives before its tag is admitted is kept; one for a settled
-        tag is dropped and counted.
+        Tokens may arrive in any order. A token that arrives before its tag is admitted is kept; a token for a
+        settled tag is dropped and counted.
 
         Raises:
             UnknownPort, DuplicateToken, TooManyEarlyTokens: See `Scheduler.deliver`.
@@ -342,7 +341,7 @@ class Engine:
     # The turn
 
     def _turn(self) -> None:
-        """Carry out effects until there are none, then submit the heavy calls to the pool."""
+        """Carry out effects until none are left, then submit the heavy calls to the pool."""
         if self._turning:
             return
         self._turning = True
@@ -369,7 +368,7 @@ class Engine:
             waiters.wake_room()
 
     def _fill_room(self) -> list[Effect]:
-        """Call `on_room` if there is room; return the effects of its admissions."""
+        """Call `on_room` if the engine has room; return the effects of its admissions."""
         if self._on_room is None or not self.has_room or self._state != "running":
             return []
         try:
@@ -424,7 +423,7 @@ class Engine:
         try:
             if self._backlog:
                 self._submit()
-        except Exception as error:  # called by the pool, which cannot handle it
+        except Exception as error:  # called by the pool, which cannot handle an error
             self._fail(error)
 
     def _jobs_done(self, jobs: list[Job]) -> None:
@@ -438,12 +437,12 @@ class Engine:
                 if self._trace is not None:
                     self._record(call)
             self._turn()
-        except Exception as error:  # called by the pool, which has jobs of other users to report
+        except Exception as error:  # called by the pool, which must report jobs of other users
             self._fail(error)
 
     def _call_failed(self, call: Call, error: BaseException) -> None:
         tags = self._scheduler.failed(call)
-        if not tags:  # abandoned during the call: no caller waits for it
+        if not tags:  # abandoned during the call, so no caller waits for the result
             return
         self._num_failed += len(tags)
         if self._settings.on_failure == "stop":
@@ -509,7 +508,7 @@ class Engine:
         if self._state == "running":
             self._failure.set_exception(error)
             self._stop()
-        else:  # an earlier error stopped the engine and is raised: report this one to the loop
+        else:  # an earlier error stopped the engine and is raised, so report this error to the loop
             self._loop.call_exception_handler({"message": f"{self!r} failed again", "exception": error})
 
     def _stop(self) -> None:

@@ -27,7 +27,7 @@ from dataflow.tags import Tag
 
 
 class DataflowError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of every error that this package raises intentionally."""
 
 
 class GraphError(DataflowError):
@@ -80,7 +80,7 @@ class TagError(DataflowError):
 
 
 class TagInFlight(TagError):
-    """`tag` is admitted already, or another caller is waiting to admit it."""
+    """`tag` is admitted already, or another caller waits to admit it."""
 
     def __init__(self, *, tag: Tag) -> None:
         super().__init__(f"{tag} is already admitted or about to be; use a higher attempt", tag=tag)
@@ -97,7 +97,7 @@ class TagSettled(TagError):
 
 
 class TagUnknown(TagError):
-    """`tag` was never admitted, so waiting for it would never end."""
+    """`tag` was never admitted, so a wait for it would never end."""
 
     def __init__(self, *, tag: Tag) -> None:
         super().__init__(f"{tag} was never admitted; admit it before waiting for it", tag=tag)

@@ -1,8 +1,8 @@
 """Pure: the immutable description of a graph, validated once when it is built.
 
 A *port* is a name for a value: either an external input of the graph or an output of one node. A node reads
-ports and writes ports; a port may have any number of readers and has exactly one writer. Ports and nodes are
-numbered here, so that a firing costs a few list operations and no look-up by name.
+ports and writes ports; a port may have any number of readers and has exactly one writer. Ports and nodes have
+numbers, so a firing costs a few list operations and no look-up by name.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ class Node:
 
     The function is called as ``fn(firing, *inputs)``, inputs in declared order. It returns
 
-    - no outputs: anything, which is ignored;
+    - no outputs: any value, which is ignored;
     - one output: the value itself;
     - two or more: a tuple or list of exactly that many values, in declared order.
 
     A node with ``batch > 1`` is called as ``fn(firings, *columns)``: a list of firings and, per input, a
-    list of values of the same length. It returns a sequence with one entry per firing, each shaped as
-    above.
+    list of values of the same length. The function returns a sequence with one entry per firing, each in the
+    form above.
 
     A node without inputs fires when its tag is admitted.
 
     Args:
         name: Name, unique in its graph.
         fn: Plain function, not a coroutine function.
-        inputs: Ports that it reads. One port may be read twice.
-        outputs: Ports that it writes.
-        heavy: Whether it runs in the compute pool; otherwise it runs on the event loop, and must be short.
-        cost: Label of its jobs for the pool; the name by default.
+        inputs: Ports that the node reads. A node may read one port twice.
+        outputs: Ports that the node writes.
+        heavy: Whether the node runs in the compute pool; otherwise it runs on the event loop, and must be
+            short.
+        cost: Label of the node's jobs for the pool; the name by default.
         batch: Maximum number of ready tags per call.
         jobs: Maximum number of simultaneous calls; later ready tags wait, and form the next batch. None is no
-            limit without batching, and 1 with it: a batch forms only while tags wait.
+            limit without batching, and 1 with batching, because a batch forms only while tags wait.
 
     Raises:
         GraphError: A name is empty, or a number is below 1.
@@ -113,8 +114,8 @@ class Graph:
 
     Args:
         nodes: At least one node, in any order.
-        inputs: Ports delivered from outside, one token per tag each. Each has at least one reader.
-        outputs: Ports reported to the outside as soon as they have their value.
+        inputs: Ports delivered from outside, each with one token per tag. Each input has at least one reader.
+        outputs: Ports reported to the outside when they get their value.
 
     Raises:
         GraphError: A name is used twice, a port has no writer, an input has no reader, or nodes wait for each
@@ -129,7 +130,7 @@ class Graph:
     compiled: tuple[CompiledNode, ...] = field(init=False, compare=False, repr=False)
     """The nodes by number."""
     readers: tuple[tuple[tuple[CompiledNode, int], ...], ...] = field(init=False, compare=False, repr=False)
-    """Readers by port number: each with the node, and the index among its inputs."""
+    """Readers by port number: each with the node, and the index among the node's inputs."""
 
     def __post_init__(self) -> None:
         assign = object.__setattr__  # the dataclass is frozen
@@ -200,7 +201,7 @@ class Graph:
                 raise GraphError(f"input {port!r} is read by no node")
 
     def _check_cycles(self) -> None:
-        """Remove nodes with all inputs known until none is left, or the rest wait for each other."""
+        """Remove nodes with all inputs known until no node is left, or the rest wait for each other."""
         there = set(self.inputs)
         waiting = list(self.nodes)
         while waiting:

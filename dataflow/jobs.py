@@ -1,7 +1,7 @@
 """Pure: a job, and the interface of a pool of compute threads.
 
-`ComputePool` implements it with threads. A job cannot be cancelled: the pool executes an accepted job exactly
-once, and passes it to its sink exactly once.
+`ComputePool` implements the interface with threads. A job cannot be cancelled: the pool executes an accepted
+job exactly once, and passes it to its sink exactly once.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ class Job:
     """One call to make in a compute thread. Subclasses implement the call as `execute`.
 
     The submitter sets `sink` and `cost`; the pool sets the rest. A job is mutable and belongs to one side at
-    a time: to the thread from its acceptance, and to the loop again when its sink is called.
+    a time: to the thread from its acceptance, and to the loop again from the call of its sink.
 
     Attributes:
         cost: Label of the call, for simulated time and statistics.
-        sink: Function that the loop calls with all jobs of one wake-up that share it, in order of completion.
-            It must not raise.
+        sink: Function that the loop calls with all jobs of one wake-up that have it as their sink, in order
+            of completion. The sink must not raise.
         result: Result of `execute`.
         error: Error of `execute`, or None.
         queued: Time of acceptance, in seconds of the pool's clock.
-        started: Time at which a thread took it.
-        finished: Time at which it ended.
+        started: Time at which a thread took the job.
+        finished: Time at which the job ended.
         thread: Name of that thread.
-        paced: Whether a thread that keeps to a pace counts it; preparation for the work need not be slow.
+        paced: Whether a thread with a pace counts the job; preparation for the work need not be slow.
     """
 
     __slots__ = ("cost", "error", "finished", "queued", "result", "sink", "started", "thread")

@@ -1,7 +1,7 @@
 """A queue from threads to the loop: many items, one wake-up.
 
-Waking a loop from a thread costs a system call, more than an empty job. So an item wakes the loop only if no
-wake-up is under way, and one wake-up takes all items posted until then.
+Waking a loop from a thread costs a system call, more than an empty job. An item therefore wakes the loop only
+if no wake-up is pending, and one wake-up takes all items posted until then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Mailbox(Generic[T]):
 
     Args:
         loop: Loop that calls `receive`.
-        receive: Function of a list that is never empty. It must not raise.
+        receive: Function of a list with at least one item. The function must not raise.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, receive: Callable[[list[T]], None]) -> None:
@@ -32,14 +32,14 @@ class Mailbox(Generic[T]):
     def post(self, item: T) -> None:
         """Add an item, from any thread. Raises RuntimeError if the loop is closed."""
         self._items.append(item)
-        # Two threads may both see False and wake the loop twice, which does no harm. No item is lost: the
-        # loop clears the flag before it takes the items, so it still takes an item whose thread saw True.
+        # Two threads may both see False and wake the loop twice, which is harmless. No item is lost: the loop
+        # clears the flag before it takes the items, so it still takes an item whose thread saw True.
         if not self._waking:
             self._waking = True
             self._wake(self.empty)
 
     def empty(self) -> None:
-        """Pass all posted items on. Call it on the loop only."""
+        """Pass all posted items on. Call the method only on the loop."""
         self._waking = False
         items = self._items
         count = len(items)

@@ -1,14 +1,16 @@
 """The compute pool: named threads that run jobs. Only this file of the package uses threads or a clock.
 
-Jobs go in through one `SimpleQueue` (in C, one lock) and come back through one `Mailbox`. The loop alone
-counts accepted and completed jobs, so the limit of the intake needs no lock. Each thread writes its own
-statistics, and the loop only reads them.
+Jobs enter through one `SimpleQueue` (in C, one lock) and return through one `Mailbox`. The loop alone counts
+accepted and completed jobs, so the limit of the intake needs no lock. Each thread writes its own statistics,
+and the loop only reads them.
 
-A thread runs a job to its end; nothing stops it. A submitter that gives up on a job must still expect its
-result. Numerical code must release the interpreter's lock to run in parallel, as numpy and numba `nogil` do.
+A thread runs a job to its end; a job cannot be stopped. A submitter that no longer needs a job must still
+expect its result. Numerical code must release the interpreter's lock to run in parallel, as numpy and numba
+`nogil` do.
 
-A pool may be slowed on purpose: each thread then keeps to a `Pace`. It rests between the end of a job and its
-report, so results come as late as from a slower core, and holds no lock and no next job during the rest.
+A pool may be slowed on purpose: each thread then keeps to a `Pace`. The thread sleeps between the end of a
+job and its report, so results are as late as from a slower core, and has no lock and no next job during the
+sleep.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from dataflow.mailbox import Mailbox
 R = TypeVar("R")
 
 CREDIT_S = 0.005
-"""Maximum excess of a rest that counts towards the next ones, in seconds: a thread that rested a second too
-long must not run at full speed for one."""
+"""Maximum excess of a sleep that counts towards the next ones, in seconds: a thread that slept a second too
+long must not run at full speed for a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ class PoolStatistics:
     finished: int
     """Jobs whose sink has been called."""
     outstanding: int
-    """Accepted jobs that have not finished: queued, running, or on their way back."""
+    """Accepted jobs that have not finished: queued, running, or in transit back."""
     wakes: int
     """Wake-ups of the loop by threads; finished / wakes is the mean batch of completions."""
     elapsed_s: float
@@ -64,9 +66,9 @@ class PoolStatistics:
 class Pace:
     """The pace of one thread: computes its rests from its jobs.
 
-    A job of c seconds of the thread's own CPU time shall take c / share seconds. The thread rests for the
+    A job with c seconds of the thread's CPU time must take c / share seconds. The thread rests for the
     difference; the missing part of a rest that was cut short is added to the next one. Time that a job spent
-    waiting counts towards its own length only, and saves no rest of later jobs.
+    waiting counts only towards its own length, and does not shorten later sleeps.
 
     Args:
         share: Share of a core's time, above 0 and up to 1.
@@ -94,7 +96,7 @@ class Pace:
 
 
 class _FunctionJob(Job):
-    """A plain function from `submit` or `run`, with a callback of its own."""
+    """A plain function from `submit` or `run`, with its own callback."""
 
     __slots__ = ("args", "fn", "on_done", "paced", "with_context")
 
@@ -127,7 +129,7 @@ def _report_each(jobs: list[Job]) -> None:
         assert isinstance(job, _FunctionJob)
         try:
             job.on_done(job)
-        except Exception as error:  # an error of one callback must not lose the others
+        except Exception as error:  # an error of one callback must not lose the other callbacks
             asyncio.get_running_loop().call_exception_handler(
                 {"message": f"callback of pool job {job.cost!r} raised", "exception": error}
             )
@@ -139,7 +141,7 @@ def _settle(future: asyncio.Future[Any], job: Job) -> None:
         return
     if job.error is None:
         future.set_result(job.result)
-    elif isinstance(job.error, StopIteration):  # a future cannot hold one
+    elif isinstance(job.error, StopIteration):  # a future cannot hold a StopIteration
         future.set_exception(RuntimeError(f"{job.cost} raised StopIteration"))
     else:
         future.set_exception(job.error)
@@ -160,7 +162,7 @@ def function_job(
 
 
 class _Worker:
-    """One thread, and the values that it alone writes."""
+    """One thread, and the values that only it writes."""
 
     __slots__ = (
         "busy_s",
@@ -230,7 +232,7 @@ class _Worker:
             del job  # an idle thread keeps no arrays alive
 
     def _rest(self, pace: Pace, *, cpu_s: float, wall_s: float) -> None:
-        """Rest until the job has taken as long as it would at this pace, or the pool closes."""
+        """Sleep until the job has taken as long as at this pace, or the pool closes."""
         rest_s = pace.worked(cpu_s=cpu_s, wall_s=wall_s)
         if rest_s and not self.hurry.is_set():
             begin = time.monotonic()
@@ -247,24 +249,24 @@ def _make_for(worker: _Worker, make: Callable[[], Any]) -> None:
 class ComputePool:
     """Threads for heavy work, shared by any number of engines and other users of one loop.
 
-    An asynchronous context manager. Leaving it takes no new jobs, runs all accepted ones, delivers their
-    results, then ends the threads. Cancelling that wait ends the threads as soon as the accepted jobs are
-    done, without waiting for it.
+    An asynchronous context manager. The end of the block accepts no new jobs, runs all accepted ones,
+    delivers their results, then ends the threads. Cancelling that wait ends the threads as soon as the
+    accepted jobs are done, without waiting for them.
 
     Args:
         threads: Number of threads.
         name: Prefix of the threads' names: "name/0", "name/1" and so on.
         contexts: One object per thread, passed to jobs with `with_context`; or a function that each thread
-            calls for its own object when it starts, so that its memory is near the thread. None gives None.
+            calls at its start for its own object, whose memory is then near the thread. None gives None.
         affinity: CPUs that each thread may run on; None leaves the choice to the system.
         intake: Maximum number of accepted jobs that have not finished.
         close_timeout_s: Seconds that leaving waits for accepted jobs.
-        pace: Share of a core's time that each thread may use, to be slow on purpose: a job of c seconds of
-            CPU time takes c / pace. A closing pool no longer rests.
+        pace: Share of a core's time that each thread may use, for an intentionally slow pool: a job of c
+            seconds of CPU time takes c / pace. A closing pool no longer rests.
 
     Raises:
-        ValueError: A number is below 1, a pace is not within (0, 1], a sequence has not one entry per thread,
-            or affinity is not supported here.
+        ValueError: A number is below 1, a pace is not within (0, 1], a sequence has another length than the
+            number of threads, or affinity is not supported here.
     """
 
     def __init__(
@@ -377,7 +379,7 @@ class ComputePool:
         finally:
             for _ in self._workers:
                 self._queue.put(None)
-        for worker in self._workers:  # nothing is queued or running: they end at once
+        for worker in self._workers:  # no job is queued or running, so the threads end at once
             assert worker.thread is not None
             worker.thread.join()
 
@@ -410,7 +412,7 @@ class ComputePool:
         return len(jobs)
 
     def call_when_room(self, callback: Callable[[], None]) -> None:
-        """Call back once, on the loop, when jobs have come back; callbacks in order of their calls."""
+        """Call back once, on the loop, after jobs have returned; callbacks in order of their calls."""
         self._wants_room.append(callback)
 
     def submit(
@@ -423,7 +425,7 @@ class ComputePool:
     ) -> bool:
         """Run `fn(*args)`, or `fn(context, *args)`, in a thread; then `on_done(job)` on the loop.
 
-        Returns False, and does nothing, if there is no room. `job.error` is the error of `fn`, or None;
+        Returns False, and does nothing, if the pool has no room. `job.error` is the error of `fn`, or None;
         `job.result` is its result. `cost` defaults to the function's name. Raises PoolClosed.
         """
         job = function_job(fn, args, on_done=on_done, cost=cost, with_context=with_context)
@@ -439,9 +441,9 @@ class ComputePool:
     ) -> R:
         """Run `fn(*args)`, or `fn(context, *args)`, in a thread and return its result or raise its error.
 
-        Waits for room first. Cancelling the wait for room submits nothing; cancelling later does not stop the
-        function, and only drops its result. Limit the wait with `asyncio.timeout`. Raises PoolClosed. No rest
-        follows a job without `paced`, at any pace of the pool.
+        Waits for room first. Cancelling the wait for room submits nothing; a later cancellation does not stop
+        the function, and only drops its result. Limit the wait with `asyncio.timeout`. Raises PoolClosed. No
+        sleep follows a job without `paced`, at any pace of the pool.
         """
         loop = asyncio.get_running_loop()
         result: asyncio.Future[R] = loop.create_future()
@@ -462,7 +464,7 @@ class ComputePool:
             by_sink.setdefault(job.sink, []).append(job)
         for sink, mine in by_sink.items():
             sink(mine)
-        # A callback that finds no room queues itself again, so call only those queued now.
+        # A callback without room queues itself again, so call only those queued now.
         for _ in range(len(self._wants_room)):
             if self.outstanding >= self._intake:
                 break

@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-Every event is one method call: `admit`, `deliver`, `fired`, `failed`, `abandon`. Its effects go to a list
-that the engine takes with `take_effects` and carries out in order: calls to execute (the engine reports each
-exactly once through `fired` or `failed`), outputs, and news about tags. Events are methods and not records,
-because several happen per firing, and a record would cost as much as the rest.
+Every event is one method call: `admit`, `deliver`, `fired`, `failed`, `abandon`. The effects of an event go
+to a list that the engine takes with `take_effects` and carries out in order: calls to execute (the engine
+reports each exactly once through `fired` or `failed`), outputs, and news about tags. Events are methods and
+not records, because several happen per firing, and a record would cost as much as the rest.
 
 A tag moves through these states:
 
@@ -16,22 +16,22 @@ A tag moves through these states:
        |                 +--calls running--> abandoned, still running
        +--abandon-------------------------------------------------+
 
-*early*: tokens arrived before the tag was admitted. The scheduler keeps at most `early_limit` of them.
+*early*: tokens arrived before the tag was admitted. The scheduler keeps at most `early_limit` such tokens.
 *live*: the tag has a slot (of `in_flight`) and a context. *abandoned, still running*: a thread runs a call,
-which cannot be stopped. The slot is free at once, so that another tag may enter; the context is not, because
-the thread may write to it. `SettledTags` keeps *finished* and *abandoned* tags; their tokens are dropped and
-counted.
+which cannot be stopped. The slot is free at once for another tag; the context is not, because the thread may
+write to it. `SettledTags` keeps *finished* and *abandoned* tags; their tokens are dropped and counted.
 
-A tag has finished when all its nodes have fired, not when all outputs have their values: a node that only
-sends is part of the work.
+A tag has finished when all its nodes have fired, not when all outputs have their values, because a node that
+only sends is part of the work.
 
 Invariants, checked by `check_invariants` and by property tests: a node fires at most once per tag, and
-exactly once if the tag finishes; a context belongs to at most one flight, from its admission until it is over
-and no call of it runs; admission never exceeds `in_flight`; a gated node never exceeds `jobs` calls.
+exactly once if the tag finishes; a context belongs to at most one flight, from the flight's admission until
+its end and the end of its calls; admission never exceeds `in_flight`; a gated node never exceeds `jobs`
+calls.
 
-A *gated* node (`jobs` is set) keeps its ready firings in a queue. While it has fewer than `jobs` calls out,
-the next call takes up to `batch` of them. So batches grow by themselves when calls are slow, and an idle node
-starts at once. Firings that become ready between two `take_effects` join one batch, because only
+A *gated* node (`jobs` is set) keeps its ready firings in a queue. While a gated node has fewer than `jobs`
+running calls, the next call takes up to `batch` of them. Batches therefore grow when calls are slow, and an
+idle node starts at once. Firings that become ready between two `take_effects` join one batch, because only
 `take_effects` opens the queues.
 """
 
@@ -49,7 +49,7 @@ from dataflow.tokens import Abandoned, BatchCall, Call, ContextFreed, Effect, Fi
 
 
 class _Gate:
-    """Ready firings of a gated node, and the number of its calls that are out."""
+    """Ready firings of a gated node, and the number of its running calls."""
 
     __slots__ = ("node", "out", "ready")
 
@@ -71,7 +71,7 @@ class Scheduler:
         keep_epochs: Number of epochs whose tags are kept one by one; see `SettledTags`.
 
     Raises:
-        ValueError: A number is below 1, or there are fewer contexts than `in_flight`.
+        ValueError: A number is below 1, or the number of contexts is below `in_flight`.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Scheduler:
         self._sources = [node for node in graph.compiled if node.arity == 0]
         self._gates = {node.index: _Gate(node) for node in graph.compiled if node.gated}
         self._contexts = None if contexts is None else list(contexts)
-        # Last in, first out: the context freed last is the one still in the processor's caches.
+        # Last in, first out: the context freed last is still in the processor's caches.
         self._free_contexts = [] if contexts is None else list(reversed(contexts))
         self._live: dict[Tag, Flight] = {}
         self._still_running: dict[Tag, Flight] = {}
@@ -324,7 +324,7 @@ class Scheduler:
         self._effects.append(firing)
 
     def _open(self, gate: _Gate) -> None:
-        """Start calls until `jobs` are out or no firing is ready; drop firings of abandoned tags."""
+        """Start calls until `jobs` are running or no firing is ready; drop firings of abandoned tags."""
         node = gate.node
         while gate.ready and gate.out < node.jobs:
             firings: list[Firing] = []

@@ -3,7 +3,7 @@
 A late token must be recognised as late, and a tag must never run twice. A plain set of all tags would grow
 without end, so two compressions apply:
 
-- epochs: only the newest `keep_epochs` are kept tag by tag; all older ones count as settled as a whole;
+- epochs: only the newest `keep_epochs` are kept tag by tag; older epochs count as settled as a whole;
 - numbers: per (epoch, attempt), a run of consecutive numbers is two integers (a watermark), and only numbers
   out of order go into a set. With tags admitted in order, the set has at most the tags in flight. The answer
   for a kept epoch is exact.

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Tag(NamedTuple):
-    """Name of one unit of work. `attempt` grows when the same unit is done again."""
+    """Name of one unit of work. `attempt` grows when the unit is repeated."""
 
     epoch: int
     number: int

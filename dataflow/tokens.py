@@ -1,7 +1,7 @@
 """Pure: tokens, flights, firings, effects, and the trace records of firings.
 
 A *flight* is the state of one admitted tag. A *firing* is the run of one node for one tag. A *call* is one
-call of a node's function: a firing, or a batch of firings. Calls are jobs, so that a firing costs one object.
+call of a node's function: a firing, or a batch of firings. Calls are jobs, so a firing costs one object.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class Firing(Job):
 class BatchCall(Job):
     """One call of a batching node for several tags.
 
-    The function may set `started` and `finished` of its firings, in seconds of the pool's clock; by default
-    they have the times of the call.
+    The function may set `started` and `finished` of its firings, in seconds of the pool's clock; the times of
+    the call are their default.
     """
 
     __slots__ = ("firings", "node")
@@ -180,4 +180,5 @@ class ContextFreed(NamedTuple):
 
 
 Effect = Firing | BatchCall | Output | Finished | Abandoned | ContextFreed
-"""Output of a scheduler to its engine. The engine executes a call and reports its end; the rest is news."""
+"""Output of a scheduler to its engine. The engine executes a call and reports its end; the other effects are
+news."""

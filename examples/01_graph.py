@@ -45,7 +45,7 @@ async def main() -> list[tuple[int, int]]:
         engine.deliver("left", first, 10)  # the first tag now waits for its right half ...
         engine.deliver("right", second, 3)
         engine.deliver("left", second, 20)
-        await engine.wait_finished(second)  # ... and the second is done before it comes
+        await engine.wait_finished(second)  # ... and the second finishes first
         engine.deliver("right", first, 1)
         await engine.drain()
     return sums

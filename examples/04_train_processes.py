@@ -2,7 +2,7 @@
 
     python examples/04_train_processes.py [--kill]
 
-The killed worker starts again, and the next worker that requests groups trains those it held: none is lost.
+The killed worker starts again, and the next worker that requests groups trains its groups: none is lost.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A web application that trains while it answers, in one event loop.
+"""A web application that trains and answers in one event loop.
 
 uvicorn --app-dir examples 05_web_app:app      serves http://127.0.0.1:8000
 """

@@ -12,7 +12,7 @@ from adam_async.model.keyed_random import Dice
 
 
 class LearnedRelu(model.Layer):
-    """x if it is positive, else slope * x; each channel or feature learns its slope."""
+    """x if x is positive, otherwise slope * x; each channel or feature learns its slope."""
 
     def __init__(self, spec, input_shapes):
         super().__init__(spec, input_shapes)  # sets output_shape to the shape of the input

@@ -1,7 +1,7 @@
-"""The same over TCP: every role listens on its own port, and the two parts of the model exchange frames.
+"""Example 7 over TCP: every role listens on its own port, and the two parts of the model exchange frames.
 
-All roles are in this program to keep it short. Workers on two machines, started by `adam-async worker`, send
-each other the same messages.
+This program has all roles, to be short. Workers on two machines, started by `adam-async worker`, send each
+other the same messages.
 
 python examples/08_partitioned_tcp.py [digits | mnist | FOLDER]
 """

@@ -1,4 +1,4 @@
-"""A step of your own in numpy: an MLP with one hidden layer, whose gradients are written by hand.
+"""A user's step in numpy: an MLP with one hidden layer, whose gradients are written by hand.
 
     adam-async train --data digits --step numpy_step:mlp --step-path examples --step-args '{"hidden": 64}'
 

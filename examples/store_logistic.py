@@ -1,4 +1,4 @@
-"""Logistic regression in NumPy on a parameter store: the servers apply the rule, and this program the rest.
+"""Logistic regression in NumPy on a parameter store, whose servers apply the rule.
 
 python examples/store_logistic.py [local | tcp://CONTROLLER]
 """

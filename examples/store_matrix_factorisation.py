@@ -1,6 +1,6 @@
 """Two clients factorise one matrix, each with half of its known entries; neither is over 4 steps ahead (ssp).
 
-The clients share a store in one loop here. As two programs they would open the same `tcp://CONTROLLER`.
+Both clients run in one loop here. Two separate programs would open the same `tcp://CONTROLLER`.
 
 python examples/store_matrix_factorisation.py
 """

@@ -7,8 +7,10 @@ the standard terms of the field. This lists the violations in some files or fold
 """
 
 import ast
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -35,6 +37,12 @@ PRONOUN = re.compile(
     re.IGNORECASE,
 )
 """Begin of a sentence whose subject is a pronoun or a relative clause."""
+
+NO_NAME = re.compile(
+    r"\b(?:some|no|every|any)(?:body|one)\b|\bno one\b|\bwho(?:m?ever|m)\b",
+    re.IGNORECASE,
+)
+"""Pronoun that stands for a thing without a name, anywhere in a sentence; tests may have it."""
 
 SENTENCE = re.compile(r"(?<=[^.][.?!])[\"')`*]*\s+(?=[\"'(`*]*[A-Z])|(?<=:)\s+(?=[A-Z])|\n\s*\n")
 ENTRY = re.compile(r"^\s*(?:[-*+]|\d+\.)\s+|^\s*[\w*, ]+: (?=[(`]*[A-Z])")
@@ -163,6 +171,26 @@ def begins_badly(sentence: str) -> bool:
     return capital and PRONOUN.match(plain) is not None and not plain.rstrip("\"')*_").endswith("?")
 
 
+def says_nobody(path: str, sentence: str) -> bool:
+    """Whether a sentence of the product, the pages or the benchmarks has a pronoun of `NO_NAME`."""
+    return not path.startswith("tests/") and NO_NAME.search(sentence) is not None
+
+
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of every comment; lines of their own that follow one another are one text."""
+    last, text = 0, ""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        line = token.start[0]
+        if text and not (line == last + 1 and token.line.lstrip().startswith("#")):
+            yield last, text
+            text = ""
+        last, text = line, f"{text}\n{token.string.lstrip('#! ')}"
+    if text:
+        yield last, text
+
+
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield (line, text) of every docstring, those of constants and fields too, and of every `help=`."""
     for node in ast.walk(tree):
@@ -194,18 +222,22 @@ def prose(page: str) -> str:
 
 
 def voice_violations(path: str, source: str) -> list[str]:
-    """Return the sentences of one file that begin with a pronoun.
+    """Return the sentences of one file that begin with a pronoun, or say nobody.
 
     Args:
         path: From the root of the repository; its suffix decides how the file is read.
         source: Its text.
     """
-    texts = docstrings(ast.parse(source)) if path.endswith(".py") else [(0, prose(source))]
+    if path.endswith(".py"):
+        remarks = () if path.startswith("tests/") else comments(source)
+        texts = [*docstrings(ast.parse(source)), *remarks]
+    else:
+        texts = [(0, prose(source))]
     return [
         f"{path}{f':{line}' if line else ''}: begin with a named thing: {sentence[:70]!r}"
         for line, text in texts
         for sentence in sentences(text)
-        if begins_badly(sentence)
+        if begins_badly(sentence) or says_nobody(path, sentence)
     ]
 
 
@@ -313,6 +345,24 @@ def test_a_sentence_that_begins_with_a_pronoun_is_found(sentence: str) -> None:
 def test_other_sentences_are_left_alone(text: str) -> None:
     assert voice_violations("x.py", f'"""{text}"""') == []
     assert voice_violations("x.md", text) == []
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "The leader sends it to whoever asks.",
+        "A lease that nobody asked for is dropped.",
+        "The peer whom it knows.",
+        "An answer for no one in particular.",
+        "Somebody's push.",
+    ],
+)
+def test_a_pronoun_without_a_name_is_found_anywhere_but_in_tests(sentence: str) -> None:
+    assert len(voice_violations("x.py", f'"""{sentence}"""')) == 1
+    assert len(voice_violations("x.py", f"x = 1  # {sentence}")) == 1
+    assert len(voice_violations("x.py", f"# A push is counted.\n# {sentence}\nx = 1")) == 1
+    assert len(voice_violations("x.md", sentence)) == 1
+    assert voice_violations("tests/x.py", f'"""The claim. {sentence.lower()}"""') == []
 
 
 def test_code_on_a_page_is_no_sentence() -> None:

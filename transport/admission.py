@@ -1,10 +1,10 @@
-"""Pure: which unauthenticated connections a listener closes when it has too many of them.
+"""Pure: the choice of the unauthenticated connections that a listener closes when it has too many.
 
-A connection is *unauthenticated* from accept to the end of its handshake. It is *silent* until its first
-record is complete, and *proving* from then on. Above the limit the listener closes connections of the source
-that has the most of them: first the oldest silent ones, and once more than half of that source's connections
-are proving, the oldest of these. So neither silent connections nor valid first records fill the listener, and
-a flood from one source displaces no connection of another.
+A connection is *unauthenticated* from accept to the end of its handshake. A connection is *silent* until its
+first record is complete, and *proving* afterwards. Above the limit the listener closes connections of the
+source with the most: first the oldest silent ones, and once more than half of that source's connections are
+proving, the oldest of these. Neither silent connections nor valid first records can therefore fill the
+listener, and a flood from one source displaces no connection of another.
 
     admission = Admission(limit=2)
     admission.arrived("a", "10.0.0.1"); admission.arrived("b", "10.0.0.1"); admission.arrived("c", "10.0.0.2")
@@ -22,7 +22,7 @@ Connection = TypeVar("Connection")
 
 
 def source_of(host: str) -> str:
-    """Name the source of a connection from a remote ``host``; a host that is no IP address names itself."""
+    """Name the source of a connection from a remote ``host``; without an IP address it is the host."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -88,7 +88,7 @@ class Admission(Generic[Connection]):
         source.proving[connection] = None
 
     def left(self, connection: Connection) -> None:
-        """Remove a connection that was authenticated, refused or closed; an unknown one is ignored."""
+        """Remove a connection that was authenticated, refused or closed; an unknown connection is ignored."""
         name = self._source_of.pop(connection, None)
         if name is not None:
             source = self._sources[name]
@@ -103,7 +103,7 @@ class Admission(Generic[Connection]):
         victims: list[Connection] = []
         if excess <= 0:
             return victims
-        # Among sources of equal size the one that came first yields first.
+        # Among sources of equal size the first source yields first.
         fullest = [(-len(source), place, name) for place, (name, source) in enumerate(self._sources.items())]
         heapq.heapify(fullest)
         for _ in range(excess):

@@ -1,24 +1,25 @@
-"""Pure: limits the memory that the links of a process hold for their peers, and shares it among them.
+"""Pure: limits the memory that the links of a process hold for their peers, and shares it among the links.
 
-Each link has an `Account`. The link charges it for memory held for the peer: requests until it answers them,
-messages until the application receives them, a large message while it arrives, answers from the moment their
-size is known until the peer has taken their bytes. All accounts of a process belong to one `Budget`.
+Each link has an `Account`. The link charges its account for memory held for the peer: requests until it
+answers them, messages until the application receives them, a large message during its arrival, and answers
+from the call of `charge` until the peer has taken their bytes. All accounts of a process belong to one
+`Budget`.
 
-Half of the limit is reserved: a new link gets a fixed part of the unreserved rest, and always has room
-within its part, so links that hold much cannot lock out the others. The parts are fixed, because a part that
-shrinks with each new link is already full when it shrinks, and then the parts are more than the half. The
-other half is shared: beyond its part a link may hold as many bytes as remain free in it (dynamic thresholds,
-as in switches with shared buffers).
+Half of the limit is reserved: a new link gets a fixed part of the unreserved rest, and always has room within
+its part, so links that hold much cannot block others. The parts are fixed. A part that shrank with each new
+link could already be full at that moment, and the parts would exceed the half. The other half is shared:
+beyond its part a link may hold as many bytes as remain free in this half (dynamic thresholds, as in switches
+with shared buffers).
 
 A link that does not fit waits in a queue. The first in the queue may exceed the limit by one answer or one
-message. So the links together exceed the budget by one largest message at most, and links that each hold a
-part of a message cannot deadlock.
+message. All links together therefore exceed the budget by at most one largest message, and links that each
+hold a part of a message cannot deadlock.
 """
 
 from collections.abc import Callable
 
 RESERVED = 2
-"""Divisor of the limit; the quotient is reserved for the parts of links."""
+"""Divisor of the limit, whose quotient is reserved for the parts of links."""
 
 PART = 64
 """Divisor of the unreserved rest; the quotient is the part of a new link. Of 512 MiB the first link gets
@@ -76,7 +77,7 @@ class Account:
 
     Attributes:
         held_bytes: Bytes held now.
-        part_bytes: Bytes that this link may hold regardless of the others.
+        part_bytes: Bytes that this link may hold independently of the others.
         releases: Number of releases, which shows progress.
     """
 
@@ -93,7 +94,10 @@ class Account:
         budget.links += 1
 
     def charge(self, nbytes: int) -> None:
-        """Hold ``nbytes`` more, even above the limits: they are in memory. A closed account holds nothing."""
+        """Hold ``nbytes`` more, even above the limits, because they are in memory.
+
+        A closed account holds nothing.
+        """
         if self._open:
             budget = self.budget
             self.held_bytes += nbytes
@@ -140,7 +144,7 @@ class Account:
         return self.held_bytes > self.budget.limit_bytes // max(self.budget.links, 1)
 
     def admit(self, nbytes: int, *, alone: bool = False) -> bool:
-        """Charge for a coming answer and return True, if it has room or is the first in the queue.
+        """Charge for a coming answer and return True, if the account has room or is the first in the queue.
 
         With ``alone`` the link may exceed its own limit, because it releases nothing before this answer.
         """
@@ -174,7 +178,7 @@ class Account:
         return True
 
     def wait(self, on_room: Callable[[], None], *, in_line: bool) -> None:
-        """Have ``on_room`` called whenever there may be room, until `leave`.
+        """Have ``on_room`` called whenever the account may have room, until `leave`.
 
         ``on_room`` must not raise, charge or release. With ``in_line`` the account waits for one answer or
         message, which it gets in its turn even without room. A repeated call keeps its position.

@@ -1,15 +1,15 @@
 """Reused memory for received payloads: aligned buffers in power-of-two sizes, freed with their last view.
 
-`BufferPool.acquire` lends an array of bytes. Tensors are views of it, users slice those, and numpy keeps the
-lent array alive as the base of all of them. So a weak reference on it fires when the last view is gone, and
-the memory returns to the free list at that moment, on the thread that dropped the last view. (numpy shortens
-chains of bases down to the oldest *array*, also through memoryviews; the memory underneath is a bytearray or
-a mapping, so the chain ends at the lent array.)
+`BufferPool.acquire` lends an array of bytes. Tensors are views of the lent array, users slice those, and
+numpy keeps the lent array alive as the base of all of them. A weak reference to it therefore fires when the
+last view is freed, and the memory returns to the free list at that moment, on the thread that dropped the
+last view. (numpy shortens chains of bases to the oldest *array*, also through memoryviews; the memory below
+is a bytearray or a mapping, so the chain ends at the lent array.)
 
 Only atomic list and dictionary operations run on that other thread; everything else runs on the loop's
-thread. Memory from 1 MiB on is mapped: unwritten pages cost nothing, so a reservation is address space until
-bytes arrive. A reused buffer has its pages already, which saves more than the copy: 16 MiB of fresh pages
-take about as long as receiving 16 MiB.
+thread. Memory from 1 MiB on is mapped: unwritten pages cost nothing, so a reservation only takes address
+space until bytes arrive. A reused buffer has its pages already, which saves more than the copy: 16 MiB of
+fresh pages take about as long as receiving 16 MiB.
 """
 
 import mmap
@@ -63,7 +63,7 @@ class _Block:
 
 
 class BufferPool:
-    """Lends aligned memory and takes it back when its last view is gone.
+    """Lends aligned memory, which returns when its last view is freed.
 
     Args:
         retain_bytes: Free memory to keep for reuse, for each size, in bytes; at least one buffer is kept.
@@ -81,8 +81,8 @@ class BufferPool:
     def acquire(self, size_bytes: int) -> Tensor:
         """Lend ``size_bytes`` (at least 1) bytes as a uint8 array whose memory is 64-byte aligned.
 
-        The memory returns by itself when the array and all its views are gone. Buffers beyond 32 MiB are not
-        kept for reuse.
+        The memory returns when the array and all its views are freed. Buffers beyond 32 MiB are not kept for
+        reuse.
         """
         return self.lend(size_bytes, _UINT8, (size_bytes,))[0]
 
@@ -91,7 +91,8 @@ class BufferPool:
     ) -> tuple[Tensor, memoryview]:
         """Like `acquire`, but with a dtype and shape; also return a view of its bytes, to fill it.
 
-        Use the view only while the array exists: it does not keep the memory lent. It may be longer.
+        Use the view only while the array exists, because it does not keep the memory lent. The view may be
+        longer than requested.
         """
         index = 0 if size_bytes <= MIN_BYTES else (size_bytes - 1).bit_length() - _MIN_SHIFT
         self._acquired += 1

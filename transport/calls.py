@@ -46,7 +46,7 @@ class CallTable(Generic[W]):
             self._deadline = call.deadline
 
     def pop(self, request_id: int) -> Call[W] | None:
-        """Remove and return an answered request; None if it is not waiting (any more)."""
+        """Remove and return an answered request; None if it does not wait (any longer)."""
         return self.waiting.pop(request_id, None)
 
     def expire(self, *, now: float) -> list[tuple[int, Call[W]]]:

@@ -22,18 +22,19 @@ class LinkConfig:
     """
 
     max_message_bytes: int = 64 * MIB
-    """Maximum payload of one message, padding included, in bytes. The sender refuses a larger one, and the
-    receiver closes the link."""
+    """Maximum payload of one message, padding included, in bytes. The sender refuses a larger message, and
+    the receiver closes the link."""
 
     max_meta_bytes: int = 16 * KIB
-    """Maximum packed meta, in bytes; limits the memory for decoding one to about 72 times its size."""
+    """Maximum packed meta, in bytes, which limits the memory for its decoding to about 72 times its size."""
 
     chunk_bytes: int = 512 * KIB
     """Payload of a frame of a large message, in bytes; frames of other messages pass between two. Measured:
     512 to 768 KiB are best, 1 MiB is 1.3 times slower."""
 
     gather_bytes: int = 16 * KIB
-    """Maximum payload that is copied into one write, in bytes; larger ones leave from the caller's arrays."""
+    """Maximum payload that is copied into one write, in bytes; larger payloads are written from the caller's
+    arrays."""
 
     scratch_bytes: int = 8 * KIB
     """Buffer for a header, in bytes; payload bytes that arrive in it are moved once."""
@@ -76,8 +77,8 @@ class LinkConfig:
     """Seconds without a byte from the peer after which the link ends."""
 
     stalled_after_s: float = 10.0
-    """Seconds without progress after which a link ends: the peer takes none of the bytes waiting for it, or
-    sends no more of a message in progress, or reading waits and the link releases no held bytes."""
+    """Seconds without progress after which a link ends. Progress stops if the peer takes no waiting bytes, if
+    it sends no more of an incomplete message, or if reading waits and the link releases no held bytes."""
 
     probe_after_s: float = 15.0
     """Seconds without a byte after which the kernel probes whether the peer's machine answers."""
@@ -90,7 +91,7 @@ class LinkConfig:
 
     checksum: Checksum = "auto"
     """Whether sent payloads carry a CRC-32C; ``auto``: unless the peer is on the same host. The receiver
-    always checks a payload that has one."""
+    checks every payload that has one."""
 
     close_s: float = 5.0
     """Seconds in which a closing link sends its unsent bytes; it drops the rest."""

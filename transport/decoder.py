@@ -1,17 +1,17 @@
 """Pure: decodes frames into messages; `frames` has their format.
 
-The decoder returns the memory for the next bytes. For a header it returns a scratch of 8 KiB, so that a
-small frame arrives in one read; payload bytes that came with the header are moved once. Further bytes go
-straight to their destination: memory registered for this reply, or one pooled buffer for the whole message.
+The decoder returns the memory for the next bytes. For a header it returns a scratch of 8 KiB, so a small
+frame arrives in one read; payload bytes that arrive with the header are moved once. Further bytes are written
+directly to their destination: memory registered for this reply, or one pooled buffer for the whole message.
 Between the chunks of a message the decoder requests only the 32 bytes of the next prelude, so no byte of a
 chunk is moved.
 
 Memory: the decoder checks a claimed size against the limit before it reserves memory. It allocates up to
-1 MiB and maps more, and a mapped page exists only once bytes are written to it. So a peer can make this side
-hold the bytes that it sent, plus 1 MiB, plus at most 1.2 MB during the decoding of a meta of 16 KiB. A link
-assembles one large message at a time, so address space is bounded as well.
+1 MiB and maps more, and a mapped page exists only once bytes are written to it. A peer can therefore make
+this side hold the bytes that it sent, plus 1 MiB, plus at most 1.2 MB during the decoding of a meta of 16
+KiB. A link assembles one large message at a time, so its address space is bounded as well.
 
-The decoder raises only `ProtocolError`; after one, discard the decoder.
+The decoder raises only `ProtocolError`, after which it must be discarded.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ _LAST_WITH_META: Final = CLOSE
 
 _FLAGS: Final = MORE | CHECKED
 
-# The first 8 bytes of a prelude as one number: one look-up replaces four comparisons for each frame.
+# The first 8 bytes of a prelude as one number: one look-up replaces four comparisons per frame.
 _STARTS: Final = {
     int.from_bytes(Struct("<4sBBH").pack(MAGIC, VERSION, kind, flags), "little"): (kind, flags)
     for kind in (MESSAGE, REQUEST, REPLY)
@@ -100,7 +100,7 @@ class _Scatter:
     __slots__ = ("_pieces", "piece")
 
     def __init__(self, pieces: list[memoryview]) -> None:
-        self._pieces = pieces[::-1]  # reversed, so that taking the next one is a pop from the end
+        self._pieces = pieces[::-1]  # reversed, so taking the next piece is a pop from the end
         self.piece = self._pieces.pop()
 
     def room(self, limit: int) -> memoryview:
@@ -111,7 +111,7 @@ class _Scatter:
         """Go on behind `count` bytes that were written to `room`."""
         if count < len(self.piece):
             self.piece = self.piece[count:]
-        elif self._pieces:  # behind the last byte no piece is needed
+        elif self._pieces:  # after the last byte no piece is needed
             self.piece = self._pieces.pop()
 
     def fill(self, source: memoryview) -> None:
@@ -124,7 +124,7 @@ class _Scatter:
 
 
 class _Discard(_Scatter):
-    """Destination of bytes without a receiver; each write overwrites the one before."""
+    """Destination of bytes without a receiver; each write overwrites the last."""
 
     __slots__ = ()
 
@@ -139,8 +139,9 @@ class _Arrival:
     """A message whose payload is still arriving.
 
     Attributes:
-        scatter: Destinations of its coming bytes.
-        lacking: Payload bytes in its coming CHUNK frames; those of the current frame do not count.
+        scatter: Destinations of the message's next bytes.
+        lacking: Payload bytes in the coming CHUNK frames of the message; those of the current frame do not
+            count.
         total: Payload bytes of the whole message, padding included.
     """
 
@@ -208,7 +209,7 @@ class FrameDecoder:
 
     Attributes:
         registered: Destinations of replies, by request id; the owner adds and removes them.
-        bytes_moved: Bytes copied after they were received.
+        bytes_moved: Bytes copied after their arrival.
     """
 
     def __init__(self, config: LinkConfig, memory: Memory) -> None:
@@ -231,7 +232,7 @@ class FrameDecoder:
         self._large: _Arrival | None = None
         self._need = 0
         self._expected: int | None = None  # checksum of the arriving payload, if it has one
-        self._computed = 0  # checksum of its arrived part
+        self._computed = 0  # checksum of the arrived part
         self._discards = False
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
@@ -241,7 +242,7 @@ class FrameDecoder:
             return self._current.scatter.room(self._need)
         end = self._end
         if end == 0:
-            # Between chunks a longer read would bring payload bytes into the scratch and cost a copy.
+            # Between chunks a longer read would put payload bytes into the scratch and cost a copy.
             return self._offer if self._large is None else self._prelude
         return self._view[end : end + self._scratch_bytes]
 
@@ -277,7 +278,7 @@ class FrameDecoder:
     @property
     def arriving_bytes(self) -> int:
         """Arrived bytes of requests and messages in progress; requested replies do not count."""
-        # This side asked for each reply; the peer decides alone to send everything else.
+        # This side asked for each reply; the peer alone decides about all other messages.
         found = 0
         large, current = self._large, self._current
         if large is not None and large.kind != REPLY:
@@ -329,7 +330,7 @@ class FrameDecoder:
                 known = self._check_prelude(first, meta_length, payload_length)
             kind, flags = known
             if end - body < meta_length:
-                break  # the rest of the meta comes with the next read
+                break  # the rest of the meta arrives with the next read
             position = body + meta_length
             packed = scratch[body:position]
             # The CRC first: no byte of a damaged head reaches msgpack.
@@ -353,7 +354,7 @@ class FrameDecoder:
                 frame, arrival = None, self._chunk(flags, payload_length, head_bytes)
             else:
                 frame, arrival = _make_frame((kind, request_id, None, 0, head_bytes)), None
-            # A read of a header may bring part of the payload, all of it, or further frames behind it.
+            # A read of a header may contain part of the payload, all of it, or further frames after it.
             moved = min(end - start, payload_length)
             if self._expected is not None:
                 self._computed = checksum((view[start : start + moved],))
@@ -393,7 +394,7 @@ class FrameDecoder:
         carries = kind <= _LAST_WITH_PAYLOAD or kind == CHUNK
         if flags > (_FLAGS if carries else MORE):
             raise RemoteProtocolError("flags", f"a {kind_name(kind)} has unknown flags {flags:#x}")
-        # The limit of a meta is that of its content: a checksum at its end comes on top.
+        # The limit of a meta is that of its content; a checksum at its end is additional.
         most = self._max_meta_bytes if kind <= _LAST_WITH_META else 0
         if meta_length > most + (CHECKSUM_BYTES if flags & CHECKED else 0):
             raise RemoteProtocolError("meta-length", f"{kind_name(kind)} claims {meta_length}, over {most}")
@@ -407,7 +408,7 @@ class FrameDecoder:
 
     def _open_checked(self, packed: bytearray, payload_length: int) -> bytearray:
         """Store the checksum at the end of a meta for the coming payload; return the meta without it."""
-        # Without a payload no byte would ever be compared with the checksum.
+        # Without a payload no byte would be compared with the checksum.
         if len(packed) < CHECKSUM_BYTES or not payload_length:
             raise RemoteProtocolError("flags", "a frame is flagged CHECKED and has no checksum or no payload")
         self._expected = int.from_bytes(packed[-CHECKSUM_BYTES:], "little")
@@ -455,7 +456,7 @@ class FrameDecoder:
     ) -> tuple[Frame | None, _Arrival | None]:
         """Begin a message; the arrived part of its payload is in the scratch from ``start`` to ``end``.
 
-        Returns its frame if the whole payload has arrived, else its arrival to fill.
+        Returns the message's frame if the whole payload has arrived, otherwise its arrival to fill.
         """
         name, meta, described = unpacked
         more = flags & MORE
@@ -477,7 +478,8 @@ class FrameDecoder:
             return _make_frame((kind, request_id, message, 0, head_bytes)), None
         frame_bytes = head_bytes + total - tensor_bytes
         if self._discards:
-            # An ended link has released its account: it must reserve nothing for a peer that sends on.
+            # An ended link has released its account, and must reserve nothing for a peer that continues to
+            # send.
             tensors, scatter = (), _Discard()
         elif registered is None:
             if len(specs) == 1:
@@ -489,7 +491,7 @@ class FrameDecoder:
                 tensors = tuple(
                     [np.ndarray(shape, dtype, whole, offset) for dtype, shape, offset, _ in specs]
                 )
-            # A small payload came whole with its head: copy it, and skip the arrival.
+            # A small payload arrived whole with its head: copy it, and skip the arrival.
             if not more and start + total <= end:
                 memory[:total] = self._view[start : start + total]
                 self.bytes_moved += total
@@ -498,7 +500,7 @@ class FrameDecoder:
             scatter = _Scatter([memory[:total]])
         else:
             tensors = registered.tensors
-            # A small reply for one array came whole with its head: copy it, and skip the arrival.
+            # A small reply for one array arrived whole with its head: copy it, and skip the arrival.
             if not flags and len(tensors) == 1 and start + total <= end:
                 raw_bytes(tensors[0])[:] = self._view[start : start + total]
                 self.bytes_moved += total

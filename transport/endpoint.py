@@ -1,11 +1,11 @@
 """The common part of all links: calls, the inbox, roles, counts, and the end.
 
-A kind of link adds `_transmit`, which sends a message, and `_over_water` for back-pressure. It hands each
-complete received message to `_deliver`.
+A kind of link adds `_transmit`, which sends a message, and `_over_water` for back-pressure. The link passes
+each complete received message to `_deliver`.
 
 Back-pressure has two parts. The water marks limit unsent bytes. The inbox limits and the budgets of the link
 and of the process limit the bytes held for the peer: requests, messages and unsent answers. At a limit
-reading waits (`intake.py`), and then the peer reaches its own water marks.
+reading pauses (`intake.py`), and then the peer reaches its own water marks.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ MAX_ERROR_TEXT = 200
 
 
 class Endpoint(AnsweringLink):
-    """Shared half of all links. Lives on one event loop."""
+    """Shared half of all links. Belongs to one event loop."""
 
     # Slots: beyond 30 attributes an instance's dictionary is no longer shared, and every access slower.
     __slots__ = (
@@ -96,7 +96,7 @@ class Endpoint(AnsweringLink):
         self._may_receive = rules.sendable(peer.role, identity.role)
         self._error: TransportError | None = None
         self._writing = False
-        """Whether the transport takes all that is sent: then senders skip `_over_water`."""
+        """Whether the transport accepts all sent bytes; senders then skip `_over_water`."""
         self._over = loop.create_future()
         self._calls: CallTable[Waiter] = CallTable()
         self._into: dict[int, Registered] = {}
@@ -377,13 +377,14 @@ class Endpoint(AnsweringLink):
             return
         self._requests[request_id] = request
         self._account.charge(cost)
-        # Requests keep their order: behind an unhandled one, this one waits as well.
+        # Requests keep their order: after an unhandled one, this one waits as well.
         if self._handler is None or self._unhandled:
             self._unhandled.append(request)
             self._intake.look()
         else:
             self._handle(request)
-            # Checking the budgets on every small request would cost speed: the first 64 KiB go unchecked.
+            # Checking the budgets on every small request would cost speed, so the first 64 KiB pass
+            # unchecked.
             if self._account.held_bytes > self._unchecked:
                 self._intake.look()
 
@@ -542,7 +543,7 @@ class Endpoint(AnsweringLink):
     async def wait_closed(self) -> None:
         if not self._over.done():
             waiter = self._loop.create_future()
-            # A future of its own: cancelling a waiter on `_over` itself would cancel it for all waiters.
+            # A separate future: cancelling a waiter on `_over` itself would cancel it for all waiters.
             self._over.add_done_callback(lambda _: None if waiter.done() else waiter.set_result(None))
             await waiter
 
@@ -560,7 +561,7 @@ class Endpoint(AnsweringLink):
         self._requests.clear()
         self._unhandled.clear()
         self._intake.close()
-        # Unsent answers stay charged until the transport has let go of their memory.
+        # Unsent answers stay charged until the transport has released their memory.
         self._account.release(self._account.held_bytes - self._owed)
         self._wake_senders()
         while self._receivers:

@@ -30,7 +30,7 @@ class _Refusals:
     """The refusals for one reason."""
 
     news_at: float = 0.0
-    """Loop time from which the next one is logged."""
+    """Loop time from which the next line is logged."""
     unlogged: int = 0
 
 
@@ -72,7 +72,7 @@ class Entrance:
         """Log the refusal of a handshake, unless a line about the same reason is recent."""
         if error.code == "crowded":  # `_make_room` logs these
             return
-        # The peer chooses code and text of its own refusals: all of them count as one reason.
+        # The peer chooses code and text of its own refusals, so all of them count as one reason.
         reason = "" if error.text.startswith("the peer refused") else error.code
         refusals = self._refusals.setdefault(reason, _Refusals())
         now = asyncio.get_running_loop().time()
@@ -81,7 +81,7 @@ class Entrance:
             return
         more = f" ({refusals.unlogged} more since the last such line)" if refusals.unlogged else ""
         refusals.news_at, refusals.unlogged = now + NEWS_EVERY_S, 0
-        # An unauthenticated client may have chosen the text: no line break of it reaches the log.
+        # An unauthenticated client may have chosen the text, so its line breaks must not reach the log.
         text = str(error).encode("unicode_escape").decode()
         logger.warning("no link with %s: %s%s", greeter.address or "a peer", text, more)
 

@@ -1,17 +1,12 @@
 """Pure: the errors of links, by cause and by the party at fault.
 
-TransportError
-├── LinkClosed            the conversation ended in good order, by either side
-├── LinkBroken            the conversation was lost: the peer vanished, fell silent or stopped reading
-├── ProtocolError         a rule was broken ...
-│   ├── LocalProtocolError    ... by the caller of this side; nothing was sent
-│   └── RemoteProtocolError   ... by the peer; the link is closed
-├── HandshakeRejected     one side refused the other
-├── DialFailed            no peer answered at the address within the time limit
-├── BindRefused           an address that other machines can reach needs a token
-├── CallTimeout           (also a TimeoutError) no reply within the time limit
-├── RemoteError           the peer answered a request with an error
-└── WouldBlock            the peer reads too slowly; wait or drop the message
+TransportError ├── LinkClosed one of the two sides closed the conversation ├── LinkBroken the conversation was
+lost: the peer vanished, fell silent or stopped reading ├── ProtocolError a rule was broken... │ ├──
+LocalProtocolError... by the caller of this side; nothing was sent │ └── RemoteProtocolError... by the peer;
+the link is closed ├── HandshakeRejected one side refused the other ├── DialFailed no peer answered at the
+address within the time limit ├── BindRefused an address that other machines can reach needs a token ├──
+CallTimeout (also a TimeoutError) no reply within the time limit ├── RemoteError the peer answered a request
+with an error └── WouldBlock the peer reads too slowly; wait or drop the message
 """
 
 from typing import Self
@@ -21,10 +16,10 @@ class TransportError(Exception):
     """Base of every error of this package."""
 
     def again(self) -> Self:
-        """Return an equal error that has not been raised.
+        """Return an equal error that was not raised.
 
         A raised error keeps the frames that it passed, and with them messages of the peer. A link that stored
-        such an error would keep them until the garbage collector finds the cycle.
+        such an error would keep the messages until the garbage collector finds the cycle.
         """
         twin = type(self).__new__(type(self), *self.args)
         twin.args = self.args
@@ -33,7 +28,7 @@ class TransportError(Exception):
 
 
 class LinkClosed(TransportError):
-    """The link was closed in good order, by this side or by the peer."""
+    """The link was closed by this side or by the peer, without an error."""
 
 
 class LinkBroken(TransportError):
@@ -55,11 +50,11 @@ class ProtocolError(TransportError):
 
 
 class LocalProtocolError(ProtocolError):
-    """The caller requested something that the protocol forbids; nothing was sent and the link stays open."""
+    """The caller requested a forbidden action; nothing was sent and the link stays open."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer broke a rule; its link is closed, and no other."""
+    """The peer broke a rule; only its link is closed."""
 
 
 class HandshakeRejected(TransportError):
@@ -95,7 +90,7 @@ class DialFailed(TransportError):
 
 
 class BindRefused(TransportError):
-    """A listener without a token on an address that other machines can reach was refused."""
+    """The listener was refused, because it has no token and other machines can reach its address."""
 
 
 class CallTimeout(TransportError, TimeoutError):

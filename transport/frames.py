@@ -7,8 +7,8 @@ A frame is a prelude of 32 bytes, a meta of at most 16 KiB, and a payload of at 
             TLNK   1        u8     u16     u64          length   length     before it and the meta
                                                         u32      u64        u32        (little endian)
 
-A frame with the flag CHECKED has the CRC-32C of its payload in the last 4 bytes of its meta, where the CRC-32
-of the prelude covers it. The sender decides for each frame; a receiver checks each frame with the flag.
+A frame with the flag CHECKED has the CRC-32C of its payload in the last 4 bytes of its meta, which the CRC-32
+of the prelude covers. The sender decides for each frame; a receiver checks each frame with the flag.
 
 Meta is msgpack: ``[type, meta]`` or ``[type, meta, descriptions of the tensors]``. Tensors bypass msgpack,
 because it would copy them and would make the expansion of a packed byte unbounded. A payload is the tensors'
@@ -56,7 +56,7 @@ PONG: Final = 8
 
 KIND_NAMES = ("none", "message", "request", "reply", "error", "close", "chunk", "ping", "pong")
 MORE: Final = 1
-"""Flag: the payload goes on in CHUNK frames."""
+"""Flag: the payload continues in CHUNK frames."""
 
 CHECKED: Final = 2
 """Flag: the last 4 bytes of the meta are the CRC-32C of the frame's payload."""
@@ -65,7 +65,8 @@ CHECKED: Final = 2
 def checksum(parts: Iterable[bytes | memoryview | Tensor], begun: int = 0) -> int:
     """Return the CRC-32C of contiguous parts in order, continued from the checksum ``begun``.
 
-    It finds errors that the 16-bit checksum of TCP misses. ``checksum([b"123456789"])`` is 0xE3069283.
+    The CRC-32C finds errors that the 16-bit checksum of TCP misses. ``checksum([b"123456789"])`` is
+    0xE3069283.
     """
     for part in parts:
         # The extension accepts arrays, but not memoryviews.
@@ -81,7 +82,7 @@ def kind_name(kind: int) -> str:
 class Frame(NamedTuple):
     """One whole message or signal, as received.
 
-    ``message`` is None for signals. ``frame_bytes`` are all bytes on the wire that are not tensor bytes.
+    ``message`` is None for signals. ``frame_bytes`` are all bytes on the wire except tensor bytes.
     """
 
     kind: int
@@ -122,7 +123,7 @@ class FrameEncoder:
         """Pack the meta of a message; ``described`` is the `Layout.packed` of its tensors, or empty.
 
         Raises:
-            LocalProtocolError: The meta has a value that msgpack does not carry, or is too deep or too large.
+            LocalProtocolError: The meta has a value that msgpack cannot pack, or is too deep or too large.
         """
         meta = message.meta
         try:
@@ -159,9 +160,9 @@ class FrameEncoder:
         payload: Iterable[bytes | memoryview | Tensor] = (),
     ) -> bytes:
         """Build prelude and meta of one frame, followed by a copy of ``payload``."""
-        # The CRC continues from the prelude over the meta, so that the receiver needs one comparison.
+        # The CRC continues from the prelude over the meta, so the receiver needs one comparison.
         checked = _ENCODE(MAGIC, VERSION, kind, flags, request_id, len(meta), payload_bytes)
-        # One join: a small payload leaves in the buffer of its head, hence in one write.
+        # One join: a small payload is sent in the buffer of its head, so in one write.
         return b"".join((checked, crc32(meta, crc32(checked)).to_bytes(4, "little"), meta, *payload))  # type: ignore[arg-type]
 
 

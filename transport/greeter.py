@@ -93,7 +93,7 @@ class Greeter(asyncio.BufferedProtocol):
         self._filled += nbytes
         if self._filled < RECORD_BYTES:
             return
-        self._filled = 0  # also after the end: a loop may be given no empty buffer
+        self._filled = 0  # also after the end, because a loop must not get an empty buffer
         if self._done is None:
             return
         assert self._transport is not None
@@ -129,10 +129,10 @@ class Greeter(asyncio.BufferedProtocol):
         assert self._done is not None
         if self._deadline is not None:
             self._deadline.cancel()
-        # Set options only now, so that connections that fail their handshake cost no system calls for them.
+        # Set options only now, so connections with a failed handshake cost no system calls for them.
         try:
             tune(self._transport, self._config)
-        except OSError as error:  # the peer reset the connection behind its last record
+        except OSError as error:  # the peer reset the connection after its last record
             self._fail(LinkBroken(f"connection lost during the handshake: {error}"))
             return
         link = TcpLink(

@@ -6,16 +6,16 @@
     PROOF      HMAC(key, "client", both) --->
                <---    ACCEPT      HMAC(key, "server", both)        or REJECT code, text at any point
 
-The key belongs to the pair of roles (`keys`). A root token derives it; a party with the keys of one role only
-can prove no other role to other roles.
+The key belongs to the pair of roles (`keys`). A root token gives the key; a party with the keys of only one
+role can prove no other role to other roles.
 
-Both proofs cover both records, hence both identities and both nonces; the label prevents a replay of one as
+Both proofs cover both records, and so both identities and both nonces; the label prevents a replay of one as
 the other. The client proves first, so a client without the key receives nothing to guess the token from. A
 side without a token uses an empty key and flags this in its record, so the refusal can name the side that
 lacks the token. Magic and version keep their place in every later version.
 
-The proof shows that the peer knew the pair's key when the conversation began. It encrypts nothing, and the
-CRCs of the frames authenticate nothing: use it on networks you trust.
+The proof shows that the peer knew the pair's key when the conversation began. The handshake encrypts nothing,
+and the CRCs of the frames authenticate nothing: use it on networks that you trust.
 """
 
 import hmac
@@ -58,7 +58,7 @@ def _text(raw: bytes) -> str:
 class Handshake:
     """The common part of both sides of a handshake.
 
-    Pass whole records to `receive`; it returns the record to answer with, or nothing. The handshake is over
+    Pass whole records to `receive`, which returns the record of the answer, or nothing. The handshake is over
     once `peer` is set.
     """
 
@@ -148,7 +148,7 @@ class Handshake:
         """Take one record of `RECORD_BYTES`; return the answer, or nothing.
 
         Raises:
-            HandshakeRejected: This side refuses the peer; send it the `reject_record`.
+            HandshakeRejected: This side refuses the peer, which must get the `reject_record`.
             RemoteProtocolError: The record breaks a rule.
         """
         raise NotImplementedError

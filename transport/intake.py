@@ -1,10 +1,10 @@
 """Intake of a link: limits the bytes held for the peer, and pauses reading above the limits.
 
-Reading pauses while the inbox is full, while the link holds as many bytes as its limit or the budget of the
-process allows, and while an answer waits for room. The link keeps decoded frames until it delivers them.
-A pause has a reason (`Intake.waits`) and a deadline: if ``stalled_after_s`` pass without a release (the
-application receives no message, the server makes no answer, the peer takes no bytes), the link ends. A link
-that waits for room in the budget of the process ends so only if it holds more than its equal share.
+Reading pauses in three cases: the inbox is full, the link holds as many bytes as its limit or the budget of
+the process allows, or an answer waits for room. The link keeps decoded frames until it delivers them. A pause
+has a reason (`Intake.waits`) and a deadline: if ``stalled_after_s`` pass without a release (the application
+receives no message, the server makes no answer, the peer takes no bytes), the link ends. A link that waits
+for room in the budget of the process ends in this way only if it holds more than its equal share.
 """
 
 import asyncio
@@ -18,7 +18,8 @@ from transport.errors import LinkBroken, TransportError
 from transport.messages import Identity, Message
 
 META_COST: Final = 72
-"""Memory, in bytes, that decoding a byte of meta can take: 64 for an empty dict in a list, 8 for its slot."""
+"""Memory, in bytes, for decoding a byte of meta in the worst case: 64 for an empty dict in a list, 8 for its
+slot."""
 
 MESSAGE_COST_BYTES: Final = 256
 """Bytes charged for a message in addition to its frame."""
@@ -119,7 +120,7 @@ class Intake:
             self.look()
 
     def release(self, nbytes: int, announced: int) -> None:
-        """Release ``nbytes`` of an answered request, of which ``announced`` were charged for the answer."""
+        """Release ``nbytes`` of an answered request; ``announced`` of these were charged for the answer."""
         self._announced -= announced
         self.account.release(nbytes)
         if self.reason:
@@ -149,7 +150,7 @@ class Intake:
         self.look()
 
     def look(self) -> None:
-        """Pause reading if the link holds too much, else resume it."""
+        """Pause reading if the link holds too much, otherwise resume it."""
         if self._over:
             return
         account, was = self.account, self.reason
@@ -183,7 +184,7 @@ class Intake:
     def _is_stuck(self) -> bool:
         """Whether the link is full and releases nothing before the next answer begins.
 
-        Then it holds only input not yet delivered and requests that wait for room for their answers.
+        The link then holds only undelivered input, and requests that wait for room for their answers.
         """
         account = self.account
         if not account.is_full:
@@ -222,10 +223,10 @@ class Intake:
         return self._marked_at + stalled_s
 
     def close(self) -> None:
-        """Drop everything that waits, because the link has ended."""
+        """Drop all waiting requests and messages, because the link has ended."""
         self._over = True
         self.reason = ""
-        # Intake and link refer to each other: without this, an ended link would keep its memory until
+        # Intake and link refer to each other: without this line, an ended link would keep its memory until
         # the next garbage collection.
         del self._link
         self._waiting.clear()

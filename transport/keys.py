@@ -1,13 +1,13 @@
 """Pure: one key for each pair of roles, derived from the cluster's root token.
 
-A root token derives the key of every pair. `RoleKeys` hold the keys of the pairs of one role only:
-their holder can prove this role to other roles, and no other role.
+A root token derives the key of every pair. `RoleKeys` hold the keys of the pairs of only one role: their
+holder can prove this role to other roles, and no other role.
 
-The derivation is HKDF-SHA-256 (RFC 5869); its info is a fixed label and both names in alphabetical order, so
+The derivation is HKDF-SHA-256 (RFC 5869). Its info is a fixed label and both names in alphabetical order, so
 both sides of a link derive the same key, whichever side dials.
 
-The keys are symmetric. A holder of the keys of role A can pose as any other holder of role A, and, to these,
-as any role that exchanges messages with A.
+The keys are symmetric. A holder of the keys of role A can claim to be any other holder of role A, and, to
+these, any role that exchanges messages with A.
 """
 
 import hmac
@@ -22,7 +22,7 @@ KEY_BYTES: Final = 32
 """Length of the key of a pair of roles, in bytes."""
 
 LEAST_TOKEN_BYTES: Final = 16
-"""Minimum length of a root token, in bytes; an attacker can guess a shorter one."""
+"""Minimum length of a root token, in bytes; an attacker can guess a shorter token."""
 
 _HASH_BYTES = 32
 _SALT = b"transport root token"
@@ -109,7 +109,7 @@ def pair_key(secret: Secret, role: str, other: str) -> bytes:
     """Return the key that this side's role ``role`` shares with ``other``.
 
     Raises:
-        HandshakeRejected: The keys are those of another role, or have none for this pair.
+        HandshakeRejected: The keys belong to another role, or have none for this pair.
     """
     if isinstance(secret, bytes):
         return hkdf(secret, salt=_SALT, info=_pair_info(role, other), length=KEY_BYTES)
@@ -133,7 +133,7 @@ def check_role(secret: Secret | None, role: str) -> None:
     """Refuse to act in a role with the keys of another.
 
     Raises:
-        HandshakeRejected: The keys are those of another role.
+        HandshakeRejected: The keys belong to another role.
     """
     if isinstance(secret, RoleKeys) and secret.role != role:
         raise HandshakeRejected(

@@ -1,11 +1,11 @@
 """The interface of a link: one conversation between two parties, in one process or over a network.
 
 Ownership: the caller does not write to arrays of a sent message until the link calls ``release`` (without
-``release``: until the reply, or forever). The link calls it exactly once if the sending method returned, even
-if the link ends, possibly before the method returns and on any thread.
+``release``: until the reply, or forever). The link calls ``release`` exactly once if the sending method
+returned, even if the link ends, possibly before the method returns and on any thread.
 
-Order: messages keep their order, with one exception. A message of more than one chunk (1 MiB) leaves in
-pieces, and other messages pass it unless they were sent with ``ordered=True``. Replies come in any order.
+Order: messages keep their order, with one exception. A message of more than one chunk (1 MiB) is sent in
+pieces, and other messages pass it unless they were sent with ``ordered=True``. Replies may come in any order.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ Observer = Callable[[bool, str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class TypeTraffic:
-    """Traffic of one message type, each way. ``frame_bytes`` excludes tensor bytes."""
+    """Traffic of one message type, in each direction. ``frame_bytes`` excludes tensor bytes."""
 
     messages_out: int = 0
     payload_bytes_out: int = 0
@@ -37,7 +37,7 @@ class TypeTraffic:
 
 
 def traffic_by_type(out: Mapping[str, list[int]], into: Mapping[str, list[int]]) -> dict[str, TypeTraffic]:
-    """Return the traffic of each message type, from its messages, payload and frame bytes each way."""
+    """Return the traffic of each message type, from its messages, payload and frame bytes by direction."""
     none = [0, 0, 0]
     return {
         name: TypeTraffic(*out.get(name, none), *into.get(name, none))
@@ -64,7 +64,7 @@ class LinkStatistics:
 
 
 class Request(ABC):
-    """A request of the peer, to be answered once."""
+    """A request of the peer, which is answered once."""
 
     message: Message
 
@@ -77,7 +77,7 @@ class Request(ABC):
     def charge(self, nbytes: int, then: Callable[[], object]) -> None:
         """Announce an answer of about ``nbytes``; ``then`` makes and sends it when the budgets have room.
 
-        Call this before the work, and before any answer of more than 1 MiB. The link calls ``then`` at
+        Call this method before the work, and before any answer of more than 1 MiB. The link calls ``then`` at
         once if the budgets of the link and of the process have room, otherwise in a later iteration of the
         loop, and never if the link ends first. A `RemoteProtocolError` of ``then`` answers the request with
         code ``malformed``; any other error answers with ``internal`` and is logged.
@@ -89,7 +89,7 @@ class Request(ABC):
 
         Raises:
             LocalProtocolError: The request was answered before, the role table has no row for the answer, no
-                frame can hold it, or it has more than 1 MiB and was not announced with `charge`.
+                frame has room for it, or it has more than 1 MiB and was not announced with `charge`.
         """
 
     @abstractmethod
@@ -114,7 +114,7 @@ class Link(ABC):
     @property
     @abstractmethod
     def max_message_bytes(self) -> int:
-        """Largest payload of one message, in bytes with padding; a larger one cannot be sent."""
+        """Maximum payload of one message, in bytes with padding; a larger message cannot be sent."""
 
     @property
     @abstractmethod
@@ -123,7 +123,7 @@ class Link(ABC):
 
     @abstractmethod
     async def wait_closed(self) -> None:
-        """Wait until the conversation is over. Never raises; cancelling changes nothing."""
+        """Wait until the conversation is over. Never raises; cancelling has no effect."""
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -141,7 +141,7 @@ class Link(ABC):
 
         Raises:
             LinkClosed, LinkBroken: The conversation is over.
-            LocalProtocolError: The role table has no row for the message, or no frame can hold it.
+            LocalProtocolError: The role table has no row for the message, or no frame has room for it.
         """
 
     @abstractmethod
@@ -157,7 +157,7 @@ class Link(ABC):
 
     @abstractmethod
     async def receive(self) -> Message:
-        """Return the next message that is neither request nor reply. Cancelling loses nothing.
+        """Return the next message that is neither request nor reply. Cancelling loses no message.
 
         Messages that arrived before the end are returned first.
 
@@ -178,16 +178,16 @@ class Link(ABC):
         """Send a request and return its reply.
 
         ``into`` registers arrays that receive the reply's tensors and must match them in dtype and shape; the
-        reply then holds these very arrays. The link does not write to them after this returns or raises, nor
-        for a reply without tensors, which is returned as received.
-        Cancelling gives up the reply; the request may take effect.
+        reply then has these same arrays. The link does not write to them after the call returns or raises,
+        nor for a reply without tensors, which is returned as received. Cancelling drops the reply; the
+        request may take effect.
 
         Raises:
             CallTimeout: No reply within ``timeout_s``.
             RemoteError: The peer answered with an error.
             LinkClosed, LinkBroken, RemoteProtocolError: The link ended before the answer.
-            LocalProtocolError: The role table has no row for the message, no frame can hold it, or the reply
-                does not match ``into``.
+            LocalProtocolError: The role table has no row for the message, no frame has room for it, or the
+                reply does not match ``into``.
         """
 
     @abstractmethod
@@ -228,24 +228,24 @@ class Link(ABC):
 
     @abstractmethod
     def serve(self, handler: Callable[[Request], None], *, receives: bool = True) -> None:
-        """Handle requests with a plain function, called inline, beginning with those that have arrived.
+        """Handle requests with a plain function, called inline, beginning with requests that have arrived.
 
-        An error of the handler is logged, and answers with code ``internal``. Without ``receives`` this side
-        takes no messages: the first one ends the link with a RemoteProtocolError.
+        An error of the handler is logged, and the answer has code ``internal``. Without ``receives`` this
+        side takes no messages: the first one ends the link with a RemoteProtocolError.
         """
 
     @abstractmethod
     async def serve_forever(
         self, handler: Callable[[Request], Awaitable[object]], *, concurrency: int = 64
     ) -> None:
-        """Handle requests with a coroutine function until the link is over; its end raises nothing.
+        """Handle requests with a coroutine function until the link ends, which raises nothing.
 
         Cancelling cancels the handlers.
         """
 
     @abstractmethod
     def observe(self, observer: Observer) -> None:
-        """Call a plain function for each further message, as it is counted. It must not raise."""
+        """Call a plain function for each further message, when it is counted. The function must not raise."""
 
     @abstractmethod
     def statistics(self) -> LinkStatistics:

@@ -9,17 +9,17 @@ import msgspec
 from transport.tensors import Tensor
 
 ANY_ROLE = "*"
-"""Name that stands for every role in a row."""
+"""Name that means every role in a row."""
 
 Row = tuple[str, str]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A named message: small builtins, and tensors beside them.
+    """A named message: small builtins, and tensors.
 
     Attributes:
-        type: Its name in the role table.
-        meta: Values that msgpack carries (None, bool, int, float, str, bytes, list, dict with str keys), at
+        type: Name of the message in the role table.
+        meta: Values that msgpack can pack (None, bool, int, float, str, bytes, list, dict with str keys), at
             most 8 levels deep and 16 KiB packed. Over TCP a tuple arrives as a list.
         tensors: C-contiguous arrays. The caller does not write to them between sending and release.
     """
@@ -37,13 +37,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Identity of one end of a link, which the handshake exchanges.
+    """Identity of one end of a link, exchanged in the handshake.
 
     Attributes:
-        role: Name of its role in the role table; at most 32 bytes.
+        role: Name of the role in the role table; at most 32 bytes.
         node: Name of the node, unique in its role; at most 80 bytes.
         incarnation: Number of the node's incarnation, below 2**64; a restart without memory begins a new one.
-        run: Id of its run, or empty; at most 64 bytes.
+        run: Id of the run, or empty; at most 64 bytes.
     """
 
     role: str

@@ -1,12 +1,12 @@
 """Networks, which make links: `TcpNetwork` between machines, `LocalNetwork` within one loop.
 
-Both have the same interface, so their callers need not know which one they have.
+Both have the same interface, so their callers work with either.
 
-A listener is a block. Each link gets a task of the block's own task group, which runs ``on_link`` and closes
-the link when that returns: a server that only answers requests ends its ``on_link`` with
-``await link.wait_closed()``. An error of an ended link (LinkClosed, LinkBroken, RemoteProtocolError)
-may leave ``on_link``; any other exception ends the block and is raised from it. Leaving
-the block stops listening, cancels every ``on_link``, and waits until all links are closed.
+A listener is a block. Each link gets a task in the block's task group, which runs ``on_link`` and closes the
+link after its return. A server that only answers requests ends its ``on_link`` with ``await
+link.wait_closed()``. An error of an ended link (LinkClosed, LinkBroken, RemoteProtocolError) may leave
+``on_link``; any other exception ends the block and is raised from it. The end of the block stops listening,
+cancels every ``on_link``, and waits until all links are closed.
 """
 
 import asyncio
@@ -47,14 +47,15 @@ DIAL_S = 10.0
 """Default time limit of a dial, in seconds."""
 
 TEMPORARY = ("crowded", "late")
-"""Codes of refusals after which a dial tries again: a busy listener may have room at the next attempt."""
+"""Codes of refusals after which a dial tries again, because a busy listener may have room at the next
+attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrySchedule:
     """Waits between attempts to dial: ``first_s``, then ``factor`` times longer each, at most ``longest_s``.
 
-    Attempts end with the dial's own ``timeout_s``. ``attempts`` limits them as well; 1 never tries again.
+    Attempts end with the dial's ``timeout_s``. ``attempts`` limits them as well; 1 never tries again.
     """
 
     first_s: float = 0.05
@@ -82,7 +83,7 @@ class Listener:
     """A listening address and the links made through it.
 
     Attributes:
-        address: Its address, with the port that the kernel chose in place of port 0.
+        address: Address of the listener, with the port that the kernel chose in place of port 0.
         identity: Identity of the listening party.
     """
 
@@ -154,7 +155,7 @@ async def _listener(address: str, identity: Identity, on_link: OnLink) -> AsyncI
             raise raised from None
         raise
     finally:
-        # A task that is cancelled before its first step does not close its link.
+        # A task cancelled before its first step does not close its link.
         for link in links:
             await link.aclose()
 
@@ -170,7 +171,7 @@ class Network(ABC):
 
         Raises:
             BindRefused: Other machines could reach the address, and the network has no token.
-            HandshakeRejected: The keys of this network are those of another role.
+            HandshakeRejected: The keys of this network belong to another role.
             OSError: The address is taken, or belongs to another machine.
             ValueError: ``address`` is not an address of this network.
         """
@@ -187,9 +188,9 @@ class Network(ABC):
     ) -> Link:
         """Make a link with the peer at ``address``; the caller closes it.
 
-        Tries again on the schedule ``retry`` (default: with growing waits) until ``timeout_s`` have passed. A
-        refusal is final, unless it is `TEMPORARY`. With ``peer_role``, a peer of another role is refused.
-        Cancelling leaves nothing behind.
+        The dial tries again on the schedule ``retry`` (default: with growing waits) until ``timeout_s`` have
+        passed. A refusal is final, unless it is `TEMPORARY`. With ``peer_role``, a peer of another role is
+        refused. Cancelling leaves no link open.
 
         Raises:
             DialFailed: No peer answered in time.
@@ -257,15 +258,15 @@ class TcpNetwork(Network):
     """Links over TCP. Addresses are ``tcp://host:port``.
 
     Args:
-        config: Limits and time-outs of its links.
+        config: Limits and time-outs of the links.
         token: The cluster's root token, or the keys of one role that were derived from it; None only on
             addresses that no other machine can reach.
         entropy: Function that returns a number of unpredictable bytes.
-        pool: Memory in which its links receive.
-        budget: Bytes that all its links together may hold for their peers; default 512 MiB.
-        rules: Table of the messages that each role may send.
-        advertise: ``tcp://host:port`` that listeners report as their address, for listeners on every
-            interface or behind a gateway; port 0 stands for the listening port. Empty: the listening address.
+        pool: Memory in which the links receive.
+        budget: Bytes that all links together may hold for their peers; default 512 MiB.
+        rules: Table of the messages that each role may send. advertise: ``tcp://host:port`` that listeners
+            report as their address, for listeners on every interface or behind a gateway; port 0 means the
+            listening port. Empty: the listening address.
     """
 
     def __init__(
@@ -317,7 +318,7 @@ class TcpNetwork(Network):
                 return greeter
 
             entrance = Entrance(self.config.max_unauthenticated)
-            # Serving starts in a step of its own: a cancellation between both would lose the server with its
+            # Serving starts in a separate step: a cancellation between both would lose the server with its
             # socket open.
             server = await asyncio.get_running_loop().create_server(greet, host, port, start_serving=False)
             try:
@@ -391,14 +392,14 @@ class TcpNetwork(Network):
 
 
 class LocalNetwork(Network):
-    """Links within one event loop. Addresses are ``local://name``, valid for this object only.
+    """Links within one event loop. Addresses are ``local://name``, valid only for this object.
 
     ``local://`` listens under a generated name.
 
     Args:
         rules: Table of the messages that each role may send.
-        config: Limits and waiting times of its links.
-        budget: Bytes that all its links together may hold for their peers; default 512 MiB.
+        config: Limits and waiting times of the links.
+        budget: Bytes that all links together may hold for their peers; default 512 MiB.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class Path:
     """One direction of a path. Arrivals keep the order of sending.
 
     Args:
-        conditions: Its delay and bandwidth.
+        conditions: Delay and bandwidth of the direction.
         dice: Source of the jitter; not used without jitter.
     """
 
@@ -56,7 +56,7 @@ class Path:
     def arrival(self, *, now: float, nbytes: int) -> float:
         """Send ``nbytes`` and return the arrival time of the last of them, on the clock of ``now``.
 
-        Bytes wait until all earlier ones have passed.
+        Bytes wait until all earlier bytes have passed.
         """
         conditions = self._conditions
         left = now

@@ -1,9 +1,9 @@
 """Pure: one conversation over a byte stream, without the stream.
 
-Received bytes go through `decoder`. Small frames leave at once, others through a queue here: a large message
-leaves chunk by chunk, each after the stream has taken the one before, and small frames of other messages pass
-between. At most one large message is under way, and the others wait in order. Messages sent with ``ordered``
-must not overtake, so they wait in the queue as well.
+Received bytes go through `decoder`. Small frames are sent at once, others through a queue here: a large
+message is sent chunk by chunk, each after the stream has taken the chunk before, and small frames of other
+messages pass between. At most one large message is in progress, and the others wait in order. Messages sent
+with ``ordered`` must not overtake, so they wait in the queue as well.
 
 The owner sets ``last_heard`` when bytes arrive, calls `tick` at `next_deadline`, and carries out the returned
 effects. Times are absolute seconds on the caller's clock. The deadline does not move with every byte, so
@@ -51,7 +51,7 @@ class Outgoing:
         payload_bytes: Tensor bytes of the whole message.
         frame_bytes: All other bytes of the whole message on the wire.
         rest: Payload that follows in chunks.
-        rest_bytes: Its length.
+        rest_bytes: Length of the rest.
     """
 
     __slots__ = ("buffers", "frame_bytes", "payload_bytes", "rest", "rest_bytes", "size_bytes")
@@ -71,7 +71,7 @@ class Conversation:
     Args:
         config: Limits and waiting times.
         memory: Lends memory for received payloads.
-        now: Time at which it begins, in seconds.
+        now: Time of its start, in seconds.
         checked: Whether sent payloads carry a checksum.
     """
 
@@ -120,11 +120,11 @@ class Conversation:
     ) -> Outgoing:
         """Encode a message.
 
-        A payload up to ``gather_bytes`` is copied, and ``release`` is called before this returns. A larger
-        one stays in the caller's arrays until the stream has taken it.
+        A payload up to ``gather_bytes`` is copied, and ``release`` is called before the method returns. A
+        larger payload stays in the caller's arrays until the stream has taken it.
 
         Raises:
-            LocalProtocolError: No frame can hold the message; nothing was queued or released.
+            LocalProtocolError: No frame has room for the message; nothing was queued or released.
         """
         small = self.encode_small(kind, request_id, message)
         if small is not None:
@@ -187,7 +187,7 @@ class Conversation:
 
     @property
     def queuing(self) -> bool:
-        """Whether anything waits in the queue."""
+        """Whether the queue has a frame."""
         return bool(self._queue)
 
     def drop_queue(self) -> None:
@@ -198,7 +198,7 @@ class Conversation:
     # Keepalive
 
     def pause(self) -> None:
-        """Note that this side stops reading: the peer's silence means nothing until `resume`."""
+        """Note that this side stops reading: the peer's silence has no meaning until `resume`."""
         self._reading = False
         self._lacking_at = None
 

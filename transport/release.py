@@ -1,10 +1,10 @@
-"""Pure: calls back a sender when its arrays have no reader any more.
+"""Pure: calls back a sender when its arrays have no reader any longer.
 
-An event loop has no callback for a buffer that the kernel has taken. But every loop drops its reference to
-the buffer then, so the link sends a fresh view of each array, and a weak reference on the view fires at that
-moment. ``numpy.frombuffer`` makes the view: numpy shortens the base of an array's slices down to the oldest
-array of the chain, and only a frombuffer array has a memoryview as its base, not the sender's array. A
-receiver that keeps a slice keeps the view, and the sender does not reuse the memory for as long.
+An event loop has no callback for a buffer that the kernel has taken. Every loop drops its reference to the
+buffer then, so the link sends a new view of each array, and a weak reference to the view fires at that
+moment. ``numpy.frombuffer`` makes the view: numpy shortens the base of an array's slices to the oldest array
+of the chain, and only a frombuffer array has a memoryview as its base instead of the sender's array. A
+receiver that keeps a slice keeps the view, and the sender cannot reuse the memory until then.
 
 The callback may run on any thread (a compute thread may drop the last slice), exactly once.
 """
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Watch:
-    """Calls back when the last of several views is gone. `_WATCHES` refers to it until then."""
+    """Calls back when the last of several views is freed. `_WATCHES` refers to it until then."""
 
     __slots__ = ("_callback", "_references", "_still")
 
@@ -52,9 +52,9 @@ _WATCHES: set[_Watch] = set()
 
 
 def watched(tensors: tuple[Tensor, ...], callback: Release) -> tuple[Tensor, ...]:
-    """Return fresh views of ``tensors``; ``callback`` is called once, when all of them are gone.
+    """Return new views of ``tensors``; ``callback`` is called once, when all of them are freed.
 
-    If no tensor has an element, it is called at once.
+    If no tensor has an element, the callback is called at once.
     """
     anchors = tuple([_anchor(tensor) for tensor in tensors if tensor.size])
     if not anchors:

@@ -1,4 +1,4 @@
-"""The requests of the peer: each until it is answered, and a handler that runs in tasks."""
+"""The requests of the peer, each until its answer, and a handler that runs in tasks."""
 
 import asyncio
 import logging
@@ -124,7 +124,7 @@ class InboundRequest(Request):
             )
 
     def _close(self) -> None:
-        """Release the bytes held for the request, because it has its answer."""
+        """Release the bytes held for the request, after its answer."""
         self._answered = True
         link = self._link
         if link._requests.pop(self._id, None) is None:
@@ -145,7 +145,7 @@ async def serve_in_tasks(
     concurrency: int,
     stop: Callable[[], None],
 ) -> None:
-    """Handle requests in tasks until the link is over; `stop` then takes the handler away."""
+    """Handle requests in tasks until the link ends; `stop` then removes the handler."""
     slots = asyncio.Semaphore(concurrency)
 
     async def run(request: Request) -> None:

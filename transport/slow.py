@@ -3,11 +3,11 @@
     async with SlowNetwork(network, delay_s=0.005, dice=Random(7), between=("worker-0", "ps-0")) as slow:
         ...                                                 # listen and dial with `slow`
 
-It replaces the layer below a link: the asyncio transport of a TCP link, the other end of a local one. So the
-link itself is unchanged and keeps all its promises. All that the link sends (messages, requests, replies,
-signals, pings, CLOSE) is delayed in order, and only a closing side waits for it. Each side delays its own
-bytes: one `SlowNetwork` with both ends slows both directions; with one per process, both processes need one.
-Dialling and the handshake are not delayed.
+The slow layer replaces the layer below a link: the asyncio transport of a TCP link, the other end of a local
+link. The link itself is therefore unchanged and keeps all its promises. All items that the link sends
+(messages, requests, replies, signals, pings, CLOSE) are delayed in order, and only a closing side waits for
+them. Each side delays the bytes that it sends: one `SlowNetwork` with both ends slows both directions; with
+one per process, both processes need one. Dialling and the handshake are not delayed.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ Between = tuple[str, str] | Callable[[str, str], bool]
 """Two node ids, or a function of two node ids that returns whether the path between them is slow."""
 
 WINDOW_BYTES = 64 << 20
-"""Maximum bytes under way on a path of any bandwidth before its senders wait."""
+"""Maximum bytes in transit on a path of any bandwidth before its senders wait."""
 
 T = TypeVar("T")
 
@@ -43,8 +43,8 @@ T = TypeVar("T")
 class SlowNetwork(Network):
     """A network that delays messages between some nodes, by ``delay_s`` in each direction.
 
-    An asynchronous context manager: make and close links inside its block. Leaving it delivers all delayed
-    messages at once, and ends its thread.
+    An asynchronous context manager: make and close links inside its block. The end of the block delivers all
+    delayed messages at once, and ends the thread.
 
     Args:
         inner: The network that makes the links: a `LocalNetwork`, a `TcpNetwork`, or another `SlowNetwork`
@@ -170,7 +170,7 @@ class _Line(Generic[T]):
         self.held_bytes += nbytes
 
     def _depart(self) -> None:
-        """Start the way of the items that were sent in one iteration of the loop."""
+        """Begin the transit of the items that were sent in one iteration of the loop."""
         turn, self._turn = self._turn, []
         for batch in [turn] if self._together and turn else [[sent] for sent in turn]:
             arrival = self._path.arrival(now=self._began, nbytes=sum(nbytes for _, nbytes in batch))
@@ -214,7 +214,7 @@ class _Line(Generic[T]):
             self._emptied = None
 
     async def emptied(self) -> None:
-        """Wait until no item is under way."""
+        """Wait until no item is in transit."""
         if self._turn or self._under_way:
             if self._emptied is None:
                 self._emptied = self._loop.create_future()
@@ -222,7 +222,7 @@ class _Line(Generic[T]):
 
 
 def _window(conditions: PathConditions, config: LinkConfig) -> int:
-    """Return the bytes under way at which senders wait: those that fit the path's bandwidth, and a queue."""
+    """Return the bytes in transit at which senders wait: the path's capacity, and a queue."""
     if conditions.bytes_per_s is None:
         return WINDOW_BYTES
     return min(int(conditions.bytes_per_s * conditions.delay_s) + config.high_water_bytes, WINDOW_BYTES)
@@ -343,8 +343,8 @@ class _SlowEnd:
         cost = 0
         if isinstance(frame, Frame) and frame.message is not None:
             cost = frame.payload_bytes + MESSAGE_COST_BYTES
-        # The link counts bytes as unsent until the other end takes them. Bytes under way are no backlog of
-        # the peer: they count only on arrival, or if there are more than the path's window.
+        # The link counts bytes as unsent until the other end takes them. Bytes in transit are no backlog of
+        # the peer: they count only on arrival, or if they exceed the path's window.
         under_way = cost if self._line.held_bytes + cost <= self._window else 0
         self._link._unsent -= under_way
         self._line.put((frame, under_way), cost)

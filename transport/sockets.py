@@ -52,7 +52,7 @@ def tune(transport: asyncio.Transport, config: LinkConfig) -> None:
         ("TCP_USER_TIMEOUT", config.unacknowledged_s * 1000),
     ):
         option = getattr(socket, name, None)
-        if option is not None:  # a platform may lack it
+        if option is not None:  # a platform may lack this option
             sock.setsockopt(socket.IPPROTO_TCP, option, max(1, round(value)))
     if config.socket_buffer_bytes:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.socket_buffer_bytes)
@@ -71,8 +71,8 @@ def checks_payloads(config: LinkConfig, transport: asyncio.Transport) -> bool:
 def deepen_backlog(server: asyncio.AbstractServer, backlog: int) -> None:
     """Let the kernel accept ``backlog`` connections of a serving server before its loop takes them.
 
-    asyncio's own backlog also limits the connections that it takes in one iteration; this one is set in the
-    kernel alone.
+    asyncio's own backlog also limits the connections that it takes in one iteration; this backlog is set only
+    in the kernel.
     """
     for sock in server.sockets:  # type: ignore[attr-defined]
         if hasattr(sock, "fileno"):  # not on a simulated network

@@ -1,13 +1,13 @@
 """Links over TCP.
 
-Writing. Each write to a transport is a system call, on uvloop too, and costs as much as all the rest of a
-small call. So the small frames of one iteration of the loop leave in one write, made by a callback. Two cases
-need no callback: answers of handlers during a delivery leave at its end, and a call leaves at once if no
-other call is outstanding. Payloads beyond ``gather_bytes`` are never joined: the kernel takes them from the
+Writing. Each write to a transport is a system call, on uvloop too, and costs as much as all other parts of a
+small call. A callback therefore sends the small frames of one iteration of the loop in one write. Two cases
+need no callback: answers of handlers during a delivery are sent at its end, and a call is sent at once if no
+other call is outstanding. Payloads above ``gather_bytes`` are never joined: the kernel takes them from the
 caller's arrays. The link writes chunks of large messages while the transport takes them; after a pause of
 writing the rest waits for `resume_writing`.
 
-Reading. The decoder returns the memory for the next bytes, so nearly all of them land in their final place.
+Reading. The decoder returns the memory for the next bytes, so nearly all of them arrive in their final place.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         self, kind: int, request_id: int, message: Message, release: Release | None, ordered: bool
     ) -> None:
         conversation = self._conversation
-        # The short way, with no large message under way: one frame in one buffer, and no order to keep.
+        # The short path, without a large message in progress: one frame in one buffer, and no order to keep.
         if not conversation.queued_bytes:
             small = conversation.encode_small(kind, request_id, message)
             if small is not None:
@@ -110,7 +110,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
                 if self._delivering and self._turn_bytes + size <= TURN_BYTES:
                     turn.append(frame)
                     self._turn_bytes += size
-                # A lone call has no other frame to share a write with: do not wait for the callback.
+                # A lone call has no other frame to share a write with, so it does not wait for the callback.
                 elif kind == REQUEST and not turn and not self._calls.waiting:
                     self._written_bytes += size
                     self._transport.write(frame)
@@ -124,7 +124,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         outgoing = conversation.encode(kind, request_id, message, release)
         if kind != ERROR:
             self._count_out(message.type, outgoing.payload_bytes, outgoing.frame_bytes)
-        # A whole frame passes a large message that is under way, unless the caller wants its order kept.
+        # A whole frame passes a large message in progress, unless the caller requires its order.
         if outgoing.rest or (ordered and conversation.queuing):
             conversation.queue(outgoing)
             self._pump()
@@ -157,7 +157,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
                 self._defect("writing", error)
 
     def _write(self, buffers: list[Buffer], size: int) -> None:
-        """Give the buffers of a frame to the transport, behind all earlier frames."""
+        """Pass the buffers of a frame to the transport, after all earlier frames."""
         if self._turn:
             self._flush()
         self._written_bytes += size
@@ -168,7 +168,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
                 self._transport.write(buffer)
 
     def _pump(self) -> None:
-        """Write queued frames for as long as the transport takes them."""
+        """Write queued frames as long as the transport accepts them."""
         while self._writing:
             buffers = self._conversation.next_frame()
             if not buffers:
@@ -186,7 +186,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
                 self._write_small(_PONG_FRAME)
             self._pump()
             unsent = self._unsent_bytes()
-            # Without another pause of writing the loop does not call this again: wake the senders now.
+            # Without another pause of writing the loop does not call this method again: wake the senders now.
             if self._room and (self._writing or unsent <= self._config.low_water_bytes):
                 self._wake_senders()
             if self._owed:
@@ -198,10 +198,10 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         return self._conversation.queued_bytes + self._transport.get_write_buffer_size()
 
     def _over_water(self, message: Message | None, ordered: bool) -> bool:
-        if self._writing:  # the transport takes all that is sent
+        if self._writing:  # the transport accepts all sent bytes
             return False
         unsent = self._transport.get_write_buffer_size()
-        # A message that passes the queue of large messages need not wait for it.
+        # A message that may pass the queue of large messages need not wait for it.
         if (
             ordered
             or message is None
@@ -235,13 +235,13 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             self._intake.look()
 
     def _deliver_all(self, frames: Iterable[Frame]) -> None:
-        """Deliver decoded frames; keep those behind a pause."""
+        """Deliver decoded frames, except those after a pause."""
         # Answers that handlers give inline leave in one write after the delivery of all frames of a read.
-        # With frames of this iteration waiting, their callback is set already and takes the answers along.
+        # If frames of this iteration wait, their callback is set already and sends the answers, too.
         self._delivering = not self._turn
         try:
             for frame in frames:
-                # A handler may have reached a limit: one read can bring many frames.
+                # A handler may have reached a limit, because one read can contain many frames.
                 if self._intake.reason:
                     cost = frame_cost(frame.payload_bytes, frame.frame_bytes)
                     self._account.charge(cost)
@@ -347,7 +347,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
     # The end
 
     def _finish(self, error: TransportError) -> bool:
-        # The account is released here, and the peer may take seconds to answer the CLOSE of this side.
+        # The account is released here, because the peer may take seconds to answer the CLOSE of this side.
         self._decoder.discard()
         return super()._finish(error)
 
@@ -382,7 +382,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             close = self._conversation.encode(CLOSE, 0, Message(type="closed"))
             self._write(close.buffers, close.size_bytes)
             self._flush()
-            # The peer's CLOSE came during a pause, or may still come: a paused link would never read it.
+            # The peer's CLOSE came during a pause, or may still come, and a paused link would never read it.
             if any(frame.kind == CLOSE for frame in self._backlog):
                 self._transport.close()
             elif not self._reading:
@@ -406,7 +406,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         try:
             self._deliver_last()
             self._finish(LinkBroken(f"connection to {self.peer} lost: {exc or 'the peer hung up'}"))
-            # The callback of `_flush` is still to come, and a closed transport may refuse writes.
+            # The callback of `_flush` is pending, and a closed transport may refuse writes.
             self._turn.clear()
             self._turn_bytes = 0
             self._conversation.drop_queue()

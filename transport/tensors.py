@@ -1,9 +1,9 @@
 """Pure: the descriptions and layouts of arrays on the wire.
 
 A tensor is described in the meta of its message by a byte for its dtype, a byte for its number of
-dimensions and 32 bits for each (little endian). Its bytes are a segment of the payload. Segments start at
-multiples of 64 from the start of the payload, so that every tensor of a message received into an aligned
-buffer is aligned too. Nothing here copies tensor bytes.
+dimensions and 32 bits for each (little endian). The tensor's bytes are a segment of the payload. Segments
+start at multiples of 64 from the start of the payload, so every tensor of a message received into an aligned
+buffer is aligned too. This file copies no tensor bytes.
 
 bfloat16 is available if ml_dtypes can be imported. Its arrays refuse to be memoryviews, so `raw_bytes` views
 them as uint16.
@@ -51,7 +51,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {code: dtype for dtype, code in _CODES.items
 
 
 class TensorSpec(NamedTuple):
-    """Place of one tensor in the payload of its message."""
+    """Position of one tensor in the payload of its message."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -147,7 +147,7 @@ def read_layout(packed: bytes, limit_bytes: int) -> Layout:
     Raises:
         RemoteProtocolError: A description is invalid, or all claim more than ``limit_bytes``.
     """
-    # A peer chooses these bytes: the cache limits the number of its entries, and this test their size.
+    # A peer chooses these bytes: the cache limits the number of its entries, and this test limits their size.
     return _remembered(packed, limit_bytes) if len(packed) <= 256 else _read_layout(packed, limit_bytes)
 
 
@@ -164,7 +164,8 @@ def _read_layout(packed: bytes, limit_bytes: int) -> Layout:
         if dtype is None:
             raise RemoteProtocolError("tensor-dtype", f"unknown dtype code {code}")
         shape: tuple[int, ...] = struct.unpack_from(f"<{dims}I", packed, position + 2)
-        # Dimensions beside a zero are bounded too: numpy refuses shapes whose product overflows without it.
+        # Dimensions beside a zero are bounded too, because numpy refuses shapes whose product overflows
+        # without it.
         if prod([size for size in shape if size]) * dtype.itemsize > limit_bytes:
             raise RemoteProtocolError("message-size", f"a tensor claims more than {limit_bytes} bytes")
         kinds.append((dtype, shape))

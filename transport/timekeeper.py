@@ -1,9 +1,9 @@
 """Timers on an event loop with a resolution below a millisecond.
 
-Event loops wait in whole milliseconds: asyncio rounds the time-out of `epoll` up, and so does libuv. A thread
-can sleep for shorter times. It sleeps until the next timer, and wakes the loop once for all timers due then.
-docs/how-to/stragglers.md has the measured lateness; if other threads hold the interpreter's lock, it grows
-by up to `sys.getswitchinterval`. A timer never fires early.
+Event loops wait in whole milliseconds: asyncio rounds the time-out of `epoll` up, as does libuv. A thread can
+sleep for shorter times. The thread sleeps until the next timer, and wakes the loop once for all timers due
+then. docs/how-to/stragglers.md has the measured lateness; if other threads hold the interpreter's lock, it
+grows by up to `sys.getswitchinterval`. A timer never fires early.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ from typing import Self
 class Timekeeper:
     """Calls functions on the loop at given times; functions of one time in the order of their calls.
 
-    An asynchronous context manager. Leaving it calls all waiting functions at once, in order, and ends the
-    thread; later ones are called at once.
+    An asynchronous context manager. The end of the block calls all waiting functions at once, in order, and
+    ends the thread; later functions are called at once.
 
     Args:
-        name: Name of its thread.
+        name: Name of the thread.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = Condition()
-        # Under the condition's lock, which both threads hold for a few instructions only:
+        # Under the condition's lock, which both threads hold for only a few instructions:
         self._waiting: list[tuple[float, int, Callable[[], None]]] = []
         self._asked = 0
         self.is_open = False
@@ -39,7 +39,7 @@ class Timekeeper:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self.is_open = True
-        # A daemon: it must not keep a second Ctrl-C from ending the process.
+        # A daemon, because the thread must not prevent a second Ctrl-C from ending the process.
         self._thread = Thread(target=self._watch, name=self._name, daemon=True)
         self._thread.start()
         return self
@@ -50,7 +50,7 @@ class Timekeeper:
         with self._changed:
             self.is_open = False
             self._changed.notify()
-        self._thread.join()  # short: the thread waits for nothing but this notification
+        self._thread.join()  # short, because the thread only waits for this notification
         while self._waiting:
             self._due.append(heappop(self._waiting))
         self._call_due()
@@ -98,7 +98,7 @@ class Timekeeper:
             callback = self._due.popleft()[2]
             try:
                 callback()
-            except Exception as error:  # an error of one callback must not lose the others
+            except Exception as error:  # an error of one callback must not lose the other callbacks
                 self._loop.call_exception_handler(
                     {"message": f"a callback of {self._name} raised", "exception": error}
                 )
@@ -108,7 +108,7 @@ MOST_SLEEP_S = 3600.0
 """Sleep of the thread without a timer, in seconds."""
 
 WAKE_UP_S = 0.00015
-"""Time that waking the loop takes, in seconds: the thread wakes it this much earlier. A loop that wakes too
+"""Time for waking the loop, in seconds: the thread wakes the loop this much earlier. A loop that wakes too
 early iterates until the timer is due."""
 
 NAP_S = 0.0005

@@ -47,7 +47,7 @@ Waiter: TypeAlias = "asyncio.Future[Message] | AnswerCallback"
 
 
 def fail_waiter(waiter: Waiter, error: TransportError) -> None:
-    """Fail a waiter, and mark its error as retrieved, because its owner may have dropped it."""
+    """Fail a waiter, and mark its error as retrieved, because its user may have dropped it."""
     if not waiter.done():
         waiter.set_exception(error)
         waiter.exception()

@@ -1,9 +1,9 @@
-"""Checkpoints on the disk: written aside and renamed, checked when they are read.
+"""Checkpoints on the disk: written under a temporary name and renamed, checked when they are read.
 
-A checkpoint is written into a hidden folder, every file is synced, the folder gets its name, and only then
-``latest`` names it, which itself is a file written aside and renamed. So `latest` always names a whole
+A checkpoint is written into a hidden folder, every file is synced, and the folder gets its name; only then
+``latest`` names it, a file that is itself replaced by a rename. `latest` therefore always names a whole
 checkpoint. A crash leaves a hidden folder, which the next start removes, or a whole checkpoint that `latest`
-does not name yet. The newest two checkpoints are kept; if the newest is damaged, the one before is read.
+does not name yet. The newest two checkpoints are kept; if the newest is damaged, the older one is read.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,7 +41,7 @@ from adam_async.checkpoint.manifest import (
 from adam_async.runtime.disk import Disk, Part
 
 ASIDE = ".aside"
-"""Suffix of the names of unfinished files and folders; that of `Disk.write_atomic`, too."""
+"""Suffix of the names of unfinished files and folders, as in `Disk.write_atomic`."""
 
 
 class CheckpointFolder:
@@ -54,7 +54,7 @@ class CheckpointFolder:
         """Name of the newest checkpoint; empty without one."""
 
     async def take_up(self, resumed: Manifest | None) -> None:
-        """Make the folder ready for a run: it may have the checkpoints that the run continues, and no others.
+        """Prepare the folder for a run: it may have only the checkpoints that the run continues.
 
         Args:
             resumed: Manifest of the resumed checkpoint, from this folder or another.
@@ -95,13 +95,13 @@ class CheckpointFolder:
         """Write a checkpoint, durable on return, and remove all but the one before it.
 
         Args:
-            checkpoint: The checkpoint, with a manifest without files and checksum, which are added here.
+            checkpoint: The checkpoint, whose manifest gets files and checksum here.
 
         Returns:
-            Its size in bytes.
+            Size of the file in bytes.
 
         Raises:
-            OSError: It could not be written; the earlier checkpoints are unchanged.
+            OSError: The checkpoint could not be written; the earlier checkpoints are unchanged.
         """
         name = checkpoint.manifest.name
         aside = self.path / f".{name}{ASIDE}"
@@ -142,7 +142,7 @@ class CheckpointFolder:
         return FileRecord(name=path.name, bytes=size, sha256=await self._disk.run(_digest, parts))
 
     async def _put_away(self, name: str) -> None:
-        """Remove a checkpoint; its first step, a rename, makes it invisible to readers."""
+        """Remove a checkpoint; the first step, a rename, hides it from readers."""
         gone = self.path / f".{name}.gone{ASIDE}"
         await self._disk.remove_folder(gone)
         await self._disk.rename(self.path / name, gone)
@@ -159,7 +159,7 @@ class CheckpointFolder:
         """Write the progress of training after the newest checkpoint.
 
         Raises:
-            OSError: It could not be written.
+            OSError: The note could not be written.
         """
         await self._disk.write_atomic(self.path / PROGRESS_FILE, [msgspec.json.encode(note)])
 
@@ -173,7 +173,7 @@ async def open_checkpoints(
         checkpoint: The folder; None: that of `resume`.
 
     Raises:
-        CheckpointError: There is nothing to resume, or it is damaged.
+        CheckpointError: The folder has no checkpoint, or a damaged one.
     """
     path = checkpoint or resume
     if path is None:
@@ -187,7 +187,7 @@ async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
     """Read the newest whole checkpoint of a folder, with its tensors.
 
     Raises:
-        CheckpointError: There is no whole checkpoint; the error names the damage of each.
+        CheckpointError: The folder has no whole checkpoint; the error names the damage of each.
     """
     candidates, problems = await _candidates(folder, disk)
     for name in candidates:
@@ -210,7 +210,7 @@ async def newest_manifest(folder: Path, disk: Disk) -> Manifest:
     """Read the manifest of the newest checkpoint of a folder, without tensors.
 
     Raises:
-        CheckpointError: There is no readable manifest; the error names the damage of each.
+        CheckpointError: The folder has no readable manifest; the error names the damage of each.
     """
     candidates, problems = await _candidates(folder, disk)
     for name in candidates:

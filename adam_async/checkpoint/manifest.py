@@ -1,17 +1,16 @@
 """Pure: content and files of a checkpoint, and the options of a run that continues from it.
 
-Theory of operation
--------------------
-A checkpoint is a folder ``checkpoint-EEEE-NNNNNN`` (epoch, groups of it that are trained):
+Theory of operation ------------------- A checkpoint is a folder ``checkpoint-EEEE-NNNNNN`` (epoch, number of
+its trained groups):
 
     model-00001-of-00002.safetensors    parameters, whole tensors by their names
     model.safetensors.index.json        the file of each parameter, as other libraries expect it
     state-00001-of-00001.safetensors    the rule's arrays, as ``momentum/NAME OF TENSOR``
     manifest.json                       everything else, and size and SHA-256 of every other file
 
-Servers keep shards and a checkpoint keeps whole tensors, so that any number of servers can load it and any
-program can read the weights. A rule's counts, one for each shard, are vectors with one entry per shard of the
-tensor. Beside the folders are ``latest``, the name of the newest whole checkpoint, and ``progress.json``, the
+Servers have shards and a checkpoint has whole tensors, so any number of servers can load it and any program
+can read the weights. A rule's counts, one for each shard, are vectors with one entry per shard of the tensor.
+Other files of the folder are ``latest``, the name of the newest whole checkpoint, and ``progress.json``, the
 progress of training after it: a resumed run trains the groups between the two again.
 
 The manifest has a checksum of itself, so that a reader detects any change in it.
@@ -60,8 +59,8 @@ MAY_CHANGE = frozenset(
         "checksum record read_ahead waits"
     ).split()
 )
-"""Options that a resumed run may change. `data` is a place; its content is checked. The transforms themselves
-are in the checkpoint."""
+"""Options that a resumed run may change. `data` is an address; its content is checked. The transforms
+themselves are in the checkpoint."""
 
 _DTYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64}
 _CODES = {np.dtype(dtype): code for code, dtype in _DTYPES.items()}
@@ -95,10 +94,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     format: str = FORMAT
     run: str
     config: dict[str, Any]
-    """The run's options. A rate of 0 leaves the rate to each run, as it depends on the number of replicas."""
+    """The run's options. A rate of 0 leaves the rate to each run, because it depends on the number of
+    replicas."""
     rate: float = 0.0
     spec: dict[str, Any]
-    """The model, as `ModelSpec.to_dict` gives it."""
+    """Description of the model, from `ModelSpec.to_dict`."""
     plan: dict[str, Any] | None = None
     """The partition plan, as `PartitionPlan.to_dict` returns it; None without partitions."""
     transforms: tuple[dict[str, Any], ...] = ()
@@ -106,15 +106,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any]
     """Description of the data by the data server."""
     epoch: int
-    """Epoch of the checkpoint, taken at its end or before."""
+    """Epoch of the checkpoint, taken within the epoch or at its end."""
     groups: int
-    """Number of trained groups of that epoch; at its end all, with the skipped ones."""
+    """Number of trained groups of that epoch; at its end all groups, with the skipped ones."""
     resume: ResumeRecord
-    """Starting point of a run that continues this one."""
+    """Start of a run that continues this one."""
     epochs: tuple[dict[str, Any], ...] = ()
     """The ended epochs, as the fields of `EpochResult`."""
     trained_again: int = 0
-    """Number of groups trained a second time because the run ended between checkpoints and was resumed."""
+    """Number of groups trained twice because the run ended between checkpoints and was resumed."""
     arrays: tuple[str, ...] = ()
     shards: tuple[ShardState, ...] = ()
     """Version, clocks and dedup table of each shard."""
@@ -185,7 +185,7 @@ def age_order(name: str) -> tuple[int, ...]:
 
 
 def split(stem: str, arrays: Mapping[str, NDArray[Any]], limit: int = FILE_BYTES) -> dict[str, list[str]]:
-    """Return tensor names by file name, in order: at most `limit` bytes of tensors, or a single one."""
+    """Return tensor names by file name, in order: at most `limit` bytes of tensors, or a single tensor."""
     groups: list[list[str]] = []
     room = 0
     for name, array in arrays.items():
@@ -238,7 +238,7 @@ def read_manifest(text: bytes, origin: str) -> Manifest:
     """Read and check the text of a manifest.
 
     Raises:
-        CheckpointError: The manifest is damaged, or of another version.
+        CheckpointError: The manifest is damaged, or has another version.
     """
     try:
         version = msgspec.json.decode(text)["format"]
@@ -265,8 +265,8 @@ def _checksum(manifest: Manifest) -> str:
 def resumed_options(manifest: Manifest) -> dict[str, Any]:
     """Return the options of a checkpoint's run, as the defaults of a run that continues it.
 
-    In-place training depends on the processes of the roles, so it is decided anew; the caller requests a
-    record and stragglers anew. The manifest has the transforms themselves, because their file may have
+    In-place training depends on the processes of the roles, so it is decided again; the caller requests a
+    record and stragglers again. The manifest has the transforms themselves, because their file may have
     changed.
     """
     options = {**manifest.config, "record": False, "slow": (), "transforms": ""}
@@ -283,8 +283,8 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
             schedule ``auto`` mean the choice of that run, whose rate curve continues.
 
     Raises:
-        CheckpointError: An option differs that a resumed run has to keep, all epochs are trained, or a record
-            is requested, which has to begin with its run.
+        CheckpointError: An option differs that a resumed run must keep, all epochs are trained, or a record
+            is requested, which must begin with its run.
     """
     if wanted.record:
         raise CheckpointError("a resumed run cannot be recorded: a record begins where its run does")
@@ -315,7 +315,7 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
 
 
 def resumed_spec(manifest: Manifest, spec: ModelSpec | None) -> ModelSpec | None:
-    """Return the model of a checkpoint; None if its run trains a step of the user's.
+    """Return the model of a checkpoint; None if its run trains a user's step.
 
     Raises:
         CheckpointError: The caller has another model.
@@ -334,10 +334,10 @@ def resumed_spec(manifest: Manifest, spec: ModelSpec | None) -> ModelSpec | None
 def check_resumed_step(manifest: Manifest, step: NamedStep | None) -> None:
     """Check that a resumed run has the step of its checkpoint.
 
-    The caller names it once more, because a checkpoint alone must not cause the import of a module.
+    The caller names the step again, because a checkpoint alone must not cause the import of a module.
 
     Raises:
-        CheckpointError: The step or its arguments differ; names those of the checkpoint.
+        CheckpointError: The step or its arguments differ; the error has those of the checkpoint.
     """
     there = StepSpec.from_dict(manifest.spec)
     if there is None and step is not None:
@@ -357,7 +357,7 @@ def resumed_transforms(
     """Transforms of training images in a resumed run: the same as in the checkpoint's run.
 
     Args:
-        asked: Transforms that the caller asks for; they permit the import of the functions they name.
+        asked: Transforms of the caller, which permit the import of the functions that they name.
 
     Raises:
         ConfigError: The checkpoint names a function to import that the caller does not name.
@@ -372,11 +372,11 @@ def resumed_transforms(
 
 
 DATA_IDENTITY = ("name", "shape", "classes", "train_images", "test_images")
-"""Properties by which two data sets count as the same."""
+"""Properties by which two data sets count as equal."""
 
 
 def check_data(manifest: Manifest, data: Mapping[str, Any]) -> None:
-    """Refuse other data than those that the checkpoint's run trained on.
+    """Refuse data that differ from the data of the checkpoint's run.
 
     Raises:
         CheckpointError: The data differ; the error names the first difference.
@@ -393,7 +393,7 @@ def check_data(manifest: Manifest, data: Mapping[str, Any]) -> None:
 def trained_again(manifest: Manifest, note: ProgressNote | None) -> int:
     """Return the number of groups that a resumed run has trained again in the end, earlier resumes included.
 
-    A progress note is written about once a second, so the true number may be larger by the groups of a
+    A progress note is written about once a second, so the true number may be larger by the groups of one
     second.
     """
     if note is None:

@@ -1,6 +1,6 @@
 """A trained model as one file: tensors by name, with the spec and the class names in the metadata.
 
-The file has the safetensors format, which other libraries read as it is. It does not depend on time or
+The file has the safetensors format, which other libraries can read. The file does not depend on time or
 machine: equal weights and specs give equal bytes.
 """
 
@@ -58,8 +58,8 @@ def dump_model(
     """Write a model as the bytes of its file. The file of a step has its arrays, and no metadata.
 
     Args:
-        weights: Its tensors by name; converted to the network's dtype if they have another.
-        class_names: Name of class 0, 1, ... of the training data; empty if they have numbers only.
+        weights: Tensors by name, converted to the network's dtype.
+        class_names: Name of class 0, 1, ... of the training data; empty if classes have only numbers.
 
     Raises:
         SavedModelError: A tensor is missing, superfluous or has the wrong shape.
@@ -68,7 +68,7 @@ def dump_model(
     tensors = {p.name: np.ascontiguousarray(weights[p.name], network.dtype) for p in network.parameters}
     if isinstance(network, StepModel):
         return bytes(save_tensors(tensors))
-    # One entry: the library writes several in an order that changes from process to process.
+    # One entry, because the library writes several in an order that changes from process to process.
     ours: dict[str, Any] = {"format_version": FORMAT, "spec": network.spec.to_dict()}
     if class_names:
         ours["class_names"] = list(class_names)
@@ -102,8 +102,8 @@ def load_model(
     """Read the bytes of a model file.
 
     Raises:
-        SavedModelError: The file is truncated, not in the safetensors format, not written by this package, or
-            its tensors are not those of its spec.
+        SavedModelError: The file is truncated, has another format than safetensors, was written by another
+            package, or its tensors do not match its spec.
     """
     spec, class_names = _metadata(_header(data, origin), origin)
     try:

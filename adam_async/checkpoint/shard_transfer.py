@@ -1,4 +1,4 @@
-"""Copies of all shards between a driver and the servers: read for a checkpoint, loaded to resume one.
+"""Copies of all shards between a driver and the servers: read for a checkpoint, and loaded to resume one.
 
 All bundles are read at once, each a few shards at a time, so that neither a message nor the wait of a
 heartbeat grows with the model. If the primary of a bundle moves, the bundle is read or loaded again from its
@@ -55,7 +55,8 @@ MESSAGE_BYTES = 8 << 20
 """Maximum size of the tensors of one message in bytes, unless a single shard is larger."""
 
 META_BYTES = 12 << 10
-"""Maximum size of the descriptions of one message's tensors, in bytes; a frame's meta holds a little more."""
+"""Maximum size of the descriptions of one message's tensors, in bytes; a frame's meta has room for a little
+more."""
 
 TENSOR_META_BYTES = 16
 """Maximum size of the description of one flat tensor in a frame's meta, in bytes."""
@@ -64,13 +65,13 @@ PAUSES = RetrySchedule(first_s=0.005, longest_s=0.2)
 """Pauses between two requests to a server that has not taken up the run."""
 
 NOT_YET = frozenset({"not-ready", "wrong-run"})
-"""Codes with which a server refuses shards before it has taken up their run."""
+"""Codes with which a server refuses shards before it has begun their run."""
 
 PASSING = (CallTimeout, DialFailed, LinkBroken, LinkClosed, RemoteError)
 """Errors of a primary that is lost, or that does not serve the bundle, see `NOT_SERVING`."""
 
 NOT_SETTLED = "not-settled"
-"""Code with which a server refuses shards whose sums have had pending contributions for too long."""
+"""Code with which a server refuses shards whose sums have waited for contributions too long."""
 
 
 class ShardValues(Protocol):
@@ -143,7 +144,7 @@ class ShardCopies:
         """Copy all shards into `tensors`; returns their states, in the order of their numbers.
 
         Args:
-            clocks: Clock by shard that all its replicas have to reach; other shards have no bound.
+            clocks: Clock by shard that all its replicas must reach; other shards have no bound.
 
         Raises:
             DeadlineExceeded: The clocks were not reached, or sums not complete, within `clock_s` after the
@@ -247,7 +248,7 @@ class ShardCopies:
         await self._with_primaries(store, table, load_bundle)
 
     async def _load(self, link: Link, message: Message) -> None:
-        """Send until the server has taken up the run; the caller's wait for all servers has a deadline."""
+        """Send until the server has begun the run; the caller's wait for all servers has a deadline."""
         for pause_s in PAUSES.waits():
             try:
                 unpack(await link.call(message, timeout_s=self._waits.call_s), Loaded)
@@ -334,7 +335,7 @@ class ShardCopies:
 
     @staticmethod
     def _chunks(tensors: ShardValues, shards: Sequence[ShardSpec]) -> Iterator[list[ShardSpec]]:
-        """Split shards into those of one message each."""
+        """Split shards into groups of one message each."""
         most = META_BYTES // (TENSOR_META_BYTES * (1 + len(tensors.arrays)))
         some: list[ShardSpec] = []
         room = MESSAGE_BYTES

@@ -15,7 +15,7 @@ from transport import RemoteProtocolError
 
 
 class RunTensors:
-    """Whole tensors, and the part of each shard in them; without a rule the values alone."""
+    """Whole tensors, and the range of each shard in them; without a rule only the values."""
 
     def __init__(self, network: RunModel, table: ShardTable, rule: Rule | None) -> None:
         self.table = table
@@ -28,7 +28,8 @@ class RunTensors:
             parameter.name: np.empty(parameter.shape, network.dtype) for parameter in network.parameters
         }
         self.state: dict[str, NDArray[Any]] = {}
-        """Elementwise arrays, in the shape of their tensor; counts, with one entry per shard of it."""
+        """Elementwise arrays, in the shape of their tensor; counts, with one entry per shard of the
+        tensor."""
         made = rule.new_state((1,), network.dtype) if rule is not None else {}
         for parameter in network.parameters:
             for name in self._state_names:
@@ -66,7 +67,7 @@ class RunTensors:
             tensors: For each shard the arrays of `cut`.
 
         Raises:
-            RemoteProtocolError: This run has other shards or arrays.
+            RemoteProtocolError: The run has other shards or arrays.
         """
         if tuple(arrays) != self.arrays:
             raise RemoteProtocolError("shards", f"the rule has arrays {self.arrays}, not {tuple(arrays)}")
@@ -81,7 +82,7 @@ class RunTensors:
                 to[:] = tensor
 
     def fill(self, checkpoint: Checkpoint) -> None:
-        """Take all tensors of a checkpoint. Raises CheckpointError: this run has other tensors."""
+        """Take all tensors of a checkpoint. Raises CheckpointError: the run has other tensors."""
         for kind, ours, theirs in (
             ("parameter", self.weights, checkpoint.weights),
             ("rule state", self.state, checkpoint.state),

@@ -49,7 +49,7 @@ class Predictions:
         return [self.class_names[number] for number in self.numbers]
 
     def best(self, image: int, count: int) -> Iterator[tuple[str, float]]:
-        """Yield name and probability of the `count` likeliest classes of one image, the likeliest first."""
+        """Yield name and probability of the `count` likeliest classes of one image, in descending order."""
         row = self.probabilities[image]
         for number in np.argsort(-row, kind="stable")[:count]:
             yield self.class_names[number], float(row[number])
@@ -70,7 +70,7 @@ class Model:
     Args:
         network: The network.
         weights: Tensor name to its values; not copied.
-        class_names: Name of class 0, 1, ...; a class without a name has its number as name.
+        class_names: Name of class 0, 1, ...; the name of a class without one is its number.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Model:
             layers: Kinds of layers that the model may use; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
 
         Raises:
-            SavedModelError: The file is damaged, or is not a model.
+            SavedModelError: The file is damaged, or is no model.
             ConfigError: The file cannot be read.
         """
         path = Path(path)
@@ -113,7 +113,7 @@ class Model:
         """Make a model from the result of a training.
 
         Raises:
-            ConfigError: The run trained a step of the user's, which has arrays only.
+            ConfigError: The run trained a user's step, which has only arrays.
         """
         if isinstance(result.model, StepModel):
             raise ConfigError(
@@ -152,7 +152,7 @@ class Model:
     def predict(self, images: NDArray[Any], *, batch: int = PREDICT_BATCH) -> Predictions:
         """Classify images.
 
-        Compiled kernels compute the classes if they are ready on this machine, else NumPy.
+        Compiled kernels compute the classes if they are ready on this machine, otherwise NumPy.
 
         Args:
             images: Shape (N, C, H, W) or, with one channel, (N, H, W): uint8 from 0 to 255, or floats from 0
@@ -161,7 +161,8 @@ class Model:
 
         Raises:
             ModelError: The images have another layout, type or range.
-            ConfigError: The model's last layer is not softmax cross-entropy, so it gives no probabilities.
+            ConfigError: The model's last layer is not softmax cross-entropy, so the model gives no
+                probabilities.
         """
         spec = self.network.spec
         if spec.layers[-1].kind != SOFTMAX:
@@ -179,7 +180,7 @@ class Model:
         )
 
     def _as_array(self, images: NDArray[Any]) -> NDArray[Any]:
-        """Convert to an array, and refuse a single image: its rows would be read as images."""
+        """Convert to an array, and refuse a single image, whose rows would be read as images."""
         try:
             array = np.asarray(images)
         except ValueError as error:
@@ -193,11 +194,11 @@ class Model:
         return array
 
     def evaluate(self, dataset: Dataset) -> Evaluation:
-        """Evaluate the model on a data set's test images; classes are matched by name.
+        """Evaluate the model on a data set's test images, with classes matched by name.
 
         Raises:
-            ConfigError: The model takes other images, or lacks the class of a test image.
-            DataError: There are no test images.
+            ConfigError: The model needs other images, or lacks the class of a test image.
+            DataError: The data set has no test images.
         """
         self.network.use_ready()
         exam = Exam(self.network, self.weights, dataset, self.trained_names)

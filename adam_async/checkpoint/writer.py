@@ -1,9 +1,9 @@
-"""Takes the checkpoints of one run: reads all shards while training pauses, writes them while it goes on.
+"""Takes the checkpoints of one run: reads shards during a pause, and writes while training continues.
 
-It writes one checkpoint at a time. The next one waits for it, for `checkpoint_s` at most; a note of progress
-has the same limit. A failed checkpoint is a *miss*: the driver logs it at once as an event of the run, and
-keeps the checkpoint before. `checkpoint_misses` in a row end the run, because a crash would lose all training
-since the newest checkpoint.
+The writer writes one checkpoint at a time. The next checkpoint waits for the current one, for `checkpoint_s`
+at most; a note of progress has the same limit. A failed checkpoint is a *miss*: the driver logs it at once as
+an event of the run, and keeps the earlier checkpoint. `checkpoint_misses` in a row end the run, because a
+crash would lose all training since the newest checkpoint.
 """
 
 import asyncio
@@ -81,16 +81,16 @@ class Checkpointer:
         self._noting_failed = False
         self.written: list[CheckpointResult] = []
         self.missed = ""
-        """Why the last checkpoint that was due failed; empty if it did not."""
+        """Reason for the failure of the last due checkpoint; empty without one."""
         progress.takes_checkpoints = True
         if folder.latest:  # the run continues this one
             progress.written(folder.latest, now=asyncio.get_running_loop().time())
 
     async def read(self, cluster: ClusterMap, clock: int) -> Reading | None:
-        """Copy all shards, after the checkpoint before is written.
+        """Copy all shards, after the earlier checkpoint is written.
 
         Args:
-            clock: With ssp and bsp the sync clock, which all trained shards have to reach.
+            clock: With ssp and bsp the sync clock, which all trained shards must reach.
 
         Returns:
             The shards; None if the servers could not be read, which is a miss.
@@ -119,7 +119,7 @@ class Checkpointer:
         results: tuple[dict[str, Any], ...],
         epochs: Sequence[EpochResult],
     ) -> None:
-        """Begin to write a reading of the end of an epoch; training goes on meanwhile."""
+        """Begin to write the shards of the end of an epoch; training continues during the write."""
         ended = cluster.epoch
         assert ended is not None
         resume = ResumeRecord(epoch=ended.number + 1, finished=(), clock=0, results=results)
@@ -136,7 +136,7 @@ class Checkpointer:
         epochs: Sequence[EpochResult],
         paused_s: float,
     ) -> None:
-        """Begin to write a reading of a pause within an epoch; training goes on meanwhile."""
+        """Begin to write the shards of a pause within an epoch; training continues during the write."""
         if isfinite(resume.loss):
             self._begin(reading, (resume.epoch, groups), resume, epochs, paused_s)
         else:
@@ -162,7 +162,7 @@ class Checkpointer:
             shards=reading.states,
         )
         if manifest.name == self._folder.latest:
-            return  # the run is resumed from it, and has not trained since
+            return  # the run is resumed from this checkpoint, and has not trained since
         checkpoint = Checkpoint(
             manifest=manifest, weights=reading.tensors.weights, state=reading.tensors.state
         )
@@ -207,13 +207,13 @@ class Checkpointer:
             self.miss(f"a checkpoint was not written within {self._timeout_s:g} s and is given up")
 
     def miss(self, what: str) -> None:
-        """Report a failed checkpoint; the run goes on, unless too many in a row have failed.
+        """Report a failed checkpoint; the run continues, unless too many in a row have failed.
 
         Args:
             what: Name of the checkpoint, and reason of the failure.
 
         Raises:
-            RunFailed: `checkpoint_misses` in a row have failed; names the newest good one.
+            RunFailed: `checkpoint_misses` in a row have failed; the error has the newest good one.
         """
         self._misses += 1
         self.missed = what
@@ -225,12 +225,12 @@ class Checkpointer:
                 "--checkpoint-misses 0 a run goes on without checkpoints"
             )
         if self._misses & (self._misses - 1):
-            return  # only the first miss in a row is an event, and then each doubling of their number
+            return  # only the first miss in a row is an event, and each doubling of their number
         often = "" if self._misses == 1 else f", {self._misses} failed in a row"
         self._note(f"{what}; training goes on without it{often}")
 
     def note_progress(self, epoch: int, groups: int) -> None:
-        """Write the progress of training down, beside the checkpoints. Never waits."""
+        """Write the progress of training to a file, beside the checkpoints. Never waits."""
         self._seen = ProgressNote(epoch=epoch, groups=groups, trained_again=self._common.trained_again)
         if self._writing is None or self._writing.done():
             self._begin_note()
@@ -240,7 +240,7 @@ class Checkpointer:
             self._noting = self._spawn("progress", self._note_progress())
 
     async def _note_progress(self) -> None:
-        """Write the newest progress if it has changed; give up after `checkpoint_s`.
+        """Write the newest progress if it has changed; stop after `checkpoint_s`.
 
         Only the first of several failures in a row becomes an event, because a note follows each second.
         """

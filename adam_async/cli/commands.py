@@ -58,7 +58,7 @@ app.command(token_commands)
 
 
 def run_command(arguments: list[str]) -> int:
-    """Parse and run one command; every error becomes one line and an exit code."""
+    """Parse and run one command; an error becomes one line and an exit code."""
     try:
         check_words(arguments)
         command, bound, _ = app.parse_args(arguments, exit_on_error=False, print_error=False)
@@ -75,7 +75,7 @@ def run_command(arguments: list[str]) -> int:
         return USAGE
     except Exception as error:
         if isinstance(first_cause(error), BrokenPipeError) and reader_left(sys.stdout):
-            # The reader of our output has left, as `head` does: a flush would fail again.
+            # The reader of the output has left, as `head` does: a flush would fail again.
             EARLY.leave(0)
         if os.environ.get("ADAM_TRACEBACK"):
             raise
@@ -85,10 +85,10 @@ def run_command(arguments: list[str]) -> int:
 
 
 def check_words(arguments: list[str]) -> None:
-    """Check that a word in the place of a command is one.
+    """Check that the first word is a command.
 
     Raises:
-        ConfigError: The command is unknown; names the nearest, and all.
+        ConfigError: The command is unknown; the error has the nearest command, and all commands.
     """
     path, _, rest = app.parse_commands(arguments)
     group = {(): app, ("data",): data_commands, ("token",): token_commands}.get(path)
@@ -111,7 +111,7 @@ def _run(
     level: LogLevel | None = None,
     lines: OneLine | None = None,
 ) -> int:
-    """Run a command's coroutine in a loop of its own."""
+    """Run a command's coroutine in its own loop."""
     check_variables(os.environ, PLAIN)
     log_to_stderr(verbose=verbose, level=level, lines=lines)
     terminal = Terminal(quiet=quiet)
@@ -119,14 +119,14 @@ def _run(
 
 
 def _run_role(main: Callable[[Terminal], Coroutine[Any, Any, int]], options: RoleOptions) -> int:
-    """Run a role. A parent process prefixes the lines of its children itself."""
+    """Run a role. A parent process prefixes the lines of its children."""
     lines = None if options.supervised else JsonLine() if options.log_json else RoleLine()
     return _run(main, loop=options.loop, verbose=options.verbose, level=options.log_level, lines=lines)
 
 
 @app.command
 def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
-    """Train a model, here or in a cluster of roles started by hand."""
+    """Train a model, in this process or in a cluster of roles started by hand."""
     if options.replay is not None:
         from adam_async.cli.replay import run_replay as work
     else:
@@ -251,7 +251,7 @@ def simulate(options: SimulateOptions = SimulateOptions()) -> int:  # noqa: B008
 def controller(options: ControllerOptions = ControllerOptions()) -> int:  # noqa: B008 - frozen
     """Run a controller, which keeps the cluster map; the other roles connect to it.
 
-    Three or five controllers with the same --peers agree on the map; the cluster goes on while more than half
+    Three or five controllers with the same --peers agree on the map; the cluster works while more than half
     of them run. A controller with --dir continues after a restart.
     """
     from adam_async.cli.roles import serve_controller
@@ -276,7 +276,7 @@ def data(
     size: Annotated[str, set_by_variable("size")] = "",
     stage: StageOptions = StageOptions(),  # noqa: B008 - frozen
 ) -> int:
-    """Run a data server, which hands out image groups to the workers.
+    """Run a data server, which leases image groups to the workers.
 
     Without --controller it is independent of a cluster, and serves each `train --data tcp://HOST:PORT`.
 
@@ -298,7 +298,7 @@ def data(
 
 @data_commands.command(name="inspect")
 def inspect_data(source: str = "auto", /, options: InspectOptions = InspectOptions()) -> int:  # noqa: B008
-    """Describe a source of images, and draw its images, as they are or transformed.
+    """Describe a source of images, and draw its images, with or without transforms.
 
     Parameters
     ----------

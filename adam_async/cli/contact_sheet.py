@@ -1,4 +1,4 @@
-"""Contact sheets: images in rows, each with lines of text under it if wanted, as a PNG file.
+"""Contact sheets: images in rows, each with optional lines of text under it, as a PNG file.
 
 Drawing needs Pillow, of the extra ``data``. Letters: C channels, H rows, W columns.
 """
@@ -19,7 +19,7 @@ TILE = 32
 """Minimum size of an image on a sheet without captions, in pixels, down and across."""
 
 CAPTIONED = 112
-"""Minimum width of an image with a caption, in pixels: some sixteen letters fit under it."""
+"""Minimum width of an image with a caption, in pixels: room for about sixteen letters."""
 
 LINE = 14
 """Height of a line of a caption, in pixels."""
@@ -62,7 +62,7 @@ def sheet_rows(
 
     Args:
         samples: Variants of an image, or without a recipe further images of its class.
-        classes: Maximum number of rows; the lowest class numbers with training images are taken.
+        classes: Maximum number of rows; the classes with training images of the lowest numbers.
     """
     of_class = [
         np.flatnonzero(dataset.train_labels == number)[: samples + 1]
@@ -81,10 +81,10 @@ def contact_sheet(rows: Sequence[Sequence[Image]], captions: Sequence[Sequence[S
     """Draw images in rows, enlarged by whole pixels to tiles of one size, with thin gaps.
 
     Args:
-        rows: Images of one shape. Of three and more channels the first three are red, green and blue; of
-            two the first is shown in grey.
+        rows: Images of one shape. Of at least three channels the first three are red, green and blue; of two
+            channels the first is grey.
         captions: Lines of text under each image, as many under each; empty for none. A letter that the
-            built-in font lacks becomes a question mark; a line that is too long is cut.
+            built-in font lacks becomes a question mark; a line too long for its image is cut.
 
     Returns:
         A PNG file; the same images give the same pixels.

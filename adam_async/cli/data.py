@@ -36,11 +36,11 @@ async def load_data(
 
     Args:
         environment: Names the folders of data and of the user's cache.
-        available: Returns the memory that this process could use, in bytes; `room_for_whole` derives from it
+        available: Returns the memory available to this process, in bytes; `room_for_whole` computes from it
             the limit of a source that decodes as a whole.
 
     Raises:
-        DataError: The source is missing, damaged beyond what may be left out, or too large to be decoded.
+        DataError: The source is missing, more damaged than allowed, or too large to decode.
     """
     if "://" in source:
         raise DataError(
@@ -63,7 +63,7 @@ async def load_data(
 
 
 class Downloads:
-    """Shows downloads from their first bytes on: a bar for each on a terminal, else one line for each.
+    """Shows downloads from their first bytes on: a bar for each on a terminal, otherwise one line for each.
 
     The end of the block removes the bars.
     """

@@ -39,7 +39,7 @@ FORMATS = {
 FOLDERS = "folders of images, one for each class"
 
 _AT_ONCE = 1024
-"""Number of images counted at once; counting takes eight times their bytes."""
+"""Number of images counted at once; counting needs eight times their bytes."""
 
 
 class ChannelValues(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +145,7 @@ def _draw(dataset: Dataset, steps: Sequence[Mapping[str, Any]] | None, options: 
 
 
 async def kind_of(source: str, data_dir: Path | None, disk: Disk) -> str:
-    """Describe the kind of a source that could be loaded, so has files of one kind only."""
+    """Describe the kind of a source that was loaded, so it has files of one kind only."""
     path = data_dir if source in ("auto", "mnist") else Path(source)
     if source == "digits" or path is None or not await disk.run(path.exists):
         return NAMED

@@ -1,4 +1,4 @@
-"""Files and folders that options name: checked before the work whose results they take, read and written."""
+"""Files and folders that options name: checked before the work that makes their content, read and written."""
 
 import os
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
-"""The display of a run in progress: a table that redraws itself on a terminal, else plain lines.
+"""The display of a run in progress: on a terminal a table that redraws itself, otherwise lines.
 
-It reads `Driver.progress`, which the driver keeps up to date, and owns nothing else of the run.
+The display reads `Driver.progress`, which the driver updates, and has no other part in the run.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ INTERVAL_S = 0.25
 """Time between two updates of the table, in seconds."""
 
 WAITING_SHOWN = 2
-"""Maximum number of roles named in the table that wait, and of those without an answer."""
+"""Maximum numbers of waiting roles, and of roles without an answer, that the table names."""
 
 PATIENCE_S = 5.0
-"""Wait for roles after which, without a table, a line reports it, in seconds."""
+"""Wait for roles after which the display reports it in a line, if it has no table, in seconds."""
 
 QUIET_S = 10.0
-"""Time without a line after which, without a table, a line reports the progress, in seconds."""
+"""Time without a line after which the display reports the progress, if it has no table, in seconds."""
 
 
 class LiveTable:
@@ -40,7 +40,7 @@ class LiveTable:
 
     Args:
         quiet: Show only the last line of `finish`.
-        leader: Returns the leader of several controllers; empty while none is known.
+        leader: Returns the leader of several controllers; empty while it is unknown.
 
     The block owns one task that redraws the table; its end removes the table, and keeps the lines.
     """
@@ -79,7 +79,7 @@ class LiveTable:
     async def __aexit__(self, *error: object) -> None:
         self._task.cancel()
         try:
-            # The group does not get the block's exception, which it would wrap.
+            # The group does not get the block's exception, because it would wrap the exception.
             await self._group.__aexit__(None, None, None)
         finally:
             if self._live is not None:
@@ -134,9 +134,9 @@ class LiveTable:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Remove the table from the terminal within the block, so that others can write there.
+        """Remove the table from the terminal within the block, so that other code can write there.
 
-        Their text stays above the table if it ends with a newline.
+        Its text stays above the table if it ends with a newline.
         """
         live, self._live = self._live, None
         if live is None:
@@ -151,7 +151,7 @@ class LiveTable:
             self.refresh()
 
     def introduce(self, data: Mapping[str, Any], model: RunModel) -> None:
-        """Print data and model, once. `refresh` calls it as soon as the driver knows them."""
+        """Print data and model once. `refresh` calls this method as soon as the driver knows them."""
         if not self._introduced:
             self._introduced = True
             for line in introduction(data, model):
@@ -203,7 +203,7 @@ def cut_line(model: Network, plan: Mapping[str, Any], *, together: bool) -> str:
     """Return the line about the cut of the model over the workers of a replica.
 
     Args:
-        together: Whether one worker trains all parts, so that nothing is sent.
+        together: Whether one worker trains all parts, without messages between them.
     """
     cut = PartitionPlan.from_dict(plan)
     crossings = Layout(model.topology, model.input_shape, cut).crossings
@@ -237,7 +237,7 @@ def epoch_line(result: EpochResult, epochs: int) -> str:
 
 
 def summary(report: Report) -> list[str]:
-    """Return the lines about the result of a run, the most important one last."""
+    """Return the lines about the result of a run, the most important line last."""
     totals, staleness, epochs = report.totals, report.staleness, len(report.epochs)
     lines = [f"event  at {event.s:.1f} s: {event.event}" for event in report.events]
     lines += [f"slower {warning}" for warning in report.machine.warnings]
@@ -259,7 +259,7 @@ def summary(report: Report) -> list[str]:
             "a later run begins with those that are compiled by now"
         )
     if len(report.controllers) > 1:
-        # A replaced leader that does not know it yet leads in an earlier term.
+        # A replaced leader that does not know it yet reports an earlier term.
         latest = max(report.controllers, key=lambda each: (each.role == "leader", each.term))
         leader = latest.node if latest.role == "leader" else "none"
         lines.append(f"leader {leader} of {len(report.controllers)} controllers, in term {latest.term}")
@@ -271,7 +271,7 @@ def summary(report: Report) -> list[str]:
     kept = f" (of epoch {totals.kept_epoch}, which is kept)" if totals.kept_epoch not in (None, last) else ""
     connections = totals.images_per_s * report.model.multiply_adds
     rate = f"{_count(totals.images_per_s)} images/s"
-    if connections:  # those of a step are unknown
+    if connections:  # the figures of a step are unknown
         rate += f" ({connections / 1e9:.2f} billion connections/s, multiply-adds forward)"
     lines.append(
         f"test accuracy {totals.test_accuracy:.2%} after {epochs} epoch{'s' if epochs != 1 else ''}{kept}, "
@@ -298,8 +298,7 @@ def why_not_one(report: Report, efficiency: float) -> str:
 
 
 def busy_share(report: Report) -> float:
-    """Return the share of the training time in which the compute threads of all workers ran jobs; at most
-    1."""
+    """Return the share of the training time in which compute threads of all workers ran jobs; at most 1."""
     pools = [worker.pool for worker in report.workers if worker.pool is not None]
     available_s = report.totals.train_s * sum(pool.threads for pool in pools)
     return min(sum(pool.busy_s for pool in pools) / available_s, 1.0) if available_s else 0.0

@@ -26,7 +26,7 @@ class RoleLine(OneLine):
     """Begins each line with the time in UTC, the level and the node.
 
     Attributes:
-        node: The node whose process this is; ``-`` until it has a name.
+        node: Node of this process; ``-`` until it has a name.
     """
 
     def __init__(self, node: str = "-") -> None:
@@ -61,7 +61,7 @@ def time_of(record: logging.LogRecord) -> str:
 
 
 def name_node(node: str) -> None:
-    """Set the node that this process's log lines name."""
+    """Set the node that the log lines of this process name."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, RoleLine):
             handler.formatter.node = node

@@ -1,7 +1,7 @@
 """The entry point of `adam-async`.
 
-This file imports almost nothing, so that signal handlers are installed and BLAS is limited to one thread
-before a slow import, or one that reads these settings. docs/reference/exit-codes.md lists the exit codes.
+This file imports few modules, so that signal handlers are installed and BLAS is limited to one thread before
+slow imports, and before imports that read these settings. docs/reference/exit-codes.md lists the exit codes.
 """
 
 import os
@@ -12,7 +12,7 @@ from adam_async.cli.signals import EARLY
 from adam_async.runtime.kernel_cache import use_kernel_cache
 
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Environment variables with the number of BLAS threads, which compete with the compute threads."""
+"""Environment variables for the number of BLAS threads, which would compete with the compute threads."""
 
 NO_EXTRA = "adam-async: the command line needs {name}; install it with: pip install 'adam-async[cli]'"
 """Error without a package of the extra `cli`."""
@@ -34,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def one_blas_thread(environment: MutableMapping[str, str]) -> None:
-    """Limit BLAS to one thread, unless the user has chosen a number. Call it before the import of numpy."""
+    """Limit BLAS to one thread, unless the user has chosen a number.
+
+    Call this function before the import of numpy.
+    """
     for name in BLAS_THREADS:
         environment.setdefault(name, "1")

@@ -1,4 +1,4 @@
-"""The options of the commands. An option without a value is None, so that file and environment may set it."""
+"""The options of the commands. An option without a value is None, which lets file and environment set it."""
 
 import re
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _OnlyOn = Parameter(negative="")
 _Options = TypeVar("_Options")
 
 _WHOLE = re.compile(r"[+-]?\d+(_\d+)*")
-"""Text of a whole number, as Python writes one."""
+"""Text of a whole number in Python's notation."""
 
 
 def value_of(kind: Any, words: Sequence[Token]) -> Any:
@@ -51,7 +51,7 @@ def value_of(kind: Any, words: Sequence[Token]) -> Any:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def options(kind: type[_Options]) -> type[_Options]:
-    """Make a class of options, whose words `value_of` converts.
+    """Make a class of options, with `value_of` as the converter of their words.
 
     The application's own converter serves the arguments of commands; fields do not inherit it.
     """
@@ -87,7 +87,7 @@ def _with_defaults(options: type[_Options]) -> type[_Options]:
 
     def kind_of(name: str, kind: Any) -> Any:
         default = getattr(plain, name, "")
-        # The option is a file, the field of a run a flag: its default would mislead.
+        # The option is a file and the field of a run a flag, whose default would be misleading.
         if name == "record" or default in ("", ()):
             return kind
         return Annotated[kind, Parameter(show_default=lambda _: str(default))]
@@ -104,25 +104,23 @@ class TrainOptions:
     config: Path | None = None
     """TOML file with any of the options below (images_per_group = 64), and the table [waits]."""
     model: str | None = None
-    """Model: auto (the one that fits the data), mnist-adam, digits, mlp, cifar-conv, or FILE.toml with a
-    spec."""
+    """Model: auto (fits the data), mnist-adam, digits, mlp, cifar-conv, or FILE.toml with a spec."""
     data: str | None = None
     """Training data: auto, mnist, digits, fashion-mnist, cifar-10, synthetic, a folder or file
     (docs/reference/data.md), or tcp://HOST:PORT of a data server that stands alone; several with commas."""
     damaged: Damaged | None = None
-    """Damaged images: error stops at the first, skip leaves out up to one in twenty."""
+    """Damaged images: error stops at the first one, skip leaves out up to one in twenty."""
     size: str | None = None
     """Size to scale and cut images to, ROWSxCOLUMNS such as 48x64; by default the model or the images
     decide."""
     cache: str | None = None
-    """Memory for images: auto, half of the available memory, or a size such as 4G, with which data are served
-    at once."""
+    """Memory for images: auto, half of the available memory, or a size such as 4G, with immediate service."""
     spill: str | None = None
     """Folder for decoded images that do not fit into the cache."""
     augment: bool | None = None
-    """Change training images at random, in another way each epoch."""
+    """Change training images at random, differently in each epoch."""
     transforms: str | None = None
-    """TOML file with the transforms of --augment; by default those that suit the images."""
+    """TOML file with the transforms of --augment; by default transforms that suit the images."""
     allow_functions: Annotated[bool, _OnlyOn] = False
     """Import the functions named by the checkpoint of --resume or the record of --replay."""
     epochs: int | None = None
@@ -132,18 +130,19 @@ class TrainOptions:
     partitions: int | None = None
     """Workers over which the model of each replica is cut."""
     plan: Literal["vertical", "layers"] | None = None
-    """Cut of the model: vertical, each layer over all workers, or layers, consecutive ones to each."""
+    """Cut of the model: vertical, each layer over all workers, or layers, consecutive layers to each
+    worker."""
     halo: Literal["auto", "exchange", "recompute"] | None = None
     """With plan vertical: send image rows needed by two workers (exchange), or compute them twice
     (recompute)."""
     epoch_fraction: float | None = None
-    """Share of the replicas whose finish ends an epoch; skipped images come first in the next one."""
+    """Share of the replicas whose finish ends an epoch; skipped images come first in the next epoch."""
     epoch_rule: Literal["replicas", "images"] | None = None
     """Unit of --epoch-fraction: replicas that have finished, or images of one pool; asp only."""
     threads: int | None = None
     """Compute threads per worker; 0 divides the cores among the workers."""
     pin_threads: bool | None = None
-    """Keep each compute thread on one core; helps if the system moves threads about."""
+    """Keep each compute thread on one core; helps if the system moves threads between cores."""
     images_per_group: int | None = None
     """Images per group; 1 is the paper's flow."""
     in_flight: int | None = None
@@ -157,9 +156,10 @@ class TrainOptions:
     copies: int | None = None
     """Servers with each shard; 0 is 3, or all servers if fewer, with several controllers, else 1."""
     slow: Annotated[tuple[str, ...] | None, _OnlyOn] = None
-    """Slow down a worker (worker-1:0.2 of its cores) or a link (worker-0~ps-0:5ms+1ms); repeatable."""
+    """Slow down a worker (worker-1:0.2, a share of its cores) or a link (worker-0~ps-0:5ms+1ms);
+    repeatable."""
     processes: bool | None = None
-    """Run each role as a child process over loopback TCP, instead of all in this one."""
+    """Run each role as a child process over loopback TCP, instead of all roles in this process."""
     rule: Literal["sgd", "adagrad", "adam", "adamw"] | None = None
     """Update rule."""
     rate: float | None = None
@@ -167,7 +167,7 @@ class TrainOptions:
     momentum: float | None = None
     """Momentum of rule sgd."""
     nesterov: bool | None = None
-    """Use Nesterov's momentum, whose steps look ahead by one step of the momentum."""
+    """Use Nesterov's momentum, with gradients one step of the momentum ahead."""
     weight_decay: float | None = None
     """Weight decay: of the gradient, or with rule adamw of the values."""
     push_every: int | None = None
@@ -177,12 +177,11 @@ class TrainOptions:
     consistency: str | None = None
     """Bound on the distance of replicas: asp (none), ssp:S (S steps), or bsp (lockstep)."""
     lag: int | None = None
-    """With bsp: steps by which values may be behind, 0 or 1; with 1 sums travel while the next step
-    computes."""
+    """With bsp: steps by which values may be behind, 0 or 1; with 1 sums travel during the next step."""
     warm_start: int | None = None
     """Groups that one replica trains alone, before the others begin."""
     schedule: Literal["auto", "constant", "step", "cosine"] | None = None
-    """Schedule of the rate: constant, step (by --decay every --decay-every epochs), or cosine (half of one,
+    """Schedule of the rate: constant, step (by --decay every --decay-every epochs), or cosine (half a cosine,
     to 0)."""
     warm_up: float | None = None
     """Epochs over which the rate rises from 0, before its schedule."""
@@ -212,7 +211,7 @@ class TrainOptions:
     patience: int | None = None
     """Epochs in a row without a better validation accuracy that end the run; 0: no limit."""
     keep_best: bool | None = None
-    """Keep the weights of the epoch with the best validation accuracy instead of the last one."""
+    """Keep the weights of the epoch with the best validation accuracy instead of the last epoch."""
     keep_going: Annotated[bool | None, _OnlyOn] = None
     """Train on even if the loss is not finite, or more than ten times that of guessing."""
     seed: int | None = None
@@ -221,11 +220,11 @@ class TrainOptions:
     """Accuracy on validation images, else on test images, that ends the run at the end of an epoch; 0 trains
     all epochs."""
     evaluation: Literal["wait", "concurrent"] | None = None
-    """Whether training waits for the evaluation of an epoch, or goes on beside it."""
+    """Whether training waits for the evaluation of an epoch, or continues during it."""
     shard_bytes: int | None = None
     """Maximum size of a shard, in bytes."""
     memory_budget: str | None = None
-    """Maximum memory of each process for its peers: their requests, and answers to them."""
+    """Maximum memory of each process for its peers: their requests, and answers to these."""
     checksum: Checksum | None = None
     """CRC-32C of tensors sent between processes: on, off, or auto (to other hosts)."""
     report: Path | None = None
@@ -239,14 +238,14 @@ class TrainOptions:
     out: Path | None = None
     """Write the trained model to model.safetensors in this folder."""
     checkpoint: Path | None = None
-    """Write checkpoints to this folder at the end of each epoch; by default that of --resume."""
+    """Write checkpoints to this folder at the end of each epoch; by default to the folder of --resume."""
     resume: Path | None = None
     """Continue the run of the newest checkpoint in this folder, with its options and model."""
     init: Path | None = None
-    """Begin with the tensors of this saved model that have the same name and shape; other tensors begin
-    fresh."""
+    """Begin with the tensors of this saved model with the same names and shapes; other tensors get initial
+    values."""
     step: str | None = None
-    """Train this step of yours in the place of a network: package.module:factory
+    """Train this step of yours in place of a network: package.module:factory
     (docs/how-to/train-your-own-step.md)."""
     step_args: str | None = None
     """Arguments of the factory of --step, as a JSON object such as '{"hidden": 64}'."""
@@ -255,10 +254,10 @@ class TrainOptions:
     step_path: Annotated[tuple[Path, ...], _OnlyOn] = ()
     """Folder with the modules of --step and --layer, added to Python's sys.path; repeatable."""
     controller: str | None = None
-    """tcp://HOST:PORT of the controller of a cluster started by hand, or of several with commas between them;
-    no role is started then."""
+    """tcp://HOST:PORT of the controller of a cluster started by hand, or of several controllers, with commas
+    between them; the command then starts no role."""
     token_file: Path | None = None
-    """File with the token of that cluster (or its keys for role driver), or of the data servers at --data; by
+    """File with the token (or the keys for role driver) of that cluster, or of the data servers at --data; by
     default ADAM_TOKEN."""
     quiet: Annotated[bool, _OnlyOn] = False
     """Print only the last line, and errors."""
@@ -284,7 +283,7 @@ class RoleOptions:
     """Options of every role."""
 
     id: str | None = None
-    """Name of this node, unique in its cluster; by default made of role, host and process id."""
+    """Name of this node, unique in its cluster; by default role, host and process id."""
     token_file: Path | None = None
     """File with the cluster's token, or the keys of this role (`token derive`); by default ADAM_TOKEN."""
     slow: Annotated[
@@ -293,13 +292,14 @@ class RoleOptions:
             negative="", env_var=variable_of("slow"), env_var_split=lambda _, text, **__: text.split(",")
         ),
     ] = ()
-    """Slow down this node: NODE:SHARE of its cores, or NODE~NODE:DELAY of messages to another; repeatable."""
+    """Slow down this node: NODE:SHARE of its cores, or NODE~NODE:DELAY of messages to another node;
+    repeatable."""
     advertise: str | None = None
-    """tcp://HOST:PORT at which others reach --bind tcp://0.0.0.0:PORT; port 0 is that of --bind."""
+    """tcp://HOST:PORT at which other hosts reach --bind tcp://0.0.0.0:PORT; port 0 is the port of --bind."""
     memory_budget: Annotated[str, set_by_variable("memory_budget")] = "512M"
-    """Maximum memory of this process for its peers: their requests, and answers to them."""
+    """Maximum memory of this process for its peers: their requests, and answers to these."""
     checksum: Annotated[Checksum, set_by_variable("checksum")] = "auto"
-    """CRC-32C of sent tensors: on, off, or auto (to other hosts); receivers always check one."""
+    """CRC-32C of sent tensors: on, off, or auto (to other hosts); receivers always check a CRC."""
     log_level: LogLevel | None = None
     """Lowest level of log lines; by default warning, or info with --verbose."""
     log_json: Annotated[bool, _OnlyOn] = False
@@ -309,7 +309,7 @@ class RoleOptions:
     loop: LoopName = "uvloop"
     """The event loop."""
     supervised: Annotated[bool, Parameter(negative="", show=False)] = False
-    """Started by a parent process: orders come by stdin; the end of stdin ends the role."""
+    """Started by a parent process: orders arrive on stdin; the end of stdin ends the role."""
 
 
 @options
@@ -317,15 +317,17 @@ class ControllerOptions(RoleOptions):
     """Options of a controller."""
 
     id: str | None = None
-    """With --peers the id of this one, such as 1; else its name, by default made of role, host and process
-    id."""
+    """With --peers the id of this controller, such as 1; otherwise its name, by default role, host and
+    process id."""
     bind: str | None = None
-    """tcp://HOST:PORT to listen on; by default its own address in --peers, or tcp://127.0.0.1:7070."""
+    """tcp://HOST:PORT to listen on; by default this controller's address in --peers, or
+    tcp://127.0.0.1:7070."""
     peers: str = ""
     """All controllers of the group, the same list for each:
     1=tcp://HOST:PORT,2=tcp://HOST:PORT,3=tcp://..."""
     dir: Path | None = None
-    """Folder for its copy of the cluster map, which survives a restart; without it the map ends with it."""
+    """Folder for the copy of the cluster map, which survives a restart; without it the map ends with the
+    controller."""
 
 
 @options
@@ -353,8 +355,7 @@ class DataServerOptions(RoleOptions):
     """tcp://HOST:PORT to listen on; by default any port of the interface towards the controller, or of
     loopback."""
     cache: Annotated[str, set_by_variable("cache")] = "auto"
-    """Memory for images: auto, half of the available memory, or a size such as 4G, with which data are served
-    at once."""
+    """Memory for images: auto, half of the available memory, or a size such as 4G, with immediate service."""
     spill: Annotated[str, set_by_variable("spill")] = ""
     """Folder for decoded images that do not fit into the cache."""
 
@@ -364,11 +365,12 @@ class StageOptions:
     """Options of a data server that copies its source before it loads it."""
 
     stage: Path | None = None
-    """Folder into which --data, a shared folder or file, is copied first, and from which it is loaded."""
+    """Folder into which the data server copies --data, a shared folder or file; it loads the copy."""
     stage_peers: str = ""
-    """tcp://HOST:PORT of each server that copies this source, with commas between; the same list for each."""
+    """tcp://HOST:PORT of each server that copies this source, with commas between them; the same list for
+    each."""
     stage_wait: float = 60.0
-    """Seconds after which others read the files of a server that has not connected."""
+    """Seconds after which other servers read the files of a server that has not connected."""
 
 
 @options
@@ -379,8 +381,8 @@ class WorkerOptions(MemberOptions):
     """tcp://HOST:PORT of the controller, or of several with commas between them; the worker joins a run in
     progress."""
     allow_step: Annotated[tuple[str, ...], _OnlyOn] = ()
-    """Module package.module whose steps runs may train here (`train --step`); repeatable. The worker imports
-    and runs it."""
+    """Module package.module whose steps this worker may train (`train --step`); repeatable. The worker
+    imports the module and runs it."""
     layers: Annotated[tuple[str, ...], Parameter(name="--layer", negative="")] = ()
     """Layer of yours that models may use: KIND=package.module:Class; repeatable."""
     step_path: Annotated[tuple[Path, ...], _OnlyOn] = ()
@@ -418,15 +420,15 @@ class PlanOptions:
     data: str | None = None
     """Data that the model must fit, as in `train --data`."""
     partitions: int | None = None
-    """Workers over which a replica is cut; by default 1 to 4 are tried."""
+    """Workers over which a replica is cut; by default the command tries 1 to 4."""
     plan: Literal["vertical", "layers"] | None = None
-    """Cut of the model: vertical, each layer over all workers, or layers, consecutive ones to each; by
-    default both are tried."""
+    """Cut of the model: vertical, each layer over all workers, or layers, consecutive layers to each worker;
+    by default both."""
     halo: Literal["auto", "exchange", "recompute"] = "auto"
     """With plan vertical: send image rows needed by two workers (exchange), or compute them twice
     (recompute)."""
     images_per_group: int | None = None
-    """Images per group; by default 1, 16 and 64 are tried."""
+    """Images per group; by default the command tries 1, 16 and 64."""
     bandwidth: str | None = None
     """Bandwidth of links, each way, such as 1Gbit/s or 125MB/s; each worker then has a machine like this
     one."""
@@ -441,7 +443,7 @@ class PlanOptions:
     json: Path | None = None
     """Write the report, with layers, workers and cuts, to this file, as JSON (docs/reference/plan.md)."""
     calibrate: bool = True
-    """Measure the layers on this machine, about half a second per size of group, instead of an estimate."""
+    """Measure the layers on this machine, about half a second per group size, instead of an estimate."""
     loop: LoopName = "uvloop"
     """The event loop."""
 
@@ -457,7 +459,7 @@ class PredictOptions:
     png: Path | None = None
     """Draw the first hundred images into this file, each above its class; needs the extra `data`."""
     damaged: Damaged = "error"
-    """Damaged images: error stops at the first, skip leaves them out and lists them."""
+    """Damaged images: error stops at the first one, skip leaves them out and lists them."""
     loop: LoopName = "uvloop"
     """The event loop."""
 
@@ -467,7 +469,7 @@ class InspectOptions:
     """Options of `data inspect`."""
 
     damaged: Damaged = "skip"
-    """Damaged images: skip leaves out and lists up to one in twenty, error stops at the first."""
+    """Damaged images: skip leaves out and lists up to one in twenty, error stops at the first one."""
     size: str = ""
     """Size to scale and cut images to, ROWSxCOLUMNS such as 48x64; by default the images decide."""
     png: Path | None = None
@@ -499,15 +501,15 @@ class SimulateOptions:
     seed: int | None = None
     """Run this seed alone."""
     seeds: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
-    """Run seeds A..B, from 0 on, both included; by default 0..9, or with --soak all."""
+    """Run seeds A..B, from 0, both included; by default 0..9, or with --soak all."""
     jobs: int = 0
     """Child processes; 0 is one per core."""
     trace: Path | None = None
-    """Write a trace of the one run to this file; ui.perfetto.dev opens it."""
+    """Write a trace of the run to this file; ui.perfetto.dev opens it."""
     plan: Path | None = None
-    """Run the plan in this file, printed by a failed run, instead of one drawn from a seed."""
+    """Run the plan in this file, which a failed run printed, instead of a plan drawn from a seed."""
     soak: Path | None = None
-    """Keep the finished seeds in this file, and run further ones until interrupted."""
+    """Keep the finished seeds in this file, and run further seeds until interrupted."""
     list: Annotated[bool, _OnlyOn] = False
     """List the scenarios."""
     supervised: Annotated[bool, Parameter(negative="", show=False)] = False

@@ -1,5 +1,4 @@
-"""Text of peers and files, made safe for a terminal and a log: by a function, and by a console of
-``rich``."""
+"""Text of peers and files, safe for a terminal and a log: a function, and a console of ``rich``."""
 
 import re
 from collections.abc import Iterable
@@ -10,18 +9,18 @@ from rich.segment import Segment
 from rich.text import Text
 
 _UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f"  # controls C0 and C1, the escape character and ends of lines among them
+    "[\x00-\x1f\x7f-\x9f"  # control characters C0 and C1, with the escape character and ends of lines
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that change the text direction
     "\u2028\u2029"  # ends of lines and paragraphs
-    "\ud800-\udfff]"  # bytes of file names that are not text, which no stream can encode
+    "\ud800-\udfff]"  # bytes of file names that are not text, which streams cannot encode
 )
 
 
 def printable(text: str) -> str:
-    r"""Return one line that moves no cursor, changes no colour and keeps the order of its characters.
+    r"""Return one line without characters that move the cursor, change colours or reorder text.
 
-    Controls and marks of direction become escapes such as ``\x1b`` and ``\u202e``. Backslashes stay as they
-    are, so a second pass changes nothing: both a child process and its parent escape a line.
+    Control and direction characters become escapes such as ``\x1b`` and ``\u202e``. Backslashes stay, so a
+    second pass changes nothing: a child process and its parent both escape a line.
     """
     return _UNSAFE.sub(_escape, text)
 
@@ -59,7 +58,7 @@ class EscapingConsole(Console):
         )
 
     def render_str(self, text: str, **how: Any) -> Text:
-        """Return a string as text, escaped before a table measures it."""
+        """Return a string as text, escaped before a table measures its width."""
         return super().render_str(printable_lines(text), **how)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:

@@ -23,7 +23,7 @@ from adam_async.runtime.machine import numerics
 from dataflow import ComputePool
 
 BESIDE = frozenset({"replay", "allow_functions", "data", "out", "quiet", "verbose", "loop"})
-"""Options that go with `--replay`; all others are in the record."""
+"""Options allowed with `--replay`; the record has all others."""
 
 ROUNDS = 64
 """Number of batches of shards that the compute thread applies between two checks for cancellation."""
@@ -66,10 +66,10 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
 
 
 def check_options(options: TrainOptions) -> None:
-    """Check that no option is given that the record decides.
+    """Check that the options contain none that the record decides.
 
     Raises:
-        ConfigError: Such options are given; names them.
+        ConfigError: Such options are given; the error lists them.
     """
     plain = TrainOptions()
     given = [f.name for f in fields(options) if getattr(options, f.name) != getattr(plain, f.name)]
@@ -93,7 +93,7 @@ async def read_record(path: Path, disk: Disk) -> Recording:
 
 
 def differences(header: Header) -> list[str]:
-    """Return the differences between this machine and that of the run that may change last bits."""
+    """Return the differences between this machine and the machine of the run that may change last bits."""
     here = numerics()
     return [
         f"{name} was {then or 'unknown'} in the run and is {here.get(name) or 'unknown'} here: "
@@ -106,9 +106,9 @@ def differences(header: Header) -> list[str]:
 async def repeat(
     recording: Recording, dataset: Dataset, terminal: Terminal, functions: Collection[str] = ()
 ) -> Replay:
-    """Repeat a run on a compute thread, print its epochs, and return it after its check.
+    """Repeat a run on a compute thread, print its epochs, and return the checked run.
 
-    Cancelling ends it after the current batches of the thread.
+    Cancelling ends the replay after the current batches of the thread.
     """
     async with ComputePool(threads=1, name="replay") as pool:
         replay = await pool.run(lambda: Replay(recording, dataset, functions=functions))

@@ -15,7 +15,7 @@ from adam_async.runtime.disk import Disk
 
 
 async def run_report(files: tuple[Path, ...], plot: Path | None, terminal: Terminal) -> int:
-    """Print a table of reports, and draw them if `plot` names a file.
+    """Print a table of reports, and plot them if `plot` names a file.
 
     Raises:
         ConfigError: A file cannot be read or is no report, the plot cannot be written, or matplotlib is not
@@ -34,7 +34,7 @@ async def read_report(file: Path, disk: Disk) -> Report:
     """Read a report that `train --report` wrote.
 
     Raises:
-        ConfigError: It cannot be read, or is no report of this schema.
+        ConfigError: The file cannot be read, or is no report of this schema.
     """
     try:
         report = msgspec.json.decode(await disk.read_bytes(file), type=Report)

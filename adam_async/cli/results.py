@@ -1,4 +1,4 @@
-"""Results of `train`: the files that its options name, also after an interrupted run."""
+"""Results of `train`: the files of its options, also after an interrupted run."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -34,10 +34,10 @@ async def write_results(
 ) -> None:
     """Write the model, the report, the profile and the record to the files that the options name.
 
-    A failed file does not stop the others. A model that cannot be written goes to another folder.
+    A failed file does not stop the others. A model that cannot be written is written to another folder.
 
     Raises:
-        ConfigError: Some files cannot be written; names each, and the other folder of the model.
+        ConfigError: Some files cannot be written; the error lists them, and the other folder of the model.
         RecordError: The run has no record; the other files are written.
     """
     problems: list[str] = []
@@ -77,10 +77,11 @@ async def save_somewhere(
     *,
     class_names: Sequence[str],
 ) -> None:
-    """Write ``model.safetensors`` into a folder, or if that fails into another one with room.
+    """Write ``model.safetensors`` into a folder; if that fails, into another folder with room.
 
     Raises:
-        ConfigError: The folder cannot be written to; names the file, and the model's other folder if any.
+        ConfigError: The folder cannot be written to; the error has the file, and the model's other folder if
+            any.
     """
     try:
         await save_model(network, weights, folder, disk, class_names=class_names)
@@ -115,7 +116,7 @@ class Kept:
     results: tuple[str, ...]
 
     def sentence(self, *, interrupted: bool) -> str:
-        """Return the line for the user; empty for a run that failed and left nothing."""
+        """Return the line for the user; empty for a failed run without results."""
         if interrupted:
             return f"interrupted {self.done}; kept: {', '.join(self.results) or NOTHING}"
         return f"failed {self.done}; kept: {', '.join(self.results)}" if self.began and self.results else ""
@@ -150,7 +151,7 @@ async def keep_results(
 
 
 NOTHING = "nothing (--out keeps the latest weights, --checkpoint a state for --resume)"
-"""Results kept of a run whose options name no file or folder."""
+"""Results of a run whose options name no file or folder."""
 
 
 def progress_words(driver: Driver) -> str:
@@ -163,6 +164,6 @@ def progress_words(driver: Driver) -> str:
     if not progress.epochs:
         return f"{done}; no epoch has ended"
     last = progress.epochs[-1]
-    if last.epoch == progress.epoch:  # the next one is about to begin
+    if last.epoch == progress.epoch:  # the next round is about to begin
         return f"after epoch {last.epoch}, with {last.accuracies}"
     return f"{done}; epoch {last.epoch} ended with {last.accuracies}"

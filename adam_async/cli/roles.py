@@ -1,6 +1,6 @@
 """The role commands: one role in this process, until it is ended.
 
-A role prints one line, with its address and the next command of a cluster started by hand; a controller also
+A role prints one line, with its address and the next command for a cluster started by hand; a controller also
 logs changes of its group. A signal ends a role; a role of a parent process (`--supervised`) also ends at the
 end of its stdin.
 """
@@ -68,8 +68,8 @@ NEXT = {
     "data-host": ("train", "--data"),
     "worker": ("train", "--controller"),
 }
-"""Command in a role's line, with its option for the address: the next one of a cluster started by hand. A
-data host is a data server without a controller."""
+"""Command in a role's line, with its option for the address: the next command for a cluster started by hand.
+A data host is a data server without a controller."""
 
 KEYS_OF_NEXT = {"controller": "ps", "ps": "data", "data": "worker", "data-host": "driver", "worker": "driver"}
 """Role of the command in a role's line; the line names a file with the keys of that role."""
@@ -103,7 +103,7 @@ async def serve_controller(options: ControllerOptions, environment: Mapping[str,
         # The files in the folder name their node: the next process must have the same name.
         options = dataclasses.replace(options, id="controller")
     if not options.supervised:
-        # A person watches it, and needs to know the changes of its group.
+        # A person watches the controller, and needs to know the changes of its group.
         status_log.logger.setLevel(logging.INFO)
     async with AsyncExitStack() as stack:
         file = None
@@ -173,7 +173,7 @@ def _imports_of(options: WorkerOptions) -> _Imports:
     """
     for folder in options.step_path:
         add_import_folder(folder)
-        if not options.supervised:  # the parent has printed it
+        if not options.supervised:  # the parent has printed the line
             sys.stderr.write(f"imports also find modules in {printable(str(folder.resolve()))}\n")
     return {"layers": import_layers(read_layers(options.layers)), "steps": allow_steps(options.allow_step)}
 
@@ -248,9 +248,9 @@ async def _stay(
     open_role: Open,
     profile_events: int = 0,
 ) -> None:
-    """Open the role, print its line as soon as it has joined, and serve until cancelled.
+    """Open the role, print its line when it has joined, and serve until cancelled.
 
-    A controller of several does not wait for the others: after a restart it may be needed by none of them.
+    A controller of several does not wait for the others: after a restart they may not need it.
     """
     buffers = BufferPool()
     node = options.id or f"{role}-{platform.node()[:40]}-{os.getpid()}"
@@ -279,11 +279,11 @@ async def _stay(
         await running.joined()
         join = ["adam-async", *NEXT[role], controllers or running.address]
         if token is not None and holds_keys(token):
-            join += ["--token-file", f"{KEYS_OF_NEXT[role]}.keys"]  # the next role has keys of its own
+            join += ["--token-file", f"{KEYS_OF_NEXT[role]}.keys"]  # the next role has its own keys
         elif options.token_file is not None:
             join += ["--token-file", str(options.token_file)]
         if isinstance(running, Controller) and running.group.is_cut_off:
-            join = []  # a role that joined it would wait as long as it does
+            join = []  # a role that joined the controller would wait as long as it does
         command = shlex.join(join)
         if role == "ps" and join:
             command += f", or open a store at {controllers}"

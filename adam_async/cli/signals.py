@@ -1,10 +1,10 @@
 """Ctrl-C and SIGTERM: the first ends the command in good order, the second at once.
 
 Before a loop runs, the process just ends. In a loop, the first signal cancels the command's task, and every
-block closes its resources on the way out. The second ends the process, and its children end with it (see
+block then closes its resources. The second signal ends the process, and with it its children (see
 `cluster/parent_pipe.py`).
 
-The handlers are the plain ones of `signal`, not the loop's: they also run while the loop is busy.
+The handlers are those of `signal`, not of the loop: they also run while the loop is busy.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class Signals:
     def run(
         self, main: Callable[[], Coroutine[Any, Any, int]], *, loop_factory: Callable[[], Any] | None
     ) -> int:
-        """Run a command's coroutine in a loop of its own until it returns or a signal ends it.
+        """Run a command's coroutine in its own loop until it returns or a signal ends it.
 
         Raises:
             Exception: The error of `main` or of a callback of its loop. After a signal, that is the outcome.
@@ -79,12 +79,12 @@ class Signals:
         self._cancel = cancel
         with ending_on_errors():
             code = await main()
-        # A command may have caught the cancellation and returned; it was interrupted all the same.
+        # A command may have caught the cancellation and returned; it was still interrupted.
         return code if self.first is None else self.exit_code()
 
 
 EARLY = Signals()
-"""The one set of handlers of the process; `cli/main.py` installs it."""
+"""The only handlers of the process; `cli/main.py` installs them."""
 
 
 def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:

@@ -1,7 +1,7 @@
 """The command `simulate`: shipped code in simulated clusters, seed by seed, in child processes.
 
-It prints one line per scenario. The plan of a failed seed is shrunk first, and then printed with all that is
-needed to run it again.
+The command prints one line per scenario. The command shrinks the plan of a failed seed, and then prints it
+with the options that repeat it.
 """
 
 import asyncio
@@ -43,7 +43,8 @@ ROUND = 40
 """Number of seeds of a scenario that a soak runs before the next scenario."""
 
 SHOWN = 3
-"""Maximum number of failed seeds of a scenario that are shrunk and described; further ones are only named."""
+"""Maximum number of failed seeds of a scenario that are shrunk and described; the command only names further
+ones."""
 
 SHRINK_NOTICE_S = 5.0
 """Minimum time between two notices about the shrinking of a plan, in seconds."""
@@ -60,7 +61,7 @@ async def run_simulation(options: SimulateOptions, terminal: Terminal) -> int:
     """Run seeds of scenarios, and print their results.
 
     Raises:
-        ConfigError: An option is wrong, or contradicts another one; or a file cannot be read or written.
+        ConfigError: An option is wrong, or contradicts another; or a file cannot be read or written.
         RoleDied: A child process died.
     """
     names = chosen_scenarios(options.scenario)
@@ -91,7 +92,7 @@ async def run_simulation(options: SimulateOptions, terminal: Terminal) -> int:
 
 
 def serve(source: TextIO = sys.stdin, target: TextIO = sys.stdout) -> int:
-    """Do the work that comes line by line, as a child process, until the end of the input."""
+    """Do the work on each line of the input, as a child process, until the end of the input."""
     die_with_parent()
 
     def send(answer: Answer) -> None:
@@ -117,7 +118,7 @@ def chosen_scenarios(words: Sequence[str]) -> list[str]:
 
 
 def chosen_seeds(options: SimulateOptions) -> tuple[int, int] | None:
-    """Return the first and last named seed; None if none are named.
+    """Return the first and the last seed that the options name; None without such an option.
 
     Raises:
         ConfigError: The text is not a range.
@@ -137,7 +138,10 @@ def chosen_seeds(options: SimulateOptions) -> tuple[int, int] | None:
 
 
 def check_options(options: SimulateOptions, names: Sequence[str]) -> None:
-    """Check that options do not contradict one another. Raises ConfigError: names those that do."""
+    """Check that options do not contradict one another.
+
+    Raises ConfigError: some contradict; the error lists them.
+    """
     check_within("--jobs", options.jobs, 0, usable_cores() * MOST_JOBS_PER_CORE)
     if options.seed is not None and options.seeds is not None:
         raise ConfigError("--seed and --seeds contradict each other: leave one out")
@@ -187,7 +191,7 @@ async def chosen_case(options: SimulateOptions, name: str, disk: Disk) -> Case:
 async def run_one(
     case: Case, trace: Path | None, process_pool: ProcessPool, disk: Disk, terminal: Terminal
 ) -> bool:
-    """Run one case, print its result, and write its trace. Returns whether it failed."""
+    """Run one case, print its result, and write its trace. Returns whether the run failed."""
     begun = asyncio.get_running_loop().time()
     (answer,) = await process_pool.do(Repeat(case=case))
     if trace is not None:
@@ -202,7 +206,7 @@ async def run_seeds(
 ) -> bool:
     """Run seeds of a scenario in slices, and print their results.
 
-    Returns whether a seed failed, or many seeds together did not reach all marks that they must.
+    Returns whether a seed failed, or many seeds together missed a required mark.
     """
     begun = asyncio.get_running_loop().time()
     size = max(1, min(SLICE, -(-len(seeds) // (4 * process_pool.jobs))))
@@ -237,8 +241,8 @@ async def run_soak(
 ) -> bool:
     """Run the seeds that a soak's file lacks, scenario by scenario in rounds, and add them to the file.
 
-    Without `seeds` only a signal ends it. Returns whether a seed failed, now or earlier with this core, or
-    many seeds together did not reach all marks that they must.
+    Without `seeds` only a signal ends the soak. Returns whether a seed failed, now or earlier with this core,
+    or many seeds together missed a required mark.
     """
     core, soak = await core_hash(disk), await read_soak(file, disk)
     first, last = seeds or (0, None)
@@ -248,7 +252,7 @@ async def run_soak(
         soak = soak.with_results(name, core, results)
         await write_soak(file, soak, disk)
 
-    await save(names[0], [])  # a file that cannot be written is an error before anything runs
+    await save(names[0], [])  # a file that cannot be written is an error before the first seed
     todo = {name: seeds_to_do(soak.of(name, core).done, first, last) for name in names}
     while todo:
         for name in list(todo):
@@ -271,7 +275,7 @@ async def run_soak(
 async def report_results(
     name: str, results: Sequence[SeedResult], took_s: float, process_pool: ProcessPool, terminal: Terminal
 ) -> None:
-    """Print the results of seeds: failed ones first, then one line, then the seeds that do not count."""
+    """Print the results of seeds: failed seeds, then one line, then the seeds that do not count."""
     failed = [result for result in results if not result.ok]
     for result in failed[:SHOWN]:
         for line in await describe(result, process_pool, terminal):
@@ -286,7 +290,7 @@ async def report_results(
 
 
 def report_unreached(name: str, seen: Collection[str], counted: int, seeds: int, terminal: Terminal) -> bool:
-    """Print the marks that no seed reached, and whether too few count; return whether this fails them."""
+    """Print the marks that no seed reached, and whether too few count; return whether that is a failure."""
     if seeds < MANY:
         return False
     missing, few = unreached(SCENARIOS[name], seen), counted < LEAST_SHARE * seeds
@@ -298,7 +302,7 @@ def report_unreached(name: str, seen: Collection[str], counted: int, seeds: int,
 
 
 async def describe(result: SeedResult, process_pool: ProcessPool, terminal: Terminal) -> list[str]:
-    """Return the lines about a failed run: its options, and the smallest plan that fails. May take long."""
+    """Return the lines about a failed run: its options, and the smallest failing plan. May take long."""
     case = result.case
     loop = asyncio.get_running_loop()
     noticed_at = loop.time()

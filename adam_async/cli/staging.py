@@ -20,7 +20,8 @@ from adam_async.runtime.disk import Disk
 from transport import BufferPool, Identity
 
 HANGS_S = 1.0
-"""Maximum wait for the end of a disk that reads the source, in seconds; a hanging one is left behind."""
+"""Maximum wait for the end of a disk that reads the source, in seconds; the command abandons a hanging
+disk."""
 
 
 async def serve_staged(
@@ -35,7 +36,7 @@ async def serve_staged(
 ) -> int:
     """Copy the data if `--stage` is given, then run a data server until cancelled.
 
-    It answers other servers of the staging as long as it runs.
+    The server answers other servers of the staging as long as it runs.
 
     Raises:
         ConfigError: The options contradict one another.
@@ -70,7 +71,7 @@ async def serve_staged(
 
 
 def _checked(stage: StageOptions, data: str) -> list[str]:
-    """Return the addresses of all servers; by default that of this one alone."""
+    """Return the addresses of all servers; by default only the address of this server."""
     if stage.stage is None:
         if stage.stage_peers:
             raise ConfigError(

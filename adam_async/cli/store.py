@@ -43,7 +43,7 @@ async def run_store(
 
     Raises:
         ConfigError: A word or an option is missing or superfluous, or the file cannot be written.
-        StoreError: There is no store of this name, or it may not be deleted.
+        StoreError: The cluster has no store of this name, or the store may not be deleted.
         RoleUnreachable: No controller answered.
     """
     _check_words(action, name, file, options)
@@ -201,7 +201,7 @@ def _users(store: StoreSummary) -> str:
 
 
 def _table(*columns: str) -> Table:
-    """Return a table with these heads; those that begin with ``>`` are aligned right."""
+    """Return a table with these heads; columns whose head begins with ``>`` are aligned right."""
     table = Table(box=None, pad_edge=False)
     for column in columns:
         right = column.startswith(">")

@@ -30,7 +30,7 @@ Aside = Callable[[], AbstractContextManager[None]]
 class Terminal:
     """Prints plain lines, in colour on a terminal.
 
-    Printed text may come from peers and files, so its controls are escaped, ends of lines included.
+    Printed text may come from peers and files, so its control characters, with ends of lines, are escaped.
 
     Args:
         quiet: Drop results; notices and errors still show.
@@ -43,7 +43,7 @@ class Terminal:
         self._aside: Aside = nullcontext
 
     def give_way(self, aside: Aside) -> None:
-        """Write from now on in blocks of `aside`, log lines too, because a table is drawn on the terminal."""
+        """Write from now on in blocks of `aside`, log lines too, because the terminal shows a table."""
         self._aside = aside
         for handler in logging.getLogger().handlers:
             if isinstance(handler, _LogLines):
@@ -86,7 +86,7 @@ def reader_left(stream: TextIO) -> bool:
     """Whether the stream goes into a pipe without a reader."""
     try:
         poll = select.poll()
-        poll.register(stream.fileno(), 0)  # POLLERR and POLLHUP are reported without a request
+        poll.register(stream.fileno(), 0)  # the kernel reports POLLERR and POLLHUP without a request
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
     except (OSError, ValueError):  # the stream is no file
         return False

@@ -79,7 +79,7 @@ class Trainable(Protocol):
 
 
 class Remote:
-    """A cluster with roles started by hand; this process has its driver only."""
+    """A cluster whose roles were started by hand; this process has only its driver."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -147,7 +147,7 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                         result = await cluster.train(table.on_epoch)
                     except asyncio.CancelledError:  # an interruption, or a failure of the driver or a role
                         kept = await keep_results(driver, options, disk, environment)
-                        if EARLY.first is not None:  # print it now: closing the cluster may take a while
+                        if EARLY.first is not None:  # print now: closing the cluster may take long
                             terminal.notice(kept.sentence(interrupted=True))
                             kept = None
                         raise
@@ -157,12 +157,12 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
                 report = _report(result, driver, terminal, asked=config, baseline=baseline)
                 try:
                     await write_results(options, result, report, disk, environment, timeline)
-                except AdamError:  # the summary is printed even without the files
+                except AdamError:  # print the summary even without the files
                     table.finish(report)
                     raise
                 _print_files(options, timeline, table, terminal)
                 table.finish(report)
-        except BaseException as error:  # Ctrl-C too: the results so far are kept
+        except BaseException as error:  # after Ctrl-C too: keep the results so far
             interrupted = isinstance(error, asyncio.CancelledError) or EARLY.first is not None
             if kept is not None and (line := kept.sentence(interrupted=interrupted)):
                 terminal.notice(line)
@@ -179,10 +179,10 @@ async def run_training(options: TrainOptions, environment: Mapping[str, str], te
 
 
 def _import_code(options: TrainOptions, terminal: Terminal) -> Imports:
-    """Import the step that the command line names, before anything starts.
+    """Import the step that the command line names, before the first role starts.
 
     Raises:
-        ConfigError: It cannot be imported, or an option does not go with it.
+        ConfigError: The step cannot be imported, or contradicts an option.
     """
     for folder in options.step_path:
         add_import_folder(folder)
@@ -200,7 +200,7 @@ async def _read_contents(
 ) -> Contents:
     """Read the files that options name, and make the folders of the results."""
     model_text = None
-    if is_file(config.model) and resumed is None:  # a checkpoint has its model
+    if is_file(config.model) and resumed is None:  # a checkpoint contains its model
         model_text = await read_file(Path(config.model), "--model", disk)
     transforms: Sequence[Mapping[str, Any]] | None = None
     if config.transforms:
@@ -222,7 +222,7 @@ async def _read_contents(
 async def _load_dataset(
     config: Config, contents: Contents, environment: Mapping[str, str], disk: Disk, resumed: Manifest | None
 ) -> Dataset:
-    """Load the images, in the size that the model takes."""
+    """Load the images, in the size that the model needs."""
     cache = cache_limits(config.cache, config.spill, available_bytes=available_bytes())
     spec = resumed_spec(resumed, None) if resumed is not None else None
     first = contents.init.network.spec if contents.init is not None else None
@@ -262,7 +262,7 @@ async def _measure_before(
     table: LiveTable,
     imports: Imports,
 ) -> BaselineAround | None:
-    """Measure the kernels alone, if there is a report, a network, and images for it."""
+    """Measure the kernels alone, if the run has a report, a network, and images for it."""
     if options.report is None or dataset is None or imports.step is not None:
         return None
     data = await driver.wait_for_data()
@@ -315,7 +315,7 @@ def _report(
 async def _report_cut_short(
     driver: Driver, asked: Config, path: Path, ended: str, disk: Disk, terminal: Terminal
 ) -> None:
-    """Write the report of a run that failed or was interrupted, unless it never began."""
+    """Write the report of a run that failed or was interrupted, if the run began."""
     result = driver.so_far()
     if result is None:
         return

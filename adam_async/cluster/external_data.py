@@ -1,4 +1,4 @@
-"""Standalone data servers in a cluster: it invites them at its beginning and releases them at its end."""
+"""Standalone data servers in a cluster, which invites them at its start and releases them at its end."""
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -31,25 +31,25 @@ ITS_OWN = {"cache": "auto", "spill": "", "damaged": "error"}
 
 
 def addresses_in(data: str) -> tuple[str, ...]:
-    """The addresses of data hosts that `Config.data` consists of; none if it names a data set.
+    """The addresses of data hosts in `Config.data`; none if it names a data set.
 
     Raises:
-        ConfigError: One is no address that can be dialled, or is named twice.
+        ConfigError: An address is invalid, or is named twice.
     """
     return _checked(data.split(",")) if data.startswith("tcp://") else ()
 
 
 def hosts_of(config: Config, data: Sequence[str], *, starts_own: bool) -> tuple[str, ...]:
-    """The addresses of the data hosts that a cluster uses; none if it starts data servers of its own.
+    """The addresses of the data hosts that a cluster uses; none if it starts its own data servers.
 
     Args:
         config: The run.
-        data: Addresses that the caller names; without them those of `config.data`.
+        data: Addresses that the caller names; without them the addresses in `config.data`.
         starts_own: Whether the caller brings a data set.
 
     Raises:
-        ConfigError: One is no address that can be dialled, or is named twice; or there are addresses together
-            with a data set, a number of data servers, or options of each server itself.
+        ConfigError: An address is invalid or named twice; or addresses contradict a data set, a number of
+            data servers, or options that each server has itself.
     """
     if isinstance(data, str):
         raise ConfigError(f"data is a list of addresses, not {data!r}")
@@ -84,13 +84,13 @@ async def address_for(hosts: Sequence[str]) -> str:
     """Return an address for a controller that all hosts reach: on the route to a host on another machine.
 
     Raises:
-        ConfigError: There is no route to that host.
+        ConfigError: The host has no route.
     """
     return await address_towards(",".join(hosts))
 
 
 class DataHosts:
-    """Links to data hosts, for as long as a cluster needs them: `async with` dials, leaving closes the links.
+    """Links to data hosts during a cluster: `async with` connects, and its end closes the links.
 
     Args:
         addresses: Their addresses.
@@ -99,9 +99,9 @@ class DataHosts:
         waits: Deadlines: `dial_s` to reach them, `prepare_s` for each to join.
 
     Raises:
-        RoleUnreachable: No program listens there.
+        RoleUnreachable: No program listens at an address.
         HandshakeRejected: The host refused the handshake, or is no data server.
-        RemoteProtocolError: Another program listens there.
+        RemoteProtocolError: Another program listens at an address.
     """
 
     def __init__(
@@ -143,13 +143,13 @@ class DataHosts:
         """Let all hosts join a cluster, one after the other; returns the description of their data.
 
         Args:
-            controller: The controller's address, or those of several joined by commas.
+            controller: The controller's address, or the addresses of several, joined by commas.
 
         Raises:
             ConfigError: A host belongs to a cluster already, or the hosts have different data.
             DeadlineExceeded: A host did not join within `prepare_s`.
             RunFailed: A host cannot serve, with the reason.
-            LinkBroken, LinkClosed: A host was lost meanwhile.
+            LinkBroken, LinkClosed: A host was lost during the call.
         """
         infos = {address: await self._ask(address, controller) for address in self._links}
         first, *others = infos

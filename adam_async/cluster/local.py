@@ -1,9 +1,9 @@
 """All roles in one event loop: `async with LocalCluster(config) as cluster`.
 
-The roles are the same objects that `adam_async.cluster.roles` runs, connected by local links: messages hand
-over references, and counts, clocks and staleness are the same as over TCP. Everything belongs to the caller's
-loop and block: no signal handlers, no logging set-up, no loop policy, no global state; two clusters can train
-side by side.
+The roles are the objects that `adam_async.cluster.roles` runs, connected by local links: messages pass
+references, and counts, clocks and staleness are the same as over TCP. All state belongs to the caller's loop
+and block: no signal handlers, no logging set-up, no loop policy, no global state; two clusters can train side
+by side.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -58,38 +58,37 @@ class LocalCluster:
 
     Args:
         config: The run, with the number of each role.
-        dataset: The images; None: those of `config.data`, without a download.
-        data: Addresses of standalone data servers, ``tcp://host:port``, which are asked to join; empty: those
-            of `config.data`. All other roles are started here.
+        dataset: The images; None: the images of `config.data`, without a download.
+        data: Addresses of standalone data servers, ``tcp://host:port``, which the cluster invites; empty: the
+            addresses in `config.data`. The cluster starts all other roles.
         token: Token of these data servers.
         spec: The model; None: that of `config.model`.
-        layers: Kinds of layers that it may use; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
+        layers: Kinds of layers for its models; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
         model_text: Content of the TOML file that `config.model` names.
         transforms: Transforms of training images with `config.augment`, as for `Recipe.of`; None: defaults
             for the images.
         functions: Kinds of transforms that are functions of the user, ``{"invert": invert}``; see `Recipe`.
-        network: Links between the roles; None: local links. Other links have to reach the data servers of
-            `data` too. Tests pass faulty ones.
-        address: Address on which every role listens, such as ``tcp://127.0.0.1:0``: its port must be free to
-            choose.
+        network: Links between the roles; None: local links. Other links must reach the data servers of `data`
+            too. Tests pass faulty networks.
+        address: Address on which every role listens, with port 0, such as ``tcp://127.0.0.1:0``.
         entropy: Random bytes for incarnations and session ids.
         timeline: Records the work of all roles; see docs/how-to/profile.md.
         checkpoint: Folder for checkpoints; None: that of `resume`, or no checkpoints.
-        resume: Folder of checkpoints whose run the first training continues.
-        init: Saved model that each training begins with: tensors with the name and shape of one of the run's.
-        step: Step to train in the place of a network, or the import path of its factory,
+        resume: Folder of checkpoints; the first training continues their run.
+        init: Saved model, from which each training takes the tensors with equal names and shapes.
+        step: Step to train in place of a network, or the import path of its factory,
             ``package.module:factory``. All replicas share the object.
         step_args: Arguments of the factory.
         make_pool: Makes every role's compute pool; a simulation passes its own.
         process_memory: Returns the process and its memory use.
-        available_bytes: Returns the memory that this process could use.
+        available_bytes: Returns the memory available to this process.
 
     `async with` starts the roles; the end of the block ends them at once, and waits for
-    compute threads to finish their group. A role that fails cancels the block and raises its error there.
+    compute threads to finish their group. The error of a failed role cancels the block and is raised by it.
 
     Raises:
-        ConfigError: `config.slow` names an unknown node, `config.weights` does not fit the network, there
-            are two kinds of data, or the step cannot be made or does not go with an option.
+        ConfigError: `config.slow` names an unknown node, `config.weights` does not fit the network, the
+        arguments name two kinds of data, or the step cannot be made or contradicts an option.
         DataError: On entering: `config.data` cannot be loaded.
     """
 
@@ -131,7 +130,8 @@ class LocalCluster:
                 layers=layers,
                 init=init,
                 step=named,
-                # A caller's network or a slowed role between the workers of a replica has to have its effect.
+                # A caller's network, or a slowed role, must affect the links between the workers of a
+                # replica.
                 together=config.partitions > 1 and network is None and not config.slow,
             ),
             hosts=hosts,
@@ -182,7 +182,7 @@ class LocalCluster:
     async def __aenter__(self) -> Self:
         try:
             await self._open()
-        except ExceptionGroup as errors:  # a role's task group has wrapped it
+        except ExceptionGroup as errors:  # the role's task group has wrapped the error
             cause = first_cause(errors)
             raise cause from cause.__cause__
         return self
@@ -316,12 +316,12 @@ class LocalCluster:
             self.workers.append(await stack.enter_async_context(worker))
 
     async def _replica_pool(self, stack: AsyncExitStack, replica: int, threads: int) -> ComputePool | None:
-        """Open the pool that the workers of a replica share; None: each worker has a pool of its own."""
+        """Open the pool that the workers of a replica share; None: each worker has its own pool."""
         partitions = self.config.partitions
         first = replica * partitions
         paced = any(pace_of(self.config.slow, f"worker-{first + n}") < 1 for n in range(partitions))
         if partitions == 1 or self._setup.inputs.together or paced:
-            # Nothing to share, or threads that cannot be slow for one worker only.
+            # No pool is shared, or threads cannot be slow for one worker only.
             return None
         pool = self._make_pool(
             threads=threads * partitions, name=f"replica-{replica}", contexts=WeakKeyDictionary
@@ -334,7 +334,7 @@ class LocalCluster:
         try:
             return await self._stack.__aexit__(kind, error, trace)
         except ExceptionGroup as errors:
-            # Each role's task group has wrapped it; an error of the block itself passes unchanged.
+            # The role's task group has wrapped the error; an error of the block itself passes unchanged.
             if errors.subgroup(lambda inner: inner is error) is not None:
                 cause = _error_of_role(error, errors)
                 if cause is None:
@@ -379,7 +379,7 @@ def _with_weights(config: Config, step: NamedStep | None, *, one_process: bool) 
 
 
 def _error_of_role(error: BaseException | None, errors: ExceptionGroup[Exception]) -> BaseException | None:
-    """Return the error of a failed role in this process if the block raised that the role died."""
+    """Return the error of a failed role in this process if the block reported that role's death."""
     if not isinstance(error, RoleDied):
         return None
     others = errors.subgroup(lambda inner: inner is not error and not isinstance(inner, RoleDied))

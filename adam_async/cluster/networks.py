@@ -32,7 +32,7 @@ from transport.slow import SlowNetwork
 from transport.sockets import is_loopback, parse_tcp_address
 
 LOOPBACK = "tcp://127.0.0.1:0"
-"""Default address of a role: any free port that only this machine can reach."""
+"""Default address of a role: any free port, reachable only from this machine."""
 
 
 def memory_budget(text: str) -> Budget:
@@ -60,8 +60,8 @@ def cluster_network(
         entropy: Returns a number of unpredictable bytes.
         buffers: Memory for received messages.
         checksum: Whether sent payloads carry a CRC-32C; see `LinkConfig.checksum`.
-        budget: Bytes that its links together may hold for their peers; default 512 MiB.
-        advertise: Address published instead of the one that the process listens on; see `TcpNetwork`.
+        budget: Bytes that all links together may use for their peers; default 512 MiB.
+        advertise: Address to publish instead of the address of the listener; see `TcpNetwork`.
 
     Raises:
         ConfigError: The token is too short, or is a damaged line of keys.
@@ -115,8 +115,8 @@ async def address_towards(peers: str) -> str:
     """Return a role's default address: any port of the interface through which it reaches its peers.
 
     Args:
-        peers: Addresses joined by commas: the controllers; for a controller, data hosts that join it. The
-            first one on another machine decides.
+        peers: Addresses joined by commas: the controllers; for a controller, the data hosts that join it. The
+            first peer on another machine decides.
 
     Raises:
         ConfigError: No route leads to that machine.
@@ -128,7 +128,7 @@ async def address_towards(peers: str) -> str:
     peer, host, port = remote[0]
     loop = asyncio.get_running_loop()
     try:
-        # A datagram socket that sends nothing: connecting it only asks the routing table.
+        # Connecting a datagram socket sends nothing and only asks the routing table.
         probe, _ = await loop.create_datagram_endpoint(
             asyncio.DatagramProtocol, remote_addr=(host, port or 9)
         )
@@ -142,7 +142,7 @@ async def address_towards(peers: str) -> str:
 
 
 class SchemeNetworks(Network):
-    """Several networks, chosen by the scheme of an address. Each keeps its own guarantees.
+    """Several networks, chosen by the scheme of an address. Each network keeps its own guarantees.
 
     Args:
         networks: Networks by scheme, the part of an address before ``://``.

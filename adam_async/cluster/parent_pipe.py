@@ -1,13 +1,12 @@
 """The pipe from a parent process to a child: orders arrive on stdin, and the child ends with the pipe.
 
-The parent writes one line, the `Orders`, and then keeps the pipe open and silent. End of file tells the child
-to end, or that its parent is gone: the system closes the pipe of a killed parent, too. The keys of the
-child's role travel this way because other users can read arguments and environments. On Linux the kernel also
-kills the child when its parent dies, for a child that is too busy to read; the child itself calls `prctl`, so
-that no code runs between fork and exec.
+The parent writes one line, the `Orders`, and then keeps the pipe open and silent. The end of the file orders
+the child to end, or shows that its parent is gone: the system also closes the pipe of a killed parent. The
+pipe carries the keys of the child's role, because other users can read arguments and environments. On Linux
+the kernel also kills the child when its parent dies, in case the child is too busy to read. The child itself
+calls `prctl`, so no code runs between fork and exec.
 
-A child runs in a session of its own: the terminal's Ctrl-C reaches the parent alone, which then ends its
-children in order.
+A child runs in its own session: the terminal's Ctrl-C reaches only the parent, which then ends its children.
 """
 
 import asyncio
@@ -24,11 +23,11 @@ PR_SET_PDEATHSIG = 1
 """Option of `prctl` from linux/prctl.h: the signal at the death of the parent."""
 
 ORDERS_S = 10.0
-"""Deadline of the first line in seconds; the parent writes it as soon as the process exists."""
+"""Deadline of the first line in seconds; the parent writes the line as soon as the process exists."""
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a child that its command line must not show, or cannot hold."""
+    """Settings of a child that its command line must not show, or has no room for."""
 
     token: str
     """Keys of the child's role, as `token_text` reads them; empty if the cluster has no token."""
@@ -58,10 +57,10 @@ class Parent:
         self._pipe.close()
 
     async def orders(self) -> Orders | None:
-        """Read the first line; None if the parent closed the pipe before it.
+        """Read the first line; None if the parent closed the pipe without one.
 
         Raises:
-            ConfigError: It did not arrive in `ORDERS_S`, or is invalid.
+            ConfigError: The line did not arrive in `ORDERS_S`, or is invalid.
         """
         try:
             async with asyncio.timeout(ORDERS_S):

@@ -1,11 +1,11 @@
 """Each role a child process over loopback TCP: `async with ProcessCluster(config) as cluster`.
 
 The children have the command lines of roles started by hand, and find each other through the controller. The
-cluster supervises them. It reports the death of a child at once, with its cause, to the caller and to the
-controller, so that no role waits for its return. It restarts a worker, which loses only its groups in flight;
-a data server if another one serves; and a controller of several, which continues from its folder, even an
-empty one. The death of a role with the run's only copy of some state ends the run. The children end with this
-process, however it ends (see `parent_pipe`).
+cluster supervises its children. The cluster reports the death of a child at once, with its cause, to the
+caller and to the controller, so no role waits for its return. The cluster restarts a worker, which loses only
+its groups in flight; a data server if another one serves; and a controller of several, which continues from
+its folder, even if the folder is empty. The death of a role with the run's only copy of some state ends the
+run. The children end with this process in every case (see `parent_pipe`).
 """
 
 import asyncio
@@ -61,22 +61,22 @@ from transport import BufferPool, Identity, Link, Network
 logger = logging.getLogger(__name__)
 
 RESTARTS = 5
-"""Maximum number of restarts of one child in a row; more would not cure its error."""
+"""Maximum number of restarts of one child in a row; further restarts would not remove its error."""
 
 SOUND_S = 10.0
-"""Seconds of service after which a child is sound: its earlier restarts count no more."""
+"""Seconds of service that reset the count of a child's restarts."""
 
 FOLDER_PREFIX = "adam-async-controllers-"
 """Prefix of the folder with the state of a cluster's controllers."""
 
 LOCK = "lock"
-"""File in that folder; the cluster holds its lock until it ends."""
+"""Lock file in that folder; the cluster has its lock until it ends."""
 
 CHILDREN = ("controller", "data", "ps", "worker")
 """Roles of child processes."""
 
 PORT_CHOICES = 3
-"""Maximum number of times that ports are chosen for controllers; another process may take one meanwhile."""
+"""Maximum number of choices of ports for controllers; another process may take a chosen port."""
 
 
 class ProcessCluster:
@@ -85,27 +85,28 @@ class ProcessCluster:
     Other arguments are those of `local.LocalCluster`.
 
     Args:
-        dataset: The images, served by data servers in this process; None: those of `config.data`.
-        data: Addresses of standalone data servers, ``tcp://host:port``, which are asked to join; empty: those
-            of `config.data`. If it names a data set instead, data servers are started.
-        token: Token of the standalone data servers, which then is the token of the whole cluster.
-        layers: Further kinds of layers that it may use, by import path: ``{"mine": "package.module:Mine"}``.
+        dataset: The images, which data servers in this process serve; None: the images of `config.data`.
+        data: Addresses of standalone data servers, ``tcp://host:port``, which the cluster invites; empty: the
+            addresses in `config.data`. If `config.data` names a data set, the cluster starts data servers.
+        token: Token of the standalone data servers, and then of the whole cluster.
+        layers: Further kinds of layers for its models, by import path: ``{"mine": "package.module:Mine"}``.
             Python has to find the module in `environment`.
-        environment: Environment of the children; None: that of this process.
+        environment: Environment of the children; None: the environment of this process.
         step: Import path of the factory of a step to train in the place of a network,
             ``package.module:factory``. Workers may import this module.
         step_args: Arguments of the factory.
         step_path: Folders that this process and the workers add to their `sys.path`.
-        on_line: Called with each event, and with each line of a child's stderr; by default they are logged.
+        on_line: Called with each event, and with each line of a child's stderr; by default the cluster logs
+            them.
         entropy: Random bytes for the cluster's token and the driver's incarnation.
-        timeline: Records the work of the driver; after a training it has the profiles of the children too.
+        timeline: Records the work of the driver; after a training it also has the profiles of the children.
 
-    `async with` starts the children and waits for their addresses; the end of the block ends them in good
-    order, and kills the remaining ones after `drain_s`.
+    `async with` starts the children and waits for their addresses; the end of the block asks them to end, and
+    kills the remaining ones after `drain_s`.
 
     Raises:
-        ConfigError: `config.slow` names an unknown node, an address of `data` is invalid, or `layers` cannot
-            be imported, or the step cannot be made or does not go with an option.
+        ConfigError: `config.slow` names an unknown node, an address in `data` is invalid, `layers` cannot be
+        imported, or the step cannot be made or contradicts an option.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class ProcessCluster:
         """Start the children in the order of their needs, then the driver; a failure ends them."""
         config, setup = self.config, self._setup
         threads = config.threads_per_worker(usable_cores())
-        # Standalone data servers accept their own token only, or none if they have none.
+        # Standalone data servers accept only their own token, or no token if they have none.
         token = setup.token if setup.hosts else setup.entropy(32).hex()
         room = self.timeline.limit_events if self.timeline is not None else 0
         self._orders = orders_for(token or "", config.waits, profile_events=room)
@@ -248,7 +249,7 @@ class ProcessCluster:
             await self._address(child)
 
     async def _open_data(self, stack: AsyncExitStack, network: Network, controller: str) -> None:
-        """Serve the caller's data set, if there is one, from this process, which has it in its memory."""
+        """Serve the caller's data set, if any, from the memory of this process."""
         if self._setup.dataset is None:
             return
         for number in range(self.config.data_servers):
@@ -268,8 +269,8 @@ class ProcessCluster:
     async def _folder(self) -> AsyncIterator[Path]:
         """The folder with the state of the controllers, for their restarts; removed with the cluster.
 
-        This also removes the folders of clusters whose process was killed: their locks are free. A folder
-        gets its name after its lock, so the folder of a cluster that starts is never taken for one of these.
+        The block also removes the folders of clusters whose process was killed: their locks are free. A
+        folder gets its name after its lock, so no cluster removes the folder of a starting cluster.
         """
         place = Path(self._environment.get("TMPDIR") or "/tmp")
         folder = place / f"{FOLDER_PREFIX}{self._setup.entropy(8).hex()}"
@@ -286,7 +287,7 @@ class ProcessCluster:
                 await disk.remove_folder(folder)
 
     async def _open_controllers(self, network: Network, driver: Identity, bind: str, state: Path) -> str:
-        """Start controllers that know each other's addresses from the start; returns the addresses, joined.
+        """Start controllers with each other's addresses; returns the addresses, joined by commas.
 
         Raises:
             RoleDied: A controller could not start.
@@ -312,10 +313,10 @@ class ProcessCluster:
         return ",".join(addresses)
 
     async def _controller_serves(self, node: str) -> None:
-        """Wait until one of several controllers listens, if need be after restarts.
+        """Wait until one of several controllers listens, after restarts if necessary.
 
         Raises:
-            RoleDied: It could not start, or no restart came to listen.
+            RoleDied: The controller could not start, or no restart could listen.
         """
         while True:
             child = self.children[node]
@@ -323,7 +324,7 @@ class ProcessCluster:
                 await self._address(child)
                 return
             except RoleDied:
-                if self.children[node] is child:  # `_supervise` has not restarted it
+                if self.children[node] is child:  # `_supervise` has not restarted the child
                     raise
 
     async def __aexit__(
@@ -335,7 +336,7 @@ class ProcessCluster:
         """Run all epochs of the configuration. See `Driver.train`.
 
         Raises:
-            RoleDied: A role that the run needs has died; the error names it and the cause.
+            RoleDied: A role that the run needs has died; the error has its name and the cause.
             RunFailed: The cluster's block was not entered, or has ended.
         """
         if self._death is None or not self._running:
@@ -375,7 +376,7 @@ class ProcessCluster:
         return child
 
     async def _supervise(self, role: str, node: str, words: tuple[str, ...], child: ChildProcess) -> None:
-        """Wait for the end of a child, and restart it; repeat until it is not restarted."""
+        """Wait for the end of a child, and restart it; repeat until the child is not restarted."""
         assert self._death is not None
         left, served = RESTARTS, False
         while True:
@@ -387,8 +388,8 @@ class ProcessCluster:
             served = served or child.served_s > 0
             if child.served_s >= SOUND_S:
                 left = RESTARTS
-            # A child that ended by itself before it served cannot start; `_open` reports it. A killed
-            # controller can start, and the other controllers need it to form their group.
+            # A child that ended before it served cannot start; `_open` reports it. A killed controller can
+            # start, and the other controllers need it to form their group.
             could_start = served or (code < 0 and role == "controller")
             restart = could_start and left > 0 and not refusal and self._may_restart(role, node)
             self._note(f"{node} died: {how}{'; starting it again' if restart else ''}")
@@ -407,7 +408,7 @@ class ProcessCluster:
                         else RoleDied(node, how)
                     )
                     self._death.set_exception(died)
-                    self._death.exception()  # marks it as retrieved: without a `train`, no wait retrieves it
+                    self._death.exception()  # mark it retrieved: without a `train`, no wait does
                 return
             left -= 1
             if self._driver is not None:
@@ -417,9 +418,9 @@ class ProcessCluster:
             child = self._child(role, node, words)
 
     def _refusal_of(self, node: str) -> str:
-        """Return the reason that a worker has reported before it ended, such as an error of the run's step.
+        """Return the reason that a worker reported before its end, such as an error of the run's step.
 
-        A restart would not cure it.
+        A restart would not remove the error.
         """
         cluster = self._driver.map if self._driver is not None else None
         if cluster is None or cluster.run is None or node not in cluster.nodes:
@@ -427,7 +428,7 @@ class ProcessCluster:
         return failure_of(cluster.nodes[node], cluster.run.id)
 
     def _may_restart(self, role: str, node: str) -> bool:
-        """Whether no state of the run is lost with a role, so that it can be started again."""
+        """Whether the loss of a role loses no state of the run, so that the cluster can start it again."""
         if role == "data":
             others = (c for name, c in self.children.items() if name.startswith("data-") and name != node)
             return any(other.serves for other in others)
@@ -438,7 +439,7 @@ class ProcessCluster:
         return role == "worker" or (role == "controller" and len(self._controllers) > 1)
 
     def _others_suffice(self, node: str) -> bool:
-        """Whether this is a controller, and a majority of all serves without it."""
+        """Whether this child is a controller without which the others have a majority."""
         serving = [name for name in self._controllers if name != node and self.children[name].serves]
         return node in self._controllers and 2 * len(serving) > len(self._controllers)
 
@@ -467,7 +468,7 @@ class ProcessCluster:
             async with asyncio.timeout(self.config.waits.drain_s):
                 for child in members:
                     await child.ended.wait()
-                # Controllers end last, so that no member loses them.
+                # Controllers end last, so no member loses them.
                 for child in controllers:
                     child.end()
                 for child in controllers:
@@ -486,7 +487,7 @@ def orders_for(token: str, waits: Waits, *, profile_events: int) -> dict[str, by
     """Return the first stdin line for the children of each role, with the keys of that role only.
 
     Raises:
-        ConfigError: The token holds the keys of one role, or is too short.
+        ConfigError: The token has the keys of one role, or is too short.
     """
     lines = {}
     for role in CHILDREN:
@@ -497,12 +498,12 @@ def orders_for(token: str, waits: Waits, *, profile_events: int) -> dict[str, by
 
 
 async def _result_of(future: asyncio.Future[None]) -> None:
-    # Shielded: the cancellation of this wait must not cancel the future, which the next run awaits.
+    # Shielded, because the cancellation of this wait must not cancel the future, which the next run awaits.
     await asyncio.shield(future)
 
 
 async def _free_addresses(network: Network, driver: Identity, bind: str, *, count: int) -> list[str]:
-    """Return free addresses, for controllers that need each other's addresses before they listen."""
+    """Return free addresses for controllers, which need each other's addresses before they listen."""
 
     async def refuse(link: Link) -> None:
         link.abort()
@@ -519,15 +520,15 @@ def _make_own_folder(folder: Path) -> None:
 
 
 async def _remove_left_behind(disk: Disk, place: Path) -> None:
-    """Remove the folders of ended clusters; leave those of other users and those that cannot be read."""
+    """Remove the folders of ended clusters, except folders of other users and unreadable ones."""
     names: list[str] = []
-    with suppress(OSError):  # a user may write into a folder and not list it
+    with suppress(OSError):  # a user may be able to write into a folder and not to list it
         names = await disk.names(place)
     for name in names:
         folder = place / name
         if not name.removeprefix(".").startswith(FOLDER_PREFIX) or not await disk.run(_is_own_folder, folder):
             continue
-        with suppress(OSError):  # another process holds the lock, or removes the folder now
+        with suppress(OSError):  # another process has the lock, or removes the folder now
             if LOCK in await disk.names(folder):
                 async with disk.hold(folder / LOCK):
                     await disk.remove_folder(folder)

@@ -1,4 +1,4 @@
-"""One function per role, from its place in a cluster to the running role as an `async with` block.
+"""One function per role, which runs the role as an `async with` block.
 
 The command line, child processes and programs that start single roles use these functions. A role serves run
 after run until its block ends.
@@ -45,12 +45,13 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The place of a role in a cluster and in its process.
+    """The parameters of a role in its cluster and in its process.
 
     Attributes:
         node: Node id, unique in the cluster.
         bind: Address to listen on, ``tcp://host:port``; port 0: any free port.
-        controller: Address of the controller, or those of several joined by commas; empty for a controller.
+        controller: Address of the controller, or the addresses of several, joined by commas; empty for a
+            controller.
         network: Links to the other roles.
         buffers: Memory for received messages; the network's own pool.
         waits: Deadlines.
@@ -105,15 +106,15 @@ def controller(
     """Run a controller.
 
     Args:
-        place: Its place.
-        peers: Addresses of all controllers of its group by node id, its own among them.
-        alone: Whether it is a group of one; a larger group without `peers` gets them from
+        place: Place of the controller.
+        peers: Addresses of all controllers of its group by node id, with its own.
+        alone: Whether the controller is a group of one; a larger group without `peers` gets them from
             `Controller.group.meet` when all controllers listen.
-        file: Log file of its state, which a restarted controller reads.
+        file: Log file of the controller's state, which it reads after a restart.
 
     Raises:
         BindFailed: The address is not available.
-        BindRefused: Other machines can reach the address, and there is no token.
+        BindRefused: Other machines can reach the address, and the role has no token.
     """
     role = Controller(
         replace(place, controller="").settings("controller"),  # a controller of a group is no member of it
@@ -142,7 +143,7 @@ def data_server(place: Place, dataset: Dataset) -> AbstractAsyncContextManager[D
 
 
 def data_host(place: Place, dataset: Dataset) -> AbstractAsyncContextManager[DataHost]:
-    """Run a standalone data server, which clusters ask to join; for errors see `controller`."""
+    """Run a standalone data server, which clusters invite; for errors see `controller`."""
     return _listening(DataHost(place.settings("data"), dataset, entropy=place.entropy), place)
 
 
@@ -152,7 +153,7 @@ def model_worker(
     """Run a model worker; for errors see `controller`.
 
     Args:
-        place: Its place.
+        place: Place of the data host.
         threads: Compute threads.
         in_flight: Groups in flight; 0: twice the threads of its replica.
         pace: Share of a core's time that each thread may use.

@@ -1,4 +1,4 @@
-"""The setup of a cluster: everything that its caller brings, checked and in one value."""
+"""The setup of a cluster: all arguments of its caller, checked and in one value."""
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -26,14 +26,14 @@ class ClusterSetup:
 
     Attributes:
         config: The run, with the number of each role.
-        inputs: The run's inputs beside the configuration.
+        inputs: The run's inputs in addition to the configuration.
         hosts: Addresses of standalone data servers; empty: the cluster starts its own data servers.
-        dataset: The images; None: those of `Config.data`, or of the standalone data servers.
+        dataset: The images; None: the images of `Config.data`, or of the standalone data servers.
         token: Token of the standalone data servers.
         entropy: Random bytes for incarnations, session ids and tokens.
         timeline: Records the work of the roles.
         checkpoint: Folder for checkpoints; None: that of `resume`, or no checkpoints.
-        resume: Folder of checkpoints whose run the first training continues.
+        resume: Folder of checkpoints; the first training continues their run.
 
     Raises:
         ConfigError: `Config.slow` names an unknown node, an input has another type, or functions of the
@@ -81,7 +81,7 @@ class ClusterSetup:
         """Open the folders of checkpoints until the stack ends; returns the inputs with them.
 
         Raises:
-            CheckpointError: There is nothing to resume, or it is damaged.
+            CheckpointError: The folder has no checkpoint, or a damaged one.
         """
         folder, resume = await open_checkpoints(stack, self.checkpoint, self.resume)
         return replace(self.inputs, checkpoints=folder, resume=resume)

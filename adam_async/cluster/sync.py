@@ -3,14 +3,14 @@
     with sync.LocalCluster(config) as cluster:
         cluster.train()
 
-The cluster runs on a thread with an event loop of its own, so it works beside a running loop, as in a
-notebook. The caller's thread only waits: one queue brings it each epoch and the outcome, so `on_epoch` runs
-in the caller's thread and may plot, print or raise. The cluster's loop waits for the callback's answer, and
+The cluster runs on a thread with its own event loop, so it works in a program with a running loop, such as a
+notebook. The caller's thread only waits: a queue passes it each epoch and the outcome, so `on_epoch` runs in
+the caller's thread and may plot, print or raise. The cluster's loop waits for the callback's answer, and
 awaits the coroutine of an async `on_epoch`.
 
-An interrupt (Ctrl-C) or an error of `on_epoch` cancels the training, waits until it has ended, and is raised;
-the end of the block then closes the cluster and ends the thread. A second interrupt meanwhile ends the wait;
-the thread is a daemon, so the program can end before it.
+An interrupt (Ctrl-C) or an error of `on_epoch` cancels the training, waits until it has ended, and leaves the
+block, whose end closes the cluster and ends the thread. A second interrupt during this time ends the wait;
+the thread is a daemon, so it does not keep the program alive.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ CLOSE_S = 30.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Outcome:
-    """Outcome of a start or a training; neither field is set after a start or a cancellation."""
+    """Outcome of a start or a training; both fields are unset after a start or a cancellation."""
 
     result: RunResult | None = None
     error: BaseException | None = None
@@ -57,7 +57,7 @@ class _Outcome:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Epoch:
-    """A finished epoch, and the future on the cluster's loop that takes the callback's answer."""
+    """A finished epoch, and the future on the cluster's loop for the callback's answer."""
 
     result: EpochResult
     answer: asyncio.Future[object]
@@ -77,14 +77,14 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     """Read the newest whole checkpoint of a folder, with its weights.
 
     Raises:
-        CheckpointError: There is no whole checkpoint; the error names the damage of each.
+        CheckpointError: The folder has no whole checkpoint; the error names the damage of each.
     """
 
     async def load() -> Checkpoint:
         async with Disk() as disk:
             return await files.load_checkpoint(folder, disk)
 
-    # On a thread of its own: a loop may run in this one.
+    # On its own thread, because the caller's thread may run a loop.
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adam-load") as executor:
         return executor.submit(lambda: asyncio.run(load())).result()
 
@@ -93,7 +93,7 @@ class LocalCluster:
     """All roles of a run, on a thread of their own.
 
     Args:
-        loop_factory: Makes the thread's event loop. All others are those of `local.LocalCluster`.
+        loop_factory: Makes the thread's event loop. All others are arguments of `local.LocalCluster`.
 
     One thread at a time may call its methods.
     """
@@ -142,7 +142,7 @@ class LocalCluster:
 
         Raises:
             DataError: `config.data` cannot be loaded.
-            CheckpointError: There is nothing to resume, or the checkpoint is of another run.
+            CheckpointError: The folder has no checkpoint, or the checkpoint is from another run.
             ConfigError: The configuration has too many threads.
             DeadlineExceeded: The start took longer than `prepare_s`.
         """
@@ -167,8 +167,8 @@ class LocalCluster:
 
         Args:
             on_epoch: Called in this thread after each epoch; the next epoch begins after its answer
-                (not with ``evaluation="concurrent"``). Its False ends the run with that epoch.
-                If it is async, the cluster's loop awaits it.
+                (not with ``evaluation="concurrent"``). The answer False ends the run with that epoch. The
+                cluster's loop awaits an async callback.
 
         Raises:
             RoleDied: A role that the run needs was lost.
@@ -176,7 +176,7 @@ class LocalCluster:
             DeadlineExceeded: The roles were not ready in time.
             KeyboardInterrupt: Ctrl-C ended the training.
         """
-        received = self._news = _News()  # one per training, so no item of an earlier one is left in it
+        received = self._news = _News()  # one queue per training, so it has no item of an earlier one
         try:
             if not self._call(self._begin):
                 raise RunFailed(f"the cluster is not running: {self._why}")
@@ -245,7 +245,7 @@ class LocalCluster:
 
     async def _serve(self) -> None:
         assert self._loop is not None
-        if self._leaving:  # set before there was a loop
+        if self._leaving:  # set before the loop existed
             return
         async with AsyncExitStack() as stack:
             self._cluster = await stack.enter_async_context(self._make())
@@ -269,7 +269,7 @@ class LocalCluster:
     async def _train(self, news: _News) -> None:
         """Train and report the outcome.
 
-        A failure of the cluster cancels this task; its cause is known only after the end of the cluster, so
+        A failure of the cluster cancels this task. Its cause is known only after the end of the cluster, so
         `_run` reports it.
         """
 

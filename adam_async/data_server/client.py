@@ -1,13 +1,13 @@
-"""A worker's client of the data servers: groups ahead of need, reports behind.
+"""A worker's client of the data servers, which requests groups ahead of need and reports finished ones.
 
-A `DataClient` holds a few groups ahead, so that a compute thread never waits for input in steady state
-(AD-06); it counts the waits. Two tasks share its link: one requests groups when there is room, and the server
-may hold the request back; the other reports finished groups. After the link breaks, or when another data
-server is to be used, both begin again on a new link. A request has the number of groups received before it,
-so no group is missing after a lost answer, or at another server.
+A `DataClient` keeps a few groups ahead, so a compute thread never waits for input in steady state (AD-06); it
+counts the waits. Two tasks share its link: one requests groups when it has room, and the server may delay the
+answer; the other reports finished groups. After the link breaks, or after a change of the data server, both
+begin again on a new link. A request has the number of received groups, so no group is lost with an answer, or
+at another server.
 
 In ssp and bsp the data server sends with the groups the clock at which they begin, and with the last ones the
-sync clock of all replicas after them. Both reach the trainer of the groups, which ticks.
+sync clock of all replicas after them. The trainer of the groups gets both clocks, and ticks.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ DIAL_S = 1.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageGroup:
-    """One leased group: its tag's numbers, images (n, C, H, W) with the rows asked for, and labels (n,)."""
+    """One leased group: its tag's numbers, requested rows of images (n, C, H, W), and labels (n,)."""
 
     lease: Lease
     images: NDArray[Any] | None
@@ -43,7 +43,7 @@ class ImageGroup:
     clock: int = 0
     """Minimum clock at which the group begins; 0 if the server sent none."""
     sync_clock: int = 0
-    """Sync clock of all replicas before the group; 0 without one."""
+    """Sync clock of all replicas before the group; 0 if the server sent none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +70,8 @@ class DataClient:
 
     Args:
         address: Function from the number of servers in a row without an answer to the address of the next
-            one; empty while there is none. Call `map_changed` after a change.
-        rows: First needed row of the images, and the one behind the last; ``(0, 0)``: labels only. None:
+            server; empty while no server is known. Call `map_changed` after a change.
+        rows: First needed row of the images, and the row after the last one; ``(0, 0)``: labels only. None:
             whole images.
 
     Run `run` as a task of the owner's group.
@@ -91,7 +91,7 @@ class DataClient:
         self._channel = Channel(endpoint, peer="the data server", address="", patience_s=waits.patience_s)
         self._address = address
         self._silent = 0
-        """Number of servers in a row without an answer; the client stays with one that answers."""
+        """Number of servers in a row without an answer; the client stays with a server that answers."""
         self._changed = asyncio.Event()
         self._identity = endpoint.identity
         self._slot = slot
@@ -115,13 +115,13 @@ class DataClient:
         self._end = 0
         self._answered = False
         self._refused = ""
-        """Fault of an impossible answer on this link; else empty."""
+        """Fault of an impossible answer on this link; otherwise empty."""
 
     async def run(self) -> None:
         """Read ahead until cancelled.
 
         Raises:
-            RoleFailed: No data server could be reached, or none gave a correct answer, for `patience_s`.
+            RoleFailed: For `patience_s`, no data server could be reached, or none gave a correct answer.
         """
         channel, problem = self._channel, ""
         channel.renew()
@@ -137,7 +137,7 @@ class DataClient:
                 problem = str(error)
                 self._silent += 1
                 continue
-            if self._address(self._silent) != channel.address:  # it has changed during the dial
+            if self._address(self._silent) != channel.address:  # the address has changed during the dial
                 channel.drop()
             elif await self._attend(link):
                 channel.progressed()
@@ -150,14 +150,17 @@ class DataClient:
         raise RoleFailed(channel.peer, f"did not give {what} for {self._waits.patience_s:g} s{why}")
 
     def map_changed(self) -> None:
-        """Turn to another data server if the cluster map names another one."""
+        """Change to another data server if the cluster map names one."""
         if self._address(self._silent) != self._channel.address:
             self._changed.set()
             if self._channel.link is not None:
                 self._channel.link.abort()
 
     async def _attend(self, link: Link) -> bool:
-        """Run both tasks until the link ends. Returns whether it had an answer, and all were correct."""
+        """Run both tasks until the link ends.
+
+        Returns whether the link had an answer, and all answers were correct.
+        """
         self._answered, self._refused = False, ""
         node = self._identity.node
         try:
@@ -176,21 +179,21 @@ class DataClient:
     async def _use(self, link: Link, work: Callable[[Link], Awaitable[None]]) -> None:
         """Run one of the two tasks; an error ends the link, and with it the other task.
 
-        The error goes no further: a task group with a failed task, while its owner waits for the end, leaves
-        the owner marked as cancelled (in Python 3.11 and 3.12).
+        The error stays inside: a task group with a failed task, while its caller waits for the end, leaves
+        the caller marked as cancelled (in Python 3.11 and 3.12).
         """
         try:
             await work(link)
         except TransportError as error:
             logger.info("%s: link to the data server broke: %s", self._identity.node, error)
-            # A server with impossible answers is left for the next one, like a silent server.
+            # A server with impossible answers is replaced, like a silent server.
             if isinstance(error, RemoteProtocolError):
                 self._refused = self._refused or str(error)
             link.abort()
 
     async def _read(self, link: Link) -> None:
         while True:
-            # One request for half of the groups costs less than one for each group.
+            # One request for half of the groups costs less than one request per group.
             while len(self._groups) > self._ahead // 2:
                 self._has_room.clear()
                 await self._has_room.wait()
@@ -200,7 +203,7 @@ class DataClient:
                 replica_generation=self._slot.replica_generation,
                 partition=self._slot.partition,
                 position=self._position,
-                # After the last group the next ones come only once all held groups are trained.
+                # After the last group the next groups arrive only after the training of all received ones.
                 count=self._ahead - (0 if self._last else len(self._groups)),
                 wait_s=self._waits.call_s / 2,
                 heard=self._known_end,
@@ -214,7 +217,7 @@ class DataClient:
         self._limits.check(answer.leases, tensors)
         tags = {(lease.epoch, lease.number, lease.attempt) for lease in answer.leases}
         if len(answer.leases) > asked or len(tags) < len(answer.leases) or not tags.isdisjoint(self._open):
-            raise RemoteProtocolError("groups", f"{asked} groups that are not held were requested")
+            raise RemoteProtocolError("groups", f"{asked} requested groups are not held")
         images = _images_of(answer.leases, tensors, labels_only=self._rows == (0, 0))
         if not answer.leases and not answer.last:
             return
@@ -251,18 +254,19 @@ class DataClient:
 
     @property
     def exhausted(self) -> bool:
-        """Whether all groups for this replica have been taken."""
+        """Whether the worker has taken all groups for this replica."""
         return self._last and not self._groups
 
     @property
     def end(self) -> int:
-        """Sync clock of all replicas after the last group for this one; 0 if the server sent none."""
+        """Sync clock of all replicas after the replica's last group; 0 if the server sent none."""
         return self._end
 
     async def wait_group(self) -> None:
-        """Wait for a group, or for the answer that there is none for this replica; check which it is.
+        """Wait for a group, or for the answer that the replica has no more; check the result.
 
-        It has no deadline: the epoch may be over, or other replicas busy. Cancelling it loses nothing.
+        The wait has no deadline: the epoch may be over, or other replicas busy. Cancelling the wait loses no
+        group.
         """
         if self._groups:
             return
@@ -278,16 +282,16 @@ class DataClient:
 
     @property
     def has_group(self) -> bool:
-        """Whether there is a group to take."""
+        """Whether a group can be taken."""
         return bool(self._groups)
 
     @property
     def first(self) -> ImageGroup:
-        """The next group; there must be one."""
+        """The next group; requires one."""
         return self._groups[0]
 
     def take(self) -> ImageGroup:
-        """Take the next group; there must be one."""
+        """Take the next group; requires one."""
         self._taken += 1
         group = self._groups.popleft()
         if len(self._groups) <= self._ahead // 2:
@@ -295,7 +299,7 @@ class DataClient:
         return group
 
     def finished(self, report: Finished) -> None:
-        """Note a trained group with an acknowledged push; its report leaves soon."""
+        """Note a trained group with an acknowledged push; the client reports it soon."""
         self._open.discard((report.epoch, report.number, report.attempt))
         self._reports.append(report)
         if self._is_short or len(self._reports) >= self._ahead // 2:
@@ -303,7 +307,7 @@ class DataClient:
 
     @property
     def _is_short(self) -> bool:
-        """Whether no group is held: all are taken, or more come only for reports."""
+        """Whether the client has no group: all are taken, or more arrive only after reports."""
         return self._last or not self._groups
 
     def statistics(self) -> DataClientStatistics:

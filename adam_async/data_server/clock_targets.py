@@ -1,14 +1,14 @@
-"""Pure: the clocks of the replicas, and the sync clock of all of them, as far as a data server can know.
+"""Pure: the clocks of the replicas, and the sync clock of all, as far as a data server can know.
 
-With `ssp` and `bsp` no replica may wait for one that has nothing to do. So there is a *sync clock*: at the
-end of an epoch, and before a checkpoint, every replica advances to the same clock, the *end*. A data server
-knows how many steps its leased groups make, so it reports that clock; when the groups of a lost replica are
-dealt out the end moves on, and replicas with an earlier one get the new one.
+With `ssp` and `bsp` no replica may wait for a replica without work. So there is a *sync clock*: at the end of
+an epoch, and before a checkpoint, every replica advances to the same clock, the *end*. A data server knows
+the number of steps of its leased groups, so it reports that clock. When other replicas get the groups of a
+lost replica, the end rises, and replicas with a lower end get the new one.
 
-A step is `round_groups` groups in the order of their leases; fewer if no more wait for the replica. Then its
-clock is the reported end, at which its next groups begin. The end known here is never too low: a worker whose
-clock is lower advances, one whose clock was higher would wait for all others. A report of a higher clock, of
-a worker that has an answer which the ledger lost, moves the end there.
+A step is `round_groups` groups in the order of their leases; fewer if no more wait for the replica. The
+replica's clock is then the reported end, at which its next groups begin. The end is never too low: a worker
+with a lower clock advances, a worker with a higher clock would wait for all others. A report of a higher
+clock, from a worker with an answer that the ledger lost, raises the end to this clock.
 """
 
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ class ClockTargets:
     def __init__(self, *, round_groups: int, clock: int) -> None:
         self._round_groups = round_groups
         self.end = clock
-        """Sync clock as far as it is known; it never decreases."""
+        """Known sync clock; it never decreases."""
         self._courses: dict[Replica, _Course] = {}
 
     def join(self, replica: Replica) -> None:
@@ -49,7 +49,7 @@ class ClockTargets:
             course.clock, course.given = self.end, 0
 
     def reach(self, replica: Replica, waiting: int) -> int:
-        """Clock of a replica after it has trained its leases and so many waiting groups."""
+        """Clock of a replica after it has trained its leases and this many waiting groups."""
         course = self._courses.get(replica)
         if course is None:
             return self.end
@@ -60,7 +60,7 @@ class ClockTargets:
         self.end = max([self.end, *(self.reach(replica, count) for replica, count in waiting)])
 
     def seen(self, clock: int) -> None:
-        """Move the end to a reported clock, if that is higher."""
+        """Raise the end to a reported clock, if that is higher."""
         self.end = max(self.end, clock)
 
     def give(self, replica: Replica, groups: int) -> int:
@@ -70,7 +70,7 @@ class ClockTargets:
         return course.clock
 
     def report_end(self, replica: Replica) -> int:
-        """Report to a live replica that nothing more waits for it; return the sync clock."""
+        """Report to a live replica that it has no more groups; return the sync clock."""
         course = self._courses[replica]
         course.clock, course.given = self.end, 0
         return self.end

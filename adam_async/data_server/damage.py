@@ -1,4 +1,4 @@
-"""Pure: the policy for damaged images, labels and rows: stop at the first, or leave it out and report it."""
+"""Pure: the policy for damaged images, labels and rows: stop at the first damage, or leave it out."""
 
 from typing import Literal
 
@@ -39,10 +39,10 @@ class Damage:
             self._sentences.append(sentence)
 
     def check(self, kept: int, origin: str) -> None:
-        """Refuse a data set too much of which is damaged.
+        """Refuse a data set with too much damage.
 
         Raises:
-            DataError: More than 5 % of all are damaged; names the first.
+            DataError: More than 5 % of all are damaged; the error has the first damage.
         """
         if self.count > MAX_SHARE * (kept + self.count):
             raise DataError(
@@ -51,6 +51,6 @@ class Damage:
             )
 
     def sentences(self) -> tuple[str, ...]:
-        """Damage that was left out: a sentence each, at most 100, then the number of the others."""
+        """Damaged items that were left out: a sentence each, at most 100, then the number of the others."""
         more = self.count - len(self._sentences)
         return (*self._sentences, *([f"{more} more were left out"] if more else []))

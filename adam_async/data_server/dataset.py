@@ -1,4 +1,4 @@
-"""A data set, checked once where it enters.
+"""A data set, checked once at its construction.
 
 Letters: N images, C channels, H rows, W columns. Images are uint8, labels int64, both C-contiguous.
 """
@@ -55,7 +55,7 @@ class Dataset:
     squared_norm: float = 0.0
     """Sum of an image's squared pixels, scaled to 0 to 1, as a mean over some images; 0 if unknown."""
     cache: CacheLimits | None = None
-    """Memory that a data server may use for its images; None: the options of the run decide."""
+    """Memory that a data server may use for the images, in bytes; None: the options of the run decide."""
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -104,7 +104,7 @@ def make_dataset(
         damaged: Damaged images that the source left out.
 
     Raises:
-        DataError: A wrong dtype, shape or count; names the array, its value and the expected one.
+        DataError: A wrong dtype, shape or count; the error has the array, its value and the expected one.
     """
     _check_arguments(train, test, origins)
     train_images = train[0] if isinstance(train[0], StoredImages) else as_images(train[0], origins[0])
@@ -197,7 +197,7 @@ def check_dataset(dataset: object) -> None:
     """Refuse a value that is neither a `Dataset` nor None.
 
     Raises:
-        DataError: The value is something else; names the functions that make data sets.
+        DataError: The value has another type; the error lists the functions that make data sets.
     """
     if dataset is not None and not isinstance(dataset, Dataset):
         raise DataError(
@@ -215,7 +215,7 @@ def _check_array(array: object, origin: str) -> None:
 
 
 def as_images(array: NDArray[Any], origin: str) -> NDArray[np.uint8]:
-    """Return an array of images as (N, C, H, W), contiguous; a view if it is that already.
+    """Return an array of images as (N, C, H, W), contiguous; a view if the array is contiguous.
 
     Raises:
         DataError: Not an array, or a wrong dtype or shape; names the array by `origin`.
@@ -232,7 +232,7 @@ def channels_first(array: NDArray[Any], origin: str) -> NDArray[Any]:
     Channels are last if the last of four axes has at most `MAX_CHANNELS` entries, and the second has more.
 
     Raises:
-        DataError: Other axes, or no pixels; names the array by `origin`.
+        DataError: The array has other axes, or no pixels; the error has its `origin`.
     """
     if array.ndim == 3:
         array = array[:, np.newaxis]
@@ -274,8 +274,8 @@ def is_number(label: str) -> bool:
 def number_classes(labels: Iterable[str]) -> tuple[dict[str, int], tuple[str, ...]]:
     """Number the classes of a table or a shard.
 
-    If at least half of the labels are numbers, the labels are the class numbers and have no names; else they
-    are names, numbered in their order.
+    If at least half of the labels are numbers, the labels are the class numbers and have no names; otherwise
+    they are names, numbered in their order.
 
     Returns:
         The number of each usable label, and the names of the classes. Other labels have no class.
@@ -294,7 +294,7 @@ def is_name(label: str) -> bool:
 
 
 def number_folders(folders: Iterable[str], origin: str) -> dict[str, int]:
-    """Number class folders in their order: by value if all are numbers, else by letters.
+    """Number class folders in their order: by value if all are numbers, otherwise by letters.
 
     Raises:
         DataError: A name is not printable.

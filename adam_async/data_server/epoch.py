@@ -3,20 +3,20 @@
 Theory of operation
 -------------------
 An epoch is trained in *phases*. In a phase each replica has a queue; groups of later phases lie aside. A
-phase ends when all its groups are finished. The first one is the warm start, if there is one: a queue for one
-replica alone. The next one is the whole rest; with checkpoints within an epoch each phase has as many groups
-as lie between two of them, in whole rounds if there are rounds, so that all clocks are equal.
+phase ends when all its groups are finished. The first phase is the warm start, if any: a queue for one
+replica alone. The next phase is the whole rest. With checkpoints within an epoch each phase has the groups
+between two of them, in whole rounds if shares are rounds, so that all clocks are equal.
 
-A lost replica leaves groups behind. In ranges they go to the *successor*, the next live replica; in rounds
-they are dealt out, round by round, to all participants, first to those that will be done first. In ranges, a
-joining replica gets an equal part of the waiting groups; with rounds it takes part from the next epoch on,
-unless it is alone. Without any live replica groups wait for the next one.
+A lost replica leaves unfinished groups. In ranges its groups move to the *successor*, the next live replica;
+in rounds all participants get them, round by round, beginning with the replica that will finish first. In
+ranges, a joining replica gets an equal part of the waiting groups. With rounds it takes part from the next
+epoch on, unless it is alone. Without a live replica, groups wait for the next one.
 
-An epoch may end before all its groups are trained. It *closes* when a fraction of the live replicas with
-leases have finished their shares: from then on nothing is leased, except groups of images that the epoch
-before has skipped, which go to the replicas that have finished. Leased groups are still trained and count;
-when all of them are finished the epoch is over, and the rest is skipped. Of a pool as many groups are leased
-as make up the fraction, so it closes when these are finished.
+An epoch may end before all its groups are trained. An epoch *closes* when a fraction of the live replicas
+with leases have finished their shares. From then on nothing is leased, except groups of images that the epoch
+before has skipped, to the replicas that have finished. Leased groups are still trained and count. The epoch
+is over when all of them are finished, and the rest is skipped. A pool leases as many groups as make up the
+fraction, and closes when these are finished.
 """
 
 from collections import deque
@@ -57,7 +57,7 @@ GroupRanges = Annotated[tuple[tuple[GroupNumber, GroupNumber], ...], msgspec.Met
 Shares = Annotated[
     dict[ReplicaNumber, tuple[GroupNumber, GroupNumber]], msgspec.Meta(max_length=MOST_REPLICAS)
 ]
-"""By replica: its range of groups, or its place among the replicas and their number."""
+"""By replica: its range of groups, or its number among the replicas and their total."""
 
 Queue = deque[tuple[int, int]]
 """Waiting groups: number, and attempt of the next lease."""
@@ -70,7 +70,7 @@ class GroupLease:
     replica: Replica
     attempt: int
     losses: dict[int, float] = field(default_factory=dict)
-    """Losses of the parts that have reported the group; their sum is its loss."""
+    """Losses of the parts of the replica that have reported the group, whose sum is the group's loss."""
 
 
 class EpochBegan(msgspec.Struct, frozen=True, tag=True):
@@ -100,9 +100,9 @@ class EpochBegan(msgspec.Struct, frozen=True, tag=True):
     behind: Annotated[tuple[ReplicaNumber, ...], msgspec.Meta(max_length=MOST_REPLICAS)] = ()
     """Replicas in whose shares the epoch before has skipped images."""
     fraction: Progress = 1.0
-    """Fraction of the replicas, or of the groups in a pool, after which nothing more is leased."""
+    """Fraction of the replicas, or of the groups in a pool, after which no more groups are leased."""
     pooled: bool = False
-    """Whether all replicas take their groups out of one pool."""
+    """Whether all replicas lease their groups from one pool."""
     step: GroupNumber = 1
     """Number of groups of a step."""
     carried_images: Annotated[bytes, msgspec.Meta(max_length=MOST_IMAGE_BYTES)] = b""
@@ -112,7 +112,7 @@ class EpochBegan(msgspec.Struct, frozen=True, tag=True):
 class Epoch:
     """Groups of one epoch.
 
-    It begins with the event of the same name, and the live replicas.
+    The epoch begins with the event of the same name, and the live replicas.
     """
 
     def __init__(self, began: EpochBegan, live: Collection[Replica]) -> None:
@@ -143,7 +143,7 @@ class Epoch:
         self.skipped: dict[int, Replica] = {}
         """Skipped groups, and the replicas in whose shares they were."""
         self.again: list[int] = []
-        """Groups whose lease came back, once for each time."""
+        """Number of returned leases; a group counts once for each return."""
         self._given: set[Replica] = set()
         self._later = {
             replica: deque((group, 1) for group in queue) for replica, queue in assigned.queues.items()
@@ -230,7 +230,7 @@ class Epoch:
     def lease(self, replica: Replica, count: int) -> tuple[tuple[int, int], ...]:
         """Lease the next groups, `count` at most, to a live replica."""
         granted: list[tuple[int, int]] = []
-        # A pool counts the leases just made against its limit, so each group is checked.
+        # A pool counts the new leases against its limit, so each group is checked.
         while len(granted) < count and self.has_work(replica) and replica in self._live:
             number, attempt = self._queue_of(replica).popleft()
             self.leases[number] = GroupLease(replica, attempt)
@@ -248,7 +248,7 @@ class Epoch:
 
     @property
     def end(self) -> int:
-        """Sync clock as far as it is known; 0 without clocks."""
+        """Known sync clock; 0 without clocks."""
         return self.clock_targets.end if self.clock_targets is not None else 0
 
     def begins_at(self, replica: Replica, groups: int) -> int:
@@ -260,7 +260,7 @@ class Epoch:
         queue = self._queue_of(replica)
         if not queue or self._warming or not self._pooled:
             return bool(queue)
-        # Carried groups come first in a pool, and are leased whatever the fraction: none is skipped twice.
+        # Carried groups come first in a pool, and are leased in any case, so that none is skipped twice.
         return queue[0][0] < self._carried or self.finished + len(self.leases) < self._pool_limit
 
     @property
@@ -268,7 +268,7 @@ class Epoch:
         return _part(self._fraction, self.groups)
 
     def report_end(self, replica: Replica) -> int:
-        """Report to a live replica that nothing more waits for it; return `Groups.end`."""
+        """Report to a live replica that it has no more groups; return `Groups.end`."""
         return self.clock_targets.report_end(replica) if self.clock_targets is not None else 0
 
     def open_lease(self, number: int, replica: Replica, attempt: int) -> GroupLease | None:
@@ -284,13 +284,13 @@ class Epoch:
         self.finished += 1
 
     def _return_leases(self, replica: Replica) -> int:
-        """Put the leases of a replica back into its queue; return their number."""
+        """Return the leases of a replica to its queue; return their number."""
         back = sorted(number for number, lease in self.leases.items() if lease.replica == replica)
         groups = [(number, self.leases.pop(number).attempt + 1) for number in back]
         # Returned groups are the oldest ones, so they go to the front, in their order.
         self._queue_of(replica).extendleft(reversed(groups))
         self.again += back
-        # A closed epoch leases nothing more, so a returned group is skipped unless it was carried.
+        # A closed epoch leases no more groups, so a returned group is skipped unless it was carried.
         if self.closed:
             self._queue_of(replica).extend(self._skip({replica: self._queue_of(replica)}))
         return len(back)
@@ -298,7 +298,7 @@ class Epoch:
     # --- the early end -----------------------------------------------------------------------
 
     def _close_if_due(self) -> None:
-        """Close the epoch if enough is done; carried groups are still leased."""
+        """Close the epoch after enough groups; carried groups are still leased."""
         # With clocks all groups are trained; the warm start belongs to one replica.
         if self.closed or self._warming or self.clock_targets is not None or self._fraction >= 1:
             return
@@ -308,7 +308,7 @@ class Epoch:
             done = self._done_if_enough()
         if done:
             self.closed = True
-            # No image may be skipped twice in a row: replicas that are done train the carried groups.
+            # No image may be skipped twice in a row, so finished replicas train the carried groups.
             kept = self._skip(self.queues) + self._skip(self._later)
             for at, group in enumerate(sorted(kept)):
                 self.queues.setdefault(done[at % len(done)], deque()).append(group)
@@ -316,7 +316,7 @@ class Epoch:
     def _done_if_enough(self) -> list[Replica]:
         """The replicas that have finished their shares, if they are enough to close the epoch."""
         if all(self.queues.get(replica) for replica in self._given):
-            return []  # the usual answer: a short cut, for every finished group comes by here
+            return []  # the usual answer first, because every finished group calls this
         waiting = {r for queues in (self.queues, self._later) for r, queue in queues.items() if queue}
         # A member without any work, such as one that joined late, does not count.
         needed = _part(self._fraction, len(self._members & (waiting | self._given)))
@@ -329,7 +329,7 @@ class Epoch:
         return done if len(done) >= needed else []
 
     def _skip(self, queues: dict[Replica, Queue]) -> list[tuple[int, int]]:
-        """Empty some queues: skip their groups, except carried ones, which are returned."""
+        """Empty some queues: skip their groups, except carried groups, which are returned."""
         kept = [group for queue in queues.values() for group in queue if group[0] < self._carried]
         for replica, queue in queues.items():
             self.skipped.update((number, replica) for number, _ in queue if number >= self._carried)
@@ -339,11 +339,11 @@ class Epoch:
     # --- membership --------------------------------------------------------------------------
 
     def replicas_changed(self, live: Collection[Replica]) -> int:
-        """Lose some replicas, let others join; return the number of leases that are trained again."""
+        """Remove some replicas, add others; return the number of leases that are trained again."""
         lost = [replica for replica in self._live if replica not in live]
         joined = sorted(replica for replica in live if replica not in self._live)
         self._live = tuple(sorted(live))
-        # All losses first: groups must not be passed on to a replica that is lost too.
+        # All losses first: no group may move to a replica that is lost too.
         again = sum(self._lose(replica) for replica in lost)
         self._pass_on()
         for replica in joined:
@@ -367,7 +367,7 @@ class Epoch:
         self._pass_on()
 
     def _take_in(self, replica: Replica) -> None:
-        """Let a live replica take part in this epoch, if it may."""
+        """Let a live replica take part in this epoch, if the rules permit it."""
         if replica in self._members or (self.clock_targets is not None and self._members):
             return
         self._members.add(replica)
@@ -379,14 +379,14 @@ class Epoch:
         """Give a joining replica an equal part of the waiting groups, from the ends of the longest queues."""
         own = queues.setdefault(replica, deque())
         others = [queue for name, queue in queues.items() if name in self._members and name != replica]
-        # A replica that comes back may find its own groups still waiting.
+        # A replica that returns may find its own groups still waiting.
         if own or not others:
             return
         part = sum(map(len, others)) // (len(others) + 1)
         own.extend(sorted(max(others, key=len).pop() for _ in range(part)))
 
     def _pass_on(self) -> None:
-        """Move the groups that wait for other replicas to the members."""
+        """Move groups that wait for other replicas to the members."""
         if not self._members:
             self._members = set(self._live)  # only replicas that joined late are left
         if not self._members:
@@ -405,7 +405,7 @@ class Epoch:
             successor = min(takers, key=lambda taker: (taker <= replica, taker))
             queues.setdefault(successor, deque()).extend(groups)
             return
-        # Whole rounds, first to the replica that is done first, move the sync clock least.
+        # Whole rounds, first to the replica that finishes first, change the sync clock least.
         reach = self.clock_targets.reach
         takers = sorted(takers, key=lambda taker: (reach(taker, len(queues.get(taker, ()))), taker))
         for at, start in enumerate(range(0, len(groups), self._round_groups)):

@@ -1,14 +1,14 @@
-"""Pure: groups gathered ahead of need, many at a time, and handed out many at a time.
+"""Pure: groups gathered ahead of need, in large blocks, and handed out in slices of these.
 
-Gathering one small group costs more in calls, and in waits for the interpreter's lock, than in copied
-bytes; so does sending it as tensors of its own. So neighbouring groups of the epoch's order are gathered
-together, as a *block*, and neighbours that are taken together are one slice of it. A block is dropped when
-all its groups are taken; its memory is freed with the last slice.
+Gathering one small group costs more in calls, and in waits for the interpreter's lock, than in copied bytes;
+so does sending it as separate tensors. Consecutive groups of the epoch's order are therefore gathered
+together, as a *block*; consecutive groups taken together are one slice of it. A block is dropped when all its
+groups are taken; its memory is freed with the last slice.
 
 A block of transformed images, or of images that are not in memory, takes time: `prepare` and `want` then name
 the blocks to make, and the caller makes them on its thread and puts them here. If memory is short, blocks
-without a waiting question are dropped, the oldest first: a block is a function of the epoch and its number,
-and can be made again.
+without a waiting request are dropped, the oldest first: a block depends only on the epoch and its number, and
+can be made again.
 """
 
 import weakref
@@ -28,7 +28,7 @@ Pictures = tuple[NDArray[np.uint8], NDArray[Any]]
 """Images (n, C, H, W) and labels (n,)."""
 
 Pieces = tuple[tuple[NDArray[np.uint8], ...], NDArray[Any]]
-"""Images of groups, in one or more arrays (n, C, H, W) in order, and the labels of all of them."""
+"""Images of groups, in one or more arrays (n, C, H, W) in order, and the labels of all these images."""
 
 Transform = Callable[[NDArray[np.uint8], NDArray[np.int64]], NDArray[np.uint8]]
 """Function from images and their numbers in the data set to transformed images. From any thread."""
@@ -37,21 +37,23 @@ BLOCK_BYTES = 1 << 16
 """Maximum size of the images of a block of several groups, in bytes: five groups of 16 digits."""
 
 INSTANT_BLOCK_BYTES = 1 << 19
-"""The same for images that are only gathered, in bytes: that is as fast as transforming a few."""
+"""Maximum size in bytes of a block of images that are only gathered, which takes as long as transforming a
+few."""
 
 JOINED_BYTES = 1 << 17
-"""Size in bytes below which pieces of an answer are joined: a copy costs less than a tensor of its own."""
+"""Size in bytes below which pieces of an answer are joined: a copy costs less than a separate tensor."""
 
 FORGOTTEN_AFTER = 4
-"""Age at which a block is dropped if memory is short, in blocks made since, as a multiple of the blocks held:
-its worker is gone, or far too slow."""
+"""Age at which a block is dropped if memory is short, as a multiple of the number of blocks: its worker is
+lost, or far too slow. The age is the number of blocks made since."""
 
 
 class MemoryInUse:
     """Bytes of the watched arrays that are still alive.
 
-    An answer that waits in a link, or a group that a worker of the same process trains on, is a slice of an
-    array that lives as long as the slice does. Arrays may die in any thread; all else is for one thread.
+    An answer that waits in a link, or a group in training in the same process, is a slice of an array, which
+    exists as long as the slice does. Arrays may be freed in any thread; all other state belongs to one
+    thread.
     """
 
     def __init__(self) -> None:
@@ -60,7 +62,7 @@ class MemoryInUse:
         self._bytes = 0
 
     def watch(self, array: NDArray[Any]) -> None:
-        """Count the memory behind an array until its last slice is gone. Watch an array once."""
+        """Count the memory of an array until its last slice is freed. Watch an array once."""
         owner = array if array.base is None else array.base
         gone = self._gone
         reference = weakref.ref(owner, lambda reference: gone.append(id(reference)))
@@ -80,13 +82,13 @@ class MemoryInUse:
 
 
 class GroupCache:
-    """Groups of one epoch, ready to be handed out.
+    """Groups of one epoch, ready for workers.
 
     Args:
         dataset: Labels, and images without `images`.
         transform: Transform of the images; None: none.
-        instant: Whether blocks are made in the call that asks for them; by default if images are in memory
-            and not transformed.
+        instant: Whether the requesting call makes blocks; by default if images are in memory and not
+            transformed.
         memory: Counts handed-out arrays until they are freed.
         limit_bytes: Memory for blocks and handed-out arrays; None has no bound.
     """
@@ -125,14 +127,14 @@ class GroupCache:
         """Blocks by number, the oldest first, and the number of blocks made before each."""
         self._made = 0
         self._left: dict[int, dict[int, int]] = {}
-        """By block: groups that are still to be taken, and how often."""
+        """By block: groups still to be taken, and how often."""
 
     # --- making ------------------------------------------------------------------------------
 
     def prepare(self, numbers: Iterable[int]) -> list[int]:
-        """Gather the blocks of these groups, unless they are here, were taken before, or memory is short.
+        """Gather the blocks of these groups, unless they exist, were taken before, or memory is short.
 
-        Returns the blocks that the caller has to `make` and `put` here; each is named once, until it is
+        Returns the blocks that the caller must `make` and `put` here; each is named once, until it is
         forgotten.
         """
         missing = [
@@ -153,7 +155,7 @@ class GroupCache:
         return missing
 
     def forget(self, block: int) -> None:
-        """Forget a named block: it is not made after all."""
+        """Forget a named block that is not made after all."""
         self._making.discard(block)
 
     def make(self, block: int) -> Pictures:
@@ -162,20 +164,20 @@ class GroupCache:
         return self._cut_out(self._order.indices[groups.start * size : groups.stop * size])
 
     def put(self, block: int, pictures: Pictures) -> None:
-        """Add a block that was named and made."""
+        """Add a block after it was named and made."""
         self._making.discard(block)
         self._ready[block] = pictures, self._made
         self._watch(pictures[0])
 
     def has_room(self, making: int = 0) -> bool:
-        """Whether memory has room for another block made ahead, beside so many in the making."""
+        """Whether memory has room for another block made ahead, beside this many unfinished ones."""
         limit = self._limit_bytes
         return limit is None or self._memory.bytes + (making + 1) * self.block_bytes <= limit
 
     def evict(self, wanted: Collection[int] = ()) -> None:
         """Drop blocks, the oldest first, until memory suffices; wanted ones stay.
 
-        If there is merely no room for another block, only those of age `FORGOTTEN_AFTER` go.
+        If memory only lacks room for another block, blocks of age `FORGOTTEN_AFTER` alone are dropped.
         """
         limit = self._limit_bytes
         if limit is None:
@@ -195,7 +197,7 @@ class GroupCache:
         return list(dict.fromkeys([number // self._block_groups for number in numbers]))
 
     def has(self, numbers: Iterable[int]) -> bool:
-        """Whether the blocks of these groups are here."""
+        """Whether the blocks of these groups exist."""
         return all(number // self._block_groups in self._ready for number in numbers)
 
     def count(self, number: int) -> int:

@@ -1,8 +1,8 @@
-"""Groups of the epoch in progress, made on a thread of their own if that takes work.
+"""Groups of the current epoch, made on a separate thread if they need computing.
 
-A data server asks for groups ahead (`prepare`), waits for those of a question (`when_ready`), and takes them.
+A data server asks for groups ahead (`prepare`), waits for groups of a request (`when_ready`), and takes them.
 The event loop gathers images that are in memory and not transformed; a thread reads, decodes and transforms
-all others. Groups of waiting questions go before groups made ahead, and these keep to the granted memory.
+all others. Groups of waiting requests come before groups made ahead, which keep to the granted memory.
 """
 
 import asyncio
@@ -34,12 +34,12 @@ from dataflow import ComputePool, Job, MakePool
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 2
-"""Number of blocks that the thread has at a time: the next one is ready for it, and an urgent one waits for
-no more than these."""
+"""Number of blocks in the thread's queue: the next block is ready for it, and an urgent block waits for no
+more than these."""
 
 SHARE_OF_ANSWER = 64
 """Divisor of the server's memory that gives the maximum size of an answer: answers that several workers do
-not read must fit beside one another."""
+not read must fit together."""
 
 
 _NO_IMAGES, _NO_LABELS = np.empty((0, 1, 1, 1), np.uint8), np.empty(0, np.int64)
@@ -54,7 +54,7 @@ class _Wanted:
 
 
 class GroupProducer:
-    """The groups that one data server hands out.
+    """The groups that one data server sends.
 
     Args:
         functions: Kinds of transforms that are functions of the user; see `Recipe.of`.
@@ -85,7 +85,7 @@ class GroupProducer:
         self._memory = MemoryInUse()
         self._group_cache: GroupCache | None = None
         self.epoch = 0
-        """Epoch whose groups it makes; 0: none."""
+        """Epoch of the groups; 0: none."""
         self._recipe: Recipe | None = None
         self._dice = Dice(0)
         self._trained: NDArray[np.int64] | None = None
@@ -97,7 +97,7 @@ class GroupProducer:
         self._wanted: list[_Wanted] = []
         self._urgent: dict[int, None] = {}
         self._ahead: dict[int, None] = {}
-        """Blocks to make, in this order: for waiting questions, and ahead of need."""
+        """Blocks to make, in this order: for waiting requests, and ahead of need."""
         self._given = 0
         """Number of blocks that the thread has and has not made yet."""
         self._late = self._evicted = 0
@@ -168,9 +168,9 @@ class GroupProducer:
         return CachedImages(stored, size_bytes=size, spill=limits.spill, clock=fine_clock)
 
     def begin_epoch(self, order: EpochOrder, *, takers: int) -> None:
-        """Hand out the groups of an epoch, each to so many workers.
+        """Begin the groups of an epoch, each for this many workers.
 
-        The order counts the images to train on; images held back have no number in it.
+        The order numbers the images to train on; images held back have no number in it.
         """
         self._forget_epoch()
         self.epoch = order.epoch
@@ -193,7 +193,7 @@ class GroupProducer:
         self._warn_of_small_cache(self._group_cache.block_bytes)
 
     def _warn_of_small_cache(self, block_bytes: int) -> None:
-        """Warn of a cache without room for one block, once for each cache."""
+        """Log a warning about a cache without room for one block, once for each cache."""
         limits, room = self._limits, self._limit_bytes()
         if limits is None or room is None or room >= block_bytes:
             return
@@ -211,7 +211,7 @@ class GroupProducer:
         )
 
     def _limit_bytes(self) -> int | None:
-        """Memory for blocks and answers: the rest that images leave, but at least its share."""
+        """Memory for blocks and answers: the rest beside the images, but at least its share."""
         if self._limits is None:
             return None
         size = self._limits.size_bytes
@@ -227,7 +227,7 @@ class GroupProducer:
 
     @property
     def answer_bytes(self) -> int:
-        """Maximum size of the images of an answer, in bytes, once a run is taken up."""
+        """Maximum size of the images of an answer, in bytes, after a run has begun."""
         assert self._limits is not None, "there is no run"
         return max(self._limits.size_bytes // SHARE_OF_ANSWER, 1)
 
@@ -242,15 +242,15 @@ class GroupProducer:
     # --- groups ------------------------------------------------------------------------------
 
     def prepare(self, numbers: Iterable[int]) -> None:
-        """Make groups ready ahead of need; groups beyond the epoch's end are left out."""
+        """Make groups ahead of need, except groups beyond the epoch's end."""
         if self._group_cache is not None:
             self._ahead.update(dict.fromkeys(self._group_cache.prepare(numbers)))
             self._feed()
 
     def when_ready(self, numbers: Sequence[int], then: Callable[[], None]) -> None:
-        """Call `then` when these groups can be taken: at once or later; never if the epoch is over first.
+        """Call `then` when these groups can be taken: at once or later; never if the epoch ends before.
 
-        `then` must take them before it returns: later they may be dropped.
+        `then` must take the groups before it returns, because they may be dropped later.
         """
         group_cache = self._group_cache
         assert group_cache is not None, "there is no epoch"
@@ -269,11 +269,11 @@ class GroupProducer:
     def watch(self, copies: Iterable[NDArray[np.uint8]]) -> None:
         """Count copies of parts of taken groups, until they are freed."""
         for copy in copies:
-            if copy.base is None:  # a slice is counted with its array
+            if copy.base is None:  # the array's count includes its slices
                 self._memory.watch(copy)
 
     def count(self, number: int) -> int:
-        """Images of a group; 0 while there is no epoch."""
+        """Images of a group; 0 without an epoch."""
         return self._group_cache.count(number) if self._group_cache is not None else 0
 
     # --- the thread --------------------------------------------------------------------------
@@ -317,7 +317,7 @@ class GroupProducer:
         self._feed()
 
     def _call_ready(self, group_cache: GroupCache) -> None:
-        """Call each question whose groups are ready: a taker before it may have taken a block away."""
+        """Call each request whose groups are ready; an earlier request may have taken its block."""
         waiting, self._wanted = self._wanted, []
         for wanted in waiting:
             if group_cache is not self._group_cache:

@@ -1,11 +1,11 @@
-"""Decoded images of one data server: in memory while there is room, else in a scratch file or decoded again.
+"""Decoded images of one data server: in memory while it has room, else in a file or decoded again.
 
-Each epoch takes every image once, in a new order, so the image used last is used next as late as can be. With
-room for a share c of the images, a cache that evicts the least recently used finds c + (1 - c) ln(1 - c) of
-the images (3 % with room for a quarter), and one that evicts nothing finds c. So the images decoded first
-stay, and none is ever evicted.
+Each epoch takes every image once, in a new order, so the image used last is used next as late as possible.
+With room for a share c of the images, a cache that evicts the least recently used finds c + (1 - c) ln(1 - c)
+of the images (3 % with room for a quarter), and one that evicts nothing finds c. The images decoded first
+therefore stay, and none is ever evicted.
 
-The memory is one array of slots, so that images which are all here are gathered in one call.
+The memory is one array of slots, so images that are all in memory are gathered in one call.
 """
 
 import logging
@@ -30,10 +30,10 @@ MakeScratch = Callable[[Path], Scratch]
 
 
 class CachedImages:
-    """Images of a data set, kept once they are decoded. For one thread at a time.
+    """Images of a data set, which stay in memory after decoding. For one thread at a time.
 
     Args:
-        size_bytes: Memory for images; less than one image is none.
+        size_bytes: Memory for images; a size below one image means none.
         spill: Folder of the scratch file for images that do not fit; None: they are decoded again.
     """
 
@@ -78,7 +78,7 @@ class CachedImages:
         return self._used == len(self)
 
     def take(self, chosen: NDArray[np.int64], axis: int = 0) -> NDArray[np.uint8]:
-        """Gather images by their numbers, shape (n, C, H, W). Blocks unless they are all in memory.
+        """Gather images by their numbers, shape (n, C, H, W). Blocks unless all images are in memory.
 
         Raises:
             DataError: An image cannot be read; see `StoredImages.read`.
@@ -146,12 +146,12 @@ class CachedImages:
         self._spill = None
 
     def close(self) -> None:
-        """Delete the scratch file; no image may be taken any more."""
+        """Delete the scratch file; no image may be taken afterwards."""
         if self._scratch is not None:
             self._scratch.close()
 
     def statistics(self) -> CacheStatistics:
-        """Images in memory and in the file, and how many were found there."""
+        """Numbers of images in memory and in the file, and of images found in each."""
         return CacheStatistics(
             resident_images=self._used,
             resident_bytes=self._used * self._image_bytes,
@@ -168,4 +168,4 @@ class CachedImages:
 
 
 Images = NDArray[np.uint8] | CachedImages | StoredImages
-"""Images by number, wherever they are: with ``shape`` (N, C, H, W), ``dtype``, ``len`` and ``take``."""
+"""Images by number, in memory or not: with ``shape`` (N, C, H, W), ``dtype``, ``len`` and ``take``."""

@@ -1,7 +1,7 @@
 """Training images that stay in their files, and are read and decoded on demand.
 
 A damaged image ends the run with its name; or, if damage is skipped, the next readable image of its class
-takes its place. The choice depends on the files alone, so every server of a data set makes the same one.
+replaces it. The choice depends only on the files, so every server of a data set chooses the same image.
 """
 
 import logging
@@ -21,7 +21,7 @@ Read = Callable[[int], NDArray[np.uint8]]
 
 
 class StoredImages:
-    """Images by number, none of them in memory.
+    """Images by number, all of them outside memory.
 
     Args:
         policy: ``error`` or ``skip`` for an image that cannot be read.
@@ -58,7 +58,7 @@ class StoredImages:
         """Read and decode one image, shape (C, H, W). Blocks. From any thread.
 
         Raises:
-            DataError: The image cannot be read and none may take its place, or too many cannot be read.
+            DataError: The image cannot be read and none may replace it, or too many cannot be read.
         """
         known = self._instead.get(number)
         if known is not None:
@@ -106,7 +106,7 @@ class StoredImages:
 
     def _note(self, number: int, error: DataError) -> None:
         if number not in self.replaced:
-            logger.warning("%s; another of its class takes its place", error)
+            logger.warning("%s; another image of its class replaces it", error)
         self.replaced[number] = str(error)
         if len(self.replaced) > MAX_SHARE * len(self):
             raise DataError(

@@ -1,9 +1,9 @@
-"""Pure: the rate at which each replica finishes groups, and the number of groups that it may hold.
+"""Pure: the rate at which each replica finishes groups, and the number of groups that it may have.
 
-An epoch that ends early waits for its leases (`epoch.py`). Groups are leased ahead of need, as many to a
-slow replica as to a fast one, and the slow one takes longer for them. So a replica below half the rate of
-the fastest one holds only as many groups as it finishes in the time that the fastest one would need for
-those it held before; but enough to end a step, for nothing is reported before that.
+An epoch that ends early waits for its leases (`epoch.py`). Groups are leased ahead of need, as many to a slow
+replica as to a fast one, and the slow replica takes longer for them. A replica below half the rate of the
+fastest one therefore has only as many groups as it finishes in the time that the fastest one would need for
+its usual number; but enough to end a step, because a report needs a whole step.
 """
 
 from collections.abc import Collection
@@ -18,7 +18,7 @@ RECORDED = 8
 """Number of groups that a worker may report together, if a step is shorter."""
 
 SURE_AFTER = 8
-"""Number of finished groups from which on the rate of a replica is known."""
+"""Minimum number of finished groups for a known rate of a replica."""
 
 
 class _Replica:
@@ -31,7 +31,7 @@ class _Replica:
         """Largest number of groups that the replica held at once."""
 
     def rate(self, now: float) -> float | None:
-        """Groups per second; None while too few are finished."""
+        """Groups per second; None after too few groups."""
         if self.finished < SURE_AFTER or now <= self.since:
             return None
         return self.finished / (now - self.since)
@@ -45,7 +45,7 @@ class LeaseLimits:
         self._replicas: dict[Replica, _Replica] = {}
 
     def leased(self, replica: Replica, groups: int, now: float) -> None:
-        """Count groups leased to a replica; its time counts from the first ones on."""
+        """Count groups leased to a replica; its time counts from the first lease on."""
         counts = self._replicas.setdefault(replica, _Replica(now))
         counts.held += groups
         counts.most = max(counts.most, counts.held)
@@ -57,7 +57,7 @@ class LeaseLimits:
         counts.finished += 1
 
     def keep(self, replicas: Collection[Replica]) -> None:
-        """Forget all other replicas; one that comes back begins anew."""
+        """Forget all other replicas; a replica that returns begins from nothing."""
         self._replicas = {name: counts for name, counts in self._replicas.items() if name in replicas}
 
     def room(self, replica: Replica, now: float) -> int | None:

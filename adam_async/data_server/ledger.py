@@ -1,17 +1,16 @@
-"""Pure: the ledger of a run's leases, as one data server has it.
+"""Pure: the ledger of a run's leases at one data server.
 
-Theory of operation
--------------------
-One data server, the *ledger leader*, enters all events of leases into one ledger, in one order; the others
-copy it. A `DataState` is a function of its entries, their times included, so a server with the ledger has the
-state: finished groups, leases, answers to workers. An entry is *settled* when all ledger replicas have it;
-unreplicated entries may be lost, so its effects run only then.
+Theory of operation ------------------- One data server, the *ledger leader*, enters all events of leases into
+one ledger, in one order; the other servers copy it. A `DataState` is a function of its entries, their times
+included, so a server with the ledger has the state: finished groups, leases, answers to workers. An entry is
+*settled* when all ledger replicas have it; unreplicated entries may be lost, so its effects run only after
+that.
 
-An epoch leaves little behind: a state between two epochs is an `Opening`. The ledger of an epoch is the
-opening before it and the entries since then, from `EpochBegan` on; a new replica reads no more than that.
-Older entries are dropped when they are settled.
+An epoch leaves little state: a state between two epochs is an `Opening`. The ledger of an epoch is the
+opening before it and the entries since then, from `EpochBegan` on; a new replica reads only these. Older
+entries are dropped when they are settled.
 
-Times are seconds on the ledger leader's clock. A new leader goes on from the last entry's time.
+Times are seconds on the ledger leader's clock. A new leader continues from the last entry's time.
 """
 
 from collections import deque
@@ -40,12 +39,12 @@ class Settled(NamedTuple):
 
 
 class Ledger:
-    """Opening and entries, and the state that they make."""
+    """Opening and entries, and the state that they give."""
 
     def __init__(self, opening: Opening, *, first: int = 0) -> None:
         self.state = DataState.of(opening)
         self._openings: deque[tuple[int, Opening]] = deque([(first, opening)])
-        """Openings with the number of the next entry; the last one is of the epoch in progress."""
+        """Openings with the number of the next entry; the last opening is that of the current epoch."""
         self._first = first
         self._entries: list[Entry] = []
         self._unsettled: deque[Settled] = deque()
@@ -91,10 +90,10 @@ class Ledger:
         return ledger
 
     def begin(self) -> tuple[int, Opening]:
-        """Start for a new replica: the newest opening, and the number of the entry behind it."""
+        """Start for a new replica: the newest opening, and the number of the next entry."""
         return self._openings[-1]
 
     def read(self, number: int, count: int) -> Sequence[Entry] | None:
-        """Entries from a number on, `count` at most; None if they are dropped: `begin` anew."""
+        """Entries from a number on, `count` at most; None if they are dropped: `begin` again."""
         at = number - self._first
         return self._entries[at : at + count] if at >= 0 else None

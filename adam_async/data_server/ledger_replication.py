@@ -1,17 +1,16 @@
 """Pure: one ledger on several data servers, which survives the loss of any of them.
 
-Theory of operation
--------------------
-The cluster map names the *ledger replicas*, which have the ledger, and the *term*, which grows with each new
-*ledger leader*. The leader enters events and copies them to the other replicas. It settles an entry when all
-replicas have it; an unreachable replica is first removed from the map. So every remaining replica has all
-settled entries, and the first of them goes on as the leader.
+Theory of operation ------------------- The cluster map names the *ledger replicas*, which have the ledger,
+and the *term*, which rises with each new *ledger leader*. The leader enters events and copies them to the
+other replicas. The leader settles an entry when all replicas have it; it first removes an unreachable replica
+from the map. Every remaining replica therefore has all settled entries, and the first of them becomes the
+next leader.
 
-A new replica reads the ledger from its opening, counts as soon as it has all of it, and is then added to the
-map. In a new term every replica reads anew, for it may have entries that the new leader never got; it drops
-its ledger only when the new one is whole, so at any moment all replicas have all settled entries. Copies of
-an older term are refused: a removed leader that does not know it settles nothing more, because a replica that
-it waits for has gone on.
+A new replica reads the ledger from its opening, counts as soon as it has the whole ledger, and is then added
+to the map. In a new term every replica reads the ledger again, because it may have entries that the new
+leader never got. It drops its ledger only when the new one is whole, so at any moment all replicas have all
+settled entries. Replicas refuse copies of an older term: a removed leader that does not know of its removal
+settles no more entries, because a replica that it waits for has a newer term.
 """
 
 import math
@@ -26,14 +25,14 @@ from adam_async.data_server.state import Event, Opening
 from adam_async.messages.bounds import Count
 
 MOST_ENTRIES = 1 << 16
-"""Maximum number of entries of one part; the sender sends fewer."""
+"""Maximum number of entries of one part for a receiver; the sender sends fewer."""
 
 LedgerReplica = tuple[str, int]
 """Node and incarnation of a data server."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the ledger, as the ledger leader sends it."""
+    """A part of the ledger, sent by the ledger leader."""
 
     first: Count
     """Number of the first entry."""
@@ -43,7 +42,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     opening: Opening | None = None
     """State before the first entry, for a replica that reads anew."""
     whole: bool = True
-    """Whether these are all entries so far."""
+    """Whether the part has all entries so far."""
 
 
 class CopyRefused(Exception):
@@ -56,16 +55,16 @@ class CopyRefused(Exception):
 
 @dataclass(slots=True)
 class _Copy:
-    """One replica's copy, as the ledger leader knows it."""
+    """The ledger leader's record of one replica's copy."""
 
     has: int = -1
-    """Number of entries that the replica has; -1 if it must read anew."""
+    """Number of entries that the replica has; -1 if it must read from the start."""
     reported: int = -1
     """Number of entries that the replica knows to be settled; -1 at first."""
     whole: bool = False
-    """Whether the replica has taken the last entry since it reads anew; a part of a ledger is of no use."""
+    """Whether the replica has taken the last entry since it began to read; a part of a ledger is useless."""
     counts: bool = False
-    """Whether an entry is settled only if this replica has it."""
+    """Whether settling an entry needs this replica."""
 
 
 class LedgerReplication:
@@ -77,7 +76,7 @@ class LedgerReplication:
         self.leads = False
         self.ledger = Ledger(opening)
         self._incoming: Ledger | None = None
-        """Ledger that is read anew and is not whole yet."""
+        """Ledger that is being read and is not whole yet."""
         self._read_in = 0
         """Term in which `ledger` was read."""
         self._copies: dict[LedgerReplica, _Copy] = {}
@@ -100,10 +99,10 @@ class LedgerReplication:
         return self._settle()
 
     def time_of(self, deadline: float) -> float:
-        """Time of a ledger's deadline on this server's clock; an event entered then is late enough."""
+        """Time of a ledger's deadline on this server's clock, rounded so that no event is too early."""
         ours = deadline - self._lag_s
         while ours + self._lag_s < deadline:  # rounded down: a timer would fire too early
-            # A large time has coarse steps: quarters of one get there within a few rounds.
+            # A large time has coarse steps: quarters of one reach it within a few rounds.
             ours = max(math.nextafter(ours, math.inf), ours + math.ulp(deadline) / 4)
         return ours
 
@@ -116,7 +115,7 @@ class LedgerReplication:
         return tuple(self._copies)
 
     def counts(self, ledger_replica: LedgerReplica) -> bool:
-        """Whether an entry is settled only if a replica has it."""
+        """Whether settling an entry needs a replica."""
         return ledger_replica in self._copies and self._copies[ledger_replica].counts
 
     def part_for(self, ledger_replica: LedgerReplica, count: int) -> Part | None:
@@ -152,13 +151,13 @@ class LedgerReplication:
         return self._settle()
 
     def begin_anew(self, ledger_replica: LedgerReplica) -> None:
-        """Let a replica read the ledger anew: its copy is unknown."""
+        """Let a replica read the ledger from the start, because its copy is unknown."""
         if ledger_replica in self._copies:
             copy = self._copies[ledger_replica]
             copy.has, copy.reported, copy.whole = -1, -1, False
 
     def strike_out(self, ledger_replica: LedgerReplica) -> list[Settled]:
-        """Drop a replica that the map does not name any more; return the newly settled entries."""
+        """Drop a replica that the map no longer names; return the newly settled entries."""
         self._copies.pop(ledger_replica, None)
         return self._settle()
 
@@ -177,7 +176,7 @@ class LedgerReplication:
         """Take a part from the leader; return the newly settled entries. A refused part changes nothing.
 
         Raises:
-            CopyRefused: The part is of an older term, leaves a gap, or has entries that no state takes.
+            CopyRefused: The part is of an older term, leaves a gap, or has entries that no state accepts.
         """
         if term < self.term or (term == self.term and self.leads):
             raise CopyRefused("old-term", f"this is term {self.term}, not {term}")

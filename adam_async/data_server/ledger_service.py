@@ -1,11 +1,11 @@
 """One data server's part in the ledger of leases, as leader or replica: a shell of `ledger_replication`.
 
 `enter` takes events, and `on_settled` gets their results later. On the ledger leader events enter the ledger
-at once. A ledger replica forwards them to the leader, and again to the next leader if the link or the leader
-is lost before they are settled. A server that is no replica enters nothing.
+at once. A ledger replica forwards events to the leader, and again to the next leader if the link or the
+leader is lost before they are settled. A server that is no replica enters no events.
 
-The leader has a task with a link for each server that copies the ledger. It removes an unreachable server
-from the cluster map, and then tries it again as a new one.
+The leader has a task with a link for each server that copies the ledger. The leader removes an unreachable
+server from the cluster map, and then tries to add it as a new one.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ Entering = LeaseAsked | GroupsReported
 
 
 class LedgerService:
-    """Enters events into the ledger of a run's leases, whichever server leads it.
+    """Enters events into the ledger of a run's leases, on the leader or on a replica.
 
     Args:
         open_events: Returns the events entered here without an answer, oldest first.
@@ -86,7 +86,7 @@ class LedgerService:
         self._membership: Membership
         self._group: asyncio.TaskGroup
         self._tasks: dict[LedgerReplica, asyncio.Task[None]] = {}
-        """Tasks with a link, by the server at its other end."""
+        """Tasks with a link, by the server at the other end."""
         self._wakeup = asyncio.Event()
         self._outbox: list[Event] = []
         self._partitions = 1
@@ -104,7 +104,7 @@ class LedgerService:
 
     @property
     def state(self) -> DataState:
-        """State of the leases, as far as this server has the ledger."""
+        """State of the leases, up to the last entry that this server has."""
         return self._ledger_replication.ledger.state
 
     @property
@@ -173,7 +173,7 @@ class LedgerService:
             for name in cluster.live("data")
         }
         for gone in [each for each in ledger_replication.copies() if each not in there]:
-            self._end_task(gone)  # the controllers have removed it from the map
+            self._end_task(gone)  # the controllers have removed the replica from the map
             self._settle(ledger_replication.strike_out(gone))
         for ledger_replica, ready in there.items():
             if ledger_replica != self._me and (ready or ledger_replica in ledger_record.ledger_replicas):
@@ -182,7 +182,7 @@ class LedgerService:
     # --- events ------------------------------------------------------------------------------
 
     def enter(self, *events: Event) -> None:
-        """Enter events: at once on the leader, else through it."""
+        """Enter events: at once on the leader, otherwise through the leader."""
         if self._ledger_replication.leads:
             self._settle(self._ledger_replication.enter(events, now=_now()))
             if any(isinstance(event, LeaseAsked) for event in events):
@@ -214,7 +214,7 @@ class LedgerService:
             request.reply(pack(Entered()))
 
     def answer_copy(self, request: Request, body: CopyLedger) -> None:
-        """Take a part of the ledger from the leader that the map names; refuse others.
+        """Take a part of the ledger from the leader that the map names; refuse parts of other servers.
 
         Raises:
             RemoteProtocolError: The message holds no valid part.
@@ -251,11 +251,11 @@ class LedgerService:
         )
 
     def _wait_for_map(self, request: Request, body: CopyLedger) -> None:
-        """Keep a copy of a later term until the map names its leader; one of each server, the last."""
+        """Keep a copy of a later term until the map names its leader; only the last one of each server."""
         node = request.link.peer.node
         if node in self._early:
             self._early[node][0].fail("not-ledger-leader", f"{node} has sent another copy since")
-        # The budget of a link that has ended does not pay for its copy any more.
+        # The budget of an ended link no longer includes its copy.
         self._early = {name: kept for name, kept in self._early.items() if not kept[0].link.closed}
         self._early[node] = request, body
 
@@ -270,7 +270,7 @@ class LedgerService:
             request.fail(refused.code, str(refused))
             return
         if led:
-            self._end_tasks()  # the new leader's copy came before the new map: copy nothing more
+            self._end_tasks()  # the new leader's copy came before the new map: copy no more entries
         request.reply(pack(LedgerCopied()))
         self._settle(settled)
         if part.opening is not None:  # a new ledger may lack the events entered here
@@ -316,7 +316,7 @@ class LedgerService:
             self._end_task(peer)
 
     async def _forward(self, ledger_leader: LedgerReplica) -> None:
-        """Forward events to the ledger leader, until there is another one."""
+        """Forward events to the ledger leader, until the leader changes."""
         channel = self._channel_to(ledger_leader)
         while True:
             await self._use_link(channel, ledger_leader, self._forward_on)
@@ -336,7 +336,7 @@ class LedgerService:
             unpack(reply, Entered)
 
     async def _copy_for(self, ledger_replica: LedgerReplica) -> None:
-        """Copy the ledger to a server, until this one stops leading or that one is lost."""
+        """Copy the ledger to a server, until this server stops leading or the other one is lost."""
         ledger_replication = self._ledger_replication
         channel = self._channel_to(ledger_replica)
         while True:
@@ -371,7 +371,7 @@ class LedgerService:
     async def _use_link(
         self, channel: Channel, peer: LedgerReplica, work: Callable[[Link, LedgerReplica], Awaitable[None]]
     ) -> None:
-        """Dial another data server, where the map names it now, and use the link until it breaks."""
+        """Dial another data server at its address in the map, and use the link until it breaks."""
         channel.address = self._map.nodes[channel.peer].address
         try:
             link = await channel.dial(self._reach_s)
@@ -394,7 +394,7 @@ class LedgerService:
         )
 
     async def _strike_out(self, ledger_replica: LedgerReplica) -> None:
-        # Also if the map does not have it: an earlier change under way is void then.
+        # Also if the map does not have the replica, because an earlier change in progress is then void.
         await self._change(
             lambda before: tuple(each for each in before if each != ledger_replica),
             f"{ledger_replica[0]} to be removed",

@@ -1,10 +1,10 @@
 """Pure: the order of an epoch, cut into image groups.
 
-The order is a function of the seed, the epoch, and the images that the epoch before skipped: every server,
-restart and replay sees the same. The skipped images depend on the order of that epoch, and so on the epochs
+The order depends only on the seed, the epoch, and the images that the epoch before skipped: every server,
+restart and replay makes the same. The skipped images depend on the order of that epoch, and so on the epochs
 before it; one bit for each image represents them. Skipped images come first, then all others, both in the
-order of a permutation that depends on seed and epoch only. Group `number` holds the images
-at positions `number * images_per_group` onwards; the last group of an epoch may be short.
+order of a permutation that depends on seed and epoch only. Group `number` holds the images at positions
+`number * images_per_group` onwards; the last group of an epoch may be short.
 """
 
 from collections.abc import Sequence
@@ -33,8 +33,10 @@ class EpochOrder:
 
     @property
     def carried_images(self) -> bytes:
-        """The images that come first because the epoch before has skipped them: one bit for each image of the
-        data set, from the highest of a byte on; empty if there are none."""
+        """The images that come first, because the epoch before has skipped them.
+
+        One bit for each image of the data set, from the highest bit of a byte on; empty without any.
+        """
         return _bits(self.indices[: self.carried], len(self.indices))
 
     def images_in(self, ranges: Ranges) -> bytes:
@@ -60,7 +62,7 @@ class EpochOrder:
 
 
 class EpochOrders:
-    """The orders of a run's epochs, each of which may depend on the one before.
+    """The orders of a run's epochs, each of which may depend on the order before.
 
     Raises:
         ValueError: `num_images` or `images_per_group` is not positive.
@@ -132,7 +134,7 @@ class EpochOrders:
 
 
 def _bits(images: NDArray[np.int64], num_images: int) -> bytes:
-    """One bit for each image of the data set, set for these; empty if there are none."""
+    """One bit for each image of the data set, set for these images; empty without any."""
     if not len(images):
         return b""
     chosen = np.zeros(num_images, np.bool_)
@@ -150,5 +152,5 @@ def epoch_order(dice: Dice, *, epoch: int, num_images: int, images_per_group: in
 
 
 def count_groups(num_images: int, images_per_group: int) -> int:
-    """Return the number of groups that `num_images` images make, a short last one included."""
+    """Return the number of groups of `num_images` images, with a short last group."""
     return -(-num_images // images_per_group)

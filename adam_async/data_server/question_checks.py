@@ -32,9 +32,9 @@ def takers(cluster: ClusterMap) -> Takers:
 
 
 def taker_refusal(body: LeaseGroups | ReportGroups, peer: Identity, known: Takers) -> str:
-    """Reason why a peer may not ask for a part of a replica; empty if it may.
+    """Reason for which a peer may not ask for a part of a replica; empty if it may.
 
-    The map may not have an unknown generation yet: its questions wait.
+    An unknown generation is allowed, because the map may be late: its questions wait.
     """
     taker = known.get((body.replica, body.replica_generation, body.partition))
     if taker is None or taker == (peer.node, peer.incarnation):
@@ -43,7 +43,7 @@ def taker_refusal(body: LeaseGroups | ReportGroups, peer: Identity, known: Taker
 
 
 def lease_refusal(body: LeaseGroups, *, partitions: int, height: int) -> tuple[str, str] | None:
-    """Return code and text of the refusal of a question for groups; None if the server can take it."""
+    """Return code and text of the refusal of a question for groups; None for an acceptable question."""
     if body.partition >= partitions:
         return "no-part", f"replicas have parts 0 to {partitions - 1}, not {body.partition}"
     if body.count < 1:
@@ -70,7 +70,7 @@ def check_report(
         count: Function from the number of a group to its number of images.
 
     Raises:
-        RemoteProtocolError: The report is impossible; names the part that is.
+        RemoteProtocolError: The report is impossible; the error has the impossible part.
     """
     if body.partition >= partitions:
         raise RemoteProtocolError(
@@ -88,10 +88,10 @@ def check_report(
 
 
 def check_test_part(body: ReadTest, total: int, *, image_bytes: int, most_bytes: int) -> str:
-    """Return why one message cannot hold these test images; empty if it can.
+    """Return why one message has no room for these test images; empty if it has.
 
     Raises:
-        RemoteProtocolError: The range ends before it begins.
+        RemoteProtocolError: The end of the range is below its start.
     """
     if body.stop < body.start:
         raise RemoteProtocolError("test images", f"there are none from {body.start} to {body.stop}")

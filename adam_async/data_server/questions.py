@@ -1,8 +1,8 @@
 """Questions to a data server: a question enters in `ask` and leaves in `answer`.
 
 A question for groups, or a report of groups, becomes an event of the ledger under a number. The settled event
-answers it: a report at once, a question for groups as soon as its link has room for them and the producer has
-made them. Test images need no ledger; they are sent as soon as the link has room.
+answers the question: a report at once, a question for groups as soon as its link has room and the producer
+has made the groups. Test images need no ledger; they are sent as soon as the link has room.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ ANSWER_GROUPS = 64
 """Maximum number of groups of one answer: their description must fit into a frame's meta."""
 
 UNREAD_BYTES = 1 << 16
-"""Maximum number of unsent bytes of a link that gets further groups: above it the last answer is unread."""
+"""Maximum number of unsent bytes of a link before further groups: above it the last answer is unread."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +49,7 @@ class _Question:
 
     request: Request
     event: LeaseAsked | GroupsReported
-    """The event that enters the ledger for it."""
+    """The event that enters the ledger for the question."""
     rows: tuple[int, int] | None = None
     """Rows of the images that the worker needs; None: all."""
 
@@ -86,7 +86,7 @@ class Questions:
         self._number = first_question(identity.incarnation)
 
     def take_up(self, run: str, config: Config, *, partitions: int) -> None:
-        """Serve the workers of a run, each replica with so many of them."""
+        """Serve the workers of a run; each replica has this many workers."""
         self._run, self._partitions = run, partitions
         self._group_images = config.images_per_group
         most = min(ANSWER_BYTES, self._producer.answer_bytes) // (self._group_images * self._image_bytes)
@@ -106,7 +106,7 @@ class Questions:
     # --- in ----------------------------------------------------------------------------------
 
     def ask(self, request: Request, body: LeaseGroups | ReportGroups) -> bool:
-        """Enter a question into the ledger, or refuse it; return whether it is entered.
+        """Enter a question into the ledger, or refuse it; return whether it was entered.
 
         Raises:
             RemoteProtocolError: No worker can have finished the reported groups.
@@ -139,7 +139,7 @@ class Questions:
         return True
 
     def _refusal(self, request: Request, body: LeaseGroups | ReportGroups) -> tuple[str, str] | None:
-        """Code and text of the refusal of a question; None if the ledger may have it."""
+        """Code and text of the refusal of a question; None if the ledger accepts it."""
         if body.run != self._run:
             return "wrong-run", f"this data server is on run {self._run}, not {body.run}"
         if not self._ledger.keeps:
@@ -153,14 +153,14 @@ class Questions:
         if refused is not None:
             return refused
         link = request.link
-        # Answers that a worker never reads would otherwise fill the memory.
+        # Unread answers to a worker would otherwise fill the memory.
         if link in self._asking or link.statistics().unsent_bytes > UNREAD_BYTES:
             return "busy", "one question for groups at a time: read the answer to the last one first"
         return None
 
     def _check_report(self, body: ReportGroups) -> None:
         state, producer = self._ledger.state, self._producer
-        # The producer knows the groups of one epoch only, which may already be the next one.
+        # The producer has the groups of one epoch only, which may already be the next one.
         known = state.epoch == producer.epoch
         check_report(
             body,
@@ -174,7 +174,7 @@ class Questions:
     # --- out ---------------------------------------------------------------------------------
 
     def answer(self, settled: Grant | GroupsReported) -> None:
-        """Answer the question behind a grant or a settled report, unless another server has it."""
+        """Answer the question of a grant or a settled report, unless it belongs to another server."""
         name = settled.request
         question = self._open.pop(name[1], None) if name is not None and name[0] == self._node else None
         if question is None:
@@ -186,7 +186,8 @@ class Questions:
         if question.rows is not None:
             first, stop = question.rows
             size = size * (stop - first) // self._height
-        # Memory is charged before the groups are made: a full budget delays them, and no other question.
+        # Memory is charged before the groups are made, so a full budget delays only them, and no other
+        # question.
         question.request.charge(size, partial(self._gather, question, settled))
 
     def _gather(self, question: _Question, grant: Grant) -> None:
@@ -224,10 +225,10 @@ class Questions:
     # --- test images -------------------------------------------------------------------------
 
     def read_test(self, request: Request, body: ReadTest) -> None:
-        """Send test images, or those held back for validation, as soon as the link has room.
+        """Send test images, or validation images, as soon as the link has room.
 
         Raises:
-            RemoteProtocolError: The range ends before it begins.
+            RemoteProtocolError: The end of the range is below its start.
         """
         images, labels = self._dataset.test_images, self._dataset.test_labels
         if body.validation:
@@ -246,14 +247,14 @@ class Questions:
         reply_when_room(request, self._size(len(range(total)[part])), make)
 
     def _size(self, images: int) -> int:
-        """Size of so many images with their labels, in bytes."""
+        """Size of this many images with their labels, in bytes."""
         return images * (self._image_bytes + self._dataset.test_labels.itemsize)
 
 
 def _cut(
     images: tuple[NDArray[Any], ...], labels: NDArray[Any], rows: tuple[int, int] | None
 ) -> tuple[NDArray[Any], ...]:
-    """Tensors of an answer from images (n, C, H, W); rows are copied, whole images are not."""
+    """Tensors of an answer from images (n, C, H, W); only rows are copied, not whole images."""
     if rows is None:
         return *images, labels
     first, stop = rows
@@ -266,6 +267,6 @@ def first_question(incarnation: int) -> int:
     """Number below the first question of an incarnation.
 
     The ledger names a question by node and number, and a restarted server reads the answers to the questions
-    of its earlier incarnation. Ranges of 2**24 numbers, one for each incarnation, keep those apart.
+    of its earlier incarnation. Ranges of 2**24 numbers, one for each incarnation, keep the questions apart.
     """
     return incarnation % (1 << 28) << 24

@@ -5,9 +5,9 @@ log, and each worker reads the log from its own *position*, the number of groups
 question names the position, so a repeated question gets the same groups. A worker has all groups before its
 position; groups that all workers have are dropped.
 
-Between two groups of the log there may be a *mark*: at this position the replica was sent the sync clock,
-because nothing more waited. Every worker that passes the mark must get it, for a step ends short there. The
-clock of the last mark moves on while no group follows.
+Between two groups of the log there may be a *mark*: at this position the replica got the sync clock, because
+it had no more groups. Every worker that passes the mark must get the sync clock, because a step ends short
+there. The clock of the last mark moves on while no group follows.
 """
 
 from bisect import bisect_right
@@ -30,7 +30,7 @@ class ReplicaLeases:
 
     Args:
         stop: Number of earlier leases, all finished.
-        positions: Number of groups that each worker is known to have.
+        positions: Number of groups that each worker has received.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ReplicaLeases:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Number of groups that each worker is known to have."""
+        """Number of groups that each worker has received."""
         return tuple(self._positions)
 
     def holds(self, position: int) -> bool:
@@ -66,7 +66,7 @@ class ReplicaLeases:
             self._marks = {at: end for at, end in self._marks.items() if at >= self._first}
 
     def begin_epoch(self) -> None:
-        """Drop all groups: at the start of an epoch all of them are received and finished."""
+        """Drop all groups, which are received and finished at the start of an epoch."""
         self._first, self._groups, self._marks = self.stop, [], {}
 
     def read(self, position: int, count: int) -> list[Logged]:

@@ -1,12 +1,12 @@
-"""The data-server role: image groups, ready before workers ask for them.
+"""The data-server role, which prepares image groups before workers ask for them.
 
-Decoded images are in memory as far as the cache has room; the others are read again, or are in a scratch
-file (AD-04, `image_cache`). The order of an epoch is keyed by (seed, epoch), with the images that the epoch
-before has skipped at the front (AD-24), so every server makes the same groups. A server gathers groups ahead
-for the replicas that ask it (AD-03), and a slow reader delays no other worker: answers are sent and forgotten
-(AD-05). All workers of a replica get its groups, each the rows of the images that it needs.
+Decoded images are in memory while the cache has room; the others are decoded again, or are in a scratch file
+(AD-04, `image_cache`). The order of an epoch is keyed by (seed, epoch), with the skipped images of the epoch
+before at the front (AD-24), so every server makes the same groups. A server gathers groups ahead for its
+replicas (AD-03), and a slow reader delays no other worker, because the server does not wait for sent answers
+(AD-05). All workers of a replica get its groups, each worker the image rows that it needs.
 
-A question goes through `questions` into the ledger (`ledger_service`); `_on_settled` runs its effects.
+A question passes through `questions` into the ledger (`ledger_service`); `_on_settled` runs its effects.
 """
 
 import asyncio
@@ -65,8 +65,8 @@ class DataServer(Role):
     """One data server, from `async with` to its end.
 
     Args:
-        settings: Its place in the cluster; the timeline records leases, too.
-        dataset: Data that it serves.
+        settings: The server's place in its cluster; the timeline records leases, too.
+        dataset: Data to serve.
         functions: Kinds of transforms that are functions of the user; see `Recipe.of`.
         make_pool: See `GroupProducer`.
         available_bytes: See `GroupProducer`.
@@ -133,7 +133,7 @@ class DataServer(Role):
 
     @property
     def state(self) -> DataState:
-        """Leases as far as this server has the ledger."""
+        """Leases, up to the last entry that this server has."""
         return self._ledger.state
 
     def _fail(self, error: BaseException) -> None:
@@ -148,14 +148,14 @@ class DataServer(Role):
         except (TimeoutError, AdamError) as unreported:
             logger.info("%s ends without a report: %r", self._identity.node, unreported)
         except asyncio.CancelledError:
-            # The failed run may cancel this wait: the error must still be the one that ends the server.
+            # The failed run may cancel this wait, but the error must still end the server.
             raise error from error.__cause__
         raise error
 
     # --- the run -----------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Take up each run; as its ledger leader, enter its epochs and the live replicas."""
+        """Follow each run; as its ledger leader, enter its epochs and the live replicas."""
         async for cluster in self._membership.changes():
             run = cluster.run
             if run is None or run.id == self._refused:
@@ -185,7 +185,7 @@ class DataServer(Role):
                 self._enter_changes(cluster)
 
     def _check_data(self, cluster: ClusterMap) -> None:
-        """Refuse to serve beside data servers with other data."""
+        """Refuse to serve together with data servers that have other data."""
         for name in (cluster.ledger_leaders or cluster.live("data"))[:1]:
             theirs = cluster.nodes[name].info
             for key in ("train_images", "test_images", "shape", "classes", "digest"):
@@ -236,7 +236,7 @@ class DataServer(Role):
 
         Raises:
             DataError: The record of the run has images of other data.
-            RunFailed: The map no longer holds the results of all epochs since the ledger's.
+            RunFailed: The map no longer has the results of all epochs since the ledger's.
         """
         if self._producer.epoch == number:  # prepared when the epoch before ended
             return self._carried
@@ -264,7 +264,7 @@ class DataServer(Role):
             self._producer.begin_epoch(order, takers=self._partitions)
 
     def _prepare_next(self, ended: EpochEnded) -> None:
-        """Prepare the first groups of the next epoch, as if its shares were those of the epoch that ended."""
+        """Prepare the first groups of the next epoch, with the shares of the epoch that ended."""
         began, ahead = self._began, self._read_ahead
         if began is None or began.number != ended.number or ended.number >= self._config.epochs:
             return
@@ -282,7 +282,7 @@ class DataServer(Role):
         return self._membership.map.ledger_leader_for(replica) == self.address
 
     def _on_lead(self) -> None:
-        """Enter an event behind all others: once it is settled, the old leader's report is repeated."""
+        """Enter an event after all others: when it is settled, the old leader's report is repeated."""
         self._pausing = None
         self._first_as_ledger_leader = TimePassed()
         self._ledger.enter(self._first_as_ledger_leader)
@@ -371,9 +371,9 @@ class DataServer(Role):
         await self._membership.update("epoch", end)
 
     async def _pause(self, run: str, paused: Paused) -> None:
-        """Report to the driver that nothing is leased, until it ends the pause.
+        """Report to the driver that no group is leased, until the driver ends the pause.
 
-        The pause has no deadline of its own: the loss of the driver ends the run.
+        The pause needs no deadline: the loss of the driver ends the run.
         """
 
         def pause(newest: ClusterMap) -> EpochRecord | None:
@@ -386,7 +386,7 @@ class DataServer(Role):
         self._end_pause(self._membership.map)
 
     def _end_pause(self, cluster: ClusterMap) -> None:
-        """Lease again if the driver has taken its checkpoint."""
+        """Lease again after the driver has taken its checkpoint."""
         epoch = cluster.epoch
         if self._pausing is not None and epoch is not None and not epoch.paused:
             if self._ledger.leads and self._pausing == (epoch.run, epoch.number) == (self._run, epoch.number):
@@ -407,7 +407,7 @@ class DataServer(Role):
 
 
 def describe(dataset: Dataset) -> dict[str, Any]:
-    """Describe a dataset for the cluster map; without the names of its classes if they do not fit.
+    """Describe a dataset for the cluster map; without the names of its classes if they are too long.
 
     Raises:
         DataError: The cluster map has no room for a description of this size.

@@ -1,15 +1,15 @@
-"""A standalone data server: it holds its data, and serves the clusters that ask for them.
+"""A standalone data server, which serves its data to the clusters that ask for them.
 
 Theory of operation
 -------------------
 A data host is not a member of any cluster. The node that starts a cluster asks the host to `Serve`, and keeps
-the link of that question. For each question the host opens a `DataServer` over the same images, on a port of
-its own; that server joins the asker's cluster, and is like any other data server there.
+the link of that question open. For each question the host opens a `DataServer` over the same images, on
+another port; that server joins the asker's cluster like any other data server.
 
-It serves until the asker closes the link. If the link breaks, the cluster may still be sound: then the data
-server stays until the cluster map reports the loss of the asker, or until its membership gives up the
-controller (`patience_s`). The end of one data server is logged, whatever its reason, and affects neither the
-host nor the others.
+The data server serves until the asker closes the link. If the link breaks, the cluster may still work. The
+data server then stays until the cluster map reports the loss of the asker, or until its membership has had no
+controller for `patience_s`. The end of one data server is logged with any reason, and affects neither the
+host nor the other servers.
 """
 
 import logging
@@ -29,16 +29,16 @@ from transport.sockets import parse_tcp_address
 logger = logging.getLogger(__name__)
 
 MOST_CLUSTERS = 32
-"""Maximum number of clusters served at once: each has a thread, and groups that wait for its workers."""
+"""Maximum number of clusters served at once; each has a thread, and prepared groups for its workers."""
 
 
 class DataHost(Role):
-    """One data host, from `async with` to its end, which is the end of all data servers that it opened.
+    """One data host, from `async with` to its end, which also ends all data servers that it opened.
 
     Args:
-        settings: Its place, without a controller. Its role is ``data``, its address ``tcp://host:port``; data
-            servers take any free port of that host.
-        dataset: Data that it serves.
+        settings: Settings of the host, without a controller. The role is ``data``, the address
+            ``tcp://host:port``; data servers take any free port of that host.
+        dataset: Data to serve.
         entropy: Source of the incarnations of data servers.
         make_pool: See `GroupProducer`.
         available_bytes: See `GroupProducer`.
@@ -61,7 +61,7 @@ class DataHost(Role):
         self._entropy = entropy
         self._asked = 0
         self.serving: dict[str, DataServer] = {}
-        """Data servers by the controllers of their clusters, before they join too."""
+        """Data servers by the controllers of their clusters, before and after they join."""
 
     # --- questions ---------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ async def _closed_in_order(link: Link) -> bool:
     """Wait for the end of a link; return whether the peer closed it in order."""
     try:
         while True:
-            await link.receive()  # an asker sends nothing more: this waits for the end
+            await link.receive()  # the asker sends no more messages: this waits for the end
     except LinkClosed:
         return True
     except TransportError:

@@ -2,19 +2,19 @@
 
 A *lease* is one group handed to a replica; it ends when all parts of the replica have reported the group
 finished. When the replica is lost, or begins another *generation* because a worker is replaced, its leased
-groups come back under the next attempt number; `epoch` decides which replica gets them.
+groups return under the next attempt number; `epoch` decides which replica gets them.
 
 The groups of a replica generation are in its log (`replica_leases`). Each worker reads the log from its own
 position: all workers get the same groups, and a repeated question gets the same answer. When the first worker
-reaches the end of the log, more groups are leased.
+reaches the end of the log, the state leases more groups.
 
 A report of a group that is not leased under that attempt, or of another generation, is late: another replica
-trains the group. It is counted, and changes nothing. So every group of an epoch is finished exactly once, and
-the epoch ends when all of them are finished or skipped (`epoch`).
+trains the group. The report is counted, and changes nothing. Every group of an epoch is therefore finished
+exactly once, and the epoch ends when all of them are finished or skipped (`epoch`).
 
-A question without work is *parked* until there is some, the epoch changes, or its time is up; so is a
-question of a generation that has not begun or is over. A worker that does not know yet that nothing waits for
-its replica, and the sync clock then with `ssp` and `bsp`, is answered at once. Times are absolute seconds on
+A question without work is *parked* until groups are available, the epoch changes, or its time is up; so is a
+question of a generation that has not begun or is over. A worker that does not know yet that its replica has
+no more groups (with `ssp` and `bsp`: nor the sync clock) is answered at once. Times are absolute seconds on
 the caller's clock.
 """
 
@@ -47,7 +47,7 @@ MOST_PARKED = 1 << 16
 """Maximum number of parked questions at the start of an epoch."""
 
 Request = tuple[NodeId, Count] | None
-"""Data server and number of a question; the effect that answers the question has it too."""
+"""Data server and number of a question; its answering effect has them too."""
 
 
 # --- events ----------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ class PauseEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class TimePassed(msgspec.Struct, frozen=True, tag=True):
-    """Time passed: the deadline of a parked question may have come."""
+    """Time passed: the deadline of a parked question may be over."""
 
 
 Event = EpochBegan | ReplicasChanged | LeaseAsked | GroupsReported | PauseEnded | TimePassed
@@ -109,9 +109,9 @@ class OpenLog(msgspec.Struct, frozen=True, array_like=True):
     replica: ReplicaNumber
     replica_generation: DrawnId
     stop: Count
-    """Number of groups that the generation was leased."""
+    """Number of groups leased to the generation."""
     positions: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
-    """Number of groups that each worker is known to have."""
+    """Number of groups that each worker has received."""
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +137,7 @@ class Grant:
     epoch: int
     groups: tuple[tuple[int, int], ...]
     last: bool
-    """Whether nothing more waits for the replica."""
+    """Whether the replica has no more groups."""
     progress: tuple[float, ...] = ()
     """Progress of the run at each group, in epochs, for the replica of its share."""
     clock: int = 0
@@ -162,12 +162,12 @@ class EpochEnded:
     behind: tuple[Replica, ...] = ()
     """Replicas in whose shares the skipped groups were."""
     again: tuple[int, ...] = ()
-    """Groups whose lease came back, once for each time, without skipped groups."""
+    """Groups whose lease returned, once for each time, without skipped groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """Nothing is leased until `PauseEnded`."""
+    """No group is leased until `PauseEnded`."""
 
     number: int
     finished: int
@@ -216,7 +216,7 @@ class DataState:
 
     @classmethod
     def of(cls, opening: Opening) -> "DataState":
-        """Make a state that goes on like the one whose `opening` this is, before an epoch begins."""
+        """Make a state that continues the one with this `opening`, before an epoch begins."""
         state = cls(partitions=opening.partitions)
         state._clock = opening.clock
         state._logs = {
@@ -267,7 +267,7 @@ class DataState:
         return self._answer_parked(now)
 
     def _replicas_changed(self, event: ReplicasChanged) -> None:
-        # A replica in another generation leaves and joins again: its leases must come back first.
+        # A replica in another generation leaves and joins again: its leases must return first.
         wanted = event.replica_generations
         staying = {r: log for r, log in self._logs.items() if wanted.get(r) == log.replica_generation}
         joining = {r: ReplicaLeases(wanted[r], self._partitions) for r in wanted if r not in staying}
@@ -281,7 +281,7 @@ class DataState:
         # A resumed epoch counts on from the part that an earlier run has trained.
         self._images, self._loss_sum, self._started = event.images, event.loss * event.images, None
         self._before_s = self._train_s = event.train_s
-        # Clocks never go back, whatever the controllers know of them.
+        # Clocks never fall, whatever the controllers report.
         self._clock = max(self._clock, event.first_clock)
         self._most_clock = most_clock(stands_at=self._clock, epochs=1, groups=event.groups)
         # All groups of the last epoch are finished, so no worker asks for them again.
@@ -290,17 +290,17 @@ class DataState:
         self._limits = LeaseLimits(event.step)
         self.carried_images = event.carried_images
         self._epoch = Epoch(event, self._logs)
-        # A resumed epoch may have nothing left.
+        # A resumed epoch may have no groups left.
         self._outcome = None
         return self._ended_if_over() + self._answer_parked(now)
 
     # --- leases ------------------------------------------------------------------------------
 
     def _asked(self, event: LeaseAsked, now: float) -> list[Effect]:
-        # No replica has this part: the question would wait for ever.
+        # No replica has this part, so the question would wait for ever.
         if event.partition >= self._partitions:
             return [Grant(event.request, 0, (), last=False)]
-        # A worker that lost its link asks again: its new question replaces the parked one.
+        # A worker that lost its link asks again, and its new question replaces the parked one.
         void = [parked for parked in self._parked if _worker(parked.asked) == _worker(event)]
         self._parked = [parked for parked in self._parked if parked not in void]
         self._parked.append(Parked(event, now + event.wait_s))
@@ -312,8 +312,8 @@ class DataState:
             and event.position <= log.stop
         ):
             log.confirm(event.partition, event.position)
-        # The void questions are answered too, for their server keeps them open. A question that is entered
-        # twice, as a follower does for a new leader, does not void itself.
+        # The void questions are answered too, because their server keeps them open. A question that a
+        # follower enters twice, for a new leader, does not void itself.
         requests = [parked.asked.request for parked in void]
         return [Grant(request, 0, (), last=False) for request in requests if request != event.request]
 
@@ -328,7 +328,7 @@ class DataState:
             self.late_reports += len(event.finished)
             return []
         effects = [e for r in event.finished for e in self._finish(event.replica, event.partition, r, now)]
-        # A slow replica may hold more groups once it has finished some (`lease_limits`).
+        # A slow replica may get more groups after it has finished some (`lease_limits`).
         if any(parked.asked.replica == event.replica for parked in self._parked):
             effects += self._answer_parked(now)
         return effects
@@ -338,11 +338,11 @@ class DataState:
         if epoch is None or report.epoch != epoch.number:
             self.late_reports += 1
             return []
-        # A clock that no replica can have reached would take all others with it.
+        # A clock that no replica can have reached would raise all clocks with it.
         if epoch.clock_targets is not None and report.clock > self._most_clock:
             self.late_reports += 1
             return []
-        # A late report proves too that its replica has reached this clock.
+        # A late report also proves that its replica has reached this clock.
         self._clock = max(self._clock, report.clock)
         if epoch.clock_targets is not None:
             epoch.clock_targets.seen(report.clock)
@@ -360,16 +360,16 @@ class DataState:
             assert self._started is not None, "what is reported was leased"
             self._train_s = self._before_s + now - self._started
             self._images += report.images
-            # Each part reports its part of the loss.
+            # Each part reports its share of the loss.
             self._loss_sum += sum(lease.losses.values()) * report.images
             effects = [Paused(epoch.number, epoch.finished)] if epoch.advance() else self._ended_if_over()
-        # Without clocks a report frees no work, unless it ends the phase, closes the epoch or ends it.
+        # Without clocks a report frees no work, unless it ends the phase, or closes or ends the epoch.
         if epoch.clock_targets is not None or (epoch.phase, epoch.closed) != before or epoch.over:
             effects += self._answer_parked(now)
         return effects
 
     def _ended_if_over(self) -> list[Effect]:
-        """The result of the epoch, once, when it is over."""
+        """The result of the epoch, once, after its end."""
         epoch = self._epoch
         if epoch is None or not epoch.over or self._outcome is not None:
             return []
@@ -382,14 +382,14 @@ class DataState:
             skipped=_ranges(epoch.skipped),
             # The groups of a pool are in no share.
             behind=tuple(sorted(set(epoch.skipped.values()) - {POOL})),
-            # A skipped group is not trained again, however often its lease came back.
+            # A skipped group is not trained again, however often its lease returned.
             again=tuple(number for number in epoch.again if number not in epoch.skipped),
         )
         return [self._outcome]
 
     def unreported(self) -> EpochEnded | Paused | None:
-        """The end or the pause of the epoch, of which the controllers may not have a report yet."""
-        # A new leader cannot know what the old one has reported; a second report changes nothing.
+        """The end or the pause of the epoch, which the controllers may not know yet."""
+        # A new leader cannot know the reports of the old one; a second report changes nothing.
         epoch = self._epoch
         if epoch is not None and epoch.paused:
             return Paused(epoch.number, epoch.finished)
@@ -426,7 +426,7 @@ class DataState:
         return effects
 
     def _grant(self, parked: Parked, now: float) -> Grant | None:
-        """The answer to a parked question; None: it waits."""
+        """The answer to a parked question; None if it must wait."""
         asked = parked.asked
         epoch, log = self._epoch, self._logs.get(asked.replica)
         late = parked.deadline <= now
@@ -439,25 +439,25 @@ class DataState:
             or not log.holds(asked.position)
         ):
             return Grant(asked.request, number, (), last=True) if late else None
-        # A late question is answered in any case, if need be with a sync clock that the worker has.
+        # A late question is answered in any case, if necessary with a sync clock that the worker has.
         heard = asked.heard if not late else -1
         if asked.position == log.stop and not epoch.has_work(asked.replica):
             self._mark(epoch, asked.replica, log, heard)
-        # A mark ends a step short, so no worker of the replica may pass it without it.
+        # A mark ends a step short, so every worker of the replica must get it.
         mark = log.mark_at(asked.position)
         if mark > heard:
             return Grant(asked.request, number, (), last=True, end=mark)
         # Another worker of the replica may have moved the log on.
         groups = log.read(asked.position, asked.count)
         stop = asked.position + len(groups)
-        # Fresh leases follow the log's end only, so all workers of the replica get the same groups.
+        # New leases only follow the log's end, so all workers of the replica get the same groups.
         if stop == log.stop and (not groups or log.mark_at(stop) < 0):
             groups += self._lease(epoch, asked.replica, log, asked.count - len(groups), now)
             stop = log.stop
         # The replica's limit is reached, or its worker has the sync clock: it waits for work.
         if not groups:
             return Grant(asked.request, number, (), last=False) if late else None
-        # The mark travels with the last groups, which saves the worker a question.
+        # The last groups carry the mark, which saves the worker a question.
         if stop == log.stop and not epoch.has_work(asked.replica):
             self._mark(epoch, asked.replica, log, -1)
         end = log.mark_at(stop)
@@ -475,7 +475,7 @@ class DataState:
     def _lease(
         self, epoch: Epoch, replica: Replica, log: ReplicaLeases, count: int, now: float
     ) -> list[Logged]:
-        # An epoch that closes early waits for its leases, so a slow replica must not hoard them.
+        # An epoch that closes early waits for its leases, so a slow replica must not hold many.
         room = self._limits.room(replica, now) if epoch.may_close_early else None
         fresh = epoch.lease(replica, count if room is None else min(count, room))
         if not fresh:
@@ -494,7 +494,7 @@ class DataState:
             log.mark(epoch.report_end(replica))
 
     def next_deadline(self) -> float | None:
-        """Time at which the next parked question expires; None while nothing is parked."""
+        """Time at which the next parked question expires; None without parked questions."""
         return min((parked.deadline for parked in self._parked), default=None)
 
     def upcoming(self, replica: Replica, count: int) -> list[int]:

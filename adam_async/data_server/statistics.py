@@ -1,7 +1,7 @@
 """Pure: statistics of data servers; fields have the names that reports read.
 
-Each layer fills in its own fields: the state of the leases, the memory of images, the server. A field that is
-unset is left out of the answer.
+Each layer fills in its own fields: the state of the leases, the memory of images, the server. The answer
+leaves an unset field out.
 """
 
 import msgspec
@@ -53,9 +53,9 @@ class DataStatistics(CommonStatistics, kw_only=True, rename={"ledger": "lending"
     groups: int
     finished: int
     trained_ranges: tuple[tuple[int, int], ...]
-    """Ranges of finished groups; empty while any group is leased."""
+    """Ranges of finished groups; empty while a group is leased."""
     clock: int
-    """Final clock of the epoch, as far as it is known."""
+    """Known final clock of the epoch."""
     images: int
     train_s: float
     skipped_groups: tuple[tuple[int, int], ...]

@@ -1,7 +1,7 @@
 """Pure: the validation split: training images that a run holds back from training.
 
-The split is a function of the labels, the seed and the count alone, so each data server of a run holds the
-same images back. It is stratified: each class gives images in proportion to its size.
+The split depends only on the labels, the seed and the count, so each data server of a run holds back the same
+images. The split is stratified: each class gives images in proportion to its size.
 """
 
 from collections.abc import Mapping

@@ -17,12 +17,12 @@ def transforms_of(
     image_shape: Sequence[int],
     functions: Mapping[str, Callable[..., Any]] = {},
 ) -> tuple[dict[str, Any], ...]:
-    """Settle the transforms of a run that may continue another one.
+    """Choose the transforms of a run that may continue another run.
 
     Args:
         resumed: Manifest of the checkpoint that the run continues; None for a new run.
-        asked: See `steps_for`. A checkpoint has its own steps; `asked` then only names functions that
-            the run may import.
+        asked: See `steps_for`. A checkpoint has its own steps; `asked` then only lists functions that the run
+            may import.
 
     Raises:
         ConfigError: See `steps_for` and `resumed_transforms`.
@@ -33,7 +33,7 @@ def transforms_of(
         steps = resumed_transforms(resumed, asked, functions)
         functions_for(
             steps, functions
-        )  # data servers import them: refuse here a function that they cannot find
+        )  # Data servers import the functions: refuse here a function that they cannot find.
         return steps
     return steps_for(asked, image_shape, functions)
 
@@ -43,14 +43,15 @@ def steps_for(
     image_shape: Sequence[int],
     functions: Mapping[str, Callable[..., Any]] = {},
 ) -> tuple[dict[str, Any], ...]:
-    """Settle the transforms of a run, and check that images can be so transformed.
+    """Choose the transforms of a run, and check that they fit the images.
 
     Args:
-        asked: Steps of the caller; None: defaults for such images.
+        asked: Steps of the caller; None: defaults for the images.
         image_shape: (C, H, W) of every image.
 
     Raises:
-        ConfigError: A step is invalid, or the steps change the shape of images, which test images keep.
+        ConfigError: A step is invalid, or the steps change the shape of images, which must stay that of test
+            images.
     """
     channels, rows, columns = image_shape
     shape = (int(channels), int(rows), int(columns))

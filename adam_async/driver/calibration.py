@@ -1,12 +1,12 @@
-"""Measured times of the layers of a network on this machine, on one thread alone.
+"""Measured times of the layers of a network on this machine, on one otherwise idle thread.
 
 A *pass* trains one group: forward, back, weight gradients and a plain step of the rule. Passes over the whole
-network alternate with passes layer by layer that read the clock after each layer, so that every layer finds
-the caches as training leaves them. Single calls of layers have an overhead, which for a group of one image
-exceeds the layers themselves. So the layer times are scaled until their sum is the time of a whole pass.
-Medians of all passes hide disturbances of some milliseconds.
+network alternate with passes that read the clock after each layer, so every layer finds the caches as in
+training. A call of a single layer has an overhead, which exceeds the layer itself for a group of one image.
+The layer times are therefore scaled until their sum is the time of a whole pass. Medians of all passes hide
+disturbances of some milliseconds.
 
-The module reads no clock by itself; the caller passes one, and provides the thread.
+The module reads no clock itself; the caller passes a clock, and provides the thread.
 """
 
 from collections.abc import Callable
@@ -24,20 +24,20 @@ from adam_async.model.rules import Rule, RuleState, Sgd
 from adam_async.model.step import StepBuffers
 
 SECONDS = 0.4
-"""Duration of all passes in seconds, beyond the minimum number of them."""
+"""Duration of all passes in seconds, if the minimum number of passes is shorter."""
 LEAST_PASSES, MOST_PASSES = 3, 300
-"""Minimum and maximum number of passes of either kind."""
+"""Minimum and maximum number of passes of each kind."""
 RATE = 1e-4
-"""Learning rate of the steps, so small that the weights hardly change."""
+"""Learning rate of the steps, small enough to leave the weights almost unchanged."""
 
 Clock = Callable[[], float]
 
 
 def calibrate(network: Network, images: int, *, clock: Clock) -> LayerTimes:
-    """Measure the time of one thread for each layer of a network, forward, back and update.
+    """Measure one thread's time for each layer of a network: forward, back and update.
 
-    Takes about half a second, or as long as `LEAST_PASSES`. Run it on a thread while no other
-    thread computes, after `Network.warm_up`.
+    The measurement takes about half a second, or as long as `LEAST_PASSES`. Run the function on a thread
+    while no other thread computes, after `Network.warm_up`.
 
     Args:
         clock: Returns seconds, with a resolution of microseconds.

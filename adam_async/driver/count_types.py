@@ -1,7 +1,7 @@
-"""Pure: the counts of roles, and of epochs, with the types that a driver needs to calculate with them.
+"""Pure: the counts of roles and of epochs, with the types that a driver needs for its calculations.
 
-A role sends its counts as JSON text, and the driver trusts no role. Fields that are not named here may have
-any type; a report checks them when it is written.
+A role sends its counts as JSON text, and the driver trusts no role. Fields without a type here may have any
+type; a report checks them when it is written.
 """
 
 from collections.abc import Mapping
@@ -86,7 +86,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger": "lendi
 
 
 class DataCounts(Counts, frozen=True, kw_only=True):
-    """Counts of a data server: its view of the epoch."""
+    """Counts of a data server: its copy of the epoch."""
 
     epoch: Epoch
     finished: Count
@@ -99,7 +99,7 @@ class DataCounts(Counts, frozen=True, kw_only=True):
 
 
 class ServerCounts(Counts, frozen=True, kw_only=True):
-    """Counts of a parameter server that holds shards."""
+    """Counts of a parameter server with shards."""
 
     clock: Count
 
@@ -110,7 +110,7 @@ class RoleStatistics:
 
     Attributes:
         counts: The fields that a driver calculates with.
-        values: All fields as they were sent, and the role, for reports and the live table.
+        values: All fields as received, and the role, for reports and the live table.
     """
 
     node: str
@@ -119,7 +119,7 @@ class RoleStatistics:
 
 
 class EpochCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of an epoch, as the data servers put it into the cluster map."""
+    """Result of an epoch, from the data servers, in the cluster map."""
 
     images: Count
     loss: float | None
@@ -136,7 +136,7 @@ class EpochCounts(msgspec.Struct, frozen=True, kw_only=True):
         """Read a result of the cluster map.
 
         Raises:
-            RunFailed: A field is missing or has another type; the error names it.
+            RunFailed: A field is missing or has another type; the error has its name.
         """
         try:
             return msgspec.convert(result, cls)
@@ -148,7 +148,7 @@ def read_counts(values: dict[str, Any], role: str) -> Counts:
     """Read the counts of a role.
 
     Raises:
-        RemoteProtocolError: A field is missing or has another type; the error names it.
+        RemoteProtocolError: A field is missing or has another type; the error has its name.
     """
     wanted: type[Counts] = Counts
     if "lending" in values:

@@ -9,20 +9,20 @@ from adam_async.run.result import EpochResult
 from adam_async.run.step_model import RunModel, StepModel
 
 TIMES_GUESSING = 10.0
-"""Largest loss that is no divergence, in multiples of the loss of guessing; fresh models begin near 1."""
+"""Largest loss without a divergence, in multiples of the loss of guessing; fresh models begin near 1."""
 
 LITTLE_BELOW = 0.99
 """Smallest loss of a model that guesses, in multiples of the loss of guessing among equal classes."""
 
 FEW_STEPS = 60
-"""Minimum number of steps of a run whose loss shows whether it learns."""
+"""Minimum number of steps of a run after which its loss shows whether it learns."""
 
 CHANCES = 1.5
-"""Test accuracy that is more than chance, in multiples of one over the number of classes."""
+"""Test accuracy above chance, in multiples of one over the number of classes."""
 
 
 def largest_loss(model: RunModel) -> float:
-    """Return the loss beyond which a run diverges; infinite for losses without a scale of their own."""
+    """Return the loss above which a run diverges; infinite for losses without a fixed scale."""
     if isinstance(model, StepModel):
         return inf
     last = model.layers[-1]
@@ -33,7 +33,7 @@ def largest_loss(model: RunModel) -> float:
 
 
 def divergence(loss: float, *, largest: float, epoch: int, rate: float) -> str:
-    """Return a sentence that a run diverges, with remedies; empty if it does not.
+    """Return a sentence that reports a divergence, with remedies; empty without one.
 
     Args:
         largest: The value of `largest_loss`.
@@ -48,7 +48,7 @@ def divergence(loss: float, *, largest: float, epoch: int, rate: float) -> str:
 
 
 def guessing_loss(model: RunModel, classes: int) -> float:
-    """Return the smallest loss that is no better than guessing; infinite for losses without such a scale."""
+    """Return the smallest loss that is no better than guessing; infinite for losses without a fixed scale."""
     if isinstance(model, StepModel):
         return inf
     last = model.layers[-1]
@@ -60,7 +60,7 @@ def guessing_loss(model: RunModel, classes: int) -> float:
 def guessing(
     loss: float, accuracy: float, *, least: float, classes: int, steps: int, rule: str, rate: float
 ) -> str:
-    """Return a sentence that a run has not learnt, with remedies; empty if it has.
+    """Return a sentence that reports a run without learning, with remedies; empty if the run has learnt.
 
     Args:
         least: The value of `guessing_loss`.

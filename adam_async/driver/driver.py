@@ -1,7 +1,8 @@
 """The driver: submits a run, follows its training, ends it, and gathers the counts of the roles.
 
-A driver is a member of the cluster like the other roles. It does not depend on how they were started: the
-same code drives a cluster in its own event loop, child processes, and roles started by hand on many hosts.
+A driver is a member of the cluster like the other roles. The driver does not depend on how the roles were
+started: the same code drives a cluster in its own event loop, child processes, and roles started by hand on
+many hosts.
 """
 
 import asyncio
@@ -58,19 +59,20 @@ from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import CommonStatistics, Traffic
 
 OUTSIDE = "the cluster is not running: train within its block, `async with cluster: await cluster.train()`"
-"""Error of a cluster that is asked to train before or after its block."""
+"""Error of a cluster that is asked to train outside its block."""
 
 
 class Driver:
     """Drives one run at a time.
 
     `config` becomes the configuration of the run in progress: the driver decides the options that the caller
-    left open. Cancelling `train` ends the run in good order: its phase becomes `finished` if the controller
-    can be reached within `drain_s`.
+    left open. Cancelling `train` ends the run: its phase becomes `finished` if the driver reaches the
+    controller within `drain_s`.
 
     Raises:
-        CheckpointError: Checkpoints are taken with concurrent evaluation, or the resumed one does not fit.
-        ConfigError: Two inputs set the first weights, or an option does not go with a step.
+        CheckpointError: The run takes checkpoints with concurrent evaluation, or the resumed checkpoint does
+            not fit.
+        ConfigError: Two inputs set the first weights, or an option contradicts a step.
         StepFailed: The `arrays` of the step raised.
     """
 
@@ -184,7 +186,7 @@ class Driver:
 
     @property
     def leading(self) -> str:
-        """Node id of the leading controller; empty while the driver knows none."""
+        """Node id of the leading controller; empty while the driver does not know it."""
         return self._membership.leading
 
     @property
@@ -193,24 +195,24 @@ class Driver:
         return self._membership.controllers
 
     def listen(self, on_event: Callable[[str], None]) -> None:
-        """Set the function that is called with each event of a run as it is noted."""
+        """Set the function that the driver calls with each event of a run."""
         self._notices.on_event = on_event
 
     # --- the run -----------------------------------------------------------------------------
 
     async def train(self, on_epoch: OnEpoch | None = None) -> RunResult:
-        """Run all epochs. May be called again: each call is a run of its own, from the beginning.
+        """Run all epochs. May be called again: each call is a new run.
 
-        With a checkpoint to resume, the first call continues its run. The result has its ended epochs, but
-        `on_epoch` is not called with them.
+        With a checkpoint to resume, the first call continues its run. The result has the ended epochs of that
+        run, but `on_epoch` is not called with them.
 
         Raises:
             CheckpointError: The folder has checkpoints of another run, or the data are not the checkpoint's.
-            DeadlineExceeded: Roles did not join or were not ready within `prepare_s`; the error names them.
+            DeadlineExceeded: Roles did not join or were not ready within `prepare_s`; the error lists them.
                 Or the disk did not answer within `checkpoint_s` at the beginning.
-            RoleDied: A role that the run needs was lost; the error names it.
-            RunFailed: The run ended early for another reason, such as a controller that was started again; or
-                this driver is already training.
+            RoleDied: A role that the run needs was lost; the error has its name.
+            RunFailed: The run ended early for another reason, such as a restarted controller; or this driver
+                is already training.
         """
         if self._training:
             raise RunFailed(
@@ -235,7 +237,7 @@ class Driver:
     def stop(self) -> None:
         """End the training in progress after the groups in flight; `train` then returns its result.
 
-        The epoch in progress counts with its trained images. Without a training this does nothing.
+        The epoch in progress counts with its trained images. Without a training this method does nothing.
         """
         if self._training:
             self._stopping.set()
@@ -280,7 +282,8 @@ class Driver:
     async def _begin(self, prepared: PreparedRun, in_flight: int) -> tuple[TrainingProgram, ClusterMap]:
         """Submit a run and wait until it trains; returns the map in which it does.
 
-        A server that is lost before training loses nothing: the run is submitted anew, on other servers.
+        A server lost before training has no values to lose: the driver submits the run again, on other
+        servers.
         """
         resumed, loop, task = self._inputs.resume, asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
@@ -374,7 +377,7 @@ class Driver:
         return cluster
 
     def _server_lost_by(self, cause: BaseException) -> str:
-        """Return the parameter server by whose loss a run failed; empty if it failed otherwise."""
+        """Return the parameter server whose loss failed a run; empty for another reason."""
         lost = cause.node if isinstance(cause, RoleDied) else ""
         node = self.map.nodes.get(lost)
         return lost if node is not None and node.role == "ps" else ""
@@ -437,7 +440,7 @@ class Driver:
     # --- results of an interrupted run -------------------------------------------------------
 
     async def weights_so_far(self) -> tuple[RunModel, Mapping[str, NDArray[Any]], int]:
-        """Return the model of an interrupted run, its weights, and their epoch if that is the best one.
+        """Return the model of an interrupted run, its weights, and their epoch if it is the best one.
 
         Without a kept epoch the weights are the latest of the servers, and the number is 0.
 
@@ -472,7 +475,7 @@ class Driver:
         return model, pulled.weights, 0
 
     def so_far(self) -> RunResult | None:
-        """Return the result of an interrupted run with the last counts of its roles; None if none began."""
+        """Return the result of an interrupted run with the last counts of its roles; None if no run began."""
         progress = self.progress
         if progress.model is None:
             return None
@@ -500,11 +503,11 @@ class Driver:
         timeline.others[:] = await self._counts.profiles()
 
     async def look(self) -> None:
-        """Bring `progress` up to date with the roles' counts; takes at most a second."""
+        """Update `progress` with the roles' counts; takes at most a second."""
         await self._read_progress()
 
     async def _read_progress(self, ended: Mapping[str, Any] | None = None) -> None:
-        """Poll the roles; `ended` is the result of the epoch if it has ended."""
+        """Poll the roles; `ended` is the result of the epoch after its end."""
         await self._poll.read(self._run, ended)
         if self._training and self._training_run is not None:
             self._training_run.note_progress()
@@ -533,7 +536,7 @@ def _config_of(config: Config, inputs: RunInputs) -> Config:
             )
         first = next(iter(arrays_of_step(inputs.step.name, inputs.step.step).values()))
         config = msgspec.structs.replace(config, dtype=first.dtype)
-    if config.weights == "auto":  # a cluster in one process has decided it before
+    if config.weights == "auto":  # a cluster in one process has decided this already
         config = msgspec.structs.replace(config, weights="copy")
     if inputs.resume is not None:
         config = resumed_config(inputs.resume.manifest, config)

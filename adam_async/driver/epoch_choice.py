@@ -1,7 +1,7 @@
-"""Pure: the epoch whose weights a run keeps, and the last epoch.
+"""Pure: the choice of the epoch whose weights a run keeps, and of the last epoch.
 
-Patience and `keep_best` look at validation images alone. `until_accuracy` looks at test images if there are
-no validation images.
+Patience and `keep_best` use only validation images. `until_accuracy` uses test images without a validation
+split.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ from adam_async.run.result import EpochResult
 
 
 class EpochChoice:
-    """The epoch whose weights a run keeps, and the decision to end the run.
+    """The choice of the epoch whose weights a run keeps, and the decision to end the run.
 
     Args:
         patience: Number of epochs in a row without a better validation accuracy after which the run ends; 0:
             no limit.
-        before: Results of earlier epochs of the run, whose weights are lost.
+        before: Results of earlier epochs of the run, without their weights.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class EpochChoice:
             self._look(result)
 
     def take(self, result: EpochResult, weights: Mapping[str, NDArray[Any]]) -> str:
-        """Take the result of an epoch; returns the reason to end the run with it, or an empty text.
+        """Take the result of an epoch; returns the reason to end the run after it, or an empty text.
 
         Args:
             weights: The values after the epoch; must not change afterwards.

@@ -1,9 +1,9 @@
-"""Pure: the results of a run's epochs, which its driver gathers from each version of the cluster map.
+"""Pure: the results of a run's epochs, which its driver collects from each version of the cluster map.
 
-The map holds the newest results only; checkpoints and reports list all. A run that continues a checkpoint
-submits as few results as its roles need: the last one, and those that determine the images that the epoch
-before skipped, because the resumed epoch begins with them. These are the results since the last epoch without
-skipped groups; if there are many results, one bit for each image replaces them.
+The map has only the newest results; checkpoints and reports list all. A run that continues a checkpoint
+submits as few results as its roles need: the last one, and the results that determine the images that the
+epoch before skipped. The resumed epoch begins with these images. These are the results since the last epoch
+without skipped groups; if there are many results, one bit for each image replaces them.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class EpochResults:
         """Take the new results from a version of the map.
 
         Raises:
-            RunFailed: More epochs have ended since the last version than the map holds results of.
+            RunFailed: More epochs have ended since the last version than the map has results of.
         """
         if cluster.run is None or cluster.run.id != self._run or cluster.ended <= len(self._results):
             return
@@ -61,7 +61,9 @@ class EpochResults:
 
 
 def bounded_results(manifest: Manifest, config: Config) -> tuple[ResumeRecord, bytes]:
-    """Leave out results that no server needs. Takes as long as shuffling all epochs if each skipped groups.
+    """Leave out results that no server needs.
+
+    If every epoch skipped groups, the call takes as long as shuffling all epochs.
 
     Returns:
         The manifest's `ResumeRecord` with the last results only, and the value of `TrainingProgram.carried`.

@@ -16,18 +16,18 @@ from dataflow import ComputePool
 from transport import Identity, Network, TransportError
 
 TEST_CHUNK = 1000
-"""Maximum number of test images read in one message."""
+"""Maximum number of test images in one message."""
 
 MESSAGE_SHARE = 2
-"""Factor by which a message with test images stays below the largest one of its link."""
+"""Factor by which a message with test images stays below the largest message of its link."""
 
 
 AGAIN_S = 0.1
-"""Pause before the images are asked for again, in seconds."""
+"""Pause before the next request for the images, in seconds."""
 
 
 class Evaluator:
-    """Evaluates weights on test images that it reads once."""
+    """Evaluates weights on test images, which it reads once."""
 
     def __init__(
         self,
@@ -60,11 +60,11 @@ class Evaluator:
 
         Args:
             address: Returns the address of a data server; the first evaluation reads the images from it, and
-                goes on with its successor if it is lost.
-            validation: Use the images of the validation split, the same in all runs of one driver.
+                from its successor if it is lost.
+            validation: Use the images of the validation split, which are the same in all runs of a driver.
 
         Raises:
-            StepFailed: The model is a step, and its evaluation raised or has no accuracy.
+            StepFailed: The model is a step whose evaluation raised, or has no accuracy.
         """
         if validation not in self._sets:
             self._sets[validation] = await self._read_from_any(address, validation=validation)
@@ -97,7 +97,7 @@ class Evaluator:
     async def _read(self, address: str, *, validation: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
         pieces: list[tuple[NDArray[Any], NDArray[Any]]] = []
         have, total = 0, 1
-        count = 1  # the size of the first image decides how many fit into one message
+        count = 1  # the size of the first image determines how many fit into one message
         async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
             self._traffic.watch(link)
             while have < total:
@@ -115,7 +115,7 @@ class Evaluator:
 
 
 def _images_in(most_bytes: int, tensors: Sequence[NDArray[Any]]) -> int:
-    """Number of test images to ask for in one message, at least 1; `tensors` is an answer with some."""
+    """Number of test images per message, at least 1; `tensors` is an answer with some images."""
     images = max(len(tensors[1]), 1)
     image_bytes = max(sum(tensor.nbytes for tensor in tensors) // images, 1)
     return min(max(most_bytes // MESSAGE_SHARE // image_bytes, 1), TEST_CHUNK)

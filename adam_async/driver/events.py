@@ -1,6 +1,6 @@
 """Events of a run: deaths, returns and successors of roles, and the notes of its driver.
 
-Notices carry events to the program around the driver; the controllers get those that cost the run something.
+Notices pass events to the program around the driver; the controllers get events that cost the run something.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class RunEvents:
         self._begin = 0.0
         self._alive: dict[str, int] = {}
         self._ever: set[str] = set()
-        self._explained: set[str] = set()  # dead nodes whose cause of death is noted
+        self._explained: set[str] = set()  # dead nodes with a noted cause of death
         self._silent: set[str] = set()
         self._run = ""
         self._places: dict[tuple[int, int], str] = {}
@@ -47,7 +47,8 @@ class RunEvents:
     def note(self, what: str) -> None:
         """Add an event, with its time.
 
-        ``NODE died: CAUSE`` notes a death with its cause; the same death in the map is then no event.
+        ``NODE died: CAUSE`` notes a death with its cause; the map's report of the same death is then no
+            event.
         """
         node, died, _ = what.partition(" died: ")
         if died:
@@ -63,7 +64,7 @@ class RunEvents:
 
     @property
     def noted(self) -> tuple[dict[str, Any], ...]:
-        """The newest events in order; if earlier ones were dropped, the first one has their number."""
+        """The newest events in order; if earlier ones were dropped, the first event has their number."""
         if not self._dropped:
             return tuple(self._events)
         return {"s": 0.0, "event": f"{self._dropped} earlier events were dropped"}, *self._events
@@ -72,7 +73,7 @@ class RunEvents:
         """Note deaths, returns and successors of workers until cancelled."""
         async for cluster in maps:
             for name in (self._ever | self._explained) - cluster.nodes.keys():
-                # The controllers forgot the node, so it is a new one if it comes back.
+                # The controllers have forgotten the node, so it returns as a new node.
                 if name in self._alive and name not in self._explained:
                     self._note_loss(name)
                 self._ever.discard(name)
@@ -123,7 +124,7 @@ class Notices:
     Attributes:
         on_event: Called with each event of the run as it is noted.
 
-    The owner runs `run` as a task of its group.
+    The caller runs `run` as a task of its group.
     """
 
     def __init__(self, membership: Membership) -> None:

@@ -27,7 +27,7 @@ from transport import LinkConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PreparedRun:
-    """The decisions on a run that need nothing of the cluster but its data.
+    """The decisions on a run that need only the data of the cluster.
 
     Attributes:
         data: Description of the data by a data server: name, source, shape, sizes.
@@ -96,9 +96,9 @@ async def prepare_model(
         pool: Makes the network, on one of its threads.
 
     Raises:
-        CheckpointError: The data are not those of the resumed checkpoint.
+        CheckpointError: The data differ from the data of the resumed checkpoint.
         ConfigError: The model, the image size or the validation split does not fit the data; or the step is
-            no step.
+            invalid.
         StepFailed: The `arrays` of the step raised.
     """
     if inputs.resume is not None:
@@ -112,7 +112,7 @@ async def prepare_model(
         check_fits(inputs.spec, data, layers=inputs.layers)
     init = inputs.init.network.spec if inputs.init is not None else None
     spec = inputs.spec or choose_model(config.model, data, text=inputs.model_text, init=init)
-    # On a thread: the first network of a process imports the compiled kernels, which takes a while.
+    # On a thread, because the first network of a process imports the compiled kernels slowly.
     new_model = partial(Network, spec, dtype=config.dtype, kernels=config.kernels, layers=inputs.layers)
     return spec, await pool.run(new_model, cost="model")
 
@@ -120,11 +120,11 @@ async def prepare_model(
 async def prepare_plan(
     model: RunModel, config: Config, inputs: RunInputs, pool: ComputePool
 ) -> dict[str, Any] | None:
-    """Return the partition plan of a run, that of its checkpoint or a new one; None without partitions.
+    """Return the partition plan of a run: the checkpoint's or a new one; None without partitions.
 
     Raises:
-        ConfigError: The model cannot be partitioned over so many workers, or the values that cross between
-            partitions do not fit into one message.
+        ConfigError: The model cannot be partitioned over so many workers, or values between partitions do not
+            fit into one message.
     """
     if isinstance(model, StepModel):
         return None
@@ -138,10 +138,10 @@ async def prepare_plan(
 async def plan_here(model: Network, config: Config, pool: ComputePool) -> dict[str, Any] | None:
     """Plan the partitions of a run's model from measured layer times; None without partitions.
 
-    A synchronous run uses estimates: with measured times the plan would differ from run to run.
+    A synchronous run uses estimates, because plans from measured times differ from run to run.
 
     Args:
-        pool: Measures the layers, which takes about half a second; compiling them may take longer.
+        pool: Measures the layers, which takes about half a second; their compilation may take longer.
 
     Raises:
         ConfigError: The model cannot be partitioned over so many workers.

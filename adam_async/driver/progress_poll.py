@@ -1,7 +1,7 @@
 """Polls of the roles of a run: their counts for the live table, and the roles that do not answer.
 
-A stopped process and a pulled cable look alike to the driver: the link stays up and silent, and breaks only
-much later.
+To the driver a stopped process and an unplugged cable are the same: the link stays up without messages, and
+breaks much later.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from adam_async.driver.role_counts import RoleCounts
 from adam_async.run.progress import Progress
 
 SILENT, HEARD = " has not answered for ", " answers again, "
-"""Words after a node's name in the events of its silence."""
+"""Texts after a node's name in the events of its silence."""
 
 POLLS = 2
 """Number of polls in a row without an answer that make an event; a busy machine may miss one poll."""
@@ -40,7 +40,7 @@ class Silence:
 
         Args:
             asked: Polled nodes. A silent node that is no longer polled is lost, and forgotten here: its loss
-                is an event of its own.
+                is another event.
         """
         events = []
         self._silent = {node: each for node, each in self._silent.items() if node in asked}
@@ -63,7 +63,7 @@ class Silence:
 
 
 class ProgressPoll:
-    """Brings the progress of a run up to date with the counts of its roles."""
+    """Updates the progress of a run with the counts of its roles."""
 
     def __init__(
         self, *, counts: RoleCounts, membership: Membership, progress: Progress, note: Callable[[str], None]

@@ -1,4 +1,4 @@
-"""Readiness of the roles of a run: which must join, which are ready, which are missing."""
+"""Readiness of the roles of a run: required, ready and missing roles."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,7 +20,7 @@ LONGER = "; where roles only need longer, raise prepare_s under [waits] in the f
 """End of the error message about roles that were not ready within `prepare_s`."""
 
 NO_RUN = "-"
-"""Id of no run: no node is ready for it."""
+"""Id that no run has: no node is ready for it."""
 
 
 class Readiness:
@@ -55,10 +55,11 @@ class Readiness:
         return cluster.nodes[cluster.live("data")[0]].info
 
     async def wait_for_workers(self) -> int:
-        """Wait until there are workers for all replicas; returns the sum of their groups in flight.
+        """Wait until all replicas have workers; returns the sum of their groups in flight.
 
         Raises:
-            DeadlineExceeded: Too few joined within `prepare_s`; the error names missing and joined roles.
+            DeadlineExceeded: Too few workers joined within `prepare_s`; the error lists missing and joined
+                roles.
             ConfigError: The run is to be recorded, and a worker has several compute threads.
         """
         config = self._config
@@ -80,7 +81,7 @@ class Readiness:
         return workers >= self._workers and data >= self._config.data_servers
 
     def _at_once(self, worker: NodeRecord) -> int:
-        """Groups in flight of a worker's replica; all its workers have the same ones in flight."""
+        """Groups in flight of a worker's replica; all its workers have the same groups in flight."""
         given, threads = int(worker.info.get("in_flight", 0)), int(worker.info.get("threads", 1))
         return max(given or default_in_flight(threads, self._config.partitions), self._config.push_every)
 
@@ -88,7 +89,7 @@ class Readiness:
         """Wait until the shards of a run are placed on servers.
 
         Raises:
-            DeadlineExceeded: Too few servers joined; the error names missing and joined roles.
+            DeadlineExceeded: Too few servers joined; the error lists missing and joined roles.
             RunFailed, RoleDied: The run is over.
         """
         try:
@@ -124,7 +125,7 @@ class Readiness:
         raise self._missing(run, f"; the run was {self._progress.phase}{LONGER}")
 
     async def _wait_for(self, there: Callable[[ClusterMap], bool], what: str) -> ClusterMap:
-        """Wait for a map, at most `prepare_s`, and show the missing roles meanwhile."""
+        """Wait for a map, at most `prepare_s`, and show the missing roles during the wait."""
 
         def accept(cluster: ClusterMap) -> bool:
             self._show_missing(cluster)
@@ -136,8 +137,8 @@ class Readiness:
         return cluster
 
     def _show_missing(self, cluster: ClusterMap) -> bool:
-        """Show the missing roles; returns whether any is missing."""
-        if not self._membership.joined:  # before it joins, the driver has an empty map
+        """Show the missing roles; returns whether a role is missing."""
+        if not self._membership.joined:  # before the driver joins, its map is empty
             return False
         missing = [
             f"{wanted - here} of {wanted} {role}s" if wanted > 1 else f"a {role}"
@@ -181,8 +182,8 @@ def check_failed(cluster: ClusterMap, run: str) -> None:
     """Raise an error if a run is over.
 
     Raises:
-        RoleDied: The run failed by the loss of a role, which the error names.
-        RoleFailed: The run failed by an error of a role, which the error names.
+        RoleDied: The run failed by the loss of a role; the error has its name.
+        RoleFailed: The run failed by an error of a role; the error has its name.
         RunFailed: The run failed for another reason, or the map has another run or none.
     """
     if cluster.run is None:

@@ -81,12 +81,12 @@ class Recorder:
         weights: Mapping[str, NDArray[Any]],
         statistics: Mapping[str, RoleStatistics],
     ) -> bytes | RecordError:
-        """Read the logs of all servers and workers; returns the record file, or the reason why there is none.
+        """Read the logs of all servers and workers; returns the record file, or the reason for its absence.
 
         The log of a bundle stays on the server that began it: a run in which a primary moved has no record.
 
         Args:
-            statistics: Counts by node id; those of workers name their kernels.
+            statistics: Counts by node id; the counts of workers name their kernels.
         """
         logs: list[Log] = []
         homes = sorted(set(cluster.buckets))

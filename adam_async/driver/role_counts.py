@@ -18,7 +18,7 @@ class RoleCounts:
     """Asks the roles in the cluster map for their counts.
 
     Args:
-        grace_s: Seconds for the ledger leader to answer; then the next leader is asked.
+        grace_s: Seconds for the ledger leader to answer; then the next leader gets the request.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RoleCounts:
         return self._map.nodes[self._map.ledger_leaders[0]].address
 
     async def ledger_leader(self) -> DataCounts:
-        """Return the counts of the ledger leader; if it is lost, those of the next leader.
+        """Return the counts of the ledger leader; if it is lost, the counts of the next leader.
 
         Raises:
             TransportError, TimeoutError: The leader does not answer, or sends the counts of another role.
@@ -75,7 +75,7 @@ class RoleCounts:
     async def final(self, run: str) -> dict[str, RoleStatistics]:
         """Return the counts of all roles at the end of a run, by node id; note roles that do not answer."""
         controllers = self._membership.controllers
-        # The other controllers replace a lost one, so a short wait for it is enough.
+        # The other controllers replace a lost leader, so a short wait for it is enough.
         dial_s = POLL_S if len(controllers) > 1 else None
         found = await self._queries.all_statistics(controllers, run, on_silence=self._note, dial_s=dial_s)
         others = self.addresses("ps", "data", "worker")

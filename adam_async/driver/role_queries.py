@@ -28,7 +28,7 @@ PROFILE_CHUNK = 50_000
 """Number of profile events in one message: about 6 MB."""
 
 MOST_PROFILE_EVENTS = 1 << 20
-"""Maximum number of profile events of one role: three times the room of a timeline."""
+"""Maximum number of profile events of one role: three times the capacity of a timeline."""
 
 RECORD_CHUNK = 4 << 20
 """Size of the part of a replay log in one message, in bytes."""
@@ -38,7 +38,7 @@ MOST_RECORD_BYTES = 4 << 30
 
 
 class RoleQueries:
-    """Queries, each over a link of its own, because roles come and go."""
+    """Queries, each over its own link, because roles come and go."""
 
     def __init__(self, *, network: Network, identity: Identity, waits: Waits, traffic: Traffic) -> None:
         self._network = network
@@ -50,7 +50,7 @@ class RoleQueries:
         """Return the counts of the role at an address.
 
         Args:
-            dial_s: Deadline of the connection in seconds; None: that of any peer.
+            dial_s: Deadline of the connection in seconds; None: the deadline of any peer.
 
         Raises:
             TransportError: The role was unreachable, did not answer, or sent invalid counts.
@@ -96,10 +96,10 @@ class RoleQueries:
     async def answers(
         self, addresses: Mapping[str, str], run: str, *, within_s: float
     ) -> dict[str, RoleStatistics]:
-        """Return the counts of the roles that answer in time; all are asked at once, so none delays another.
+        """Return the counts of the roles that answer in time; requests to all are sent at once.
 
         Args:
-            within_s: Seconds for each role to be reached and to answer.
+            within_s: Seconds for each role to connect and to answer.
         """
         found: dict[str, RoleStatistics] = {}
 
@@ -147,7 +147,7 @@ class RoleQueries:
                 if total > MOST_PROFILE_EVENTS or events != min(total - have, PROFILE_CHUNK):
                     raise RemoteProtocolError("profile", f"{events} events after {have} of {total}")
                 parts.append(part)
-                have += PROFILE_CHUNK  # not `events`: each answer adds an event, so the end would move away
+                have += PROFILE_CHUNK  # not `events`: each answer adds an event, so the end would move
         return parts
 
     async def record(self, address: str, run: str) -> bytes:

@@ -22,7 +22,7 @@ class DriverSettings:
     """A driver's access to the cluster and to its own process.
 
     Attributes:
-        controller: Address of the controller, or those of several joined by commas.
+        controller: Address of the controller, or the addresses of several, joined by commas.
         threads: Threads that evaluate.
         available_bytes: Returns the memory for a run if all roles are on this machine.
     """
@@ -39,7 +39,7 @@ class DriverSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunInputs:
-    """The inputs of a driver's runs beside their configuration.
+    """The inputs of a driver's runs, in addition to their configuration.
 
     Attributes:
         spec: The model; None: the model of `Config.model`.
@@ -47,8 +47,8 @@ class RunInputs:
         transforms: Transforms of training images with `Config.augment`; None: defaults for the images.
         functions: Kinds of transforms that are functions of the user; see `Recipe.of`.
         layers: Kinds of layers that the model may use, the same in every role.
-        checkpoints: Folder of the checkpoints that the runs take; None: no checkpoints.
-        resume: Checkpoint that the first run continues; its model and rate are in force.
+        checkpoints: Folder for the checkpoints of the runs; None: no checkpoints.
+        resume: Checkpoint that the first run continues, with its model and rate.
         init: Saved model with the first values of each run; see `fill_from`.
         step: Step of the user's that the runs train in the place of a network.
         together: Whether the first worker of each replica trains all parts of a partitioned model.

@@ -62,7 +62,7 @@ async def follow_primaries(client: ParameterClient, changes: AsyncIterator[Clust
 async def pull_snapshot(
     network: RunModel, table: ShardTable, cluster: ClusterMap, client: ParameterClient, *, clock: int = 0
 ) -> ModelSnapshot:
-    """Pull every tensor once. Each shard is one version; different shards may be of different moments.
+    """Pull every tensor once. Each shard has one version; different shards may be from different moments.
 
     Cancellation loses nothing.
 

@@ -1,7 +1,7 @@
-"""First values of a run: those of a checkpoint that it continues, of a saved model, or drawn from its seed.
+"""First values of a run: from a checkpoint that it continues, from a saved model, or drawn from its seed.
 
-A run takes each tensor of the saved model whose name and shape its own model has, and draws all others. The
-servers know no model: they wait until the driver has loaded the values of all their shards.
+A run takes the tensors of the saved model with the names and shapes of its own model, and draws all others.
+The servers have no model: they wait until the driver has loaded the values of all their shards.
 """
 
 import asyncio
@@ -38,10 +38,10 @@ class StartingValues:
     async def load(
         self, run: str, config: Config, prepared: PreparedRun, source: Checkpoint | Model | None
     ) -> None:
-        """Load all shards; no server is ready before it has its own.
+        """Load all shards; no server is ready before its shards are loaded.
 
         Args:
-            source: The resumed checkpoint, or the saved model, or neither.
+            source: The resumed checkpoint, the saved model, or None.
 
         Raises:
             ConfigError: The run and the saved model have no tensor in common.
@@ -69,7 +69,7 @@ class StartingValues:
                 await self._copies.load(store, prepared.table(config), tensors, states)
         except (ShardUnavailable, TransportError) as error:
             if not isinstance(error, RemoteError):
-                # A lost server fails the run in the map, which cancels this wait and names the server.
+                # The loss of a server fails the run in the map, which cancels this wait and names the server.
                 await asyncio.sleep(waits.dial_s + waits.grace_s)
             raise
         except TimeoutError:
@@ -80,12 +80,12 @@ def fill_from(tensors: RunTensors, network: RunModel, init: Model | None, *, see
     """Set the tensors of a run to those of a saved model, or draw them.
 
     Args:
-        init: The saved model, if there is one.
+        init: The saved model, if any.
         seed: Seed of the run; draws the tensors that the saved model lacks.
 
     Returns:
-        A sentence with the number of tensors taken, and the names of the fresh ones; empty without a saved
-        model.
+        A sentence with the number of tensors from the saved model, and the names of the drawn ones; empty
+        without a saved model.
 
     Raises:
         ConfigError: The models have no tensor in common.

@@ -1,6 +1,6 @@
 """Pure: the rules of training runs, a kind of program (`controller.program_rules`).
 
-The standing rules, each of which reads the map and may change it:
+The permanent rules, each of which reads the map and may change it:
 
     strike    a lost data server is no ledger replica; a new leader begins a new term
     fail      the run's store, the last ledger replica or the driver is lost, or too few workers can train
@@ -10,16 +10,16 @@ The standing rules, each of which reads the map and may change it:
     begin     the store, a data server and the wanted number of replicas are ready: the run begins
     advance   the driver moved the run to its next epoch: its groups are shared out
 
-A replica has one worker for each part of its model, and restarts as a unit: without one of its workers it is
-out, until another worker has the slot and all are ready for the next replica generation. `worker_assignment`
-assigns the slots.
+A replica has one worker for each part of its model, and restarts as a unit: if a worker is missing, the
+replica waits until another worker has the slot and all are ready for the next replica generation.
+`worker_assignment` assigns the slots.
 
-A run has all replicas that the workers suffice for: replicas beyond the wanted number, and later ones, take
-part as soon as they are ready. A run that continues another one begins with that run's current epoch, and
-takes over its results.
+A run has as many replicas as its workers allow: replicas beyond the wanted number, and later ones, take part
+as soon as they are ready. A run that continues another run begins with that run's current epoch and its
+results.
 
 The driver submits the run, and then its store with the arrays of its model. A lost worker is only a line in
-the log: its replica number is free for a successor.
+the log: another worker gets its replica number.
 """
 
 from collections import Counter
@@ -63,7 +63,7 @@ class _DataInfo(msgspec.Struct):
 
 
 _INFO: Mapping[str, type[msgspec.Struct]] = {"worker": _WorkerInfo, "data": _DataInfo}
-"""Types of the fields of `NodeRecord.info` that other roles calculate with, by role."""
+"""Types of the fields of `NodeRecord.info` that other roles use in calculations, by role."""
 
 PHASES: Mapping[str, str] = {
     "preparing": "is preparing",
@@ -103,7 +103,7 @@ class TrainingRules:
         changed = cluster.version + 1
         if key == "epoch":
             epoch = msgspec.convert(value, EpochRecord)
-            # Without a run nothing reads the epoch.
+            # Without a run, no role reads the epoch.
             problem = _check_epoch(epoch, cluster.epoch) if cluster.run is not None else ""
             return problem or _with(cluster, epoch=msgspec.structs.replace(epoch, changed=changed))
         record = msgspec.convert(value, LedgerRecord)
@@ -193,9 +193,9 @@ class TrainingRules:
 
 
 def _check_epoch(record: EpochRecord, old: EpochRecord | None) -> str:
-    """Return the fault of a change of a run's epoch; empty if it has none.
+    """Return the fault of a change of a run's epoch; empty for a correct one.
 
-    The controllers begin epochs and share them out. Nodes set only pause, end and result.
+    The controllers begin epochs and deal out their shares. Nodes set only pause, end and result.
     """
     if old is None:
         return "no epoch is in progress, and the controllers begin each of them"
@@ -210,7 +210,7 @@ def _check_epoch(record: EpochRecord, old: EpochRecord | None) -> str:
 
 
 def _check_ledger_record(record: LedgerRecord, old: LedgerRecord | None) -> str:
-    """Return the fault of a change of a run's ledger record; empty if it has none.
+    """Return the fault of a change of a run's ledger record; empty for a correct one.
 
     The controllers name the first ledger leader, and begin terms. Nodes set only the ledger replicas.
     """
@@ -286,7 +286,7 @@ def _fail_if_lost(cluster: ClusterMap) -> ClusterMap:
 def _refusal(cluster: ClusterMap, run: ProgramRecord) -> tuple[str, str]:
     """Return a worker that cannot train the run, and the reason; empty texts while the others suffice.
 
-    One worker alone must not end a run by its record: others may be able to train it.
+    One worker alone must not end a run by its record, because others may be able to train the run.
     """
     workers = cluster.live("worker")
     refusals = {name: why for name in workers if (why := failure_of(cluster.nodes[name], run.id))}

@@ -1,7 +1,7 @@
 """One run from its first epoch to its result: waits, evaluations, checkpoints, and the end.
 
 The data servers share out the groups and end each epoch in the cluster map; the driver follows the map. After
-an epoch it evaluates the weights, and then lets the next epoch begin.
+an epoch the run evaluates the weights, and then lets the next epoch begin.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class DriverParts:
     Attributes:
         stopping: Set to end the run after the groups in flight.
         warn: Adds an event that costs the run something.
-        read_progress: Polls the roles; the argument is the result of the epoch if it has ended.
+        read_progress: Polls the roles; the argument is the result of the epoch after its end.
     """
 
     settings: DriverSettings
@@ -210,13 +210,13 @@ class TrainingRun:
             finally:
                 stop.cancel()
                 end.cancel()
-        # An epoch that ended at the same time counts as ended: its result is in the map.
+        # An epoch that ended at the same time counts as ended, because its result is in the map.
         return None if end.cancelled() else end.result()
 
     async def _wait_epoch(self, epoch: int) -> ClusterMap:
         """Wait for the end of an epoch without a limit, as long as the run is alive.
 
-        Returns the map with its result.
+        Returns the map with the run's result.
         """
         loop, run = asyncio.get_running_loop(), self._id
         poll_at = loop.time() + POLL_S
@@ -248,7 +248,7 @@ class TrainingRun:
                 poll_at = loop.time() + POLL_S
 
     async def _end_pause(self, cluster: ClusterMap, paused: EpochRecord) -> None:
-        """Take a checkpoint within an epoch, and let training go on."""
+        """Take a checkpoint within an epoch, and continue training."""
 
         def resume(newest: ClusterMap) -> EpochRecord | None:
             record = newest.epoch
@@ -299,7 +299,7 @@ class TrainingRun:
         self._progress.phase = "evaluating"
         weights: Mapping[str, NDArray[Any]]
         if reading is not None:
-            # The copy for the checkpoint is of the same moment, so no second one is pulled.
+            # The copy for the checkpoint is from the same moment, so a second pull is not needed.
             weights = reading.tensors.weights
             versions = tuple(state.version for state in reading.states)
         else:
@@ -350,7 +350,7 @@ class TrainingRun:
     async def _stop_within(
         self, client: ParameterClient, epoch: int, on_epoch: OnEpoch | None
     ) -> Mapping[str, NDArray[Any]]:
-        """End the run within an epoch, and evaluate its weights; returns them."""
+        """End the run within an epoch, and evaluate its weights; returns the weights."""
         self._cut_short = True
         self._progress.phase = "stopping"
         self._parts.events.note(f"stopped within epoch {epoch}")
@@ -419,7 +419,7 @@ class TrainingRun:
         )
 
     def note_progress(self) -> None:
-        """Write the progress of training down beside the checkpoints; does nothing before and after it."""
+        """Write the progress of training to a file beside the checkpoints, during training only."""
         if self._checkpointer is None or not self._training:  # writing starts tasks of the run
             return
         for values in self._progress.roles.values():
@@ -428,7 +428,7 @@ class TrainingRun:
 
 
 async def _ask(on_epoch: OnEpoch | None, result: EpochResult) -> bool:
-    """Call the caller's function with an epoch's result; returns whether training goes on."""
+    """Call the caller's function with an epoch's result; returns whether training continues."""
     answer = on_epoch(result) if on_epoch is not None else None
     if inspect.isawaitable(answer):
         answer = await answer

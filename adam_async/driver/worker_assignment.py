@@ -1,8 +1,8 @@
 """Pure: the assignment of workers to replicas and to parts of the model.
 
-A replica works only with all its workers. So free workers fill gaps before they begin a replica, the lowest
-gap first, and the rest wait as spares. At most one replica lacks workers: of several such, the highest one
-gives up its own.
+A replica works only with all its workers. Free workers therefore fill gaps before they begin a replica, the
+lowest gap first; the rest wait as spares. At most one replica lacks workers: if several do, the highest one
+gives up its workers.
 """
 
 import itertools
@@ -16,7 +16,7 @@ def assign_workers(slots: Mapping[str, Slot], partitions: int) -> dict[str, Slot
     """Assign workers to slots.
 
     Args:
-        slots: The live workers with their present slots; no two share one.
+        slots: The live workers with their present slots; each slot has one worker.
 
     Returns:
         All workers with their slots; a worker of a complete replica keeps its own.

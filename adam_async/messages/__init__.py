@@ -1,9 +1,8 @@
-"""Pure: all messages of the system, one frozen class each, and which role may send which message.
+"""Pure: all messages of the system, one frozen class each, and the roles that may send each message.
 
-The fields of a message travel as msgpack. Its tensors (`transport.Message.tensors`) travel beside them and
-bypass msgpack. `pack` makes the link's message from a class, and `unpack` validates a received one. Unknown
-keys are ignored, so a newer peer may send more; a missing or mistyped key is a `RemoteProtocolError` that
-names it.
+The fields of a message travel as msgpack. Its tensors (`transport.Message.tensors`) are separate and bypass
+msgpack. `pack` makes the link's message from a class, and `unpack` validates a received one. Unknown keys are
+ignored, so a newer peer may send more; a missing or mistyped key is a `RemoteProtocolError` that names it.
 
 Conversations, each in a file that ends with the table of which role may send which message (`ROWS`); tensors
 are in brackets:
@@ -32,9 +31,9 @@ are in brackets:
                    client - parameter server  same, of one store
                    driver - same, but ctrl.   GetProfile -> Profile [events]
 
-`body` has their base, `bounds` the types of their fields, `table` the table of all conversations, and
-`tensors` the tensors beside a message. A message of a run or store has its id; a role without it
-refuses the message.
+`body` has the base of the messages, `bounds` the types of their fields, `table` the table of all
+conversations, and `tensors` the tensors of a message. A message of a run or store has its id; a role without
+it refuses the message.
 """
 
 from adam_async.messages.body import ROLES, Body, pack, unpack

@@ -10,8 +10,8 @@ from adam_async.messages.finite import finder
 from transport import Message, RemoteProtocolError
 
 ROLES = ("controller", "ps", "data", "worker", "driver", "client", "reader")
-"""Roles of a cluster. `driver` is the command or program that started the run; `client` is a program with a
-store of its own, and `reader` one that only pulls."""
+"""Roles of a cluster. `driver` is the command or program that started the run; `client` is a program with its
+own store, and `reader` a program that only pulls."""
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +24,7 @@ Rows = Mapping[type[Body], frozenset[tuple[str, str]]]
 _B = TypeVar("_B", bound=Body)
 
 _AS_THEY_ARE = (bytes,)
-"""Types that stay as they are in the meta; as text, bytes would be a third longer."""
+"""Types that stay unchanged in the meta; as text, bytes would be a third longer."""
 
 
 def pack(body: Body, tensors: Sequence[NDArray[Any]] = ()) -> Message:

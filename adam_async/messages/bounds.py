@@ -1,8 +1,9 @@
 """Pure: the types of all message fields, with the largest number and the longest text of each.
 
-A field has one of these types or is a `bool`, an enumeration of them or a record of its own; a test walks all
-messages and finds any other field. The bounds lie far beyond every correct value. They keep extreme values of
-a peer out of memory, arithmetic and waits; the receiving role checks a value against its present state.
+A field has one of these types or is a `bool`, an enumeration of them or another record; a test walks all
+messages and finds any other field. The bounds lie far beyond every correct value. The bounds keep extreme
+values of a peer out of memory, arithmetic and waits; the receiving role compares a value with its present
+state.
 
 NaN passes a comparison with a bound, so a bound alone refuses only infinities. `finite` checks every number
 that is not a `Loss`.
@@ -45,10 +46,10 @@ Attempt = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 """Number of leases of a group."""
 
 Staleness = Annotated[int, Meta(ge=0, le=(1 << 20) - 1)]
-"""Number of steps that other replicas applied during the computation of one."""
+"""Number of steps that other replicas applied during the computation of a step."""
 
 Images = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
-"""Number of images, or the index of one in a data set."""
+"""Number of images, or the index of an image in a data set."""
 
 Weight = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 """Weight of a contribution in a mean: in training, its number of images."""
@@ -63,7 +64,7 @@ ShardNumber = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 """Number of a shard in the model's table."""
 
 Index = Annotated[int, Meta(ge=0, le=MOST_IN_A_META)]
-"""Index into another field, or a number of its elements, or the index of an enumerated word."""
+"""Index into another field, number of its elements, or index of an enumerated word."""
 
 Row = Annotated[int, Meta(ge=0, le=(1 << 20) - 1)]
 """Row of an image."""
@@ -81,7 +82,7 @@ Progress = Annotated[float, Meta(ge=0.0, le=1e12)]
 """Number of epochs, or a fraction."""
 
 Loss = Annotated[float, Meta(extra={"diverges": True})]
-"""Loss; NaN or infinite if training diverged. Roles only add it up and show it."""
+"""Loss; NaN or infinite if training diverged. Loss, which roles only add up and show."""
 
 # --- texts -------------------------------------------------------------------------------------
 
@@ -134,7 +135,8 @@ MOST_VALUE_BYTES = 64 << 10
 """Maximum size of one record of the cluster map, in bytes of JSON text; it decodes in some milliseconds."""
 
 MOST_MAP_BYTES = 8 << 20
-"""Maximum size of the cluster map, in bytes of JSON text; controllers refuse a record beyond it."""
+"""Maximum size of the cluster map, in bytes of JSON text; controllers refuse a record that would exceed
+it."""
 
 MOST_MAP_TEXT_BYTES = 2 * MOST_MAP_BYTES
 """Maximum size of a cluster map or its changes in one answer, in bytes. The map also has names, and shares
@@ -148,13 +150,14 @@ MOST_STATISTICS_BYTES = 8 << 20
 """Maximum size of the statistics of one role, in bytes of JSON text."""
 
 MOST_PROFILE_BYTES = 32 << 20
-"""Maximum size of one part of a profile, in bytes of JSON text: five times that of 50,000 events."""
+"""Maximum size of one part of a profile, in bytes of JSON text: five times the size of 50,000 events."""
 
 MOST_MANIFEST_BYTES = 16 << 20
 """Maximum size of one part of a list of files, in bytes of JSON text: 2,000 paths of 4 KiB, all escaped."""
 
 MOST_LEDGER_BYTES = 32 << 20
-"""Maximum size of one part of the lease ledger, in bytes: some hundred kB and a bit per training image."""
+"""Maximum size of one part of the lease ledger, in bytes: some hundred kB, and about a byte per training
+image."""
 
 MOST_AGREE_BYTES = 4 << 20
 """Maximum size of one consensus message, in bytes: entries of at most 1 MiB, or a piece of a snapshot."""

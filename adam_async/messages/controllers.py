@@ -1,7 +1,7 @@
-"""Pure: any role and the controllers: reading and changing the cluster map; and controllers among themselves.
+"""Pure: requests of any role that read and change the cluster map; and messages between controllers.
 
-The leading controller answers a request about the map. The others answer with the leader's address, or with
-none if they know no leader.
+The leading controller answers a request about the map. Other controllers answer with the leader's address, or
+with none if they know no leader.
 """
 
 from typing import Annotated
@@ -16,15 +16,16 @@ NOT_LEADER = "not-leader"
 controller knows no leader."""
 
 SESSION_OVER = "session-over"
-"""Code of a refusal of an unknown session: open another one. Its last request may have taken effect."""
+"""Code of a refusal of an unknown session; the client must open another one. The session's last request may
+have taken effect."""
 
 UNKNOWN = "unknown"
-"""Code of a refusal after a lost leadership: the request may take effect, now or later. Repeat it with the
-same number."""
+"""Code of a refusal after a lost leadership: the request may take effect, now or later. Repeat the request
+with the same number."""
 
 
 class GetMap(Body, frozen=True, kw_only=True):
-    """Request for the cluster map, with all changes that were answered before this request."""
+    """Request for the cluster map, with all changes that were answered before."""
 
 
 class OpenSession(Body, frozen=True, kw_only=True):
@@ -32,7 +33,7 @@ class OpenSession(Body, frozen=True, kw_only=True):
 
 
 class SessionOpened(Body, frozen=True, kw_only=True):
-    """A session. Its numbers begin with 1, and its client sends one request at a time."""
+    """A session. The session's numbers begin with 1, and its client sends one request at a time."""
 
     session: DrawnId
 
@@ -53,7 +54,7 @@ class CompareAndSet(Body, frozen=True, kw_only=True):
 
 
 class WatchMap(Body, frozen=True, kw_only=True):
-    """Request for the changes of the map beyond version `after`; the answer waits for the first of them.
+    """Request for the changes of the map after version `after`; the answer waits for the first of them.
 
     After `wait_s` the answer comes without changes, which shows that this controller still leads.
     """
@@ -68,18 +69,18 @@ class WatchMap(Body, frozen=True, kw_only=True):
 class MapState(Body, frozen=True, kw_only=True):
     """The whole cluster map. Tensor: the map as JSON text.
 
-    It also answers a request for changes that are no longer kept, or that belong to another group.
+    A `MapState` also answers a request for changes that are dropped, or that belong to another group.
     """
 
     version: Version
     group: Name
     """Group of the controllers; a newly founded group has another name, and counts versions anew."""
     done: bool = True
-    """For an answer to `CompareAndSet`: whether it took effect."""
+    """Answer to `CompareAndSet`: whether it took effect."""
     at: Version = 0
     """For an answer to `CompareAndSet`: current version of the key's record."""
     controllers: Annotated[tuple[Addresses, ...], msgspec.Meta(max_length=64)] = ()
-    """Addresses of all controllers of the group, in the order of their names; empty for a single one."""
+    """Addresses of all controllers of the group, in the order of their names; empty for a group of one."""
 
 
 class MapChanges(Body, frozen=True, kw_only=True):
@@ -89,7 +90,7 @@ class MapChanges(Body, frozen=True, kw_only=True):
     """
 
     version: Version
-    """Version after the last of them."""
+    """Version after the last change."""
     group: Name
     done: bool = True
     at: Version = 0
@@ -107,7 +108,7 @@ class Introduced(Body, frozen=True, kw_only=True):
 
     identity: Name
     members: Names
-    """Known identities of its group; empty if it belongs to none."""
+    """Known identities of the sender's group; empty without a group."""
 
 
 class Agree(Body, frozen=True, kw_only=True):
@@ -117,7 +118,7 @@ class Agree(Body, frozen=True, kw_only=True):
     """
 
     group: Name
-    """Group of the sender; empty if it knows none. Another group ignores the message."""
+    """Group of the sender; empty without a group. Another group ignores the message."""
     packed: Packed = b""
     """The message as MessagePack, if it is small."""
 

@@ -5,7 +5,7 @@ from adam_async.messages.bounds import Addresses, Images, NodeId
 
 
 class ReadTest(Body, frozen=True, kw_only=True):
-    """Request for test images `start` to `stop`, or for those of the current run's validation set."""
+    """Request for test images `start` to `stop`, or for images of the current run's validation set."""
 
     start: Images
     stop: Images
@@ -15,20 +15,20 @@ class ReadTest(Body, frozen=True, kw_only=True):
 class TestImages(Body, frozen=True, kw_only=True):
     """Tensors: images (n, C, H, W) uint8 and labels (n,). `total` is the size of the whole set."""
 
-    __test__ = False  # pytest would take the class for tests by its name
+    __test__ = False  # pytest would take the class for tests because of its name
 
     total: Images
 
 
 class Serve(Body, frozen=True, kw_only=True):
-    """Request to a data host for a data server in a cluster. It serves until the link ends."""
+    """Request to a data host for a data server in a cluster. The data server serves until the link ends."""
 
     controller: Addresses
     """Address of the cluster's controller for the host, ``tcp://host:port``."""
 
 
 class Serving(Body, frozen=True, kw_only=True):
-    """A data server has joined the cluster. Tensor: its data's description in the map, as JSON text."""
+    """A data server has joined the cluster. Tensor: the data's description in the map, as JSON text."""
 
     node: NodeId
     """Id of the data server in the cluster."""

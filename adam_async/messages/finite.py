@@ -1,6 +1,6 @@
 """Pure: finds NaN or an infinity in a received value, guided by its declared type.
 
-`finder` reads a type once and returns a function that checks only the fields that can hold such a number, or
+`finder` reads a type once and returns a function that checks only the fields that can have such a number, or
 None for a type without such a field.
 """
 

@@ -50,18 +50,18 @@ class LeaseGroups(Body, frozen=True, kw_only=True):
     """Generation of the replica in the cluster map."""
     partition: Partition
     position: Count
-    """Number of groups that this worker has received in this replica generation: the answer begins behind
+    """Number of groups that this worker has received in this replica generation: the answer begins after
     them. A request repeated after a broken link gets the same groups."""
     count: Count
     wait_s: Seconds
     heard: After = -1
-    """Sync clock that this worker received with `last` behind those groups; -1: none."""
+    """Sync clock that this worker received with `last` after those groups; -1: none."""
     rows: tuple[Row, Row] | None = None
     """Requested rows of the images; ``(0, 0)``: no images; None: whole images."""
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True):
-    """One leased group: its tag, and the number of its images among those of the message."""
+    """One leased group: its tag, and the number of its images in the message."""
 
     epoch: Epoch
     number: GroupNumber
@@ -69,24 +69,30 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     images: Images
     progress: Progress = 0.0
     """Epochs of the run before the group, for its replica: 1.25 is a quarter into the second. Rate schedules
-    use it, so that a rate depends on the group alone."""
+    use this value, so a rate depends only on the group."""
 
 
 class Groups(Body, frozen=True, kw_only=True):
-    """Leased groups. Tensors, unless there are no groups: images (n, C, H, W) with the requested rows, or
-    none, group by group and each group within one tensor; and the labels of all of them (n,)."""
+    """Leased groups.
+
+    Tensors, unless the message has no groups: images (n, C, H, W) with the requested rows, or none, group by
+    group and each group within one tensor; and the labels of all groups (n,).
+    """
 
     leases: Annotated[tuple[Lease, ...], msgspec.Meta(max_length=MOST_IN_A_META)] = ()
     last: bool = False
     """Whether no further group waits for this replica: a step in progress ends with these groups."""
     clock: Clock = 0
-    """Minimum clock of the first of these groups: the replica ticks up to it. 0 in asp."""
+    """Minimum clock of the first of these groups, up to which the replica ticks; 0 in asp."""
     end: Clock = 0
     """Sync clock, with `last`: after the push of these groups the replica ticks up to it."""
 
 
 class ReportGroups(Body, frozen=True, kw_only=True):
-    """Report of groups whose part on this worker is finished. A group is finished when all parts are."""
+    """Report of groups whose part on this worker is finished.
+
+    A group is finished when all its parts are finished.
+    """
 
     run: RunId
     replica: ReplicaNumber

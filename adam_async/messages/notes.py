@@ -1,10 +1,10 @@
-"""Pure: driver and any role: statistics, profiles and records of the role."""
+"""Pure: messages of driver and any role: statistics, profiles and records of the role."""
 
 from adam_async.messages.body import Body, Rows
 from adam_async.messages.bounds import Count, NodeId, RoleName, RunId
 
 PROFILED = ("ps", "data", "worker")
-"""Roles that a group passes; they can record a profile."""
+"""Roles that process groups, and can record a profile."""
 
 ANSWERING = ("controller", *PROFILED)
 """Roles that report statistics to a driver."""
@@ -17,7 +17,7 @@ class GetRecord(Body, frozen=True, kw_only=True):
     """Request for bytes `start` to `stop` of the record of a server or worker."""
 
     run: RunId
-    """Id of the run; of a server, that of its store."""
+    """Id of the run; for a server, id of its store."""
     start: Count
     stop: Count
 
@@ -37,15 +37,15 @@ def part_refusal(body: GetRecord, num_bytes: int, *, most_bytes: int) -> tuple[s
 
 
 class RecordPart(Body, frozen=True, kw_only=True):
-    """A part of a record. Tensor: its bytes. `total` is the size of the whole record, in bytes."""
+    """A part of a record. Tensor: bytes of the part. `total` is the size of the whole record, in bytes."""
 
     total: Count
 
 
 class GetStatistics(Body, frozen=True, kw_only=True):
-    """Request for the statistics of a role; the driver builds the live table and the report from them.
+    """Request for the statistics of a role, from which the driver makes the live table and the report.
 
-    A client or reader asks a parameter server for the counts of one store, which `run` names.
+    A client or reader asks a parameter server for the counts of the store that `run` names.
     """
 
     run: RunId
@@ -54,7 +54,7 @@ class GetStatistics(Body, frozen=True, kw_only=True):
 class Statistics(Body, frozen=True, kw_only=True):
     """Statistics of a role. Tensor: the values as JSON text; docs/reference/report.md names the fields.
 
-    To a client or reader: those of one store, `parameter_server.statistics.StoreStatistics`.
+    For a client or reader: the counts of one store, `parameter_server.statistics.StoreStatistics`.
     """
 
     node: NodeId

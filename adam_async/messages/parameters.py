@@ -52,7 +52,7 @@ class Push(Body, frozen=True, kw_only=True):
     clock: Clock
     """Step of the replica, from 1, that ends with these gradients."""
     weight: Weight
-    """How much the contribution counts in the mean of a sum, at least 1; in training its number of images."""
+    """Weight of the contribution in the mean of a sum, at least 1; in training its number of images."""
     rate: Rate
     generation: Version
     parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
@@ -66,10 +66,10 @@ class Push(Body, frozen=True, kw_only=True):
     pull: bool = False
     """Whether the answer has the values of these shards after this push."""
     epoch: Epoch = 0
-    """Epoch of its groups in ssp and bsp: the server orders the push once it knows the epoch, and with it all
+    """Epoch of the groups in ssp and bsp: the server orders the push once it knows the epoch, and with it all
     replicas that take part. 0 in asp: the server orders the push at once."""
     assign: bool = False
-    """Whether the tensors are values that replace those of the shards, in place of gradients."""
+    """Whether the tensors are values to replace those of the shards, instead of gradients."""
 
 
 APPLIED, DUPLICATE, REFUSED, GAP, NOT_PRIMARY = range(5)
@@ -96,17 +96,17 @@ class Pushed(Body, frozen=True, kw_only=True):
     versions: Versions
     problems: Annotated[tuple[Problem, ...], msgspec.Meta(max_length=MOST_IN_A_META)] = ()
     clock: Clock = 0
-    """Clock of the values, if they come: they include all pushes of live replicas up to it."""
+    """Clock of the values, if the message has them: they include all pushes of live replicas up to it."""
 
 
 class StepReport(msgspec.Struct, frozen=True, array_like=True):
-    """One step that a compute thread has already applied to the shards' own memory."""
+    """One step that a compute thread has already applied to the memory of the shards."""
 
     clock: Clock
     """Step of the replica, from 1."""
     weight: Weight
     staleness: Staleness
-    """Number of steps that others applied to that memory during the computation of this one."""
+    """Number of steps that others applied to that memory during the computation of this step."""
     refused: Indices = ()
     """Indices, among the report's shards, of gradients that were not finite and not applied."""
 
@@ -157,16 +157,17 @@ class Pull(Body, frozen=True, kw_only=True):
     generation: Version
     shards: Shards
     clock: Clock = 0
-    """Clock that the answer waits for: all pushes of live replicas up to it are in the values. 0: no wait."""
+    """Clock for which the answer waits: all pushes of live replicas up to it are in the values. 0: no
+    wait."""
     wait_s: Seconds = 0.0
-    """Maximum wait, in seconds; after it the answer may have no values."""
+    """Maximum wait, in seconds, after which the answer may have no values."""
 
 
 class Values(Body, frozen=True, kw_only=True):
     """Values of shards. Tensor: concatenated flat values of the requested shards, copied by the server."""
 
     versions: Versions
-    """Versions of the shards; empty, and without a tensor, if the requested clock did not come in time."""
+    """Versions of the shards; empty, and without a tensor, if the requested clock was not reached in time."""
     clock: Clock
     """Slowest clock of these shards: the values include all pushes of live replicas up to it, and a joining
     replica starts there."""

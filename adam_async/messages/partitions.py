@@ -1,4 +1,4 @@
-"""Pure: worker and worker of one replica: tensors between the parts of the model."""
+"""Pure: messages of workers of one replica: tensors between the parts of the model."""
 
 from typing import Annotated
 
@@ -27,7 +27,7 @@ class Greet(Body, frozen=True, kw_only=True):
     partition: Partition
     """Partition of the sender."""
     received: Count
-    """Number of blocks that the sender has received from the other: the other sends on behind them."""
+    """Number of blocks that the sender has received from the other side, which continues after them."""
     begun: Count
     """As in `Blocks`."""
 

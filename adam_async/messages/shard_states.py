@@ -6,8 +6,8 @@ only 16 KiB:
     (shards, 2)  number of the shard, version
     (rows, 3)    number of the shard, replica, step that the replica has finished
 
-Push numbers are not sent: the sessions of a run push into that run only, and no run continues the sessions of
-another.
+Push numbers are not sent, because the sessions of a run push only into that run, and no run continues the
+sessions of another.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ from transport import RemoteProtocolError
 
 
 class ShardState(msgspec.Struct, frozen=True, array_like=True):
-    """Tables of a shard; its values and its rule state follow them."""
+    """Tables of a shard, before its values and its rule state."""
 
     shard: ShardNumber
     version: Version
@@ -60,7 +60,7 @@ class ShardStates(Body, frozen=True, kw_only=True):
     """Tensors: the two tables, then for each shard its values (flat) and its rule's arrays."""
 
     arrays: Names
-    """Names of the rule's arrays: elementwise ones, then those of one number per shard."""
+    """Names of the rule's arrays: elementwise ones, then arrays of one number per shard."""
 
 
 class LoadShards(Body, frozen=True, kw_only=True):
@@ -101,7 +101,7 @@ def read_state_tables(
 
     Args:
         tensors: The tensors of the message.
-        most_shards: Maximum number of shards; None for no bound, in a reader that chose them itself.
+        most_shards: Maximum number of shards; None for no bound, in a reader that chose the shards itself.
         most_clocks: Maximum number of clocks of all shards; None for no bound.
 
     Raises:

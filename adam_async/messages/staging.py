@@ -1,17 +1,17 @@
-"""Pure: data server and data server: files of one source that several servers stage."""
+"""Pure: messages of data servers among themselves: files of one source that several servers stage."""
 
 from adam_async.messages.body import Body, Rows
 from adam_async.messages.bounds import Count, Index, Name, Seconds
 
 
 class ReadManifest(Body, frozen=True, kw_only=True):
-    """First request to another data server; later ones fetch its list of files, if the lists differ."""
+    """First request to another data server; later requests fetch its list of files, if the lists differ."""
 
     server: Index
     """Number of the sender among the `servers`."""
     servers: Index
     digest: Name
-    """Digest of the sender's list of files: both sides detect a difference."""
+    """Digest of the sender's list of files, by which both sides detect a difference."""
     first: Count = 0
     count: Count = 0
     """Maximum number of files in the answer, from `first` on."""
@@ -26,7 +26,7 @@ class ManifestPart(Body, frozen=True, kw_only=True):
     digest: Name
     """Digest of all files: with equal digests, equal numbers name equal files."""
     yours: Count = 0
-    """Number of files here that belong to the requesting server."""
+    """Number of the sender's files that belong to the requesting server."""
 
 
 class ReadFile(Body, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class ReadFile(Body, frozen=True, kw_only=True):
 
 
 class FilePart(Body, frozen=True, kw_only=True):
-    """A piece of a file. Tensor, unless the piece is empty: its bytes."""
+    """A piece of a file. Tensor, unless the piece is empty: bytes of the piece."""
 
     checksum: Name
     """Checksum of the whole file; empty, and without a tensor, if the sender does not have the file yet."""

@@ -1,4 +1,4 @@
-"""Pure: all messages in one table: which role may send which message, and the class of each name."""
+"""Pure: all messages in one table, with the roles that may send them, and the class of each name."""
 
 from adam_async.messages import (
     controllers,

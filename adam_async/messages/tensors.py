@@ -1,6 +1,6 @@
-"""Pure: tensors beside a message: text, packed records, numbers.
+"""Pure: tensors of a message: text, packed records, numbers.
 
-The receiver validates all of them before it uses them.
+The receiver validates all of them before their use.
 """
 
 from functools import cache
@@ -19,7 +19,7 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 @cache
 def _text_decoder(expected: Any) -> msgspec.json.Decoder[Any]:
-    """Return the decoder of a type, made once: making one takes longer than decoding a small message."""
+    """Return the decoder of a type, cached because its construction takes longer than a small message."""
     return msgspec.json.Decoder(expected)
 
 
@@ -34,7 +34,7 @@ def text_tensor(value: Any) -> NDArray[np.uint8]:
 
 
 def read_text_tensor(message: Message, expected: Any, most_bytes: int) -> Any:
-    """Validate the JSON text beside a message.
+    """Validate the JSON text in a tensor of a message.
 
     Args:
         message: Message with one tensor of bytes.
@@ -51,17 +51,17 @@ def read_text_tensor(message: Message, expected: Any, most_bytes: int) -> Any:
 
 
 def read_number(value: float | None) -> float:
-    """Return a number of JSON text, which has null for a number that is not finite: a diverged loss."""
+    """Return a number of JSON text, in which null is a number that is not finite, such as a diverged loss."""
     return float("nan") if value is None else float(value)
 
 
 def packed_tensor(value: Any) -> NDArray[np.uint8]:
-    """Return any builtin or record as a tensor of packed bytes, which, unlike text, hold every float."""
+    """Return any builtin or record as a tensor of packed bytes, which, unlike text, represent every float."""
     return np.frombuffer(msgspec.msgpack.encode(value), np.uint8)
 
 
 def read_packed_tensor(message: Message, expected: Any, most_bytes: int) -> Any:
-    """Validate the packed bytes beside a message; see `packed_tensor`.
+    """Validate the packed bytes in a tensor of a message; see `packed_tensor`.
 
     Args:
         message: Message with one tensor of bytes.
@@ -74,7 +74,7 @@ def read_packed_tensor(message: Message, expected: Any, most_bytes: int) -> Any:
 
 
 def _only_bytes(message: Message, kind: str, most_bytes: int) -> bytes:
-    """Return the bytes of the one tensor of a message, within the limit."""
+    """Return the bytes of the only tensor of a message, within the limit."""
     if len(message.tensors) != 1 or message.tensors[0].dtype != np.uint8:
         raise RemoteProtocolError("tensors", f"{message.type} must carry one {kind} tensor")
     size = message.tensors[0].nbytes
@@ -89,7 +89,7 @@ def read_packed(packed: bytes, expected: Any, *, of: Message) -> Any:
     """Validate packed bytes of a message.
 
     Raises:
-        RemoteProtocolError: They have another type, or a number in them is not finite.
+        RemoteProtocolError: The values have another type, or a number is not finite.
     """
     try:
         value = _packed_decoder(expected).decode(packed)
@@ -106,7 +106,7 @@ def check_tensor(tensor: NDArray[Any], what: str, shape: tuple[int, ...], dtype:
     """Check the shape and dtype of a tensor.
 
     Raises:
-        RemoteProtocolError: The tensor differs; the message has the expected and the received ones.
+        RemoteProtocolError: The tensor differs; the message has the expected and the received properties.
     """
     if tensor.shape != shape or tensor.dtype != dtype:
         raise RemoteProtocolError(

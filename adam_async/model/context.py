@@ -1,9 +1,9 @@
 """Pure: a training context, the arrays of one group in flight.
 
-Everything is allocated once, for `group_size` images. A smaller group (the last of an epoch) uses the front
-of the same memory: each array is a view of a flat buffer, made once for each number of images that occurs.
+All arrays are allocated once, for `group_size` images. A smaller group (the last of an epoch) uses the front
+of the same memory: each array is a view of a flat buffer, made once for each number of images.
 
-An output with several readers has one error gradient per reader; the layer's backward adds them up first. A
+An output with several readers has one error gradient per reader; the layer's backward first adds them up. A
 single reader writes straight into the output's error gradient.
 """
 
@@ -59,7 +59,7 @@ class Engine(Protocol):
         """Run forward, backward and the rule in place; one call if every layer has compiled kernels."""
 
     def can_descend_groups(self, context: "Context", groups: Sequence[StepInput]) -> bool:
-        """Whether `descend_groups` can train these groups, each as large as the context is laid out for."""
+        """Whether `descend_groups` can train these groups, each with the context's number of images."""
 
     def descend_groups(
         self,
@@ -127,7 +127,7 @@ class Context:
         self._current = self._bind(group_size)
 
     def _take_up(self, kernel_set: KernelSet) -> None:
-        """Change to these kernels, and drop all arrays: other kernels need other scratch."""
+        """Change to these kernels, and drop all arrays, because other kernels need other scratch."""
         self.kernel_set = kernel_set
         self._topology = kernel_set.topology
         self._memory: dict[tuple[object, ...], Array] = {}
@@ -175,7 +175,7 @@ class Context:
             keys: The group's name, such as epoch and number: equal keys draw equal values.
 
         Raises:
-            ModelError: Number, shape or dtype does not fit, or a layer needs dice and there are none.
+            ModelError: Number, shape or dtype does not fit, or a layer needs dice and the caller passed none.
         """
         counted = images if images is not None else labels
         count = counted.shape[0] if counted is not None and counted.ndim else 0
@@ -200,7 +200,7 @@ class Context:
             layer.draw(self._current.slots[number], dice, keys)
 
     def load_labels(self, labels: Array) -> None:
-        """Load the labels alone, one per image that the context is laid out for.
+        """Load only the labels, one for each image of the present layout.
 
         Raises:
             ModelError: The labels do not fit the loss layer.
@@ -237,7 +237,8 @@ class Context:
 
     def resize(self, images: int) -> None:
         """Lay the context out for another number of images; the values in it are lost."""
-        # Kernels change only here, between two groups: a group ends with the kernels that it began with.
+        # Kernels change only here, between two groups, because a group ends with the kernels that it began
+        # with.
         if self._network.kernel_set is not self.kernel_set:
             self._take_up(self._network.kernel_set)
         bound = self._bound.get(images)
@@ -353,7 +354,7 @@ class Context:
             if not topology.wants_error[number] or isinstance(topology.layers[number], Loss):
                 continue
             shape = topology.layers[number].output_shape
-            # The only reader's error gradient may lie in the memory of this one, as its output does.
+            # The only reader's error gradient may be in the memory of this one, as its output is.
             if len(readers) == 1 and topology.shares[readers[0][0]]:
                 error = bound.errors[readers[0][0]].reshape(*shape, bound.images)
             elif len(readers) == 1 and (start := topology.layers[readers[0][0]].hosts_at) is not None:
@@ -384,7 +385,8 @@ def check_layout(shape: Shape, wanted: Shape) -> None:
         wanted: Shape of the network's input, such as (C, H, W).
 
     Raises:
-        ModelError: The shapes differ; if the channels come last, the message has the call that moves them.
+        ModelError: The shapes differ; for images with channels last, the message has the call that moves the
+            channels.
     """
     if shape == (math.prod(wanted),) or _long_axes(shape) == _long_axes(wanted):
         return

@@ -24,7 +24,7 @@ STEP = 1e-6
 """Step h along a direction."""
 
 TOLERANCE = 1e-6
-"""Difference allowed, relative to the size of the two sides, or to 1e-3 if both are smaller."""
+"""Maximum difference, relative to the size of the two sides, or to 1e-3 if both are smaller."""
 
 Floats = NDArray[np.float64]
 
@@ -44,7 +44,7 @@ def check_gradient(
     Changes `value`, and restores it at the end.
 
     Raises:
-        GradientMismatchError: They differ; the message has `name` and both numbers.
+        GradientMismatchError: The gradients differ; the message has `name` and both numbers.
     """
     kept = value.copy()
     for number in range(directions):
@@ -79,7 +79,7 @@ def check_network(
     """Check the gradient of every tensor of a float64 network on one group; factors must multiply to it.
 
     Raises:
-        GradientMismatchError: A gradient is wrong; the message names it.
+        GradientMismatchError: A gradient is wrong; the message has its name.
         ModelError: The network computes in float32.
     """
     if network.dtype != np.float64:
@@ -123,7 +123,7 @@ def check_layer(
     `labels`.
 
     Raises:
-        GradientMismatchError: A gradient is wrong; the message names it.
+        GradientMismatchError: A gradient is wrong; the message has its name.
     """
     slots = lone_slots(
         layer,
@@ -179,7 +179,7 @@ def lone_slots(layer: Layer, inputs: Sequence[NDArray[Any]]) -> Slots:
 
     Args:
         layer: Any layer.
-        inputs: Its inputs, batch last, all of one dtype and number of images; not copied.
+        inputs: Inputs of the layer, batch last, all with one dtype and number of images; not copied.
     """
     images, dtype = inputs[0].shape[-1], inputs[0].dtype
     output_shape = (*layer.output_shape, images)

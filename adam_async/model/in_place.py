@@ -23,7 +23,7 @@ class InPlaceStep:
 
     Args:
         network: The network to train.
-        rule: Its update rule.
+        rule: Update rule of the weights.
     """
 
     def __init__(self, network: Network, rule: Rule) -> None:
@@ -45,8 +45,8 @@ class InPlaceStep:
     ) -> StepOutcome:
         """Train on the group loaded in `context`, changing `weights` and `state`.
 
-        Each layer's tensors are updated right after its backward, while its arrays are in the cache. No layer
-        before it reads them again, so the result of one thread alone equals updates at the end.
+        Each layer's tensors are updated right after its backward, while its arrays are in the cache. No
+        earlier layer reads them again, so the result of one thread alone equals updates at the end.
 
         Args:
             weights: All tensors of the network, C-contiguous and writable.
@@ -90,7 +90,7 @@ class InPlaceStep:
         """Load and train groups one after the other; see `train`.
 
         If all layers have compiled kernels, one call without the interpreter's lock trains all neighbouring
-        groups of one size, so that no thread waits for the lock between two groups.
+        groups of one size, so no thread waits for the lock between two groups.
 
         Args:
             weights: See `train`.
@@ -102,12 +102,12 @@ class InPlaceStep:
             dice: Random source of layers such as dropout.
 
         Raises:
-            ModelError: An array has the wrong shape, dtype or layout; earlier groups may be trained.
+            ModelError: An array has a wrong shape, dtype or layout; earlier groups may be trained.
         """
         outcomes: list[StepOutcome] = []
         for images, alike in groupby(groups, key=lambda group: len(group.labels)):
             together = list(alike)
-            # A group of any other size goes to `load`, which refuses it by name.
+            # A group of another size gets to `load`, which refuses it with its name.
             if 1 <= images <= context.group_size:
                 context.resize(images)
             engine = context.kernel_set.engine

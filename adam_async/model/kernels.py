@@ -14,10 +14,10 @@ KERNELS = ("numpy", "numba", "auto")
 
 
 def available_kernels(kernels: str) -> str:
-    """Return the set of kernels that a name stands for, ``"numpy"`` or ``"numba"``.
+    """Return the set of kernels for a name, ``"numpy"`` or ``"numba"``.
 
     Raises:
-        SpecError: There is no such set, or it is not installed.
+        SpecError: The set is unknown, or not installed.
     """
     if kernels not in KERNELS:
         raise SpecError(f"unknown kernels {kernels!r}; known: {', '.join(KERNELS)}")
@@ -34,14 +34,14 @@ def available_kernels(kernels: str) -> str:
 
 
 def make_batches(rule: Rule, dtype: "np.dtype[Any]", kernels: str) -> Batches:
-    """Make batches with the kernels of this name, see `Network`; compiles them, or reads them from disk.
+    """Make batches with the kernels of this name, see `Network`; compile them, or read them from disk.
 
     Raises:
-        SpecError: There are no such kernels, or they are not installed.
+        SpecError: The kernels are unknown, or not installed.
     """
-    # A user's rule has no compiled kernel, even if it is a subclass of a rule that has one.
+    # A user's rule has no compiled kernel, even if it is a subclass of a rule with one.
     if available_kernels(kernels) == "numpy" or type(rule) not in RULES.values():
         return NumpyBatches(rule, dtype)
-    from adam_async.model.fast.batches import CompiledBatches  # importing numba takes a while
+    from adam_async.model.fast.batches import CompiledBatches  # importing numba is slow
 
     return CompiledBatches(rule, dtype)

@@ -1,4 +1,4 @@
-"""Pure: keyed random values, which are functions of their purpose.
+"""Pure: keyed random values, which depend only on their purpose and keys.
 
 A draw is a function of (seed, purpose, keys, element index), never of earlier draws. The 128-bit key of a
 Philox generator is a hash of purpose and keys (epoch, image or group, layer); the counter is the element's
@@ -116,7 +116,7 @@ class Dice:
         """
         kind = _float_dtype(dtype)
         words = self.bits(purpose, keys=keys, start=start, count=count)
-        # Half a step is added so that the logarithm never sees zero.
+        # Half a step is added so that the logarithm never gets zero.
         radius = np.sqrt(-2.0 * np.log(((words >> np.uint64(32)).astype(np.float64) + 0.5) * 2.0**-32))
         angle = (words & np.uint64(0xFFFFFFFF)).astype(np.float64) * (2.0 * math.pi * 2.0**-32)
         return (radius * np.cos(angle)).astype(kind)
@@ -133,7 +133,7 @@ class Dice:
     def _key(self, purpose: str, keys: tuple[Key, ...]) -> int:
         digest = hashlib.blake2b(digest_size=16)
         for part in (self._seed, purpose, *keys):
-            if type(part) not in (int, str):  # a NumPy integer would be another key than the same number
+            if type(part) not in (int, str):  # a NumPy integer is another key than Python's
                 raise TypeError(f"keys of dice are int or str, not {type(part).__name__} ({part!r})")
             # The type and length in front keep (1, 23) apart from (12, 3) and 1 apart from "1".
             text = f"{type(part).__name__}:{part}".encode()
@@ -152,7 +152,7 @@ def philox_words(keys: NDArray[np.uint64], blocks: NDArray[np.uint64]) -> NDArra
         Shape (n, m, 4): those elements, with the bits of `Dice.bits`.
     """
     low, high = keys[:, 0].copy(), keys[:, 1].copy()
-    # NumPy's generator counts before it draws.
+    # NumPy's generator counts before a draw.
     c0, c1, c2, c3 = blocks + np.uint64(1), *np.zeros((3, *blocks.shape), np.uint64)
     for _ in range(_ROUNDS):
         (high0, low0), (high1, low1) = _product(c0, _MULTIPLIERS[0]), _product(c2, _MULTIPLIERS[1])

@@ -1,8 +1,8 @@
 """Pure: the interface of a layer.
 
-A layer is one class. It knows shapes and arithmetic; it owns no arrays, no optimiser and no thread, so one
-object serves any number of contexts at once. Its three steps are separate, so that segments, partitions and
-push protocols compose:
+A layer is one class. A layer has shapes and arithmetic, and neither arrays nor an optimiser or a thread, so
+one object serves any number of contexts at once. Its three steps are separate, so segments, partitions and
+push protocols can combine them:
 
     forward          computes the output from inputs and weights
     backward         computes the inputs' error gradients from the output's
@@ -10,16 +10,16 @@ push protocols compose:
 
 Arrays come in `Slots`, allocated once per context and reused. **Inside a context the batch is the last
 axis**: an activation is (C, H, W, B) or (F, B), C-contiguous. A row of pixels of all images is then one run
-of memory: column copies and pooling work on long runs, forward and backward, at any group size above a few; a
+of memory. Column copies and pooling work on long runs, forward and backward, at any group size above a few. A
 convolution is one GEMM over the whole group, flattening is free, and a slice cuts rows of an image.
 `Context.output` gives BCHW views.
 
 Group gradients are means over the group's images: the loss divides its error gradient by the number of
-images; layers only add up.
+images, and layers only add up.
 
 A layer can be *cut*: `Layer.cut` makes a layer that computes one block of the output, a range of image rows
 or of features, from the part of the inputs that `Layer.needs` names. A network cut over several workers
-consists of such layers.
+consists of cut layers.
 
 To add a layer, subclass `Layer` and pass ``{**BUILTIN_LAYERS, "mine": Mine}`` to the `Network`.
 """
@@ -58,7 +58,7 @@ def uniform_bound(init: str, fan_in: int) -> float:
 
 
 def extent(shape: Shape) -> int:
-    """Length of the axis that blocks of an output cut: rows of an image, features of a flat output.
+    """Axis length that blocks of an output cut: rows of an image, features of a flat output.
 
     Args:
         shape: Shape of one image, without the batch: ``(C, H, W)`` or ``(F,)``. The losses' ``()`` gives 1.
@@ -80,10 +80,10 @@ class ParameterSpec:
     """One tensor of a layer.
 
     `kind` distinguishes a layer's tensors: ``"weight"``, ``"bias"`` or another word. `bound` is the
-    half-width of the uniform start values. A `frozen` tensor keeps them: it has no gradient.
+    half-width of the uniform start values. A `frozen` tensor keeps its initial values and has no gradient.
 
-    A tensor that was cut has the name of the whole and the `shape` of its part: the rows from `first_row` on,
-    of the whole tensor's `of_rows`. `of_rows` is 0 if the tensor is whole.
+    A cut tensor has the name of the whole and the `shape` of its part: the rows from `first_row` on, of the
+    whole tensor's `of_rows`. `of_rows` is 0 if the tensor is whole.
     """
 
     name: str
@@ -102,7 +102,7 @@ class ParameterSpec:
 
     @property
     def row_size(self) -> int:
-        """Number of values in one row, which is one index of the first axis."""
+        """Number of values in one row, an index of the first axis."""
         return math.prod(self.shape[1:])
 
     def rows(self, block: range) -> Self:
@@ -139,7 +139,7 @@ class ParameterSpec:
 
 
 ScratchSpec = tuple[Shape, Any]
-"""Shape and dtype of one scratch array; dtype None stands for the network's."""
+"""Shape and dtype of one scratch array; dtype None means the network's."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -147,7 +147,7 @@ class Slots:
     """The arrays of one layer in one context, for one number of images. Batch axis last.
 
     An entry of `input_errors` is None if no layer needs that gradient. `scratch` has the arrays that
-    `Layer.scratch` names; they keep their values from forward to backward, but not through a change of the
+    `Layer.scratch` names; their values stay from forward to backward, but not through a change of the
     number of images. `views` belongs to the layer: `Layer.prepare` fills it once. `training` is false if the
     group is only evaluated.
     """
@@ -172,7 +172,7 @@ class Layer(ABC):
     """One layer of a network. See the head of this file.
 
     Subclasses set `OPTIONS` and, in ``__init__``, `output_shape` and, if they have any, `parameters` and
-    `multiply_adds`. A layer for which its class's `CUT` and `MOVES` are wrong sets `cut_by` and `moves`.
+    `multiply_adds`. A layer that differs from its class's `CUT` and `MOVES` sets `cut_by` and `moves`.
 
     Args:
         spec: Name, kind and options.
@@ -183,21 +183,21 @@ class Layer(ABC):
     """
 
     OPTIONS: ClassVar[Mapping[str, OptionValue | None]] = {}
-    """Known options and their defaults; None marks a required option. A layer with parameters also
-    takes ``frozen``: whether they keep their values."""
+    """Known options and their defaults; None marks a required option. A layer with parameters also takes
+    ``frozen``: whether its parameters keep their values."""
     NUM_INPUTS: ClassVar[int | None] = 1
     """Number of inputs; None means two or more."""
     CUT: ClassVar[Cut] = "whole"
     """Way to cut the output, unless ``__init__`` sets `cut_by`."""
     MOVES: ClassVar[bool] = False
-    """Whether the layer only moves values, unless ``__init__`` sets `moves`. In a network that is cut, no
-    worker sends the output of such a layer: each worker that reads it computes all of it from the input."""
+    """Whether the layer only moves values, unless ``__init__`` sets `moves`. In a cut network no worker sends
+    the output of such a layer: each worker that reads the output computes all of it from the input."""
     SHARES_INPUT: ClassVar[bool] = False
     """Whether output and error gradient may share the memory of the (only) input."""
     OVERWRITES: ClassVar[bool] = False
     """Whether a layer that shares its input's memory changes the values there."""
     READS_OUTPUT: ClassVar[bool] = False
-    """Whether backward reads the layer's own output; then no other layer may overwrite it."""
+    """Whether backward reads the layer's own output, which no other layer may then overwrite."""
     DRAWS: ClassVar[bool] = False
     """Whether training needs random values, which `draw` makes for each group."""
 
@@ -211,8 +211,8 @@ class Layer(ABC):
         self.cut_by: Cut = self.CUT
         self.moves: bool = self.MOVES
         self.hosts_at: int | None = None
-        """First feature of the (only) input in the output, if the input is a part of the output; else None.
-        The input lies in the output's memory if no other layer reads it."""
+        """First feature of the (only) input in the output, if the input is a part of the output; otherwise
+        None. The input is in the output's memory if no other layer reads the input."""
         known = ", ".join(self.OPTIONS) or "none"
         given = dict(spec.options)
         self.frozen = given.pop("frozen", False)
@@ -239,7 +239,7 @@ class Layer(ABC):
         return SpecError(f"layer {self.name!r} ({self.spec.kind}): {reason}")
 
     def tensor(self, kind: str, shape: Shape, *, bound: float = 0.0) -> ParameterSpec:
-        """Describe a parameter, named after layer and kind; its start values lie within `bound` of 0."""
+        """Describe a parameter, named after layer and kind; its start values are within `bound` of 0."""
         name = f"{self.name}.{kind}"
         frozen = bool(self.frozen)
         return ParameterSpec(name=name, shape=shape, layer=self.name, kind=kind, bound=bound, frozen=frozen)
@@ -281,17 +281,17 @@ class Layer(ABC):
     def partial(self) -> bool:
         """Whether the gradients of cut layers are partial sums, which add up to the whole layer's.
 
-        Such layers keep all of each tensor. Other cut layers have gradients of separate rows.
+        Such layers keep the whole of each tensor. Other cut layers have gradients of separate rows.
         """
         return self.cut_by == "rows" and bool(self.parameters)
 
     def needs(self, block: range, position: int = 0) -> range:
         """Range of an input that a block of the output needs: rows of an image, or features.
 
-        By default the same block if the layer is cut by rows, else all of the input.
+        By default the same block if the layer is cut by rows, otherwise all of the input.
 
         Args:
-            block: Rows or features of the output. An empty block needs nothing.
+            block: Rows or features of the output. An empty block needs no input.
             position: Number of the input, in the order of the spec.
         """
         if not block:
@@ -338,7 +338,7 @@ class Layer(ABC):
     def limit(self, block: range) -> None:  # noqa: B027 - most layers have no other state
         """Adapt the state of a cut layer other than shapes, parameters and multiply-adds.
 
-        `cut` calls it on the new layer, which is still a copy of the uncut one, shapes included.
+        `cut` calls this method on the new layer, which is still a copy of the uncut one, with its shapes.
         """
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
@@ -363,8 +363,8 @@ class Layer(ABC):
     def backward(self, weights: Weights, slots: Slots) -> None:
         """Fill each of ``slots.input_errors`` that is not None from ``slots.error``.
 
-        Called only if there is at least one. May overwrite ``slots.error`` only if `SHARES_INPUT` is true.
-        Weights may differ from those of forward: other threads update them without a lock, on purpose.
+        Called only if at least one is not None. May overwrite ``slots.error`` only if `SHARES_INPUT` is true.
+        Weights may differ from those of forward, because other threads update them without a lock, by design.
         """
 
     def delta(self, slots: Slots, kind: str, out: Array) -> None:
@@ -417,7 +417,8 @@ class Loss(Layer):
     """A last layer: its output is one loss per image, shape ``(B,)``; its backward starts the errors."""
 
     TARGETS: ClassVar[tuple[str, ...]] = ()
-    """Names of all scratch arrays that `load_targets` fills. Without them, groups are loaded one by one."""
+    """Names of all scratch arrays that `load_targets` fills. Without these arrays, groups are loaded one by
+    one."""
 
     def __init__(self, spec: LayerSpec, input_shapes: tuple[Shape, ...]) -> None:
         super().__init__(spec, input_shapes)

@@ -39,7 +39,7 @@ def mlp(
 
     Args:
         sizes: Features of the input, of each hidden layer, and the number of classes.
-        input_shape: Shape of one image; it must hold ``sizes[0]`` values.
+        input_shape: Shape of one image with ``sizes[0]`` values.
         name: Name of the model.
     """
     layers = [_layer("flat", "flatten")]

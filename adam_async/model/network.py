@@ -1,8 +1,8 @@
 """Pure: a network, from its spec to numbers.
 
-A `Network` holds no weights: every call takes a mapping from names to arrays, such as a worker's copy or a
-server's own memory. A `Context` has the arrays of one group. Any number of threads may use one network, each
-with its own contexts. Only `use_ready` changes a network: it replaces the set of kernels for groups that are
+A `Network` has no weights: every call takes a mapping from names to arrays, such as a worker's copy or a
+server's memory. A `Context` has the arrays of one group. Any number of threads may use one network, each with
+its own contexts. Only `use_ready` changes a network: it replaces the set of kernels for groups that are
 loaded later.
 
     network = Network(named_model("mnist-adam"))
@@ -73,7 +73,7 @@ class Trainable(Protocol):
         """Run the loaded group up to its loss, and return the mean."""
 
     def backward(self, weights: Weights, context: Any) -> None:
-        """Run the rest; afterwards `delta` and `factors` are valid."""
+        """Run the rest; `delta` and `factors` are valid afterwards."""
 
     def delta(self, context: Any, name: str, *, out: Array) -> None:
         """Write the group gradient of one tensor into `out`."""
@@ -89,7 +89,7 @@ class Network:
         spec: Layers and input.
         dtype: float32 in training, float64 in proofs.
         kernels: Set of kernels, one of `KERNELS`. A layer without compiled kernels, such as a user's, runs
-            its own steps in either set.
+            its own steps with either set.
         layers: Kinds of layers that the spec may use; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
 
     Raises:
@@ -117,7 +117,7 @@ class Network:
     def _whole(self, kernels: str) -> KernelSet:
         kinds = self._kinds
         if kernels == "numba":
-            # A late import, because numba takes as long to import as everything else together.
+            # A late import, because numba takes as long to import as all other modules together.
             from adam_async.model.fast.engine import fast_kinds
 
             kinds = fast_kinds(kinds)
@@ -131,7 +131,7 @@ class Network:
         return KernelSet(kernels=kernels, topology=topology, engine=TapeEngine(topology, self._dtype))
 
     def use_ready(self) -> None:
-        """Run groups that are loaded later with the best kernels that need no compiling.
+        """Run later groups with the best kernels that need no compiling.
 
         Has no effect on a part of a network, or if the constructor's `kernels` was not ``"auto"``.
         """
@@ -190,7 +190,7 @@ class Network:
         return self.kernel_set.engine
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Compile the kernels, or read them from disk; else the first group waits for that.
+        """Compile the kernels, or read them from disk; otherwise the first group waits for the compilation.
 
         Args:
             progress: Called with the number of ready kernels and of all, before the first and after each; not
@@ -221,7 +221,7 @@ class Network:
 
     @property
     def trained(self) -> tuple[ParameterSpec, ...]:
-        """The tensors that have a gradient: all except those of frozen layers."""
+        """The tensors with a gradient: all except tensors of frozen layers."""
         return tuple(parameter for parameter in self._parameters if not parameter.frozen)
 
     @property
@@ -291,7 +291,7 @@ class Network:
         return float(np.add.reduce(losses)) / context.images
 
     def forward_layers(self, weights: Weights, context: Context, layers: range) -> None:
-        """Run the layers with these numbers; their inputs must be computed."""
+        """Run the layers with these numbers, whose inputs must be computed."""
         used = context.kernel_set
         if used.engine is not None:
             used.engine.forward(weights, context, layers)
@@ -307,7 +307,7 @@ class Network:
         """Run the layers with these numbers backward, last first.
 
         Afterwards `delta` and `factors` of their tensors are valid, except in frozen layers. Layers before
-        the first parameters to train compute nothing.
+        the first parameters to train compute no error gradients.
 
         Raises:
             ModelError: The context has no error gradients.
@@ -341,8 +341,8 @@ class Network:
     def factors(self, context: Context, name: str) -> Factors | None:
         """Return ``(x_BI, errors_BO)`` with ``errors_BO.T @ x_BI`` the group gradient.
 
-        None for a tensor without factors. The factors are views into the context, not contiguous: copy them
-        to keep or send them.
+        None for a tensor without factors. The factors are views into the context, not contiguous; to keep or
+        send them, copy them.
         """
         number, parameter = self._owner(name)
         return context.kernel_set.topology.layers[number].factors(context.slots(number), parameter.kind)
@@ -357,7 +357,7 @@ class Network:
             batch: Number of images computed together.
 
         Raises:
-            ModelError: The shape or type does not fit, or the input is an image and a value is not in 0 to 1.
+            ModelError: The shape or type does not fit, or the input is an image with a value outside 0 to 1.
         """
         if len(self._input_shape) == 3:
             _check_range(images)

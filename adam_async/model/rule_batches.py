@@ -14,7 +14,8 @@ from numpy.typing import DTypeLike, NDArray
 from adam_async.model.rules import Rule, Sgd, new_scratch
 
 BLOCK = 32_768
-"""Number of values in a block: values, gradient and state of 128 KiB each stay inside a 1 MiB L2."""
+"""Number of values in a block, small enough that values, gradient and state of 128 KiB each stay inside a 1
+MiB L2."""
 
 
 class Target(Protocol):
@@ -32,7 +33,7 @@ class Target(Protocol):
 
 
 class Batches(Protocol):
-    """Applies one rule. Owns scratch memory, so each writer needs its own."""
+    """Applies one rule. Has scratch memory, so each writer needs its own object."""
 
     def apply(
         self, targets: Sequence[Target], gradients: Sequence[NDArray[Any]], rates: Sequence[float]
@@ -110,7 +111,7 @@ class NumpyBatches:
         gradients: Sequence[NDArray[Any]],
         rates: Sequence[float],
     ) -> None:
-        """Apply the rule to one block of a shard; counts such as Adam's advance with the last block only."""
+        """Apply the rule to one block of a shard; counts such as Adam's advance only with the last block."""
         whole = target.rule_state
         values = target.values[start:stop]
         state = {name: whole[name][start:stop] for name in self._rule.state_names}

@@ -1,12 +1,12 @@
 """Pure: update rules, from a gradient to new values.
 
 A rule is a frozen value with its constants. Its state belongs to the owner of the values (a shard) and is a
-dictionary of arrays: `state_names` are elementwise, one number per value, and are cut, copied and saved with
-the values; `scalar_names` are arrays of one number per shard, such as Adam's count of steps.
+dictionary of arrays. `state_names` are elementwise, one number per value, and are cut, copied and saved with
+the values. `scalar_names` are arrays of one number per shard, such as Adam's count of steps.
 
-`apply` works in place, block by block, so that a block's values, state, gradient and scratch stay in the
-first two caches through all operations; blocks are independent, so the result does not depend on their size.
-The caller gives scratch memory; nothing is allocated. Each application adds weight decay once.
+`apply` works in place, block by block, so a block's values, state, gradient and scratch stay in the first two
+caches through all operations. Blocks are independent, so the result does not depend on their size. The caller
+passes scratch memory; `apply` allocates none. Each application adds weight decay once.
 """
 
 import math
@@ -23,13 +23,13 @@ from adam_async.model.layer import Array
 from adam_async.model.spec import Shape
 
 BLOCK = 32 * 1024
-"""Number of values per block: 128 KiB of float32. Each block takes calls that may lose the GIL."""
+"""Number of values per block: 128 KiB of float32. Each block needs calls that may release the GIL."""
 
 RuleState = dict[str, Array]
 
 
 def new_scratch(dtype: DTypeLike = np.float32) -> Array:
-    """Allocate the scratch for any rule's `apply`: two blocks. Each thread needs its own."""
+    """Allocate the scratch for any rule's `apply`: two blocks. Each thread needs its own scratch."""
     return np.empty((2, BLOCK), dtype)
 
 
@@ -92,7 +92,7 @@ class Sgd:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """The momentum buffer, if there is momentum."""
+        """The momentum buffer, if the rule has momentum."""
         return ("momentum",) if self.momentum else ()
 
     @property
@@ -184,7 +184,7 @@ class Adam:
 
     Two threads that train in place may leave the mean of one gradient beside the square of another; a mean
     beside a square of zero would make an unbounded step. After whole applications no mean is larger than
-    `largest_mean` times sqrt(square) (the Cauchy-Schwarz inequality), so steps are clipped to that.
+    `largest_mean` times sqrt(square) (the Cauchy-Schwarz inequality), so steps are clipped to this bound.
     """
 
     name: ClassVar[str] = "adam"
@@ -200,7 +200,7 @@ class Adam:
 
     @property
     def largest_mean(self) -> float:
-        """The largest ``|mean| / sqrt(square)``, and a tenth for rounding; infinite if there is none."""
+        """Maximum of ``|mean| / sqrt(square)``, and a tenth for rounding; infinite if no maximum exists."""
         left = 1.0 - self.beta1**2 / self.beta2 if self.beta2 else 0.0
         return 1.1 * (1.0 - self.beta1) / math.sqrt((1.0 - self.beta2) * left) if left > 0.0 else math.inf
 
@@ -280,7 +280,7 @@ RULES: Mapping[str, type[Sgd] | type[Adagrad] | type[Adam]] = MappingProxyType(
 
 
 class RuleOptions(Protocol):
-    """The options of a rule, as a run or the record of a store has them."""
+    """The options of a rule, in a run or in the record of a store."""
 
     @property
     def rule(self) -> str:
@@ -318,7 +318,7 @@ def make_rule(name: str, *, momentum: float = 0.0, nesterov: bool = False, weigh
 
     Raises:
         ModelError: The name is unknown, a number is out of range, the rule takes no momentum, or `nesterov`
-            has none.
+            lacks momentum.
     """
     match name:
         case "sgd":

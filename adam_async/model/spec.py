@@ -1,8 +1,7 @@
 """Pure: the specification of a network, as plain frozen values.
 
-A `ModelSpec` lists named layers; the inputs of each layer come before it. A layer without `inputs` reads the
-layer before it (the first reads ``"input"``); named inputs make any acyclic graph. The last layer is the
-loss.
+A `ModelSpec` lists named layers, each after its inputs. A layer without `inputs` reads the layer before it
+(the first reads ``"input"``); named inputs make any acyclic graph. The last layer is the loss.
 
 In TOML:
 
@@ -93,7 +92,7 @@ class ModelSpec:
     """A whole network. After construction every layer's `inputs` are explicit.
 
     Raises:
-        SpecError: Two layers share a name, a layer reads a later one, or there is no layer.
+        SpecError: Two layers share a name, a layer reads a later one, or the list is empty.
     """
 
     name: str

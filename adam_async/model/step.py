@@ -37,7 +37,7 @@ class StepInput:
     keys: tuple[Key, ...]
     """The group's name, for layers that draw random values."""
     rate: float
-    """Learning rate of its step."""
+    """Learning rate of the group's step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +47,15 @@ class StepOutcome:
     loss: float
     """Mean over the group's images; not finite if the network's scores were not."""
     staleness: int = 0
-    """Steps that other threads finished during this one; 0 if steps are not counted."""
+    """Number of steps that other threads finished during this one; 0 if steps are not counted."""
     refused: tuple[str, ...] = ()
-    """Tensors with a gradient that is not finite, in backward order; they and their state are unchanged."""
+    """Tensors with a gradient that is not finite, in backward order; the tensors and their state are
+    unchanged."""
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def is_finite(values: Array) -> bool:
-    """Whether all values are finite. Allocates nothing if they are."""
+    """Whether all values are finite. Allocates no memory for finite values."""
     flat = values.reshape(-1)
     # A finite sum of squares proves it at the speed of a dot product; a sum that overflows proves nothing.
     return math.isfinite(float(np.dot(flat, flat))) or bool(np.isfinite(values).all())

@@ -1,7 +1,7 @@
 """Pure: the graph of a network's layers, and the memory that layers share.
 
-Numbers stand for layers, in the order of the spec; `INPUT_INDEX` stands for the images. A network has one
-topology; its contexts follow it.
+Numbers represent layers, in the order of the spec; `INPUT_INDEX` represents the images. A network has one
+topology, which its contexts follow.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from adam_async.model.spec import INPUT, ModelSpec
 INPUT_INDEX = -1
 
 MAX_PARAMETERS = 1 << 31
-"""Maximum number of a model's parameters: 8 GiB of float32. More is taken for a typing error."""
+"""Maximum number of a model's parameters: 8 GiB of float32. A larger number counts as a typing error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +25,10 @@ class Topology:
         layers: The layers, inputs first; the last is the loss.
         producers: For each layer, the numbers of the layers that it reads.
         consumers: For each layer, a pair (reader, position among the reader's inputs) per reader.
-        wants_error: For each layer, whether it or a layer before it has parameters to train; then the error
-            gradient of its output is needed.
-        shares: For each layer, whether its output lies in the memory of its input.
-        hosts: For each layer whose output lies in the memory of a later layer's output: that layer, and the
+        wants_error: For each layer, whether it or an earlier layer has parameters to train; only then is the
+            error gradient of its output needed.
+        shares: For each layer, whether its output is in the memory of its input.
+        hosts: For each layer whose output is in the memory of a later layer's output: that layer, and the
             first feature there.
     """
 
@@ -130,7 +130,7 @@ def _check_frozen(layers: list[Layer]) -> None:
     parameters = [parameter for layer in layers for parameter in layer.parameters]
     if parameters and all(parameter.frozen for parameter in parameters):
         names = ", ".join(dict.fromkeys(parameter.layer for parameter in parameters))
-        raise SpecError(f"every layer with parameters is frozen ({names}): nothing is left to train")
+        raise SpecError(f"every layer with parameters is frozen ({names}): no parameters are left to train")
 
 
 def _sharing(
@@ -140,8 +140,8 @@ def _sharing(
 ) -> tuple[bool, ...]:
     """Decide which layers work in their input's memory.
 
-    A layer does if no other layer reads the input and, in case the layer changes values there, no backward
-    reads the old ones.
+    A layer works there if no other layer reads the input and, in case the layer changes values there, no
+    backward reads the old values.
     """
     shares: list[bool] = []
     read_later: list[bool] = []  # whether backward reads the memory of this layer's output

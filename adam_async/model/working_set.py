@@ -1,11 +1,11 @@
-"""Pure: the memory that training on a group touches, part by part, and the cache that holds it.
+"""Pure: the memory that training on a group uses, part by part, and the smallest cache with room for it.
 
 A *part* begins at each layer with parameters and ends before the next; layers before the first one belong to
 it. The last entry is the whole network: one job of a compute thread trains all of it, so the layers after a
-part decide whether backward finds the part in the caches.
+part determine whether backward finds the part in the caches.
 
-Sizes are those of a context's arrays; arrays that layers share count once. They are for one group in flight:
-activations, gradients and scratch exist once per group, weights once per worker.
+Sizes are those of a context's arrays; arrays that layers share count once. The sizes are for one group in
+flight: activations, gradients and scratch exist once per group, weights once per worker.
 """
 
 from collections.abc import Iterable
@@ -43,14 +43,14 @@ class WorkingSet:
         return self.weights + self.activations + self.gradients + self.scratch + self.push_buffers
 
     def fits(self, *, l2_kb: int | None, l3_kb: int | None) -> Level | None:
-        """Name the smallest cache that holds the working set, if the layers have the cache for themselves.
+        """Name the smallest cache with room for the working set, if the layers use the cache alone.
 
         Args:
             l2_kb: Second-level cache of one core, in KiB; None if unknown.
             l3_kb: Third-level cache, in KiB; None if unknown.
 
         Returns:
-            The cache, or ``"memory"``; None if it depends on an unknown size.
+            Name of the cache, or ``"memory"``; None if the answer depends on an unknown size.
         """
         if l2_kb is not None and self.total <= l2_kb << 10:
             return "L2"
@@ -102,7 +102,7 @@ def _working_set(network: Network, context: Context, way: range) -> WorkingSet:
 
 
 def _bytes(arrays: Iterable[Array | None], seen: set[int]) -> int:
-    """Add up the sizes of the arrays with memory that is not in `seen`; adds it there."""
+    """Add up the sizes of the arrays whose memory is not in `seen`, and add their memory to it."""
     total = 0
     for array in arrays:
         if array is not None and array.nbytes and array.ctypes.data not in seen:

@@ -1,9 +1,9 @@
-"""The baseline: the rate of the same kernels on the same threads with nothing queued, sent or shared.
+"""The baseline: the rate of the same kernels on the same threads, without queues, messages or shared state.
 
-Each thread of a compute pool trains weights of its own (as in a run that trains in place: all threads the
-same) on groups of real training images, in slices of about 50 ms that a cancellation can end. The rate is
-images per second of compute time, times the threads: two slices per thread are always queued, so the threads
-never wait, and the short time between two slices does not count.
+Each thread of a compute pool trains its own weights (in a run in place, all threads share one set) on groups
+of real training images, in slices of about 50 ms, between which a cancellation takes effect. The rate is
+images per second of compute time, times the threads. Two slices per thread are always queued, so the threads
+never wait, and the time between two slices does not count.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ SECONDS = 3.0
 WARM_UP_S = 0.3
 
 IMAGES = 4096
-"""Maximum number of images of a thread's cycle: as in training, far more than its caches hold."""
+"""Maximum number of images of a thread's cycle; as in training, it exceeds the thread's caches."""
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def images_per_s(self) -> float:
-        """Mean of both measurements: shared machines drift while a run trains."""
+        """Mean of both measurements, because the speed of shared machines changes during a run."""
         return (self.before + self.after) / 2
 
 
@@ -67,12 +67,12 @@ class TrainedWeights:
 
 
 class BareLoop:
-    """One thread's context and images, and weights and rule state. Used by one thread at a time.
+    """One thread's context, images, weights and rule state. One thread at a time uses the object.
 
     Args:
         images: Training images, uint8 (N, C, H, W), N at least one.
         labels: Their classes, (N,).
-        weights: Weights and rule state that several threads share; None: its own.
+        weights: Weights and rule state that several threads share; None: weights of its own.
     """
 
     def __init__(
@@ -137,17 +137,18 @@ async def measure(
     seconds: float = SECONDS,
     warm_up_s: float = WARM_UP_S,
 ) -> float:
-    """Run the bare kernel loop on its own threads; returns images per second of all of them.
+    """Run the bare kernel loop on its own threads; returns images per second of all threads together.
 
     Args:
-        images: Training images, uint8 (N, C, H, W); each thread starts at another one.
+        images: Training images, uint8 (N, C, H, W); each thread starts at a different one.
         shared: Whether all threads train the same weights.
-        warm_up_s: Duration of the training before it, which finds the number of groups in a slice.
+        warm_up_s: Duration of the training before the measurement, which finds the number of groups in a
+            slice.
 
-    A cancellation ends it after the current slices of the threads.
+    A cancellation ends the loop after the current slices of the threads.
 
     Raises:
-        ValueError: There are no images.
+        ValueError: The number of images is 0.
     """
     if not len(labels):
         raise ValueError("the baseline needs training images; there are none")

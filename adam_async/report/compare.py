@@ -21,7 +21,7 @@ def _mode(report: Report) -> str:
 
 def _plan(report: Report) -> str:
     config = report.config
-    if config.get("partitions", 1) == 1:  # older reports have no such option
+    if config.get("partitions", 1) == 1:  # older reports lack this option
         return ""
     halo = f", halo {config['halo']}" if config["halo"] != "auto" else ""
     return f"{config['plan']}{halo}"

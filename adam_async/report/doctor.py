@@ -1,8 +1,8 @@
-"""The doctor: checks of everything that a run needs on this machine.
+"""The doctor: checks of all requirements of a run on this machine.
 
-Every line is one finding: ``ok``, ``slow`` (it works, and the line names a faster way) or ``broken`` (a run
-would fail, and the line names a remedy). The checks are real: several threads multiply matrices at once, a
-link is opened and used, the data are loaded, the kernels train.
+Every line is one finding: ``ok``; ``slow``, with the name of a faster way; or ``broken`` (a run would fail),
+with a remedy. The checks use real parts: several threads multiply matrices at once, a link is opened and
+used, the data are loaded, the kernels train.
 """
 
 import asyncio
@@ -81,14 +81,14 @@ async def examine(
     spec: ModelSpec | None = None,
     images_per_group: int = 16,
 ) -> list[Finding]:
-    """Check everything that a run needs. It takes a few seconds, and neither downloads nor writes.
+    """Check all requirements of a run. The checks take a few seconds, and neither download nor write.
 
     Args:
         entropy: Random bytes for the handshake of the loopback link.
         network: Network of the loopback link; None: plain TCP.
         spec: Model of the checks of kernels and working sets; None: `mnist-adam`.
 
-    A cancellation leaves nothing behind.
+    A cancellation leaves no files or tasks.
     """
     machine = describe_machine(loop=type(asyncio.get_running_loop()).__module__)
     spec = spec or named_model("mnist-adam")
@@ -227,7 +227,7 @@ async def _images_per_s(spec: ModelSpec, images_per_group: int, kernels: str) ->
     count = max(DRAWN_IMAGES, images_per_group)
     drawn = Dice(1).bits("images", count=count * prod(spec.input_shape))
     images = (drawn >> np.uint64(56)).astype(np.uint8).reshape(count, *spec.input_shape)
-    # Zeros are valid labels for every loss, because it has at least one class.
+    # Zero is a valid label for every loss, because each has at least one class.
     labels = np.zeros(count, np.int64)
     async with ComputePool(threads=1, name="doctor") as pool:
         await pool.run(network.warm_up)
@@ -245,7 +245,7 @@ async def _images_per_s(spec: ModelSpec, images_per_group: int, kernels: str) ->
 
 
 def check_working_sets(machine: Machine, spec: ModelSpec, images_per_group: int) -> list[Finding]:
-    """Report the memory that a group uses, part by part, and the cache that holds it."""
+    """Report the memory that a group uses, part by part, and the smallest cache with room for it."""
     network = NeuralNetwork(spec, kernels="auto")
     found = []
     for each in working_sets(network, images_per_group):
@@ -256,9 +256,9 @@ def check_working_sets(machine: Machine, spec: ModelSpec, images_per_group: int)
 
 
 async def check_products(threads: int) -> Finding:
-    """Run A @ B.T in several threads at once; each result has to equal that of one thread alone.
+    """Run A @ B.T in several threads at once; each result must equal the result of one thread alone.
 
-    A BLAS that is not safe with threads gives wrong numbers here, and would ruin training without an error.
+    A BLAS without thread safety gives wrong numbers here, and would spoil training without an error.
     """
     threads = max(threads, 2)
     dice = Dice(1)
@@ -333,5 +333,5 @@ async def check_data(disk: Disk, data_dir: Path | None, cache_dir: Path | None) 
         dataset = await load("auto", disk, data_dir=data_dir, cache_dir=cache_dir)
     except DataError as error:
         return Finding("broken", "data", str(error))
-    sizes = f"{len(dataset.train_labels)} training and {len(dataset.test_labels)} test images"
+    sizes = f"{len(dataset.train_labels):,} training and {len(dataset.test_labels):,} test images"
     return Finding("ok", "data", f"{dataset.name}, {sizes}: {dataset.source}")

@@ -65,12 +65,12 @@ class Exam:
     """Pure: a test of a model on the test images of a data set, in batches.
 
     Args:
-        network: The model. Several threads may mark batches at once, each with a context of its own.
-        class_names: Name of the model's class 0, 1, ...; empty if it has numbers only.
+        network: The model. Several threads may score batches at once, each with its own context.
+        class_names: Name of the model's class 0, 1, ...; empty if classes have only numbers.
 
     Raises:
-        ConfigError: The model takes other images, or lacks the class of a test image.
-        DataError: There are no test images.
+        ConfigError: The model needs other images, or lacks the class of a test image.
+        DataError: The data set has no test images.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ async def evaluate(
 ) -> Evaluation:
     """Evaluate a model on a data set's test images, on `threads` compute threads. See `Exam`.
 
-    A cancellation ends it after the current batches of the threads.
+    A cancellation ends the evaluation after the current batches of the threads.
     """
     exam = Exam(network, weights, dataset, class_names)
     contexts = [exam.context() for _ in range(threads)]
@@ -172,7 +172,7 @@ def model_numbers(network: Network, class_names: Sequence[str], dataset: Dataset
     """Match each class of the data with a class of a model.
 
     Names decide if both have names. A name that is a number matches the class of that number if one side has
-    numbers only. Otherwise the order decides, if both have equally many classes.
+    only numbers. Otherwise the order of classes decides, if both sides have equally many.
 
     Returns:
         Shape (classes of the data,): numbers of the model's classes, or `UNKNOWN`.

@@ -1,6 +1,6 @@
 """Plots of runs over time from their reports: six panels with a line per run.
 
-It needs matplotlib, of the extra ``plot``, and draws into memory, without a screen.
+The plot needs matplotlib, of the extra ``plot``, and is drawn in memory, without a screen.
 """
 
 import io
@@ -18,7 +18,7 @@ Line = tuple[list[float], list[float]]
 """Seconds of training, and a value at each."""
 
 NOTHING = float("nan")
-"""Value that is drawn as a gap."""
+"""Value that the plot shows as a gap."""
 
 INCHES, DOTS_PER_INCH = (12.0, 7.0), 110
 

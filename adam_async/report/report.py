@@ -1,7 +1,7 @@
 """The report of a run, one JSON document; docs/reference/report.md explains its fields.
 
-The structs below are the schema. Their source is `RunResult`, with the counts of every node, so one process
-and many processes give the same report.
+The structs below are the schema. The source is `RunResult`, with the counts of every node, so one process and
+many processes give the same report.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -32,7 +32,7 @@ SCHEMA = "adam-async/report/1"
 """Name and version of the schema; the version grows when a field changes its meaning or is removed."""
 
 MOST_LEFT_OUT = 400
-"""Maximum length of a line about a node that is left out, in characters."""
+"""Maximum length of the line about an omitted node, in characters."""
 
 
 class WorkingSetReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +114,7 @@ class BaselineReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProtocolRow(msgspec.Struct, frozen=True, kw_only=True):
-    """How the gradient of one tensor travels."""
+    """Form of the gradient of one tensor in messages."""
 
     tensor: str
     delta_bytes: int
@@ -184,7 +184,7 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lag(msgspec.Struct, frozen=True, kw_only=True):
-    """How late the event loop ran its timers."""
+    """Lateness of the timers of the event loop."""
 
     p50: float
     p99: float
@@ -287,9 +287,9 @@ def build_report(
     """Build the report of a run.
 
     Args:
-        config: The run's options; the report has them with the rate in force.
+        config: The run's options; the report has them with the rate of the run.
         baseline: The bare kernel loop; None if it was not measured.
-        asked: The options before the run decided the open ones, for `Report.defaults`; None: no explanations.
+        asked: The options before the run chooses the open ones, for `Report.defaults`; None: no explanations.
 
     Raises:
         msgspec.ValidationError: The counts of a node are invalid; `without_invalid` leaves such nodes out.
@@ -329,7 +329,7 @@ def without_invalid(result: RunResult) -> tuple[RunResult, list[str]]:
     """Leave out the nodes whose counts are invalid.
 
     Returns:
-        The result with the statistics of all other nodes, and a line for each node that is left out.
+        The result with the statistics of the other nodes, and a line for each omitted node.
     """
     kept: dict[str, dict[str, Any]] = {}
     left_out: list[str] = []
@@ -357,7 +357,7 @@ class _CountReports(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _count_reports(statistics: Mapping[str, Mapping[str, Any]]) -> _CountReports:
-    """Read the counts of nodes, by node id. Raises many kinds of errors if they are invalid."""
+    """Read the counts of nodes, by node id. Raises many kinds of errors for invalid counts."""
     workers = _of_role(statistics, "worker")
     return _CountReports(
         traffic=[
@@ -417,7 +417,7 @@ def _staleness(roles: Collection[Mapping[str, Any]]) -> StalenessReport:
 
 
 def _working_sets(model: RunModel, config: Config, machine: Machine) -> list[WorkingSetReport]:
-    """Measure the working sets of a network; those of a step are unknown."""
+    """Measure the working sets of a network; the working sets of a step are unknown."""
     if isinstance(model, StepModel):
         return []
     return [_fitted(each, machine) for each in working_sets(model, config.images_per_group)]
@@ -467,7 +467,7 @@ def _checkpoint_age(result: RunResult) -> int | None:
 
 
 def _memory_mb(statistics: Mapping[str, Mapping[str, Any]]) -> float:
-    """Return the sum over processes; roles of one process report it once each, the last the largest."""
+    """Return the sum over processes; all roles of one process report its count, the last role the largest."""
     peaks: dict[tuple[str, int], float] = {}
     for values in statistics.values():
         process = values["process"]
@@ -498,7 +498,7 @@ def _protocols(workers: Mapping[str, Mapping[str, Any]]) -> Sequence[Any]:
 
 
 def _server(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the counts of a server; those of a server without shards are zero."""
+    """Return the counts of a server; a server without shards has zeros."""
     idle = {
         "shards": 0,
         "versions": {},

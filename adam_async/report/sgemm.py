@@ -1,8 +1,8 @@
 """The rate of single-precision matrix products by the machine's BLAS, in operations per second.
 
-A training rate alone depends on the machine as much as on the program. Divided by the rate of matrix products
-(sgemm) on as many threads at the same time, it is the used share of the machine. Products of 512 by 512 fit
-into the caches, and are large enough for a BLAS to be near its best rate.
+A training rate alone depends on the machine as much as on the program. The operations per second of training,
+divided by the rate of matrix products (sgemm) on as many threads, are the used share of the machine. Rows and
+columns of a product: 512 by 512 fit into the caches, at almost the best rate of a BLAS.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class Factors:
         self.multiply()
 
     def multiply(self) -> int:
-        """Compute one product; returns their number."""
+        """Compute one product; returns the number of products."""
         np.matmul(self._a, self._b, out=self._product)
         return 1
 
@@ -39,7 +39,7 @@ class Factors:
 async def measure_sgemm(threads: int, seconds: float = SECONDS) -> float:
     """Multiply on all threads at once; returns operations per second of all of them together.
 
-    The BLAS has to use one thread, as under the command line; more threads would change the measure.
+    The BLAS must use one thread, as under the command line; more threads would change the measurement.
 
     Args:
         seconds: Duration; at least one product is computed.
@@ -53,7 +53,7 @@ async def measure_sgemm(threads: int, seconds: float = SECONDS) -> float:
 async def keep_busy(
     pool: ComputePool, job: Callable[..., int], seconds: float, *arguments: Any, cost: str
 ) -> int:
-    """Run a job on every thread of a pool, with its context, for a time; returns the sum of its results."""
+    """Run a job on every thread of a pool for a time, with the thread's context; returns the sum."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
 
@@ -64,7 +64,7 @@ async def keep_busy(
             if loop.time() >= end:
                 return total
 
-    # Two lanes per thread, so that none waits for the loop between two jobs.
+    # Two lanes per thread, so no thread waits for the loop between two jobs.
     async with asyncio.TaskGroup() as group:
         lanes = range(2 * pool.statistics().threads)
         tasks = [group.create_task(lane(), name=f"{cost}-{number}") for number in lanes]

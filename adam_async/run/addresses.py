@@ -1,4 +1,4 @@
-"""Pure: addresses as users write them: of one role, of several, and of the controllers of a group.
+"""Pure: addresses in options: of one role, of several, and of the controllers of a group.
 
 --bind tcp://10.0.0.1:7070                                                  one
 --controller tcp://10.0.0.1:7070,tcp://10.0.0.2:7070,tcp://10.0.0.3:7070    all controllers of a cluster
@@ -21,10 +21,10 @@ def check_address(address: str, option: str, *, everywhere: bool = False) -> str
     """Return the address if other roles can dial it.
 
     Args:
-        everywhere: Whether the host may stand for every interface, because another address is advertised.
+        everywhere: Whether the host may mean every interface, because another address is advertised.
 
     Raises:
-        ConfigError: Not ``tcp://host:port``, or a host that stands for every interface.
+        ConfigError: The address is not ``tcp://host:port``, or its host means every interface.
     """
     try:
         host, _ = parse_tcp_address(address)
@@ -58,8 +58,8 @@ def read_peers(text: str) -> dict[str, str]:
     """Read ``--peers``: the controllers of a group, as node ids such as ``controller-1`` and addresses.
 
     Raises:
-        ConfigError: A controller has no id or no address that all can dial, an id or address is repeated, or
-            the number is not 1, 3 or 5.
+        ConfigError: A controller has no id or an address that others cannot dial, an id or address is
+            repeated, or the number is not 1, 3 or 5.
     """
     peers: dict[str, str] = {}
     for part in text.split(","):

@@ -20,12 +20,11 @@ class ArraySpec:
     """The shape and type of an array of a store.
 
     Attributes:
-        shape: Lengths of its axes; empty for a scalar.
-        dtype: ``float32`` or ``float64``.
-        split: Whether servers may share it, cut into shards along its first axis.
+        shape: Lengths of the array's axes; empty for a scalar. dtype: ``float32`` or ``float64``.
+        split: Whether several servers may have parts of the array, cut into shards along its first axis.
 
     Raises:
-        ConfigError: The shape is no sequence of whole numbers, or the type is another one.
+        ConfigError: The shape is no sequence of whole numbers, or the type is not supported.
     """
 
     shape: tuple[int, ...]
@@ -56,8 +55,8 @@ class ArraySpec:
 class Factors:
     """The gradient of a weight matrix (R, I) as two factors: the sum over K rows of errors^T activations.
 
-    Factors travel instead of the gradient (Adam, section 3.5.2), which pays off if K * (R + I) is less than
-    R * I. The gradient is a sum; divide one factor by K for a mean.
+    Messages contain factors instead of the gradient (Adam, section 3.5.2), which saves bytes if K * (R + I)
+    is less than R * I. The gradient is a sum; divide one factor by K for a mean.
 
     Attributes:
         activations: (K, I).

@@ -41,7 +41,7 @@ class BundleRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """All members, those in sync first."""
+        """All members; the members in sync come first."""
         return self.in_sync + self.joining
 
 

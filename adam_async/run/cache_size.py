@@ -11,10 +11,10 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 AUTO = "auto"
 
 SHARE_OF_AVAILABLE = 2
-"""Divisor of the available memory: without a size, the data servers of a machine take one part of it."""
+"""Divisor of the available memory: by default, the data servers of a machine take one part of it."""
 
 LEAST_BUDGET_BYTES = 1 << 20
-"""Smallest memory budget of a process, in bytes; below it links wait for each other."""
+"""Minimum memory budget of a process, in bytes; below it links wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class CacheLimits:
     size_bytes: int
     """Memory for decoded images, blocks made ahead, and answers in transit."""
     asked: bool = True
-    """Whether the user gave the size; else it follows from the available memory."""
+    """Whether the user gave the size; otherwise it follows from the available memory."""
     spill: Path | None = None
     """Folder for decoded images beyond `size_bytes`; None for none."""
 
@@ -43,7 +43,7 @@ def cache_limits(cache: str, spill: str, *, available_bytes: int) -> CacheLimits
         cache: ``auto``, or ``auto/N`` for one of N data servers that share a machine, or a size such as
             ``512M`` or ``4G``; without a letter in bytes.
         spill: A folder; empty for none.
-        available_bytes: Memory that this process could use, for ``auto``.
+        available_bytes: Memory available to this process, for ``auto``.
 
     Raises:
         ConfigError: `cache` is not a size, or is 0.
@@ -87,7 +87,7 @@ def room_for_whole(cache: CacheLimits | None, *, available_bytes: int) -> int:
     """Return the memory of a source that decodes as a whole, in bytes, regardless of the cache.
 
     Args:
-        cache: Limits from the options. A requested size may raise the room, but does not lower it.
+        cache: Limits from the options. A requested size may raise this memory, but does not lower it.
     """
     automatic = available_bytes // SHARE_OF_AVAILABLE
     if cache is None:

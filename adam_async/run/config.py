@@ -16,10 +16,10 @@ from adam_async.run.stragglers import read_slow
 from transport.config import Checksum
 
 MAX_THREADS_PER_CORE = 8
-"""Maximum number of compute threads per core; more would only wait for one another."""
+"""Maximum number of compute threads per core, above which threads would only wait for each other."""
 
 AHEAD_BYTES = 32 << 20
-"""Maximum size of the images read ahead by a worker, in bytes, unless one group alone has more."""
+"""Maximum size of the images that a worker reads ahead, in bytes, unless one group alone has more."""
 
 
 class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,21 +30,21 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     meet_s: float = 0.0
     """Maximum wait of a starting role or driver for a controller; 0 is `dial_s`."""
     call_s: float = 10.0
-    """One request to a controller or data server."""
+    """Deadline of one request to a controller or data server."""
     answer_s: float = 5.0
-    """One push or pull; after it the worker reconnects and sends its open requests again."""
+    """Deadline of one push or pull, after which the worker reconnects and sends its open requests again."""
     patience_s: float = 30.0
     """All attempts of a worker to reach the primary of a shard."""
     prepare_s: float = 120.0
     """Joining and preparation of all roles of a run."""
     grace_s: float = 2.0
-    """Reconnect of a node with a broken link, before it counts as lost."""
+    """Deadline for the reconnection of a node with a broken link, after which it counts as lost."""
     clock_s: float = 120.0
-    """Advance of the slowest clock while a worker waits for it."""
+    """Deadline for an advance of the slowest clock while a worker waits for it."""
     replica_s: float = 60.0
-    """Wait of a run without any live replica for one."""
+    """Deadline for the next replica of a run without a live one."""
     checkpoint_s: float = 120.0
-    """Writing of a checkpoint, before the next one or the end of the run; then it is given up."""
+    """Deadline for the writing of a checkpoint, before the next one or the end of the run."""
     drain_s: float = 5.0
     """End of a run in good order: time for groups in flight to finish."""
 
@@ -68,19 +68,20 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """``auto`` (the model that fits the data), a named model, or a TOML file with a spec."""
     data: str = "auto"
     """``auto``, the name of a data set, or a folder or file; see `data_server.datasets`. Or
-    ``tcp://host:port`` of data servers that were started alone, separated by commas."""
+    ``tcp://host:port`` of standalone data servers, separated by commas."""
     damaged: Literal["error", "skip"] = "error"
-    """Damaged images: the first is an error, or up to one in twenty are left out."""
+    """Policy for damaged images: the first is an error, or up to one in twenty are left out."""
     augment: bool = False
-    """Whether training images are changed at random, in another way each epoch."""
+    """Whether training images are changed at random, differently in each epoch."""
     transforms: str = ""
     """TOML file with the transforms of `augment`; empty: defaults that suit the images."""
     size: str = ""
-    """Size to which encoded images are scaled and cut, ROWSxCOLUMNS such as ``48x64``; empty: that of the
-    model, or by the images."""
+    """Size to which encoded images are scaled and cropped, ROWSxCOLUMNS such as ``48x64``; empty: the model's
+    size, or a size by the images."""
     cache: str = "auto"
     """Memory of a data server for images: a size such as ``4G``, or ``auto``, half of the available memory.
-    Folders, shards and .npy files beyond it are read when needed, and with a size are served at once."""
+    Folders, shards and .npy files above this size are read on demand, and with a given size are served at
+    once."""
     spill: str = ""
     """Folder for decoded images that do not fit into the `cache` of a data server; empty for none."""
     epochs: int = 0
@@ -92,16 +93,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     plan: Literal["vertical", "layers"] = "vertical"
     """Partition plan: each layer over all workers (the paper's), or consecutive layers to each."""
     halo: Literal["auto", "exchange", "recompute"] = "auto"
-    """With plan ``vertical``: whether image rows needed by two workers are sent or computed twice."""
+    """With plan ``vertical``: whether image rows that two workers need are sent or computed twice."""
     epoch_fraction: float = 0.75
     """Share of the live replicas, or of the images (`epoch_rule`), whose finish ends an epoch. Skipped images
-    come first in the next one. It has no effect with ``ssp`` and ``bsp``, which skip nothing."""
+    come first in the next epoch. The option has no effect with ``ssp`` and ``bsp``, which skip no images."""
     epoch_rule: Literal["replicas", "images"] = "replicas"
     """Unit of `epoch_fraction`: replicas that have trained their share, or images of one pool. No pool exists
     with ``ssp`` and ``bsp``."""
     slow: tuple[str, ...] = ()
-    """Stragglers made on purpose: ``worker-1:0.2`` computes a fifth of the time, ``worker-0~worker-1:5ms``
-    delays messages between the two; in the environment separated by commas."""
+    """Intentional stragglers: ``worker-1:0.2`` computes a fifth of the time, ``worker-0~worker-1:5ms`` delays
+    messages between the two; in the environment separated by commas."""
     threads: int = 0
     """Compute threads per worker; 0 divides the cores among all workers, or is 1 in a recorded run."""
     images_per_group: int = 16
@@ -109,7 +110,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pin_threads: bool = False
     """Whether each compute thread keeps to one core; workers of a machine get different cores in turn."""
     in_flight: int = 0
-    """Groups in flight of a replica; 0 is twice its threads, or in place as many as keep them busy."""
+    """Groups in flight of a replica; 0 is twice its threads, or in place as many as keep the threads busy."""
     servers: int = 1
     """Parameter servers that share the shards."""
     data_servers: int = 1
@@ -125,9 +126,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     rate: float = 0.0
     """Learning rate; 0 is the rule's default (see `default_rate`)."""
     momentum: float = 0.0
-    """Momentum of rule `sgd`; the servers keep it."""
+    """Momentum of rule `sgd`, kept by the servers."""
     nesterov: bool = False
-    """Whether the momentum is Nesterov's, whose steps look ahead by one step of the momentum."""
+    """Whether the momentum is Nesterov's, with gradients one step of the momentum ahead."""
     weight_decay: float = 0.0
     """Weight decay, applied once per update: to the gradient, or with rule `adamw` to the values."""
     push_every: int = 1
@@ -140,7 +141,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Groups that one replica trains alone, before the others begin."""
     schedule: Literal["auto", "constant", "step", "cosine"] = "auto"
     """Schedule of the rate: constant, by `decay` every `decay_every` epochs, or along half a cosine to 0.
-    ``auto`` is cosine after a short warm-up, but constant with `until_accuracy`: the last is unknown."""
+    ``auto`` is cosine after a short warm-up, but constant with `until_accuracy`, whose last epoch is
+    unknown."""
     warm_up: float = 0.0
     """Epochs over which the rate rises from 0, before its schedule."""
     decay: float = 0.5
@@ -154,12 +156,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scale_by_staleness: bool = False
     """Whether servers divide a push's rate by 1 + its staleness."""
     lag: int = 0
-    """With ``bsp``: number of steps, 0 or 1, by which the values of a gradient may be behind, so that sums
-    travel while the next step computes."""
+    """With ``bsp``: number of steps, 0 or 1, by which the values of a gradient may be behind; with 1 sums
+    travel during the next step."""
     checkpoint_every: int = 0
-    """Groups between two checkpoints in an epoch, given a folder for them; 0: at epoch ends only."""
+    """Groups between two checkpoints in an epoch, given a folder for checkpoints; 0: only at the ends of
+    epochs."""
     checkpoint_misses: int = 3
-    """Failed checkpoints in a row that end the run; 0: the run goes on without checkpoints."""
+    """Failed checkpoints in a row that end the run; 0: the run continues without checkpoints."""
     record: bool = False
     """Whether roles record the order, read versions and batch boundaries that a replay needs."""
     protocol: Literal["auto", "delta", "factors"] = "auto"
@@ -168,13 +171,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Whether workers train on a copy, or in place on the servers' memory (one process only)."""
     validation: int = 0
     """Number of training images held back, in proportion from each class; `patience`, `keep_best` and
-    `until_accuracy` go by accuracy on them."""
+    `until_accuracy` use the accuracy on them."""
     patience: int = 0
     """Number of epochs in a row without a better validation accuracy that end the run; 0: no limit."""
     keep_best: bool = False
-    """Whether a run's weights are those of its epoch with the best validation accuracy, not of the last."""
+    """Whether a run's weights are those of its epoch with the best validation accuracy instead of the last
+    epoch."""
     keep_going: bool = False
-    """Whether a run trains on if its loss is not finite, or more than ten times that of guessing."""
+    """Whether a run continues if its loss is not finite, or more than ten times the loss of guessing."""
     seed: int = 0
     """Seed of every keyed random value of the run."""
     until_accuracy: float = 0.0
@@ -189,9 +193,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dtype: Literal["float32", "float64"] = "float32"
     """Type of parameters and gradients; float64 is for proofs."""
     memory_budget: str = "512M"
-    """Maximum memory of each process for its peers: their requests, and answers to them."""
+    """Maximum memory of each process for its peers: their requests, and answers to these."""
     checksum: Checksum = "auto"
-    """Whether tensors travel with a CRC-32C between processes; ``auto``: to other hosts."""
+    """Whether tensors have a CRC-32C between processes; ``auto``: to other hosts."""
     read_ahead: int = 64
     """Groups that a data server prepares ahead per replica, and that a worker requests ahead; fewer if these
     are more than 32 MiB of images."""
@@ -299,7 +303,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def slack(self) -> int | None:
-        """Maximum number of steps by which a replica may lead the slowest one; None for no bound."""
+        """Maximum number of steps by which a replica may be ahead of the slowest one; None for no bound."""
         if self.consistency == "asp":
             return None
         return self.lag if self.synchronous else int(self.consistency.partition(":")[2])
@@ -325,15 +329,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def synchronous(self) -> bool:
-        """Whether the pushes of a step are added up and applied once."""
+        """Whether the pushes of a step are summed and applied once."""
         return self.consistency == "bsp"
 
     @property
     def local_steps(self) -> bool:
         """Whether workers step on their own copy until the next pull.
 
-        With a pull at every step they do not: the next values contain the push, and arrive before a local
-        step would pay off.
+        With a pull at every step they take no local steps: the next values contain the push, and arrive
+        before a local step would be useful.
         """
         return self.rule == "sgd" and self.pull_every > 1 and not self.synchronous
 
@@ -382,7 +386,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 )
 
     def weights_in(self, *, one_process: bool) -> Literal["copy", "aliased"]:
-        """Return the mode of the workers: the wanted one, or in place if possible.
+        """Return the mode of the workers: the wanted mode, or in place if possible.
 
         Args:
             one_process: Whether servers and workers share their memory.
@@ -439,7 +443,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def replica_in_flight(workers: Sequence[Mapping[str, Any]], partitions: int) -> int:
-    """Return the groups in flight of a replica: as many as each of its workers can have.
+    """Return the groups in flight of a replica: as many as every one of its workers can have.
 
     Args:
         workers: Facts of each worker: ``threads``, and ``in_flight`` if it is given.
@@ -505,7 +509,7 @@ _LEAST = {
 MOST = {
     "checkpoint_misses": 1_000_000,
     "images_per_group": 65_536,
-    "in_flight": 4096,  # each has memory of its own
+    "in_flight": 4096,  # each has its own memory
     "replicas": 1024,
     "partitions": 64,
     "servers": 64,  # one for each bucket
@@ -514,10 +518,10 @@ MOST = {
     "lag": 1,
     "seed": (1 << 64) - 1,  # the cluster map's numbers have 64 bits
     "decay": 1.0,
-    "shard_bytes": 1 << 25,  # half of what one message may hold
+    "shard_bytes": 1 << 25,  # half of the capacity of one message
     "read_ahead": 1024,  # a worker has memory for each
 }
-"""Maximum values; larger ones are mistakes, or would cause a less clear error later."""
+"""Maximum values; larger values are mistakes, or would cause a less clear error later."""
 
 DEFAULT_COPIES = 3
 """Default number of servers with each shard, with several controllers."""

@@ -1,10 +1,10 @@
 """Pure: the shares of an epoch's groups among its replicas, and the progress of the epoch at each group.
 
 The controller gives each replica its share (`share_out`), a data server makes queues of them (`assign`). Both
-use the groups *left* of the epoch, in order: all but those trained before the run was resumed. The first
-`warm` of them go to the lowest replica alone. The first `carried` groups of the epoch have the images skipped
-by the epoch before: they are shared out evenly and come before all others, but a replica that skipped some
-gets none. The rest is shared out
+use the groups *left* of the epoch, in order: all except those trained before the run was resumed. The first
+`warm` of these are only for the lowest replica. The first `carried` groups of the epoch have the images that
+the epoch before skipped. They are shared out evenly and come before all others, but a replica that skipped
+some gets none. The rest is shared out
 
     in a pool   each replica takes the next group
     in ranges   a contiguous range of group numbers per replica; their lengths differ by one group at most
@@ -34,15 +34,15 @@ POOL = Replica(-1)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Assignment:
-    """The queues of the replicas, before any is lost or joins."""
+    """The queues of the replicas, before any replica is lost or joins."""
 
     warm: Sequence[int]
     """Groups of the warm start, for the lowest replica alone."""
     queues: Mapping[Replica, Sequence[int]]
     """Groups after the warm start, for each replica in its order."""
     progress: Mapping[int, float]
-    """For each group left, the part of the epoch before it for the replica of its share; from 0 to less than
-    1."""
+    """For each group left, the part of the epoch before the group for the replica of its share; from 0 to
+    less than 1."""
 
 
 def groups_left(groups: int, finished: Ranges) -> Sequence[int]:
@@ -58,7 +58,7 @@ def warm_groups(warm_start: int, *, epoch: int, groups: int, finished: Ranges, r
 
     Args:
         warm_start: Groups of the run that one replica trains alone; rounded up to whole rounds.
-        epoch: Number of the epoch, from 1; those before it had as many groups.
+        epoch: Number of the epoch, from 1; earlier epochs had as many groups.
         round_groups: Groups of a round; 0 if the epoch is shared out in ranges.
     """
     done = sum(stop - start for start, stop in finished)
@@ -75,10 +75,11 @@ def share_out(
     finished: Ranges = (),
     carried: int = 0,
 ) -> dict[str, tuple[int, int]]:
-    """Give each replica (as text) its range of groups or, in rounds, its place and the number of places.
+    """Give each replica (as text) its range of groups or, in rounds, its number and the number of replicas.
 
-    Ranges cover all groups, and the groups left are spread evenly over them. The range of the lowest replica
-    begins with the `warm` and the `carried` groups; `assign` gives others their part of the carried ones.
+    Ranges cover all groups, and the groups left are spread evenly over the ranges. The range of the lowest
+    replica begins with the `warm` and the `carried` groups; `assign` gives other replicas their part of the
+    carried groups.
     """
     places = len(replicas)
     if round_groups:
@@ -104,10 +105,10 @@ def assign(
     """Make queues of the shares of `share_out`.
 
     Args:
-        shares: Replica to its range, or to its place and the number of places.
+        shares: Replica to its range, or to its number and the number of replicas.
         round_groups: Groups of a round; 0: shares are ranges.
         carried: Number of groups, from the first, of images skipped by the epoch before.
-        behind: Replicas that skipped these: they get none of them while there are others.
+        behind: Replicas that skipped these groups, and get none of them while other replicas live.
     """
     left = groups_left(groups, finished)
     if round_groups:
@@ -142,7 +143,7 @@ def _in_order(left: Sequence[int], groups: int) -> dict[int, float]:
 
 
 def _lead(left: Sequence[int], warm: int, carried: int) -> int:
-    """Return the number of groups left that come before those shared out in ranges."""
+    """Return the number of groups left that come before the groups shared out in ranges."""
     return max(warm, bisect_left(left, carried))
 
 
@@ -152,7 +153,7 @@ def _rounds(numbers: Sequence[int], round_groups: int, place: int, places: int) 
 
 
 def _within(numbers: Sequence[int], share: tuple[int, int]) -> Sequence[int]:
-    """Return those of ascending numbers that are in a range."""
+    """Return the ascending numbers that are in a range."""
     start, stop = share
     return numbers[bisect_left(numbers, start) : bisect_left(numbers, stop)]
 
@@ -178,6 +179,6 @@ def most_clock(*, stands_at: int, epochs: int, groups: int) -> int:
     of a replica to numbers that a run could reach.
 
     Args:
-        stands_at: Clock of the fastest replica at the begin of the epochs, in steps.
+        stands_at: Clock of the fastest replica at the start of the epochs, in steps.
     """
     return stands_at + epochs * max(groups, LEAST_STEPS) * MOST_LEASES

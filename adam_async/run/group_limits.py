@@ -26,7 +26,7 @@ class GroupLimits:
     validation: int = 0
     """Number of training images that the run holds back."""
     train_images: int = 0
-    """Number of training images; 0 until the map has a data server."""
+    """Number of training images; 0 until a data server is in the map."""
 
     def map_changed(self, cluster: ClusterMap) -> None:
         """Take the size of the data set from the cluster map."""
@@ -35,7 +35,7 @@ class GroupLimits:
             self.train_images = int(cluster.nodes[servers[0]].info.get("train_images", self.train_images))
 
     def images_of(self, number: int) -> int:
-        """Return the number of images of a group; 0 if no epoch has it."""
+        """Return the number of images of a group; 0 if no epoch has this group."""
         return max(min(self.images, self.train_images - self.validation - number * self.images), 0)
 
     def check(self, leases: Sequence[Lease], tensors: Sequence[NDArray[Any]]) -> None:
@@ -46,7 +46,7 @@ class GroupLimits:
                 a lease.
 
         Raises:
-            RemoteProtocolError: The run has no such group, images or labels; names the wrong part.
+            RemoteProtocolError: The run has no such group, images or labels; the error has the wrong part.
         """
         for lease in leases:
             images = self.images_of(lease.number)

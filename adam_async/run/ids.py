@@ -1,12 +1,13 @@
 """Pure: types of the ids and numbers in messages.
 
-They are plain `int` and `str` at run time; the types keep the number of a shard apart from that of a bucket.
+At run time they are plain `int` and `str`; the types distinguish the number of a shard from the number of a
+bucket.
 """
 
 from typing import NewType
 
 NodeId = NewType("NodeId", str)
-"""Name of one node, such as ``ps-0``. Unique in a cluster; a restart keeps it."""
+"""Name of one node, such as ``ps-0``. Unique in a cluster; a restart keeps the name."""
 
 Replica = NewType("Replica", int)
 """Number of a model replica in a run, from 0."""
@@ -17,4 +18,4 @@ ShardId = NewType("ShardId", int)
 BucketId = NewType("BucketId", int)
 
 Version = NewType("Version", int)
-"""Number of pushes applied to a shard so far. It grows by one per push, on the primary only."""
+"""Number of pushes applied to a shard so far. The version grows by one per push, only on the primary."""

@@ -10,10 +10,10 @@ Size = tuple[int, int]
 """Columns and rows."""
 
 LARGE = 256
-"""Maximum length of a side, in pixels, of a size that the images decide; a larger one is scaled down."""
+"""Maximum length of a side, in pixels, of a size that the images decide; a larger size is scaled down."""
 
 SIDE = 64
-"""Longer side, in pixels, of a size that is scaled down: 256 neurons on three colours then have 3 million
+"""Longer side of a size that is scaled down, in pixels; 256 neurons on three colours then have 3 million
 weights."""
 
 MOST_SIDE = 4096
@@ -54,8 +54,9 @@ def most_frequent(sizes: Counter[Size]) -> Size:
 def choose_size(sizes: Counter[Size], wanted: Size | None) -> ChosenSize:
     """Choose the size of all images.
 
-    It is the wanted one; else the size of more than half of the images; else the median of their columns and
-    of their rows. If none is wanted, a size with a side above `LARGE` is scaled to `SIDE` on the longer one.
+    The size is the wanted one, or the size of more than half of the images, or the median of their columns
+    and of their rows. Without a wanted size, a size with a side above `LARGE` is scaled to `SIDE` on the
+    longer side.
 
     Args:
         sizes: Number of images of each size; at least one image.

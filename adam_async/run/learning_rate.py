@@ -16,39 +16,40 @@ USUAL_NORM = 100.0
 """Squared norm of images with the usual rate; that of MNIST's images is about 100."""
 
 FRESH_GROUPS = 5 / 3
-"""Groups in flight on copies up to which gradients count as fresh and need no lower rate."""
+"""Maximum number of groups in flight on copies for which gradients count as fresh and need no lower rate."""
 
 FALLING, FALLING_FREE = 3.2, 1.6
 """Peak of a rate that rises and falls to 0, in multiples of the constant rate, with and without a bound on
-staleness. It is higher because the noise of groups and stale gradients falls with the rate; without a bound
-only half as high, because gradients of several such replicas are stale by twice the groups in flight."""
+staleness. The peak is higher because the noise of groups and stale gradients falls with the rate; without a
+bound it is only half as high, because gradients of several such replicas are stale by twice the groups in
+flight."""
 
 FALLING_MOST, FALLING_CUT = 2.0, 2 / 3
-"""Maximum of such a peak, in multiples of the constant rate of fresh gradients; for cut models without a
-bound on staleness the second."""
+"""Maximum of such a peak, in multiples of the constant rate of fresh gradients; the second value is for cut
+models without a bound on staleness."""
 
 RISE_EPOCHS, RISE_EPOCHS_STALE = 0.1, 1.0
-"""Epochs over which such a rate rises, except in short runs, with fresh and with stale gradients: stale ones
-upset the first steps most."""
+"""Epochs over which such a rate rises, except in short runs, with fresh and with stale gradients; stale
+gradients disturb the first steps most."""
 
 EPOCHS = 3
 
 EPOCHS_OF = {"digits": 12}
-"""Default number of epochs by data set, if other than `EPOCHS`: as many as take the digits to 97 %."""
+"""Default number of epochs by data set, if other than `EPOCHS`: enough for 97 % on the digits."""
 
 FIRST_SHARE = 0.001
-"""Minimum share of the rate during a warm-up: a group at rate 0 would be computed in vain."""
+"""Minimum share of the rate during a warm-up, because a group at rate 0 would have no effect."""
 
 
 def default_rate(config: Config, groups_in_flight: int = 0, squared_norm: float = 0.0) -> float:
-    """Return the rate in force: the given one, or the rule's default.
+    """Return the rate of a run: the given rate, or the rule's default.
 
-    For `sgd` a constant rate is 0.06 at 16 images per update without momentum: less with momentum, which adds
-    up gradients; in proportion for fewer images; with the square root of more, up to twice. It is less if
-    replicas do not wait for each other and so many groups are computed at once, on copies, that their
-    gradients are stale; `Config.slack` bounds their number. A rate that rises and falls to 0
-    (`Config.falls`) has a higher peak. Images with more and brighter pixels than those of MNIST have larger
-    gradients: the rate is less in proportion to their squared norm.
+    For `sgd` a constant rate is 0.06 at 16 images per update without momentum. It is less with momentum,
+    which adds up gradients; falls in proportion for fewer images; and grows with the square root of more, up
+    to twice. The rate is less if replicas do not wait for each other and compute so many groups at once, on
+    copies, that their gradients are stale; `Config.slack` bounds their number. A rate that rises and falls to
+    0 (`Config.falls`) has a higher peak. Images with more and brighter pixels than those of MNIST have larger
+    gradients: the rate falls in proportion to their squared norm.
 
     Args:
         groups_in_flight: Groups in flight of all workers together; 0 if unknown or without effect.
@@ -103,7 +104,7 @@ def decide(config: Config, groups_in_flight: int, data: str = "", squared_norm: 
 
 
 def squared_norm_of(data: Mapping[str, Any]) -> float:
-    """Return the squared norm in a description of data; 0 if its images cannot have it."""
+    """Return the squared norm in a description of data; 0 if the value is impossible."""
     norm = data.get("squared_norm")
     return norm if isinstance(norm, float) and 0.0 <= norm <= math.prod(data["shape"]) else 0.0
 
@@ -117,8 +118,9 @@ def norm_scale(squared_norm: float) -> float:
 class Schedule:
     """The rate as a function of progress alone, so a group has the same rate in every run.
 
-    With a warm-up the rate rises linearly over `warm_up` epochs, to `peak` at their end; only then the
-    schedule begins: falls of ``step`` are counted from there, ``cosine`` goes from there to 0 at `epochs`.
+    With a warm-up the rate rises linearly over `warm_up` epochs, to `peak` at their end. Only then the
+    schedule begins: falls of ``step`` are counted from there, and ``cosine`` falls from there to 0 at
+    `epochs`.
     """
 
     kind: Literal["constant", "step", "cosine"]
@@ -134,7 +136,7 @@ class Schedule:
 
     @classmethod
     def of(cls, config: Config) -> Self:
-        """Return the schedule of options in force (see `decide`); its peak is their rate."""
+        """Return the schedule of decided options (see `decide`), whose peak is their rate."""
         return cls(
             kind="constant" if config.schedule == "auto" else config.schedule,
             peak=default_rate(config),
@@ -146,7 +148,7 @@ class Schedule:
 
     @property
     def fixed(self) -> float | None:
-        """Rate of all groups if it never changes; else None."""
+        """Rate of all groups if it never changes; otherwise None."""
         return self.peak if self.kind == "constant" and not self.warm_up else None
 
     def rate(self, progress: float) -> float:

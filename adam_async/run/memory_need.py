@@ -40,7 +40,7 @@ def check_memory(model: RunModel, config: Config, available_bytes: int) -> None:
         config: The run; its `weights` are decided.
 
     Raises:
-        ConfigError: Less than `parameter_bytes` is available; names both sizes, and the remedy.
+        ConfigError: Less than `parameter_bytes` is available; the error has both sizes, and the remedy.
     """
     needed = parameter_bytes(model, config)
     if needed > available_bytes:

@@ -1,4 +1,4 @@
-"""Selection of a run's model: the wanted one, or the one that fits the data."""
+"""Selection of a run's model: the wanted model, or one that fits the data."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +21,7 @@ ANY_IMAGE = "mlp"
 """Named model that fits any images and classes."""
 
 MLP_HIDDEN = (256, 128)
-"""Widths of its hidden layers."""
+"""Widths of the model's hidden layers."""
 
 LOSS = "softmax_cross_entropy"
 """Kind of the loss layer that reads one score per class."""
@@ -35,8 +35,8 @@ def choose_model(
     Args:
         wanted: ``auto``, a named model, or the name of a TOML file.
         data: Description of the data by their server: ``name``, ``shape``, ``classes``.
-        text: Contents of the TOML file if `wanted` names one; the caller has read it.
-        init: Saved model that the run begins with; `auto` takes it, with an output for each class.
+        text: Contents of the TOML file if `wanted` names one; the caller has read the file.
+        init: Saved model of the run's first values; `auto` takes it, with an output for each class.
 
     Raises:
         ConfigError: The model is unknown, or does not fit the data's shape or classes.
@@ -78,7 +78,7 @@ def image_size(
     """Return columns and rows of the encoded images of a run. For the arguments see `choose_model`.
 
     Returns:
-        The wanted size, else that of the model; None if the images decide both.
+        The wanted size, otherwise the model's; None if the images decide both.
 
     Raises:
         ConfigError: `size` or `text` is wrong.
@@ -101,7 +101,7 @@ def check_size(size: str, data: Mapping[str, Any]) -> None:
     """Check that data have the wanted size.
 
     Raises:
-        ConfigError: They have another: they are arrays, or come from a running data server.
+        ConfigError: The images have another size, and are arrays or come from a running data server.
     """
     shape = data["shape"]
     if size and read_image_size(size) != (shape[2], shape[1]):
@@ -112,10 +112,10 @@ def check_size(size: str, data: Mapping[str, Any]) -> None:
 
 
 def with_outputs(spec: ModelSpec, classes: int) -> ModelSpec:
-    """Return a model with one output per class: with another last dense layer.
+    """Return a model with one output per class, by another last dense layer.
 
-    If the number changes, the class weights of its loss are left out. A model whose scores do not come from
-    a dense layer stays as it is.
+    If the number changes, the class weights of its loss are left out. A model whose scores do not come from a
+    dense layer stays unchanged.
     """
     *body, loss = spec.layers
     layers = {layer.name: layer for layer in body}
@@ -135,8 +135,8 @@ def check_fits(
     """Check that a model can be trained on data.
 
     Raises:
-        ConfigError: The spec cannot be built, has nothing to train, takes images of another shape, or has
-            too few outputs.
+        ConfigError: The spec cannot be built, has no parameters to train, needs images of another shape, or
+            has too few outputs.
     """
     shape, classes = tuple(int(n) for n in data["shape"]), int(data["classes"])
     if tuple(spec.input_shape) != shape:

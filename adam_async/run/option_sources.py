@@ -1,7 +1,7 @@
 """Pure: the options of a run from their sources: a file, the environment, the command line.
 
 Order of precedence: defaults < file (``adam.toml``) < ``ADAM_*`` environment < command line. The environment
-is an argument; libraries read no environment of their own. Unknown keys are errors that name the known ones.
+is an argument, because libraries read no environment. Unknown keys are errors that name the known ones.
 """
 
 import difflib
@@ -28,7 +28,7 @@ WAITS = "ADAM_WAITS"
 """Name of the variable that the option `waits` would have; it is a table, so no variable sets it."""
 
 LIKENESS = 0.75
-"""Similarity, from 0 to 1, from which on a variable counts as a misspelt option."""
+"""Minimum similarity, from 0 to 1, at which a variable counts as a misspelt option."""
 
 
 ENVIRONMENT, COMMAND_LINE = "the environment", "the command line"
@@ -46,10 +46,10 @@ def variable_of(option: str) -> str:
 def check_variables(environment: Mapping[str, str], options: Iterable[str]) -> None:
     """Check that no unknown variable resembles that of an option.
 
-    Other unknown variables are accepted: they may belong to another program.
+    Other unknown variables are accepted, because they may belong to another program.
 
     Raises:
-        ConfigError: A variable resembles that of an option; names both.
+        ConfigError: A variable resembles the variable of an option; the error has both.
     """
     if WAITS in environment:
         raise ConfigError(
@@ -121,14 +121,14 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def make_config(*layers: Mapping[str, Any], sources: Sequence[str] = ()) -> Config:
-    """Merge layers of options, of which later ones override earlier ones, and check the result.
+    """Merge layers of options, whose later layers override earlier ones, and check the result.
 
     Args:
         sources: Source of each layer: a file's name, `ENVIRONMENT` or `COMMAND_LINE`.
 
     Raises:
-        ConfigError: A value has the wrong type or is out of range, or one on the command line has no effect;
-            names the option, and for a wrong type the source.
+        ConfigError: A value has the wrong type or is out of range, or an option of the command line has no
+            effect; the error has the option, and for a wrong type the source.
     """
     merged: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -150,7 +150,7 @@ def make_config(*layers: Mapping[str, Any], sources: Sequence[str] = ()) -> Conf
 def _check_force(config: Config, typed: Sequence[str]) -> None:
     """Check that options of cuts on the command line have an effect.
 
-    Options of other sources may be for other runs too, or of an old checkpoint, and may have none.
+    Options of other sources may be for other runs too, or from an old checkpoint, and may have no effect.
     """
     for name, plain in OF_CUTS.items():
         if name in typed and getattr(config, name) != plain and config.partitions == 1:
@@ -181,7 +181,7 @@ def _nearest(key: str) -> str:
 def explain_type(
     message: str, values: Mapping[str, Any], kind: type[msgspec.Struct], where: Mapping[str, str]
 ) -> str:
-    """Return a sentence that names an option with a wrong value, its origin, and the type it needs."""
+    """Return a sentence that names an option with a wrong value, its origin, and the required type."""
     found = re.search(r" - at `\$\.(\w+)(?:\.(\w+)|\[[^]]*\])?`$", message)
     if found is None:
         return message

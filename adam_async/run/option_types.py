@@ -20,14 +20,14 @@ _WORDS = {
 def check_types(options: msgspec.Struct, prefix: str = "") -> None:
     """Check each field against its annotation, and turn whole numbers into floats and lists into tuples.
 
-    msgspec checks values that it decodes, but not those that Python code passes to a constructor.
+    msgspec checks values that it decodes, but not values that Python code passes to a constructor.
 
     Args:
         options: A struct under construction, possibly frozen.
 
     Raises:
-        ConfigError: A value has another type, or is not one of the choices; names the option, the value and
-            the type or choices.
+        ConfigError: A value has another type, or is not one of the choices; the error has the option, the
+            value and the type or choices.
     """
     for field in _fields(type(options)):
         value = getattr(options, field.name)

@@ -60,7 +60,7 @@ def arrays_of(network: RunModel, plan: dict[str, Any] | None) -> tuple[ArrayReco
 
     Args:
         network: The model, or a step of the user's, which has no plan.
-        plan: Its partition plan, as `PartitionPlan.to_dict` gave it; None without partitions.
+        plan: Partition plan of the run, from `PartitionPlan.to_dict`; None without partitions.
     """
     if isinstance(network, StepModel):
         return tuple(

@@ -13,7 +13,7 @@ from adam_async.run.step_model import RunModel
 from adam_async.run.waits import waits_of
 
 RECENT_S = 3.0
-"""Time over which the rate is measured, in seconds: three statistics, of which one may be late."""
+"""Time over which the rate is measured, in seconds: three statistics, one of which may be late."""
 
 
 @dataclass(slots=True)
@@ -22,12 +22,13 @@ class Progress:
 
     phase: str = "joining"
     data: dict[str, Any] = field(default_factory=dict)
-    """Description of the data by their server; empty until it has joined."""
+    """Description of the data by their server; empty until the server has joined."""
     validation: int = 0
     """Training images that the run holds back from training."""
     model: RunModel | None = None
     plan: dict[str, Any] | None = None
-    """Partition plan, as `PartitionPlan.to_dict` gives it; None if not cut, or not known yet."""
+    """Partition plan, from `PartitionPlan.to_dict`; None if the model is not cut, or the plan not known
+    yet."""
     together: bool = False
     """Whether one worker of each replica trains all parts of a cut model."""
     missing: str = ""
@@ -39,7 +40,7 @@ class Progress:
     images: int = 0
     """Trained images of this epoch."""
     skipped: int = 0
-    """Images that the epoch leaves for the next one, as far as known."""
+    """Known number of images that the epoch leaves for the next one."""
     images_per_s: float = 0.0
     """Rate over the last `RECENT_S` of training; 0 outside training."""
     silent: tuple[str, ...] = ()
@@ -59,7 +60,7 @@ class Progress:
     """Statistics of data servers, parameter servers and workers at the last update, by node id."""
     takes_checkpoints: bool = False
     checkpoint: str = ""
-    """Name of the newest checkpoint; empty while there is none."""
+    """Name of the newest checkpoint; empty without one."""
     checkpointed_at: float = 0.0
     """Time of its writing or resumption, in seconds of the loop's clock."""
     _series: Series | None = field(default=None, init=False, repr=False)
@@ -75,7 +76,7 @@ class Progress:
         return max(int(self.data.get("train_images", 0)) - self.validation, 0)
 
     def begin(self, series: Series) -> None:
-        """Begin a run; an earlier one keeps its own result."""
+        """Begin a run; an earlier run keeps its own result."""
         self._series = series
         self.epoch, self.images, self.clock, self.waiting_for = 0, 0, 0, ()
         self.epochs.clear()
@@ -102,10 +103,10 @@ class Progress:
     def update(
         self, roles: Mapping[str, dict[str, Any]], *, now: float, ended: Mapping[str, Any] | None = None
     ) -> None:
-        """Take in statistics of the roles, during an epoch or just after it.
+        """Update the progress with statistics of the roles, during an epoch or just after it.
 
         Args:
-            ended: Result of the epoch, once it has ended: the data server may be at the next one by then.
+            ended: Result of the epoch after its end, when the data server may be at the next epoch already.
         """
         self.roles = dict(roles)
         values = list(roles.values())
@@ -148,7 +149,7 @@ class Progress:
             self.images_per_s = max(self.images - images, 0) / (now - begin)
 
     def _before(self) -> tuple[float, int]:
-        """Return seconds and images of all ended epochs; adds up only those since the last call."""
+        """Return seconds and images of all ended epochs; adds up only epochs since the last call."""
         count, train_s, images = self._added_up
         for epoch in self.epochs[count:]:
             train_s += epoch.train_s
@@ -158,5 +159,5 @@ class Progress:
 
 
 def is_ledger_leader(values: Mapping[str, Any]) -> bool:
-    """Whether statistics are those of the data server that leases the run's groups."""
+    """Whether statistics come from the data server that leases the run's groups."""
     return bool(values.get("lending", {}).get("leads"))

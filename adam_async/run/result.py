@@ -19,12 +19,13 @@ class EpochResult:
     images: int
     """Number of trained images, each counted once."""
     skipped: int
-    """Number of images left for the next epoch, which begins with them; in the last one never trained."""
+    """Number of images left for the next epoch, which begins with them; images left in the last epoch are
+    never trained."""
     train_loss: float
     test_accuracy: float
     train_s: float
     validation_accuracy: float | None = None
-    """Accuracy on the training images held back; None without any."""
+    """Accuracy on the training images held back; None without them."""
     trained_again: int = 0
     """Number of images trained again because their replica was lost."""
 
@@ -41,15 +42,16 @@ class EpochResult:
         return f"{before}test accuracy {self.test_accuracy:.2%}"
 
     def __str__(self) -> str:
-        skipped = f", {self.skipped} skipped" if self.skipped else ""
+        skipped = f", {self.skipped:,} skipped" if self.skipped else ""
         return (
             f"epoch {self.epoch}: loss {self.train_loss:.4f}, {self.accuracies}, "
-            f"{self.images} images in {self.train_s:.2f} s{skipped}"
+            f"{self.images:,} images in {self.train_s:.2f} s{skipped}"
         )
 
 
 OnEpoch = Callable[[EpochResult], object]
-"""Called with each epoch after its evaluation. It may be async; its False ends the run with that epoch."""
+"""Called with each epoch after its evaluation. The callback may be async; its answer False ends the run with
+that epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +60,11 @@ class CheckpointResult:
 
     name: str
     epoch: int
-    """Epoch of the checkpoint, taken at its end or before."""
+    """Epoch of the checkpoint, taken within the epoch or at its end."""
     paused_s: float
-    """Time that training stood still for it, in seconds."""
+    """Time that training paused for the checkpoint, in seconds."""
     written_s: float
-    """Time of the disk, beside training, in seconds."""
+    """Time of the write, during training, in seconds."""
     bytes: int
 
 
@@ -78,20 +80,21 @@ class RunResult:
     data: dict[str, Any]
     statistics: dict[str, dict[str, Any]]
     events: tuple[dict[str, Any], ...]
-    """Losses of roles and other events, with seconds since the run began."""
+    """Losses of roles and other events, with seconds since the start of the run."""
     series: tuple[Sample, ...] = ()
     """Samples, one for about each second of training."""
     checkpoints: tuple[CheckpointResult, ...] = ()
     checkpoint_missed: str = ""
-    """Reason that the last due checkpoint was not written; empty if it was, or none was due."""
+    """Reason for a missing last checkpoint; empty if it was written, or none was due."""
     kept_epoch: int = 0
-    """Epoch of `weights`: the last one, or with `Config.keep_best` the best; 0 if none ended."""
+    """Epoch of `weights`: the last one, or with `Config.keep_best` the best; 0 before the end of the
+    first."""
     record: bytes | RecordError | None = None
-    """With `Config.record`: the bytes of the record's file, or the error that prevents one."""
+    """With `Config.record`: the bytes of the record's file, or the error that prevents a record."""
 
     @property
     def test_accuracy(self) -> float:
-        """Test accuracy of `weights`; of a run cut short, that of its last epoch."""
+        """Test accuracy of `weights`; in a run that ended early, of its last epoch."""
         kept = (epoch for epoch in self.epochs if epoch.epoch == self.kept_epoch)
         last = self.epochs[-1:]
         return next((epoch.test_accuracy for epoch in (*kept, *last)), 0.0)

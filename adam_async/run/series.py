@@ -11,8 +11,8 @@ from adam_async.run.staleness import add_up
 from adam_async.run.waits import waits_of
 
 FEW = 0.25
-"""Share of the pushes of the last mean staleness, below which pushes count with the next ones: the last few
-of an epoch have few concurrent ones, and would look like a fall to 0."""
+"""Share of the pushes of the last mean staleness, below which pushes count with the next ones, because the
+last few pushes of an epoch have few concurrent ones, and would look like a fall to 0."""
 
 SAMPLES_KEPT = 1 << 13
 """Maximum number of samples of a run."""
@@ -27,7 +27,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     images: int
     """Trained images of all epochs so far."""
     loss: float | None
-    """Mean loss over the images of the epoch so far; None before the first, or if not finite."""
+    """Mean loss over the images of the epoch so far; None without images, or if not finite."""
     rate: float
     """Learning rate of the schedule at this moment."""
     staleness_mean: float | None
@@ -49,7 +49,7 @@ class Series:
         self._taken = 0
         """Number of pushes of the last mean."""
         self.samples: list[Sample] = []
-        """Samples of the run; at the limit, every other one of the older half is dropped."""
+        """Samples of the run; at the limit, every second sample of the older half is dropped."""
 
     def take(
         self,

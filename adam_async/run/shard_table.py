@@ -1,13 +1,13 @@
 """Pure: arrays to shards, shards to buckets, buckets to servers.
 
-A *shard* is a range of whole rows of one array (rows are the first axis; of a layer's weights, its
-outputs), at most ``shard_bytes`` long; a row that is longer than that is cut in equal pieces, so
-every shard is one contiguous range of the flattened array. The table of shards is a function of
-the arrays alone, so every party computes the same one and messages name a shard by its number.
+A *shard* is a range of whole rows of one array (rows are the first axis; of a layer's weights, its outputs),
+at most ``shard_bytes`` long. A longer row is cut in equal pieces, so every shard is one contiguous range of
+the flattened array. The table of shards depends only on the arrays, so every party computes the same table
+and messages name a shard by its number.
 
-A *bucket* is a set of shards that move together and share one primary. Shards are spread over the
-buckets, and buckets over the servers, largest first onto the least loaded, by bytes (AD-40, AD-41).
-Ties go to the lower number, so the result does not depend on any hash.
+A *bucket* is a set of shards with one primary, which move together. Shards are spread over the buckets, and
+buckets over the servers, largest first onto the least loaded, by bytes (AD-40, AD-41). Ties go to the lower
+number, so the result does not depend on any hash.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ class PartOfArray(Protocol):
 
     @property
     def first_row(self) -> int:
-        """Number of its first row."""
+        """Number of the range's first row."""
         ...
 
     @property
@@ -68,7 +68,7 @@ class ShardSpec:
     bucket: BucketId
     dtype: str = "float32"
     rule: int = 0
-    """Index of its rule in the store's rules."""
+    """Index of the array's rule in the store's rules."""
 
     @property
     def size(self) -> int:
@@ -77,12 +77,12 @@ class ShardSpec:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of its values."""
+        """Number of bytes of the range's values."""
         return self.size * DTYPES[self.dtype]
 
     @property
     def whole_rows(self) -> bool:
-        """Whether the range holds whole rows, which a factor push needs."""
+        """Whether the range has whole rows, which a factor push needs."""
         return self.start % self.row_size == 0 and self.stop % self.row_size == 0
 
     @property
@@ -100,7 +100,7 @@ class ShardTable:
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of one value, in a table of one type such as that of a model."""
+        """Bytes of one value, in a table of one type such as a model's."""
         return DTYPES[self.shards[0].dtype]
 
 
@@ -108,7 +108,7 @@ def cut_tensor(shape: Sequence[int], limit: int, rows: Sequence[int] = ()) -> li
     """Cut a tensor of `shape` into ranges of at most `limit` elements, of whole rows if rows fit.
 
     Args:
-        rows: Rows before which a range also ends.
+        rows: Row numbers before which a range also ends.
     """
     if rows:
         size = prod(shape[1:])
@@ -156,7 +156,7 @@ def shard_table(arrays: Iterable[ArrayRecord], *, shard_bytes: int = SHARD_BYTES
         shard_bytes: Maximum size of a shard, in bytes; at least one value.
 
     Raises:
-        ValueError: A shard could not hold one value.
+        ValueError: A shard would have no room for one value.
     """
     ranges = [(array, start, stop) for array in arrays for start, stop in _ranges(array, shard_bytes)]
     buckets = spread([(stop - start) * array.item_bytes for array, start, stop in ranges], NUM_BUCKETS)
@@ -225,7 +225,7 @@ def bytes_of_buckets(sizes: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def part_table(table: ShardTable, parameters: Iterable[PartOfArray]) -> ShardTable:
-    """Return the shards of one part, from a table cut at the borders of parts; ranges are of its own rows."""
+    """Return the shards of one part, from a table cut at the borders of parts, in rows of the part."""
     shards: list[ShardSpec] = []
     for parameter in parameters:
         first = parameter.first_row * parameter.row_size
@@ -240,7 +240,7 @@ def part_table(table: ShardTable, parameters: Iterable[PartOfArray]) -> ShardTab
 
 
 def spread(weights: Sequence[int], bins: int) -> list[int]:
-    """Return a bin for each item of these weights, largest first onto the least loaded one."""
+    """Return a bin for each item of these weights, largest first onto the least loaded bin."""
     loads = [(0, target) for target in range(bins)]
     placed = [0] * len(weights)
     for item in sorted(range(len(weights)), key=lambda i: (-weights[i], i)):

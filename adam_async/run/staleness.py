@@ -14,7 +14,7 @@ class Staleness(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     histogram: dict[str, int]
-    """Staleness, as text, to the number of pushes applied with it; in ascending order."""
+    """Number of pushes by their staleness, as text, in ascending order."""
     mean: float
     max: int
 
@@ -33,7 +33,7 @@ class StalenessReport(Staleness, frozen=True, kw_only=True):
 
 
 def add_up(histograms: Iterable[Mapping[str, Any]]) -> Staleness:
-    """Add up the histograms of several servers; without any push mean and max are 0."""
+    """Add up the histograms of several servers; without a push mean and max are 0."""
     counts: dict[int, int] = {}
     for histogram in histograms:
         for staleness, count in histogram.items():

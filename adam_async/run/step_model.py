@@ -1,7 +1,7 @@
 """Pure: a step of the user's in the place of a network: checked arrays, contexts, gradients and accuracy.
 
-`StepModel` has the face of a network (`model.network.Trainable`), so that workers plan, push and pull in the
-same way: `forward` runs the whole step, and `backward` has nothing left to do.
+`StepModel` has the interface of a network (`model.network.Trainable`), so workers plan, push and pull in the
+same way: `forward` runs the whole step, and `backward` does nothing.
 """
 
 import operator
@@ -40,9 +40,8 @@ def arrays_of_step(name: str, step: TrainStep) -> dict[str, ArraySpec]:
         name: Name of the step, for errors.
 
     Raises:
-        ConfigError: The step lacks a method, or an array is not valid; names the method or array, and the
-            remedy.
-        StepFailed: `arrays` raised.
+        ConfigError: The step lacks a method, or an array is invalid; the error has the method or array, and
+        the remedy. StepFailed: `arrays` raised.
     """
     for method in ("initial", "step", "evaluate"):
         if not callable(getattr(step, method, None)):
@@ -94,7 +93,7 @@ class StepContext:
         self.gradients = gradients
         self.batch: Batch | None = None
         self.images = 0
-        """Weight of the gradients: the number of examples that they are a mean over."""
+        """Weight of the gradients: the number of examples in their mean."""
 
     def load(
         self,
@@ -104,10 +103,10 @@ class StepContext:
         dice: Dice | None = None,
         keys: tuple[int, int] = (0, 0),
     ) -> None:
-        """Take a group. Its arrays may be those of other replicas too, so the step gets read-only views.
+        """Take a group. Other replicas may have the same arrays, so the step gets read-only views.
 
         Args:
-            dice: Unused: a step has keys of its own.
+            dice: Unused, because a step has its own keys.
             keys: Epoch and number of the group.
         """
         self.gradients.begin()
@@ -120,13 +119,12 @@ class StepModel:
 
     Args:
         step: The step.
-        spec: Its record.
+        spec: Record of the step.
         keep_going: Whether a loss that is not finite is allowed.
 
     Raises:
-        ConfigError: The step lacks a method, or an array is not valid; names the method or array, and the
-            remedy.
-        StepFailed: `arrays` raised.
+        ConfigError: The step lacks a method, or an array is invalid; the error has the method or array, and
+        the remedy. StepFailed: `arrays` raised.
     """
 
     def __init__(self, step: TrainStep, spec: StepSpec, *, keep_going: bool = False) -> None:
@@ -160,7 +158,7 @@ class StepModel:
 
     @property
     def kernels(self) -> str:
-        """The word ``step``: a step has no kernels of this package."""
+        """The word ``step``, because a step has no kernels of this package."""
         return "step"
 
     @property
@@ -190,7 +188,7 @@ class StepModel:
 
     @property
     def multiply_adds(self) -> int:
-        """0: the arithmetic of a step is unknown."""
+        """0, because the arithmetic of a step is unknown."""
         return 0
 
     def parameter(self, name: str) -> ParameterSpec:
@@ -198,10 +196,10 @@ class StepModel:
         return next(parameter for parameter in self._parameters if parameter.name == name)
 
     def use_ready(self) -> None:
-        """Has no effect: a step has no kernels of this package."""
+        """Has no effect, because a step has no kernels of this package."""
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Has no effect: a step has no kernels of this package."""
+        """Has no effect, because a step has no kernels of this package."""
 
     def context(self, group_size: int) -> StepContext:
         """Allocate the gradients of one group of up to `group_size` images."""

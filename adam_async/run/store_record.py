@@ -1,12 +1,12 @@
-"""Pure: the record of a store in the cluster map: arrays, rules, consistency, and the servers that hold it.
+"""Pure: the record of a store in the cluster map: arrays, rules, consistency, and servers.
 
-A *store* is a set of named arrays on the parameter servers. A client or a driver creates it: it sets the
-pieces of the list of arrays, ``stores/<name>/0``, ``stores/<name>/1`` and so on, and then ``stores/<name>``.
-The controllers choose the servers (`buckets`), each server reports when it holds values for all its shards
-(`NodeRecord.serves`), and then the controllers open the store. A store outlives its clients; a record with
-the phase ``deleted`` removes it.
+A *store* is a set of named arrays on the parameter servers. A client or a driver creates the record: it sets
+the pieces of the list of arrays, ``stores/<name>/0``, ``stores/<name>/1`` and so on, and then
+``stores/<name>``. The controllers choose the servers (`buckets`), each server reports when all its shards
+have values (`NodeRecord.serves`), and then the controllers open the store. A store outlives its clients; a
+record with the phase ``deleted`` removes it.
 
-The table of shards is a function of the record and its arrays, so every party computes the same one. No role
+The table of shards depends only on the record and its arrays, so every party computes the same table. No role
 needs the model, or the program, that the arrays belong to.
 """
 
@@ -46,16 +46,16 @@ MOST_RATE = 1e12
 """Maximum rate and weight decay of a rule."""
 
 RULE_STATES: Mapping[str, int] = {"sgd": 0, "adagrad": 1, "adam": 2, "adamw": 2}
-"""Names of the rules, with the number of arrays that each keeps per array of values; momentum adds one."""
+"""Names of the rules, with the number of state arrays per array of values; momentum adds one."""
 
 DTYPES: Mapping[str, int] = {"float32": 4, "float64": 8}
-"""Types of values, with the bytes of one."""
+"""Types of values, with the bytes of one value."""
 
 StorePhase = Literal["placing", "loading", "open", "failed", "deleted"]
 """State of a store.
 
-`placing`: it waits for enough live servers. `loading`: its servers wait for values of all shards. `open`: it
-takes pushes and pulls. `failed`: a server with the only copy of some shards was lost, or the
+`placing`: the store waits for enough live servers. `loading`: its servers wait for values of all shards.
+`open`: it accepts pushes and pulls. `failed`: a server with the only copy of some shards was lost, or the
 servers lack memory for it. `deleted`: the controllers remove it.
 """
 
@@ -67,9 +67,9 @@ class ArrayRecord(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
     dtype: str = "float32"
     rule: int = 0
-    """Index of its rule in `StoreRecord.rules`."""
+    """Index of the array's rule in `StoreRecord.rules`."""
     split: bool = True
-    """Whether it may be cut into several shards."""
+    """Whether the array may be cut into several shards."""
     cuts: tuple[int, ...] = ()
     """Rows at which a shard must begin, in rising order: borders of the parts of a model."""
 
@@ -80,7 +80,7 @@ class ArrayRecord(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def row_size(self) -> int:
-        """Number of values of one row, which is one index of the first axis."""
+        """Number of values of one row, an index of the first axis."""
         return prod(self.shape[1:])
 
     @property
@@ -95,28 +95,29 @@ class ArrayRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RuleRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An update rule with its constants, as `make_rule` takes them, and its default rate."""
+    """An update rule with its constants, in the form of `make_rule`, and its default rate."""
 
     rule: str
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
     rate: float = 0.0
-    """Rate of pushes that name none. Each client may have another one; the servers do not use it."""
+    """Rate of pushes that name none. Default rate; each client may have another, and the servers do not use
+    it."""
 
     @property
     def state_arrays(self) -> int:
-        """Number of arrays that it keeps per array of values."""
+        """Number of state arrays per array of values."""
         return RULE_STATES[self.rule] + bool(self.momentum)
 
 
 class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One store. Its creator sets the first fields; the controllers set those from `phase` on."""
+    """One store. The creator sets the first fields; the controllers set the fields from `phase` on."""
 
     id: str
     """Identity of this store: another store of the same name has another id."""
     creator: str = ""
-    """Node that creates it, and loads its values."""
+    """Node of the creator, which loads the first values."""
     rules: tuple[RuleRecord, ...]
     arrays: int
     """Number of arrays."""
@@ -128,13 +129,14 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Number of pieces of the list of arrays."""
     shard_bytes: int
     servers: int = 0
-    """Number of servers; 0: all that are live when the store is placed."""
+    """Number of servers; 0 means all servers that are live at the placement."""
     copies: int = 1
     """Number of servers with each shard."""
     slack: int | None = None
-    """Clocks by which a client may be ahead of the slowest: s in ssp, 0 in bsp; None in asp."""
+    """Number of clocks by which a client may be ahead of the slowest: s in ssp, 0 in bsp; None in asp."""
     summed_weight: int = 0
-    """In bsp the applied gradient is sum(contributions) * this / sum(weights); 0 in other modes."""
+    """Factor in bsp, in which the applied gradient is sum(contributions) * factor / sum(weights); 0 in other
+    modes."""
     replicas: int = 1
     """With clocks: number of clients that the first step waits for."""
     most_weight: int = (1 << 32) - 1
@@ -148,9 +150,10 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     record: bool = False
     """Whether servers keep a log of the order in which they apply pushes."""
     program: str = ""
-    """Id of the run whose workers are its clients, and that it ends with; empty for a store of its own."""
+    """Id of the run whose workers are the clients of the store, and whose end is its end; empty for a store
+    of a program."""
     first_epoch: int = 0
-    """Epoch of the checkpoint that the store's values come from; 0 for a new store."""
+    """Epoch of the checkpoint with the store's values; 0 for a new store."""
     first_clock: int = 0
     """Clock of these values, in steps."""
 
@@ -160,18 +163,18 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     """Version of `buckets`; grows with each placement in the cluster."""
     epoch: int = 0
-    """1 once the store is open and has its `replicas`; before, pushes with a clock wait."""
+    """1 after the store has opened and has its `replicas`; before, pushes with a clock wait."""
     reason: str = ""
-    """Reason for its failure."""
+    """Reason for the store's failure."""
     lost: str = ""
-    """Lost server that caused its failure."""
+    """Lost server that caused the failure of the store."""
     bucket_bytes: tuple[int, ...] = ()
-    """Bytes of the values of each bucket, which decide its placement."""
+    """Bytes of the values of each bucket, by which it is placed."""
     changed: int = 0
 
     @property
     def fixed(self) -> tuple[Any, ...]:
-        """Values of the fields that its creator sets; they never change."""
+        """Values of the fields that the creator sets, which never change."""
         return tuple(getattr(self, name) for name in _FIXED)
 
 
@@ -290,7 +293,7 @@ def check_arrays(arrays: Sequence[ArrayRecord], *, rules: int) -> None:
             )
         if (least := min(array.shape, default=0)) < 0:
             raise ConfigError(f"array {shown}: shape {array.shape[:8]} has the negative length {least}")
-        # Of an empty array, too, no row may be longer than an array may be.
+        # No row may exceed the maximum size of an array, even in an empty array.
         if prod([length or 1 for length in array.shape]) > MOST_VALUES:
             raise ConfigError(
                 f"array {shown}: shape {array.shape[:8]} has too many values, {MOST_VALUES} are the most"
@@ -303,7 +306,7 @@ def check_arrays(arrays: Sequence[ArrayRecord], *, rules: int) -> None:
 
 
 def check_rule(record: RuleRecord) -> str:
-    """Return the fault of a rule's record; empty if it has none."""
+    """Return the fault of a rule's record; empty for a correct one."""
     if record.rule not in RULE_STATES:
         return f"unknown rule {record.rule[:80]!r}; known rules: {', '.join(RULE_STATES)}"
     for name in ("rate", "weight_decay", "momentum"):

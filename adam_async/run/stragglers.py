@@ -41,7 +41,7 @@ class SlowLink:
 
     @property
     def dice(self) -> "JitterSource":
-        """Random numbers of its jitter: the same in every run."""
+        """Random numbers of the link's jitter, the same in every run."""
         return JitterSource("~".join(sorted(self.nodes)))
 
 
@@ -50,7 +50,7 @@ class SlowNode:
     """A node that computes slowly.
 
     Attributes:
-        pace: Share of a core's time that each of its compute threads may use.
+        pace: Share of a core's time that each compute thread of the node may use.
     """
 
     node: str
@@ -135,7 +135,7 @@ def check_names(
     """Check that a cluster of this size has the named nodes, and that nodes with a pace compute.
 
     Raises:
-        ConfigError: The cluster has no such node; lists its nodes.
+        ConfigError: The cluster has no such node; the error lists its nodes.
     """
     computing = [f"worker-{number}" for number in range(workers)]
     others = [
@@ -161,7 +161,7 @@ def check_own(texts: Sequence[str], node: str, *, computes: bool) -> None:
     """Check that all texts name a role that was started alone.
 
     Raises:
-        ConfigError: A text names other nodes only, or a pace for a role that computes nothing.
+        ConfigError: A text names only other nodes, or a pace for a role without compute threads.
     """
     for text, slowed in zip(texts, read_slow(texts), strict=True):
         if node not in nodes_of(slowed):
@@ -184,7 +184,7 @@ def slow_links(texts: Iterable[str]) -> list[SlowLink]:
 
 
 def describe(texts: Iterable[str]) -> str:
-    """Describe the stragglers in one line; empty without any."""
+    """Describe the stragglers in one line; empty without stragglers."""
     return ", ".join(_describe(each) for each in read_slow(texts))
 
 

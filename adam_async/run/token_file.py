@@ -5,7 +5,7 @@ each other role with a key in base64:
 
     adam-async-keys/1 worker controller=K3Zx... data=9sQp... ps=Ty2m...
 
-A process with such a line can join as that role and as no other (`transport/keys.py`).
+A process with such a line can join only as that role (`transport/keys.py`).
 """
 
 import binascii
@@ -23,14 +23,14 @@ PREFIX = "adam-async-keys/"
 VERSION = "1"
 
 AGAIN = "write it again with: adam-async token derive --role"
-"""Remedy in errors; the role follows it."""
+"""Remedy in errors, before the role."""
 
 
 def read_token_text(text: str, *, origin: str = "the token") -> Secret:
     """Read a root token, or the keys of a role.
 
     Raises:
-        ConfigError: The root token can be guessed; or the line of keys is cut, altered, or of another
+        ConfigError: The root token can be guessed; or the line of keys is truncated, altered, or of another
             version.
     """
     if not text.startswith(PREFIX):
@@ -110,10 +110,10 @@ def holds_keys_of(token: str, role: str) -> bool:
 
 
 def check_token_is_for(token: str, role: str, *, origin: str) -> None:
-    """Check that keys are those of the command's role.
+    """Check that keys belong to the command's role.
 
     Raises:
-        ConfigError: The keys are of another role, or `read_token_text` refuses them.
+        ConfigError: The keys belong to another role, or `read_token_text` refuses them.
     """
     secret = read_token_text(token, origin=origin)
     if isinstance(secret, RoleKeys) and secret.role != role:

@@ -1,8 +1,8 @@
-"""Pure: a step of the user's: what a run trains if it trains no network of this package.
+"""Pure: a user's step: the code of a run that trains no network of this package.
 
 A step names the arrays of a run, draws their first values, computes the gradients of a batch, and evaluates
-a batch. The workers' compute threads call `step`, and the driver's call `evaluate`; servers, data, clocks and
-checkpoints are those of every run.
+a batch. The workers' compute threads call `step`, and the driver's threads call `evaluate`; servers, data,
+clocks and checkpoints are the same as in every run.
 
     class Logistic(TrainStep):
         arrays = {"w": ArraySpec((10, 64))}
@@ -47,8 +47,8 @@ class Batch:
         images: uint8 of shape (N, C, H, W), read-only.
         labels: int64 of shape (N,), read-only; class 0, 1, ...
         epoch: Epoch of the group, from 1; 0 in an evaluation.
-        number: Number of the group in its epoch, from 0. With the epoch it is a key for random values that
-            are the same whichever worker trains the group.
+        number: Number of the group in its epoch, from 0. Epoch and number are a key for random values that do
+            not depend on the worker.
     """
 
     images: NDArray[np.uint8]
@@ -66,12 +66,12 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """The result of a step beside its gradients.
+    """The result of a step except its gradients.
 
     Attributes:
         loss: Mean loss of the batch.
-        weight: Number of examples that the gradients are a mean over, from 1 to N; the share of the batch in
-            the mean over all replicas in bsp.
+        weight: Number of examples in the mean of the gradients, from 1 to N; the share of the batch in the
+            mean over all replicas in bsp.
     """
 
     loss: float
@@ -79,7 +79,7 @@ class StepOutcome:
 
 
 class Gradients(MutableMapping[str, NDArray[Any]]):
-    """The gradients of one batch, which a step fills: each array once.
+    """The gradients of one batch, which a step fills, each array once.
 
     ``out["w"]`` is an array of zeros to write into. ``out["w"] = gradient`` copies a dense gradient, and
     ``out["w"] = Factors(activations, errors)`` takes the two factors of a matrix.
@@ -87,7 +87,7 @@ class Gradients(MutableMapping[str, NDArray[Any]]):
     Args:
         step: Name of the step, for errors.
         arrays: The arrays of the step.
-        factored: Names of arrays whose gradients travel as factors.
+        factored: Names of arrays whose gradients are sent as factors.
         rows: Maximum number of rows of these factors.
     """
 
@@ -115,7 +115,7 @@ class Gradients(MutableMapping[str, NDArray[Any]]):
         self._given.clear()
 
     def check(self, weight: int) -> None:
-        """Check that all gradients of a batch are here.
+        """Check that a batch has all its gradients.
 
         Raises:
             StepFailed: A gradient is missing, or has more rows of factors than the batch's weight.
@@ -216,22 +216,22 @@ class Gradients(MutableMapping[str, NDArray[Any]]):
 class TrainStep(Protocol):
     """A step of the user's. Derive from this class, or define the same names.
 
-    Several threads call `step` of one object at once, each with other arguments, and in one process all
-    replicas share the object: keep nothing of a batch in it.
+    Several threads call `step` of one object at once, with different arguments, and in one process all
+    replicas share the object: keep no state of a batch in it.
     """
 
     arrays: Mapping[str, ArraySpec]
     """The arrays, all of one type."""
 
     factors: Collection[str] = ()
-    """Names of matrices whose gradients `step` always gives as `Factors`. They travel as factors if that
-    takes fewer bytes; factors of other matrices are multiplied on the worker."""
+    """Names of matrices for which `step` always returns `Factors`. These are sent as factors if that takes
+    fewer bytes; factors of other matrices are multiplied on the worker."""
 
     def initial(self, seed: int) -> Mapping[str, NDArray[Any]]:
         """Return the first values of all arrays; the same seed gives the same values.
 
         Raises:
-            Exception: Any error ends the run with `StepFailed`, as in the other methods.
+            Exception: Any error ends the run with `StepFailed`, in all methods.
         """
 
     def step(self, values: Mapping[str, NDArray[Any]], batch: Batch, out: Gradients) -> StepOutcome:
@@ -248,7 +248,7 @@ class TrainStep(Protocol):
         """
 
     def evaluate(self, values: Mapping[str, NDArray[Any]], batch: Batch) -> Metrics:
-        """Return the results on a batch, ``accuracy`` among them.
+        """Return the results on a batch, with ``accuracy``.
 
         Raises:
             Exception: Any error ends the run with `StepFailed`.
@@ -295,7 +295,7 @@ class StepSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def array_problem(array: object, shape: tuple[int, ...], dtype: str) -> str:
-    """Return what is wrong with an array, and the remedy; empty if its shape and type are these."""
+    """Return the fault of an array, and the remedy; empty if its shape and type are these."""
     if not isinstance(array, np.ndarray):
         return f"is a {type(array).__name__}: give a numpy array of shape {shape}"
     if array.dtype.name != dtype:
@@ -306,10 +306,10 @@ def array_problem(array: object, shape: tuple[int, ...], dtype: str) -> str:
 
 
 def check_step_options(config: Config) -> None:
-    """Check that the options of a run go with a step.
+    """Check that the options of a run are possible with a step.
 
     Raises:
-        ConfigError: An option needs a network of this package; names the option and the remedy.
+        ConfigError: An option needs a network of this package; the error has the option and the remedy.
     """
     if config.weights == "aliased":
         raise ConfigError(

@@ -1,10 +1,11 @@
 """User code by import path: transforms ``package.module:function``, layers and steps.
 
-A class cannot travel to another process, but its import path can: the receiver imports its module, and so
+A class cannot be sent to another process, but its import path can: the receiver imports its module, and so
 runs it. A layer is ``package.module:Class``, and the factory of a step ``package.module:factory``.
 
-The record of a run names its step, and a party with the token of a cluster can submit any record. So a worker
-imports only the modules that its own command line allows, and calls only what such a module defines.
+The record of a run names its step, and a party with the token of a cluster can submit any record. A worker
+therefore imports only the modules that its own command line allows, and calls only functions that such a
+module defines.
 """
 
 import sys
@@ -24,14 +25,14 @@ from adam_async.run.train_step import MOST_STEP_ARGS, MOST_STEP_NAME, StepSpec, 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedStep:
-    """A step with the name and the arguments that the record of its run has."""
+    """A step with its name and arguments from the record of its run."""
 
     step: TrainStep
     name: str
     args: Mapping[str, Any] = field(default_factory=dict)
 
     def spec(self, data: Mapping[str, Any]) -> StepSpec:
-        """Return its record for data: their image shape and number of classes."""
+        """Return the step's record of the data: image shape and number of classes."""
         channels, rows, columns = data["shape"]
         return StepSpec(
             name=self.name,
@@ -46,8 +47,8 @@ class StepSource:
     """The steps that a worker may run.
 
     Attributes:
-        allowed: Modules whose steps it imports.
-        given: Step of its own process.
+        allowed: Modules from which the worker imports steps.
+        given: Step of this process.
     """
 
     allowed: frozenset[str] = frozenset()
@@ -57,8 +58,8 @@ class StepSource:
         """Return the step of a run.
 
         Raises:
-            ConfigError: The step may not be imported, which the error tells how to allow; or its import or
-                factory fails.
+            ConfigError: The step may not be imported (the error has the option that allows it), or its import
+                or factory fails.
         """
         given = self.given
         if given is not None and (given.name, dict(given.args)) == (spec.name, spec.args):
@@ -79,7 +80,7 @@ def functions_for(
     """Return the functions for steps: the given ones, and imported ones.
 
     Raises:
-        ConfigError: A module or function cannot be imported; names the step.
+        ConfigError: A module or function cannot be imported; the error has the step.
     """
     found = dict(functions)
     for at, step in enumerate(steps, 1):
@@ -104,7 +105,7 @@ def check_named(steps: Sequence[object], origin: str, *, allowed: Collection[str
         allowed: Kinds that the user names, as ``package.module:function``.
 
     Raises:
-        ConfigError: The file names other functions; the text lists them and how to allow them.
+        ConfigError: The file names other functions; the text lists them, and the option that allows them.
     """
     others = [name for name in named_functions(steps) if name not in allowed]
     if others:
@@ -118,7 +119,7 @@ def import_named(kind: str, where: str) -> Callable[..., Any]:
     """Import a function or class by a name such as ``package.module:function``.
 
     Raises:
-        ConfigError: Module or name do not exist, the import fails, or the object cannot be called.
+        ConfigError: Module or name do not exist, the import fails, or the object is not callable.
     """
     name, _, path = kind.partition(":")
     parts = path.split(".")
@@ -154,7 +155,7 @@ def import_layers(names: Mapping[str, str]) -> Mapping[str, type[Layer]]:
         names: Kind of layer in specs to its import path, ``package.module:Class``.
 
     Raises:
-        ConfigError: A path cannot be imported, or is not a layer; names the kind.
+        ConfigError: A path cannot be imported, or is no layer; the error has the kind.
     """
     found: dict[str, type[Layer]] = {}
     for kind, name in names.items():
@@ -169,7 +170,7 @@ def named_step(step: TrainStep | str | None, args: Mapping[str, Any] | None) -> 
     """Return a caller's step, a ready object or an import path, with its name; None without one.
 
     Raises:
-        ConfigError: There are arguments without an import path, or the step cannot be made.
+        ConfigError: Arguments come without an import path, or the step cannot be made.
     """
     if isinstance(step, str):
         return import_step(step, args or {})
@@ -188,7 +189,7 @@ def import_step(path: str, args: Mapping[str, Any]) -> NamedStep:
 
     Args:
         path: ``package.module:factory``; the module itself must define the factory.
-        args: Arguments of the factory, which JSON can hold.
+        args: Arguments of the factory, as JSON values.
 
     Raises:
         ConfigError: The path, the arguments, the import or the factory is wrong; names the cause.
@@ -212,7 +213,7 @@ def import_step(path: str, args: Mapping[str, Any]) -> NamedStep:
     factory = import_named(path, where)
     home = getattr(factory, "__module__", None)
     if home != module:
-        # Else the name of any import of an allowed module, such as `system` of `os`, could be called.
+        # Otherwise the name of any import of an allowed module, such as `system` of `os`, could be called.
         raise ConfigError(f"{where} {path}: {module} does not define {name}: define a factory in the module")
     try:
         step = factory(**same)
@@ -239,7 +240,7 @@ def add_import_folder(folder: Path) -> None:
     """Let imports find the modules of a folder, after those of all other folders.
 
     Raises:
-        ConfigError: There is no such folder.
+        ConfigError: The folder does not exist.
     """
     if not folder.is_dir():
         raise ConfigError(f"--step-path {folder} is no folder: name the one that has the module of the step")
@@ -249,7 +250,7 @@ def add_import_folder(folder: Path) -> None:
 
 
 def allow_steps(modules: Sequence[str]) -> StepSource:
-    """Import the modules of steps that a worker allows, so that no run waits for it.
+    """Import the modules of steps that a worker allows, so no run waits for the import.
 
     Raises:
         ConfigError: A module cannot be imported.

@@ -1,4 +1,4 @@
-"""Pure: the waits of a model worker: for servers, for images, for the clocks of others."""
+"""Pure: the waits of a model worker: for servers, for images, for the clocks of other replicas."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +24,7 @@ class WaitReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def waits_of(worker: str, values: Mapping[str, Any]) -> WaitReport | None:
-    """Return the waits in a worker's statistics; None if it never trained, or is no worker."""
+    """Return the waits in a worker's statistics; None for another role, or before its first training."""
     parameters, data = values.get("parameters"), values.get("data")
     if parameters is None or data is None:
         return None

@@ -1,14 +1,13 @@
 """Callbacks of an event loop: an error in a callback ends its block, or the command of its process.
 
-Theory of operation
--------------------
-The loop calls a callback, so no caller handles its error: the loop hands the error to its exception handler
-and goes on. A role that lost one callback may wait for ever for the next. Two parts prevent that:
+Theory of operation ------------------- The loop calls a callback, so no caller handles its error: the loop
+passes the error to its exception handler and continues. A role that missed one callback may wait for ever for
+the next. Two parts prevent that:
 
 - `Callbacks` runs the callbacks of one block. The block has a task that waits for `failure`; the first error
-  leaves through that task, and the task group ends the block. The loop may belong to a host program.
-- `ending_on_errors` is the exception handler of a loop that this package owns. It logs every error with its
-  place. An error in a callback cancels the command's task and leaves the block in its stead.
+  ends that task, and the task group ends the block. The loop may belong to a host program.
+- `ending_on_errors` is the exception handler of a loop that this package owns. The handler logs every error
+  with its place. An error in a callback cancels the command's task and replaces its result.
 
 A link closes itself after an error in one of its callbacks (`transport/endpoint.py`), and tasks report to
 their groups. The handler only logs both.
@@ -27,11 +26,11 @@ REPORTED = frozenset({"task", "future"})
 """Keys of a loop's complaint about an error that a task group, or the task that awaits, reports."""
 
 CONTAINED = frozenset({"protocol", "transport", "socket"})
-"""Keys of a loop's complaint about an error that costs one connection."""
+"""Keys of a loop's report about an error that costs one connection."""
 
 
 class Callbacks:
-    """The callbacks of one block. An error in one of them ends the block.
+    """The callbacks of one block. Runs functions as callbacks; an error in one ends the block.
 
     Args:
         name: Name of the block's owner, for the log.
@@ -47,7 +46,7 @@ class Callbacks:
         asyncio.get_running_loop().call_soon(self.run, callback, *args)
 
     def call_later(self, delay_s: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
-        """Run a callback after a delay in seconds. Returns the handle that cancels it."""
+        """Run a callback after a delay in seconds. Returns the handle that cancels the callback."""
         return asyncio.get_running_loop().call_later(delay_s, self.run, callback, *args)
 
     def run(self, callback: Callable[..., object], *args: Any) -> None:
@@ -58,7 +57,7 @@ class Callbacks:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """End the block with an error; the first error counts, and each is logged with its place."""
+        """End the block with an error; the first error counts, and each error is logged with its place."""
         logger.error("%s: a callback raised %s", self._name, described(error))
         if self._error is None:
             self._error = error

@@ -1,20 +1,20 @@
-"""Dialling for all roles: the links to one peer, one at a time, and the pauses between them.
+"""Connections for all roles: the links to one peer, one at a time, and the pauses between them.
 
 Theory of operation
 -------------------
-A `Channel` names one peer and its address. Its user dials, talks on the link, drops it, and dials again; the
-channel keeps three things for all users:
+A `Channel` names one peer and its address. The user connects, uses the link, drops it, and connects again;
+the channel has three parts for all users:
 
-*The link.* `dial` returns a link that counts in the node's traffic until `drop` ends it. Dialling retries
+*The link.* `dial` returns a link that counts in the node's traffic until `drop` ends it. Connecting retries
 within its own deadline, on the schedule of `transport`.
 
 *Patience.* A peer without progress for `patience_s` is lost: `left_s` runs from the last `renew` or
-`progressed`, and is the default deadline of a dial. The user raises the error, for each role has its own; the
-text of the channel names the peer in it.
+`progressed`, and is the default deadline of a dial. The user raises the error, because each role has its own;
+the text of the channel names the peer in it.
 
-*Pauses.* A peer that accepts a link and answers nothing on it would be dialled in a busy loop. So the user
-pauses after each link without progress. Each pause is longer than the one before, up to a limit;
-`progressed` begins again with the shortest. Pauses have no jitter: a peer has few dialling nodes.
+*Pauses.* A peer that accepts a link and answers nothing would be dialled in a busy loop. The user therefore
+pauses after each link without progress. Each pause is longer than the last, up to a limit; `progressed`
+starts again with the shortest. Pauses have no jitter: a peer has few dialling nodes.
 
 The choice among several peers is the user's. `LeaderConnection` dials the controllers in parallel and pauses
 after each round. A data client sets its channel to the next data server's address, and a client of a bundle
@@ -66,10 +66,10 @@ class Channel:
         address: Address of the peer; peer and address may be set anew, for the next dial.
         peer_role: Role that the peer must have; None accepts each.
         patience_s: Seconds without progress after which the peer is lost.
-        clock: Time in seconds; the running loop's without it.
+        clock: Time in seconds; by default the running loop's.
 
     Attributes:
-        link: The link between `dial` and `drop`, else None. The peer may have ended it already.
+        link: The link between `dial` and `drop`, otherwise None. The peer may have ended the link already.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class Channel:
         self._deadline = math.inf
 
     async def dial(self, timeout_s: float | None = None, *, retry: RetrySchedule | None = None) -> Link:
-        """Return a new link, which replaces the last one. Cancelling it leaves the last one.
+        """Return a new link, which replaces the last one. Cancelling it leaves the last link unchanged.
 
         Args:
-            timeout_s: Deadline in seconds; `left_s` without it.
+            timeout_s: Deadline in seconds; by default `left_s`.
             retry: Attempts within the deadline; see `Network.dial`.
 
         Raises:
@@ -118,7 +118,7 @@ class Channel:
         return link
 
     def drop(self) -> None:
-        """End the link, if there is one; calls on it fail."""
+        """End the link, if any; calls on it fail."""
         link, self.link = self.link, None
         if link is None:
             return
@@ -127,7 +127,7 @@ class Channel:
             self._endpoint.traffic.gone(link)
 
     async def aclose(self) -> None:
-        """End the link, if there is one, after its last messages have left."""
+        """End the link, if any, after its last messages are sent."""
         if self.link is not None:
             await self.link.aclose()
             self.drop()
@@ -140,7 +140,7 @@ class Channel:
         return self._deadline - self._now()
 
     def renew(self) -> None:
-        """Grant the peer the whole patience: at the beginning, and after a link that owed nothing."""
+        """Grant the peer the full time: at the beginning, and after a link without open requests."""
         self._deadline = self._now() + self._patience_s
 
     def progressed(self) -> None:

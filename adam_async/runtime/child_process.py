@@ -1,4 +1,4 @@
-"""One child process that runs a role: its orders, its address line, its output, its end."""
+"""One child process that runs a role, with its orders, its address line, its output, and its end."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ READ_BYTES = 65536
 """Maximum number of bytes of one read from a child's output."""
 
 LINE_BYTES = 8192
-"""Maximum number of bytes kept of one line: half from its start and half from its end."""
+"""Maximum number of bytes kept of one line, half from its start and half from its end."""
 
 _ENDS = re.compile(rb"[\r\n]+")
 
@@ -35,11 +35,11 @@ class ChildProcess:
     """``python -P -m adam_async ROLE ...`` as a child.
 
     Args:
-        node: Node id of the child; prefix of its lines.
+        node: Node id of the child, and prefix of its lines.
         arguments: Arguments after ``adam-async``.
-        orders: First line on its stdin; see `cluster/parent_pipe.py`.
+        orders: First line on the child's stdin; see `cluster/parent_pipe.py`.
         environment: Environment of the child, which `child_environment` extends.
-        on_line: Called with each line of its stderr, prefixed; `LineSplitter` cuts long ones.
+        on_line: Called with each line of the child's stderr, prefixed; `LineSplitter` cuts long lines.
 
     `run` lasts as long as the process, and sets `ended` at its end. The first line of the child sets
     `address`; an end before that line fails it with `RoleDied`.
@@ -58,7 +58,7 @@ class ChildProcess:
         self.address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.ended = asyncio.Event()
         self.served_s = 0.0
-        """Time from its address line to its end, in seconds; set at its end."""
+        """Time from the child's address line to its end, in seconds; set at its end."""
         self._listens_at: float | None = None
         self._arguments = arguments
         self._orders = orders
@@ -70,18 +70,18 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """Its process id; None before its start."""
+        """Process id of the child; None before its start."""
         return self._process.pid if self._process is not None else None
 
     @property
     def serves(self) -> bool:
-        """Whether it has printed its address and has not ended."""
+        """Whether the child has printed its address and has not ended."""
         return self._listens_at is not None and not self.ended.is_set()
 
     async def run(self) -> int:
-        """Start it, relay its output, and return its exit code; a negative code is the signal that killed it.
+        """Start the child, relay its output, and return its exit code; a negative code is a signal.
 
-        Cancelling kills it and waits for its end.
+        Cancelling kills the child and waits for its end.
         """
         process = self._process = await asyncio.create_subprocess_exec(
             *COMMAND,
@@ -116,17 +116,17 @@ class ChildProcess:
         return code
 
     def end(self) -> None:
-        """Close its stdin, now or at its start, which asks it to end in good order."""
+        """Close the child's stdin, now or at its start, which asks it to end."""
         self._ends = True
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """End it at once, unless it has ended."""
+        """Kill the child, unless it has ended."""
         if self._process is not None and self._process.returncode is None:
             try:
                 self._process.kill()
-            except ProcessLookupError:  # it has ended, and the loop does not know yet
+            except ProcessLookupError:  # the child has ended, and the loop does not know yet
                 return
 
     def _fail_start(self, code: int) -> None:
@@ -173,8 +173,8 @@ def child_environment(environment: Mapping[str, str], packages: str = PACKAGES) 
 class LineSplitter:
     """Cuts a stream of bytes into lines at newlines and carriage returns, and drops blank lines.
 
-    A line of more than `LINE_BYTES` loses its middle: its start names its subject, and its end may hold text
-    behind a progress bar.
+    A line of more than `LINE_BYTES` loses its middle: its start names its subject, and its end may be text
+    after a progress bar.
     """
 
     def __init__(self) -> None:

@@ -16,14 +16,14 @@ INTERVAL_S = 0.02
 """Time between two samples of a loop's lag, in seconds."""
 
 SAMPLES = 4096
-"""Number of lag samples kept: those of about 80 s."""
+"""Number of lag samples in memory, those of about 80 s."""
 
 
 def fine_clock() -> float:
     """Return the seconds of the system's monotonic clock: the same in all threads and processes of a machine.
 
-    The clock of a loop may be this one rounded to milliseconds, as uvloop's is; that of the compute pool is
-    exactly this one.
+    The clock of a loop may be this one rounded to milliseconds, as uvloop's is; the clock of the compute pool
+    is exactly this one.
     """
     return time.monotonic()
 
@@ -38,7 +38,7 @@ class Timer:
 
     Args:
         next_deadline: Returns the next deadline, in seconds of the loop's clock; None for none.
-        due: Called at the deadline; may move it.
+        due: Called at the deadline, which it may move.
     """
 
     def __init__(self, next_deadline: Callable[[], float | None], due: Callable[[], None]) -> None:
@@ -51,7 +51,8 @@ class Timer:
     def rearm(self) -> None:
         """Read the deadline again; call this after any event that may have moved it.
 
-        A deadline that moved away is read again at its old time: most move away once more before that.
+        A deadline that was moved later is read again at its old time, because most deadlines move once more
+        before that.
         """
         deadline = self._next_deadline()
         if deadline is not None and (self._armed is None or deadline < self._armed):
@@ -69,7 +70,7 @@ class Timer:
             finally:
                 if alarm is not None:
                     alarm.cancel()
-            # The deadline may have moved away during the wait.
+            # The deadline may have moved later during the wait.
             deadline = self._next_deadline()
             if deadline is not None and deadline <= loop.time():
                 self._due()

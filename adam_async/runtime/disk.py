@@ -1,13 +1,12 @@
-"""The disk: files, read and written on one thread of their own.
+"""The disk: files, read and written on a separate thread.
 
 Product code receives a `Disk` as an argument, so a simulation can replace it.
 
-**Disk.** All blocking file work of one `Disk` runs on one thread, in the order of its calls. One thread,
-because ordinary disks gain little from more, and because the order then needs no further thought.
-`write_atomic` writes beside the target, forces the bytes down with ``fdatasync``, renames, and forces the
-folder down: after a crash the target is the old file or the new one, whole. A set of files is written into
-a folder aside, file by file with `write_down`, and then renamed as a whole. The opener of a `Disk` owns it
-(``async with Disk() as disk``).
+**Disk.** All blocking file work of one `Disk` runs on one thread, in the order of its calls. One thread
+suffices for ordinary disks, and keeps the order of the calls. `write_atomic` writes a temporary file, makes
+its bytes durable with ``fdatasync``, renames it, and syncs the folder: after a crash the target is the old
+file or the new one, whole. A set of files is written into a temporary folder, file by file with `write_down`,
+and the folder is then renamed. The opener of a `Disk` owns it (``async with Disk() as disk``).
 """
 
 import asyncio
@@ -36,7 +35,7 @@ Opener = Callable[[str, int], int]
 """Opens a file by its path and flags, and returns its descriptor."""
 
 SECRET_BYTES = 65536
-"""Maximum size of a secret, in bytes; a larger file holds something else."""
+"""Maximum size of a secret, in bytes; a larger file is no secret."""
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 """Permission bits of a file for all users except its owner."""
@@ -44,7 +43,7 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskStatistics:
-    """Counts of a disk since it was opened."""
+    """Counts of a disk since its opening."""
 
     reads: int
     read_bytes: int
@@ -53,7 +52,7 @@ class DiskStatistics:
 
 
 class Disk:
-    """Files, on one thread of their own.
+    """Files, on a separate thread.
 
     Paths are `pathlib.Path`. Errors are the system's own (`FileNotFoundError`, `PermissionError`, ...).
     Cancelling any method drops its answer; a step that has begun on the thread runs to its end there, so a
@@ -62,7 +61,7 @@ class Disk:
     Args:
         name: Name of the thread, for the log.
         close_timeout_s: Time limit of `aclose` for earlier calls, in seconds.
-        private: Makes files and folders that only their owner can access (0600 and 0700). Without it the
+        private: Makes files and folders that only their owner can access (0600 and 0700). Without a mode the
             process's umask decides.
     """
 
@@ -73,7 +72,7 @@ class Disk:
         self._close_timeout_s = close_timeout_s
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._closed = False
-        # One write at a time: two writes of one path would otherwise share their aside file.
+        # One write at a time, because two writes of one path would share their temporary file.
         self._writing = asyncio.Lock()
         self._reads = self._read_bytes = self._writes = self._written_bytes = 0
 
@@ -86,8 +85,9 @@ class Disk:
     async def aclose(self) -> None:
         """Finish earlier calls, then end the thread. Safe to call twice.
 
-        Cancelling it, or its deadline, drops the queue; the thread ends with its current job. A passed
-        deadline is a line in the log and no error: a caller that needs its result waits for its own call.
+        Cancelling the close, or its deadline, drops the queue; the thread ends with its current job. A missed
+        deadline is a line in the log and no error, because a caller that needs its result waits for its own
+        call.
         """
         if self._closed:
             return
@@ -121,7 +121,7 @@ class Disk:
         return f"<Disk {self._name} {self._reads} reads {self._writes} writes>"
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        """Run a blocking function on the disk's thread, behind earlier calls; for decoding files."""
+        """Run a blocking function on the disk's thread, after earlier calls; for decoding files."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
 
     async def read_bytes(self, path: Path) -> bytes:
@@ -175,8 +175,8 @@ class Disk:
         """Open a file so that it is closed after any cancellation, which aiofiles does not promise.
 
         A cancelled wait for `open` loses the file that the thread is about to return, and a cancelled wait
-        for `close` may never begin it. So the close is queued on the thread and not awaited; writers flush
-        first, so the close cannot fail.
+        for `close` may never begin the close. The close is therefore queued on the thread and not awaited;
+        writers flush first, so the close cannot fail.
         """
         opening: Future[IO[bytes]] = self._executor.submit(self._open_now, path, mode)
         try:
@@ -201,13 +201,13 @@ class Disk:
         """Lock a file, made if missing, for the duration of the block.
 
         The system releases the lock when the process ends in any way; the file stays. The end of the block
-        releases it on the disk's thread, behind all calls in the block.
+        releases the lock on the disk's thread, after all calls in the block.
 
         Raises:
             BlockingIOError: This process or another has the lock.
             OSError: The file cannot be made, or its file system has no locks.
         """
-        # Open for writing: a network file system refuses this lock to a reader.
+        # Open for writing, because a network file system refuses this lock to a reader.
         async with self._open(path, "ab") as file:
             await self.run(fcntl.flock, file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
@@ -225,7 +225,10 @@ class Disk:
         await self.run(_make_folder, folder, self._folder_mode)
 
     async def rename(self, path: Path, target: Path) -> None:
-        """Rename a file or folder, durably. It replaces a target that is a file or an empty folder."""
+        """Rename a file or folder, durably.
+
+        The rename replaces a target that is a file or an empty folder.
+        """
         await self.run(_rename_durably, path, target)
 
     async def remove_folder(self, folder: Path) -> None:
@@ -235,7 +238,7 @@ class Disk:
     async def write_down(self, path: Path, parts: Iterable[Part]) -> int:
         """Write a new file into a folder without readers; its bytes are durable on return.
 
-        Returns its size in bytes. A write that fails or is cancelled leaves a partial file: remove the
+        Returns the file's size in bytes. A write that fails or is cancelled leaves a partial file: remove the
         folder then.
         """
         async with self._writing:
@@ -244,7 +247,9 @@ class Disk:
         return written
 
     async def write_from(self, path: Path, offset: int, data: Part) -> None:
-        """Append to a file of `offset` bytes, or begin it anew with offset 0. The bytes are not yet durable.
+        """Append to a file of `offset` bytes, or replace its content with offset 0.
+
+        The bytes are not yet durable.
 
         Raises:
             OSError: The file has another size: another program writes it too.
@@ -255,7 +260,7 @@ class Disk:
     async def append_durably(self, path: Path, offset: int, data: Part) -> None:
         """Append `data` to a file of `offset` bytes; durable on return. For logs.
 
-        Offset 0 begins the file anew, and its name is durable too. The append is one job of the disk's
+        Offset 0 replaces the file's content, and its name is durable too. The append is one job of the disk's
         thread: other calls run before or after it. A failed append, or a crash in it, may leave some of the
         data, or other bytes in its place: further appends fail until `truncate_durably` cuts them off.
 
@@ -308,7 +313,7 @@ class Disk:
         await self.run(_write_private, path, data)
 
     async def _write(self, path: Path, parts: Iterable[Part]) -> int:
-        """Write a file and make its bytes durable. Returns its size in bytes."""
+        """Write a file and make its bytes durable. Returns the file's size in bytes."""
         written = 0
         async with self._open(path, "wb") as file:
             for part in parts:
@@ -325,7 +330,7 @@ def check_size(path: Path, held: int, expected: int) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing: its result shows that earlier jobs of the thread have ended."""
+    """Do nothing: the result shows that earlier jobs of the thread have ended."""
 
 
 def _force_data(descriptor: int) -> None:
@@ -368,7 +373,7 @@ def _keep_private(path: Path) -> str:
 
 
 def _write_private(path: Path, data: bytes) -> None:
-    # Set the mode at creation, so that other users can never open the file.
+    # Set the mode at creation, so other users can never open the file.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
 

@@ -6,7 +6,7 @@
         fault_points.sometimes("a push came again after its server was asked for values")
 
 `ON` is False in production, so a fault point costs one test of a name. A simulated run enables each fault
-point or not for its whole duration, and an enabled one fires at random: that finds more bugs than a few
+point or not for its whole duration, and an enabled one fires at random, which finds more errors than a few
 faults of every kind in every run. A mark that no run of many sets shows a blind spot of the scenarios.
 """
 
@@ -31,7 +31,7 @@ _marks: Counter[str] = Counter()
 
 
 def fires(place: str) -> bool:
-    """Whether a fault point fires now. Call it only if `ON`."""
+    """Whether a fault point fires now. Call the function only if `ON`."""
     enabled = _enabled.get(place)
     if enabled is None:
         enabled = _enabled[place] = _dice.fork(place).random() < ENABLED
@@ -42,7 +42,7 @@ def fires(place: str) -> bool:
 
 
 def sometimes(mark: str) -> None:
-    """Count a mark: an event that not every run reaches. Call it only if `ON`."""
+    """Count a mark: an event that not every run reaches. Call the function only if `ON`."""
     _marks[mark] += 1
 
 

@@ -1,8 +1,9 @@
 """The folder of compiled kernels on disk: one per user and per source text of the kernels.
 
-Numba's cache compares the file of a kernel and the processor, but not the files of the kernels it calls. So
-the folder's name has a digest of all files with kernels: a new version compiles anew, and an old one finds
-its kernels again. Forced vector registers are part of the digest, because they shape the loops.
+Numba's cache compares the file of a kernel and the processor, but not the files of functions that the kernel
+calls. The folder's name therefore has a digest of all files with kernels: a new version compiles again, and
+an old version finds its own kernels. Forced vector registers are part of the digest, because they shape the
+loops.
 """
 
 import errno
@@ -40,7 +41,7 @@ KERNELS = Path(__file__).parents[1] / "model" / "fast"
 
 
 def kernel_cache_folder(environment: MutableMapping[str, str]) -> Path:
-    """Return the default folder; it need not exist."""
+    """Return the default folder, which need not exist."""
     caches = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(caches) / "adam-async" / f"kernels-{kernel_digest(environment)}"
 
@@ -59,7 +60,7 @@ def wanted_vectors(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def kernel_folder() -> str:
-    """Return the folder of this process: that of the environment, else the default."""
+    """Return the folder of this process: the environment's, otherwise the default."""
     return os.environ.get(VARIABLE) or str(kernel_cache_folder(os.environ))
 
 
@@ -67,7 +68,7 @@ def use_kernel_cache(environment: MutableMapping[str, str] = os.environ) -> None
     """Choose the folder for this process and its children, unless the user has chosen one.
 
     With `ADAM_VECTORS` the kernels are compiled for a processor that has no wider registers. The main program
-    calls this before it imports numba.
+    calls this function before it imports numba.
     """
     processor = _FORCED_PROCESSORS.get(wanted_vectors(environment))
     if processor:
@@ -77,14 +78,14 @@ def use_kernel_cache(environment: MutableMapping[str, str] = os.environ) -> None
 
 
 class KernelCache:
-    """The kernels in a folder, and the lock for compiling more into it.
+    """The kernels in a folder, and the lock for compiling more.
 
-    Numba does not report whether it has compiled a kernel, so an empty file beside the kernels marks each. A
-    folder that cannot be written to counts as empty: numba would use the folder of the source instead, where
-    kernels of an older text cannot be told apart.
+    Numba does not report whether it has compiled a kernel, so an empty file marks each compiled kernel. A
+    folder without write access counts as empty, because numba would use the folder of the source instead, in
+    which kernels of an older text look the same.
 
     Args:
-        folder: Numba's folder; it need not exist.
+        folder: Numba's folder, which need not exist.
     """
 
     def __init__(self, folder: str) -> None:
@@ -111,7 +112,7 @@ class KernelCache:
         return True
 
     def has(self, name: str) -> bool:
-        """Whether any process has marked a kernel as compiled."""
+        """Whether a process has marked a kernel as compiled."""
         return self.is_kept and (self._marks / name).exists()
 
     def note(self, name: str) -> None:
@@ -126,7 +127,7 @@ class KernelCache:
     def turn(self, *, wait_s: float = 60.0) -> Iterator[None]:
         """Hold the lock for compiling in the block; wait for another process, but no longer than ``wait_s``.
 
-        Without a writable folder there is no lock, and each process compiles for itself.
+        Without a writable folder no lock exists, and each process compiles for itself.
         """
         try:
             Path(self.folder).mkdir(parents=True, exist_ok=True)
@@ -142,7 +143,7 @@ class KernelCache:
 
 
 def _lock(file: TextIO) -> bool:
-    """Try to lock a file. A file system without locks counts as locked, so the process goes on."""
+    """Try to lock a file. A file system without locks counts as locked, so the process continues."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,7 +1,7 @@
 """The machine of a run, for reports and doctor.
 
-Facts come from ``/proc`` and ``/sys``; on systems without them unknown facts are None. They are small files
-of the kernel that answer at once, so they are read without the disk's thread.
+Facts come from ``/proc`` and ``/sys``; on systems without them unknown facts are None. These small files of
+the kernel answer at once, so they are read without the disk's thread.
 """
 
 import os
@@ -108,8 +108,8 @@ def process_memory() -> ProcessMemory:
 def peak_rss_mb() -> float:
     """Return the largest resident set of this process so far, in MiB.
 
-    On Linux it is read from ``/proc``: the figure of ``getrusage`` survives ``exec`` there, so a child would
-    report the size of its parent.
+    On Linux the figure comes from ``/proc``, because the figure of ``getrusage`` survives ``exec`` there, and
+    a child would report the size of its parent.
     """
     kib = _fields("/proc/self/status").get("VmHWM")
     if kib is not None:
@@ -126,11 +126,11 @@ def usable_cores() -> int:
 
 
 def pinned_cpus(*, threads: int, first: int) -> tuple[int, ...] | None:
-    """Choose a CPU for each of some threads, out of those that this process may use.
+    """Choose a CPU for each of some threads, from the CPUs of this process.
 
     Args:
-        first: Number of threads with earlier CPUs, such as those of other workers of this machine: the
-            choice goes round the CPUs, and begins behind theirs.
+        first: Number of threads with earlier CPUs, such as those of other workers of this machine: the choice
+            cycles through the CPUs, beginning after these.
 
     Returns:
         The CPU of each thread; None if the system does not support the choice.
@@ -147,7 +147,7 @@ def memory_nodes() -> int:
 
 
 def count_listed(text: str) -> int:
-    """Count the numbers of a list as the kernel writes it, such as ``0-3,8``."""
+    """Count the numbers of a list in the kernel's notation, such as ``0-3,8``."""
     total = 0
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -165,7 +165,7 @@ def memory_mb() -> int | None:
 def available_bytes() -> int:
     """Return the memory that this process could still use, in bytes: of the machine, or of its control group.
 
-    Without a figure of the system it is a gibibyte.
+    Without a figure of the system the result is a gibibyte.
     """
     found = _fields("/proc/meminfo").get("MemAvailable")
     sizes = [int(found.split()[0]) << 10] if found is not None else []

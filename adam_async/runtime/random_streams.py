@@ -1,7 +1,7 @@
 """Pure: seeded streams of random numbers, one for each concern of a simulated run.
 
-A stream is a function of its name alone, which begins with the run's seed: one more draw for the network does
-not change the draws for the disk. The numbers come from SHAKE-128, so a seed means the same on every release
+A stream depends only on its name, which begins with the run's seed: one more draw for the network does not
+change the draws for the disk. The numbers come from SHAKE-128, so a seed has the same effect on every release
 of Python.
 """
 
@@ -77,7 +77,7 @@ class RandomStream:
         return b"".join(self._word().to_bytes(8, "little") for _ in range(-(-count // 8)))[:count]
 
     def fork(self, name: str) -> "RandomStream":
-        """Return another stream. It depends on the names alone, not on draws from this one."""
+        """Return another stream. The new stream depends only on the names, not on draws from this one."""
         return RandomStream(f"{self.name}/{name}")
 
     def __repr__(self) -> str:

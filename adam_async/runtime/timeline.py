@@ -3,10 +3,10 @@
 Theory of operation
 -------------------
 The roles of a process share a `Timeline` and note events on their one event loop: a group is leased,
-delivered, trained, pushed, applied, reported; a message is sent or received. Noting builds one small record
-and appends it, under a microsecond; nothing is formatted, sent or written during training. The records are
-msgspec structures without garbage collection, so many of them slow no collection down. A timeline takes
-`limit_events` of them; later ones are counted and dropped.
+delivered, trained, pushed, applied, reported; a message is sent or received. A note builds one small record
+and appends it, in under a microsecond; nothing is formatted, sent or written during training. The records are
+msgspec structures outside garbage collection, so many of them do not slow a collection down. A timeline takes
+`limit_events` of them; later events are counted and dropped.
 
 `part` has the events of this process, and `others` those of other processes; the clock is the system's
 monotonic one, which all processes of a machine share. `trace_events.py` makes a file of the parts.
@@ -36,7 +36,8 @@ from dataflow import Tag, TraceRecord
 from transport import Request
 
 LIMIT_EVENTS = 300_000
-"""Default limit: about 40,000 groups in place, 60 MB of memory, and a file of 100 MB for Perfetto."""
+"""Default limit of events: about 40,000 groups in place, 60 MB of memory, and a file of 100 MB for
+Perfetto."""
 
 EVENT_TEXT_BYTES = 160
 """Size of text charged in advance for an event, in bytes."""
@@ -80,7 +81,7 @@ class Timeline:
         self._add(Leased(node, run, worker, groups, started, self.clock()))
 
     def delivered(self, node: str, run: str, tag: Tag, started: float) -> None:
-        """Note a group that a worker admitted and gave to its engine."""
+        """Note a group that a worker admitted and passed to its engine."""
         self._add(Delivered(node, run, tag.epoch, tag.number, tag.attempt, started, self.clock()))
 
     def fired(self, node: str, run: str, record: TraceRecord) -> None:
@@ -104,7 +105,7 @@ class Timeline:
         self._add(Settled(node, "record", steps, 0, started, self.clock()))
 
     def reported(self, node: str, run: str, group: Finished, started: float) -> None:
-        """Note a group that all servers have acknowledged; its report goes to the data server."""
+        """Note a group that all servers have acknowledged, whose report is sent to the data server."""
         self._add(Reported(node, run, group.epoch, group.number, group.attempt, started, self.clock()))
 
     def carried(
@@ -114,7 +115,7 @@ class Timeline:
         self._add(Carried(node, peer, sent, kind, payload_bytes + frame_bytes, self.clock()))
 
     def phase(self, node: str, name: str, started: float) -> None:
-        """Note the end of long work on no thread in particular, such as an epoch."""
+        """Note the end of long work outside any thread, such as an epoch."""
         self._add(Phase(node, name, False, started, self.clock()))
 
     def flushed(self, node: str, started: float) -> None:
@@ -134,13 +135,14 @@ class Timeline:
 
     @property
     def num_events(self) -> int:
-        """Number of events of this process. (Not a length, so that an empty timeline is true.)"""
+        """Number of events of this process. (A property, not a length, so an empty timeline is true.)"""
         return len(self._events)
 
     def trace(self) -> bytes:
         """Return the events of all processes as a file in Trace Event JSON.
 
-        It takes some twenty microseconds per event, and may run in another thread after the last event.
+        The call takes about twenty microseconds per event, and may run in another thread after the last
+        event.
         """
         return msgspec.json.encode(self.document())
 
@@ -153,7 +155,7 @@ class Timeline:
 
 
 def answer_profile(request: Request, asked: GetProfile, timeline: Timeline | None) -> None:
-    """Answer a driver that gathers the events of other processes."""
+    """Answer a driver that collects the events of other processes."""
     if timeline is None:
         request.fail("no-profile", "this role was started without a profile")
         return

@@ -3,18 +3,18 @@
 Lanes
 -----
 Each process has one lane per thread: its event loop, shared by its roles, and each compute thread. Work on a
-thread is a complete event (``X``) with its node as category. Three kinds of lane are no threads: ``links of
-NODE`` has an instant per message, sent or received; ``NODE`` has the phases that span many iterations of the
-loop, such as an epoch; and the time of a job in the queue of the compute threads is an asynchronous event
-(``b``, ``e``) named ``waits for a thread``, because many jobs wait at once.
+thread is a complete event (``X``) with its node as category. Three kinds of lane are no threads. ``links of
+NODE`` has an instant per message, sent or received. ``NODE`` has the phases that span many iterations of the
+loop, such as an epoch. The time of a job in the queue of the compute threads is an asynchronous event (``b``,
+``e``) named ``waits for a thread``, because many jobs wait at once.
 
 Arrows
 ------
 A group's journey is one flow: leased, delivered, trained, taken to be pushed, pushed with its step, applied
-(or recorded) by each server, reported. A flow point belongs to the slice of its lane that encloses its time;
-each of them is the beginning of a slice, except the push of a step of several groups, which is within the
-slice of the last of them. Servers know steps, not groups: a step is (session, clock), and the worker noted
-its groups.
+(or recorded) by each server, reported. A flow point belongs to the slice of its lane that encloses its time.
+Each point is the beginning of a slice, except the push of a step of several groups, which is within the slice
+of the last group. Servers count steps, not groups: a step is (session, clock), and the worker noted its
+groups.
 
 Times are seconds of one monotonic clock; the file counts microseconds from the first event.
 """
@@ -77,7 +77,7 @@ class Fired(_Event, frozen=True):
 
 
 class Stepped(_Event, frozen=True):
-    """A step on its way to the servers."""
+    """A step in transit to the servers."""
 
     node: str
     run: str
@@ -129,7 +129,7 @@ class Phase(_Event, frozen=True):
     node: str
     name: str
     one_iteration: bool
-    """Whether it took one iteration of the loop; otherwise it spans many, on a lane of its own."""
+    """Whether the work took one iteration of the loop; otherwise it spans many, in a separate lane."""
     started: float
     finished: float
 
@@ -174,7 +174,7 @@ def trace_file(parts: Sequence[Part]) -> dict[str, Any]:
     for part in parts:
         writer.add(part)
     events = [*writer.events, *writer.flows()]
-    # Of two slices that begin together, the longer encloses the other and must come first.
+    # Of two slices that begin together, the longer one encloses the other and must come first.
     events.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
     counts = {"events": sum(len(part.events) for part in parts), "dropped": sum(p.dropped for p in parts)}
     return {
@@ -330,7 +330,7 @@ class _Writer:
             yield {**row, "name": "thread_sort_index", "args": {"sort_index": place}}
 
     def _lane(self, pid: int, name: str, kind: int) -> int:
-        # Number lanes across all processes: some readers take a thread's number as unique.
+        # Number lanes across all processes, because some readers take a thread's number as unique.
         return self._lanes.setdefault((pid, name), (len(self._lanes) + 1, kind))[0]
 
     def _us(self, at: float) -> float:

@@ -1,8 +1,8 @@
 """Pure: messages and bytes of a node's links, by peer and message type, closed links included.
 
-Each end counts the messages it sent, so the sum over all nodes counts every message once. The `PEERS_KEPT`
-peers whose links closed last keep counts of their own. Counts of earlier peers are added up by role, so the
-table stays bounded after thousands of peers.
+Each end counts the messages that it sent, so the sum over all nodes counts every message once. The
+`PEERS_KEPT` peers whose links closed last keep their own counts. Counts of earlier peers are added up by
+role, so the table stays bounded after thousands of peers.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""One end of a simulated TCP connection: an asyncio transport above, the behaviour of a kernel below.
+"""One end of a simulated TCP connection: an asyncio transport, with the behaviour of a kernel below.
 
 The transport keeps written bytes until the connection has room: as with the buffers of real sockets, the
 bytes in flight or unread at the other side are limited. A writer beyond the limit is paused. Bytes arrive in
@@ -6,7 +6,7 @@ the order of the writes, or not at all. The kernel keeps bytes that a frozen pro
 sender stops in the end.
 
 A closing end sends an end of the stream, or a reset if it has unread bytes, as kernels do. A closed end
-answers data with a reset. A crashed machine answers nothing. A restarted machine does not know its old
+answers data with a reset. A crashed machine sends no answer. A restarted machine does not know its old
 connections, and resets each one when data arrives on it.
 """
 
@@ -28,13 +28,14 @@ HIGH_WATER_BYTES = 64 << 10
 """Size of the write buffer above which a protocol is paused, in bytes, as in asyncio."""
 
 LOW_WATER_BYTES = 16 << 10
-"""Size of the write buffer below which a paused protocol goes on, in bytes, as in asyncio."""
+"""Size of the write buffer below which a paused protocol continues, in bytes, as in asyncio."""
 
 RECEIVE_BYTES = 256 << 10
 """Largest number of bytes in one `data_received`, as in asyncio."""
 
 RAGGED = 0.5
-"""Share of the pieces cut at random on a ragged wire. A larger share finds nothing more and takes longer."""
+"""Share of the pieces cut at random on a ragged wire. A larger share finds no more faults and takes
+longer."""
 
 Address = tuple[str, int]
 
@@ -247,7 +248,7 @@ class End(asyncio.Transport):
         return not (self._read_asked or self._closing) and self._reading and self._protocol is not None
 
     def _read(self) -> None:
-        """Deliver what one read of a socket would return."""
+        """Deliver the bytes that one read of a socket would return."""
         self._read_asked = False
         if not self._reading or self._closing:
             return
@@ -386,7 +387,7 @@ class End(asyncio.Transport):
         self.reset_peer()
 
     def _is_open(self) -> bool:
-        """Whether this end receives data; if not, answer as a kernel would."""
+        """Whether this end receives data; if not, answer in the way of a kernel."""
         if not self.shut and self.host.up:
             return self._error is None
         if self._network.is_up(self.host.name):
@@ -396,7 +397,7 @@ class End(asyncio.Transport):
         return False
 
     def was_read(self, count: int) -> None:
-        """Note that the other side has read bytes; a cut of the wire back delays the note."""
+        """Note that the other side has read bytes; a cut of the reverse wire delays the note."""
         if self.peer._wire.cut:
             self._network.acknowledge(self.peer._wire, self._was_read, count)
         else:

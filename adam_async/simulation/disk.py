@@ -1,9 +1,9 @@
-"""The disk port over a disk model: each step takes its time, in order of the calls, and may fail.
+"""The disk interface over a disk model: each step takes its time, in order of the calls, and may fail.
 
-A begun step runs to its end even if its caller is cancelled, as on the thread of the real port. A step that
+A begun step runs to its end even if its caller is cancelled, as on the thread of the real disk. A step that
 waits while the machine crashes never happens. A durable change is made when its step begins, and synced when
-it ends: after a crash in between, the disk model decides its fate. A call may be slow, fail with EIO, or get
-stuck.
+the step ends: after a crash in between, the disk model decides its fate. A call may be slow, fail with EIO,
+or get stuck.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class DiskConditions:
         sync_s: Duration of a sync on top, in seconds.
         bytes_per_s: Speed of reads and writes.
         fail: Share of steps that fail with EIO; a failed sync keeps nothing.
-        stuck: Whether steps wait until this is False again.
+        stuck: Whether steps wait until this field is False.
     """
 
     step_s: float = 0.0001
@@ -54,9 +54,9 @@ class _Job:
     """A step in the queue, or in progress.
 
     Attributes:
-        call: Call at its end. Of a durable change: call at its beginning, which returns the files and folders
-            to sync at its end.
-        error: Error of its beginning, raised at its end.
+        call: Function for the end of the step. Function of a durable change: called at its beginning, it
+            returns the files and folders to sync at its end.
+        error: Error decided at the beginning, raised at the end.
     """
 
     __slots__ = ("call", "done", "error", "forces", "took_s")
@@ -72,10 +72,10 @@ class _Job:
 
 
 class SimulatedDisk(Disk):
-    """The disk port of one incarnation of a machine.
+    """The disk interface of one incarnation of a machine.
 
     Args:
-        disk_model: Content of the disk, which outlives crashes.
+        disk_model: Content of the disk, which survives crashes.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class SimulatedDisk(Disk):
     def _force(
         self, change: Callable[[], Sequence[Inode]], *, moved_bytes: int = 0
     ) -> "asyncio.Future[None]":
-        """Queue a durable change; what it returns is synced."""
+        """Queue a durable change; the files and folders that it returns are synced."""
         return self._queued(change, moved_bytes, forces=True)
 
     def _queued(self, call: Callable[[], Any], moved_bytes: int, *, forces: bool) -> "asyncio.Future[Any]":
@@ -166,7 +166,10 @@ class SimulatedDisk(Disk):
     # --- the port ----------------------------------------------------------------------------
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        """Run a function as a step. It must not touch real files: the disk model does not have them."""
+        """Run a function as a step.
+
+        The function must not touch real files, because the disk model does not have them.
+        """
         return await self._ask(lambda: function(*arguments))
 
     async def read_bytes(self, path: Path) -> bytes:

@@ -1,6 +1,6 @@
 """Content of a disk: the page cache, the durable state, and the effects of a crash on both.
 
-Each file and folder has two states: as programs see it (the page cache), and as it is on the platter. An
+Each file and folder has two states: the page cache, which programs see, and the durable state. An
 operation changes the cache and joins a list of pending operations; a sync applies the list to the platter. A
 sync of a file keeps its bytes but not its name, which belongs to the folder.
 
@@ -105,7 +105,7 @@ class DiskModel:
     Args:
         dice: Random stream of the effects of crashes.
         lost: Share of pending operations that a crash loses.
-        torn: Share of pending writes of which a crash keeps some sectors.
+        torn: Share of pending writes with only some durable sectors after a crash.
         garbage: Share of torn sectors with neither old nor new bytes.
     """
 
@@ -155,7 +155,7 @@ class DiskModel:
         return inode
 
     def create(self, path: PurePath) -> Inode:
-        """Return an empty file: a new one, or the truncated one of that name."""
+        """Return an empty file: a new one, or the existing file of that name, truncated."""
         parent, names = self.folder(path.parent)
         if path.name in names:
             inode = self.file(path)
@@ -193,7 +193,7 @@ class DiskModel:
         return changed
 
     def rename(self, path: PurePath, target: PurePath) -> None:
-        """Rename a file or folder; it may replace a file or an empty folder."""
+        """Rename a file or folder, which may replace a file or an empty folder."""
         inode = self.find(path)
         source, _ = self.folder(path.parent)
         parent, names = self.folder(target.parent)

@@ -1,11 +1,11 @@
 """Carries out the faults of a plan on the machines of a world, and undoes them.
 
-Each fault waits until no other fault is at its targets. So every fault of a plan is done, however they
-overlap, and the removal of one makes no other one impossible.
+Each fault waits until no other fault is at its targets. Every fault of a plan is therefore done, however
+faults overlap, and the end of one prevents no other.
 
-A fault struck only if it had a noticeable effect: a crash of a running program, a cut that delays data, a
-freeze of a machine with steps to run. An unnoticed fault of the network lasts up to `PATIENCE_S` longer,
-until it has an effect; then it counts as missed.
+A fault counts as effective only if its effect is noticeable: a crash of a running program, a cut that delays
+data, a freeze of a machine with steps to run. An unnoticed fault of the network lasts up to `PATIENCE_S`
+longer, until it has an effect; then it counts as missed.
 
     async with asyncio.TaskGroup() as group:
         group.create_task(strike_all(world, plan.faults, ledger), name="faults")
@@ -25,21 +25,21 @@ STEP_S = 0.05
 """Interval between two checks of a condition, in seconds."""
 
 UNTARGETED = "the plan"
-"""Row of the trace with the faults that name no machine, such as those that strike the leader."""
+"""Row of the trace for faults without a machine, such as faults of the leader."""
 
 Strike = Callable[[World, Fault], Awaitable[None]]
-"""Function that does a fault, waits for its duration, and undoes it. It raises Missed without an effect."""
+"""Function that begins a fault, waits for its duration, and undoes it. Without an effect it raises Missed."""
 
 
 class Missed(Exception):
-    """A fault was done and undone without a noticeable effect."""
+    """The fault was done and undone without a noticeable effect."""
 
 
 def check_noticed(noticed: bool) -> None:
     """Check that a fault had an effect.
 
     Raises:
-        Missed: It had none.
+        Missed: The fault had no effect.
     """
     if not noticed:
         raise Missed
@@ -53,11 +53,11 @@ def is_running(node: Node) -> bool:
 async def strike_all(
     world: World, faults: tuple[Fault, ...], ledger: Ledger, *, own: Mapping[str, Strike] | None = None
 ) -> None:
-    """Do all faults of a plan at their times. Returns when the last one is undone.
+    """Do all faults of a plan at their times. Returns when the last fault is undone.
 
     Args:
         ledger: Record of each fault that struck or missed.
-        own: Kinds of the scenario's own, beside `KINDS`.
+        own: Kinds that only the scenario has, in addition to `KINDS`.
 
     Raises:
         Violation: A fault has an unknown kind, or a target that never ran.
@@ -102,7 +102,7 @@ def _targets(fault: Fault, count: int) -> tuple[str, ...]:
 
 
 async def crash(world: World, fault: Fault) -> None:
-    """Take the power from a machine; with `amount` 1 it restarts with an empty disk."""
+    """Cut the power of a machine; with `amount` 1 it restarts with an empty disk."""
     node = _node(world, fault)
     ran = is_running(node)
     node.crash()
@@ -173,7 +173,7 @@ async def _cut(world: World, fault: Fault, pairs: list[tuple[str, str]]) -> None
 
 
 async def _until(world: World, happened: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
-    """Wait for a condition, for ``patience_s`` at most. Returns whether it came true."""
+    """Wait for a condition, for ``patience_s`` at most. Returns whether the condition was reached."""
     until = world.now + patience_s
     while not happened():
         if world.now > until:
@@ -188,13 +188,13 @@ def waits(world: World, pairs: Iterable[tuple[str, str]]) -> bool:
 
 
 async def reset(world: World, fault: Fault) -> None:
-    """Reset all connections between two machines, as soon as any exist."""
+    """Reset all connections between two machines, as soon as one exists."""
     source, target = _targets(fault, 2)
     check_noticed(await _until(world, lambda: world.network.reset(source, target)))
 
 
 async def damage_between(world: World, pairs: list[tuple[str, str]], *, patience_s: float) -> None:
-    """Flip a bit of the next large piece in any of these directions, possibly of one in each.
+    """Flip a bit of the next large piece in any of these directions, possibly of one piece in each.
 
     Raises:
         Missed: No large piece came within ``patience_s``.

@@ -1,7 +1,7 @@
 """One machine of a simulated run, as the loop sees it: its clock, its state, and the steps that run on it.
 
-Every task and callback belongs to the host that made it; a context variable carries the host into every task
-that a task starts. A host that is down never runs again: a restarted machine gets a new host of the same
+Every task and callback belongs to the host that made it; a context variable passes the host to every task
+that a task starts. A host that is down never runs again: a restarted machine gets a new host with the same
 name. Steps of a frozen or busy host wait in `waiting`, in their order.
 """
 
@@ -21,13 +21,13 @@ class Host:
     Args:
         name: Name in the network, the trace and errors.
         now: Start time, in seconds of the simulation.
-        time: Time of its clock at the start, in seconds.
-        rate: Seconds of its clock per second of the simulation.
-        step_s: Duration of each step of its code, in seconds of the simulation.
+        time: Time of the host's clock at the start, in seconds.
+        rate: Seconds of the host's clock per second of the simulation.
+        step_s: Duration of each step of the host's code, in seconds of the simulation.
 
     Attributes:
-        up: Whether it has power and its program was not killed.
-        waiting: Steps delayed while it is frozen or busy.
+        up: Whether the host has power and its program was not killed.
+        waiting: Steps delayed while the host is frozen or busy.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Host:
         self.set_clock(now=now, time=time, rate=rate)
 
     def set_clock(self, *, now: float, time: float, rate: float) -> None:
-        """Set the time of its clock and its rate from now on.
+        """Set the time and the rate of the host's clock from now on.
 
         Raises:
             ValueError: The rate is not positive.
@@ -54,11 +54,11 @@ class Host:
         self._since, self._time_then, self.rate = now, time, rate
 
     def time_at(self, now: float) -> float:
-        """Return the time of its clock at a time of the simulation."""
+        """Return the time of the host's clock at a time of the simulation."""
         return self._time_then + (now - self._since) * self.rate
 
     def when_shows(self, time: float) -> float:
-        """Return the first time of the simulation at which its clock shows `time` or more."""
+        """Return the first time of the simulation at which the host's clock shows `time` or more."""
         now = self._since + (time - self._time_then) / self.rate
         if self.time_at(now) >= time:
             return now
@@ -70,7 +70,7 @@ class Host:
 
     @property
     def stopped(self) -> bool:
-        """Whether its steps have to wait."""
+        """Whether the host's steps must wait."""
         return self.frozen or self.busy
 
     def __repr__(self) -> str:
@@ -79,7 +79,7 @@ class Host:
 
 
 class Step(asyncio.TimerHandle):
-    """One scheduled call. The base class is only its type: asyncio's own fields stay empty."""
+    """One scheduled call. The base class only gives the type: asyncio's own fields stay empty."""
 
     __slots__ = ("args", "call", "context", "due", "gone", "host")
 

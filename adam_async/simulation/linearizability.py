@@ -3,7 +3,7 @@
 Each key of the map is a register: a version and a value; version 0 is absent. A compare-and-set that expects
 the present version gives the key a new and higher version, which the service chooses and never gives twice;
 any other is a conflict and changes nothing. A history is *linearizable* if each operation can take effect at
-one moment between its begin and its end, so that all answers are those of such a register.
+one moment between its start and its end, so that all answers are those of such a register.
 
     history = History(clock=loop.time)
     handle = history.begin("client-3", "nodes/a", CompareAndSet(expected=4, value=digest))
@@ -16,23 +16,22 @@ one moment between its begin and its end, so that all answers are those of such 
 A change by the service itself is recorded as a compare-and-set with an unknown outcome. A value is the part
 that clients set, without additions of the service.
 
-Theory of operation
--------------------
-Keys are independent, so each is searched alone, as Wing and Gong do: place operations one after the other,
-each only if no unplaced operation has to precede it; go back from a dead end; and visit no set of placed
-operations twice with the same state (Lowe). Versions leave little to search:
+Theory of operation ------------------- Keys are independent, so the search treats each alone, as Wing and
+Gong do: place operations one after the other, each only if no unplaced operation has to precede it; return
+from a dead end; and visit no set of placed operations twice with the same state (Lowe). Versions leave little
+to search:
 
-- A key holds a version once, so every operation that saw the version belongs there. An operation that fits
-  and changes nothing is placed at once: it blocks no other one.
-- So the search leaves a version only if no other operation can be placed, and by the operation that is known
-  to have replaced it, if there is one. An operation that saw the version and is not placed by then never can
-  be.
-- Otherwise an operation with an unknown outcome replaced it. Among the possible ones, the one that began
-  first is the best choice; the others can never take effect. The new version is the next one in any answer. A
-  choice exists only if other unknown operations expect versions in between.
+- A key has a version once, so every operation that saw the version belongs there. An operation that fits and
+  changes nothing is placed at once, because it blocks no other one.
+- The search therefore leaves a version only if no other operation can be placed, and by the operation that is
+  known to have replaced it, if there is one. An operation that saw the version and is not placed by then can
+  never be placed.
+- Otherwise an operation with an unknown outcome replaced it. Among the possible operations, the first to
+  begin is the best choice; the others can never take effect. The new version is the next version in any
+  answer. A choice exists only if other unknown operations expect versions in between.
 
-An operation that ends at the moment at which another begins does not precede it. `History` never records one
-moment twice, so it keeps the order of one process even with a coarse clock.
+An operation that ends at the moment at which another begins does not precede the other. `History` never
+records one moment twice, so it keeps the order of one process even with a coarse clock.
 """
 
 import math
@@ -47,14 +46,14 @@ EXCERPT = 3
 """Most unknown operations that an error names."""
 
 MOST_STEPS = 1_000_000
-"""Most steps of a search; a longer one is undecided."""
+"""Maximum number of steps of a search; a longer search is undecided."""
 
 
 class NotLinearizable(Exception):
     """No order of the operations explains all answers.
 
     Args:
-        operations: The contradicting operations, and those before them.
+        operations: The contradicting operations, and the operations before them.
     """
 
     def __init__(self, key: str, why: str, operations: Sequence["Operation"]) -> None:
@@ -131,7 +130,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """Time before the question was sent."""
     asked: Question
     ended: float | None = None
-    """Time after the answer; None without one: the operation may take effect at any later time, or never."""
+    """Time after the answer; None without an answer: the operation may take effect at any later time, or
+    never."""
     answer: Answer | None = None
 
     def __post_init__(self) -> None:
@@ -178,7 +178,7 @@ class History:
         self._operations: list[Operation] = []
 
     def begin(self, client: str, key: str, asked: Question) -> int:
-        """Record the begin of an operation, before its question is sent; return the handle to end it."""
+        """Record the start of an operation, before its request is sent; return the handle for its end."""
         handle = len(self._operations)
         begun = self._moment()
         self._operations.append(Operation(client=client, number=handle, key=key, begun=begun, asked=asked))
@@ -192,7 +192,7 @@ class History:
         self._operations[handle] = msgspec.structs.replace(operation, ended=self._moment(), answer=answer)
 
     def unknown(self, handle: int) -> None:
-        """Record that the outcome of an operation stays unknown, as it is until `end`."""
+        """Record that the outcome of an operation stays unknown, its state until `end`."""
         if self._operations[handle].ended is not None:
             raise ValueError(f"the outcome of this operation is known: {self._operations[handle]}")
 
@@ -201,7 +201,7 @@ class History:
         self.end(handle, Refused())
 
     def operations(self) -> tuple[Operation, ...]:
-        """Return all operations in order of their begins; unfinished ones have an unknown outcome."""
+        """Return all operations in order of their starts; unfinished ones have an unknown outcome."""
         return tuple(self._operations)
 
     def _moment(self) -> float:
@@ -213,7 +213,7 @@ class History:
 
 
 def check(operations: Iterable[Operation], *, most_steps: int = MOST_STEPS) -> int:
-    """Check that a history is linearizable, key by key, in so many steps of the search.
+    """Check that a history is linearizable, key by key, in at most this many steps of the search.
 
     Returns:
         Number of steps of the search; about two for each operation.
@@ -293,15 +293,16 @@ class _Register:
     """The operations on one key, indexed for the search.
 
     Attributes:
-        answered: Operations with an answer, in order of their begins. Indices refer to this list.
-        ends: End of each of them.
+        answered: Operations with an answer, in order of their starts. Indices refer to this list.
+        ends: End of each operation.
         seen: For each version, the indices of operations that found it and changed nothing.
         replaced: For each version, the index of the operation that is known to have replaced it.
-        unknown: For each version, the operations of unknown outcome that expect it, in order of their begins.
+        unknown: For each version, the operations of unknown outcome that expect it, in order of their starts.
         witnesses: For each version that the key certainly had, an operation that proves it.
         versions: These versions, in order.
         guessed: Versions that unknown operations expect, in order.
-        unnamed: A version above all seen and expected ones: the possible version of an unseen last change.
+        unnamed: A version above all seen and expected versions: the possible version of an unseen last
+            change.
         values: For each version, its value if known, and an operation that proves it.
     """
 
@@ -328,7 +329,10 @@ class _Register:
         self._refuse_skipped_versions()
 
     def _take(self, index: int, operation: Operation) -> None:
-        """Index an answered operation. Raises NotLinearizable if it contradicts itself or an earlier one."""
+        """Index an answered operation.
+
+        Raises NotLinearizable if the answer contradicts itself or an earlier one.
+        """
         match operation.asked, operation.answer:
             case Get(), Read(version, value):
                 self.seen[version].append(index)
@@ -399,7 +403,7 @@ class _Register:
         """Return the operations that no unplaced operation has to precede."""
         found: list[int] = []
         first_end = math.inf
-        index, left = place.low, ~place.put  # without an end: all beyond its bits are left
+        index, left = place.low, ~place.put  # without an end: all operations beyond its bits are left
         while True:
             skipped = (left & -left).bit_length() - 1
             index += skipped
@@ -487,14 +491,14 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     """Digest of the watcher's copy of the whole map at this version."""
     whole: bool = False
-    """Whether it received the whole map, and not the changes since the version before."""
+    """Whether the watcher received the whole map instead of the changes since the version before."""
 
 
 def check_watch(seen: Iterable[Sight]) -> None:
-    """Check that each watcher received each version once and in order, and all of them the same content.
+    """Check that each watcher received each version once and in order, and all watchers the same content.
 
-    A watcher begins with version 1, or with a whole map. A later whole map may be of the watcher's version or
-    a newer one, and the watch goes on from there. All sights are of one group's map.
+    A watcher begins with version 1, or with a whole map. A later whole map may have the watcher's version or
+    a newer one, from which the watch continues. All observations are of one group's map.
 
     Args:
         seen: Sights of all watchers; those of each watcher are in order.

@@ -1,19 +1,17 @@
 """An event loop on virtual time that repeats a run exactly for the same seed.
 
-Theory of operation
--------------------
-asyncio schedules everything through `call_soon` and `call_at`, so the loop decides the order of all steps. It
-keeps a queue of ready steps and a heap of timers with ties in order of creation. If no step is ready, the
-clock skips to the next timer. So hours pass in milliseconds, a deadlock is found at once, and nothing depends
-on the machine.
+Theory of operation ------------------- asyncio schedules all work through `call_soon` and `call_at`, so the
+loop decides the order of all steps. The loop has a queue of ready steps and a heap of timers with ties in
+order of creation. If no step is ready, the clock skips to the next timer. Simulated hours therefore take
+milliseconds, a deadlock is found at once, and the machine has no influence.
 
 Steps run first in, first out, as asyncio documents; then only the network and the disk are random. With
-`shuffled` the next step is drawn from all ready ones, which is stricter than asyncio: code that fails only
+`shuffled` the next step is drawn from all ready steps, which is stricter than asyncio: code that fails only
 then relies on an undocumented order.
 
 Several hosts share the loop. Each step belongs to one host (see `Host`) and reads that host's clock. Steps of
-the world, such as arriving bytes and finished disk operations, belong to no host. They run at their time,
-before all other steps.
+the world, such as arriving bytes and finished disk operations, belong to no host. Steps of the world run at
+their time, before all other steps.
 
 The replay hash covers every step with its time, host and label. Labels are names. Tasks and futures hash by
 their number, so sets of them have the same order in every run. Garbage is collected at the same steps.
@@ -41,11 +39,11 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 TICK_S = 1e-6
-"""Least delay of a timer, in seconds, as real time passes while code runs. Without it, code that sets a timer
-again because its rounded deadline is not quite reached would never reach it."""
+"""Least delay of a timer, in seconds, as real time passes while code runs. Without this rule, code that sets
+a timer again because its rounded deadline is not quite reached would never reach it."""
 
 INSTANT_STEPS = 200_000
-"""Most steps in one instant; more are reported as an endless loop."""
+"""Maximum number of steps in one instant; more are reported as an endless loop."""
 
 COLLECT_STEPS = 100_000
 """Steps between two collections of cyclic garbage, each at the next advance of the clock."""
@@ -54,7 +52,7 @@ TRACE_LINES = 8192
 """Number of trace lines between two updates of the replay hash."""
 
 UNWIND_STEPS = 1000
-"""Most further waits of a coroutine that is being ended, with those that it awaits."""
+"""Maximum number of further waits of a coroutine that is being ended, with those that it awaits."""
 
 
 class SimulationFailed(Exception):
@@ -62,7 +60,7 @@ class SimulationFailed(Exception):
 
 
 class Deadlock(SimulationFailed):
-    """No step can ever run again, but tasks wait. The text names them and where they wait."""
+    """No step can ever run again, but tasks wait. The text names the tasks and the places of their waits."""
 
 
 class Endless(SimulationFailed):
@@ -90,10 +88,10 @@ class Connector(Protocol):
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
-    """The loop. Make one for each run, and `close` it.
+    """The loop. Make one loop for each run, and `close` it.
 
     Args:
-        shuffled: Draw the next step from all ready ones, instead of taking the oldest.
+        shuffled: Draw the next step from all ready steps, instead of taking the oldest.
         limit_s: Time limit of a run, in seconds of the simulation.
         keep_trace: Keep every line of the replay hash in `trace`, to compare two runs.
 
@@ -188,7 +186,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return step
 
     def call_next(self, host: Host, callback: Callable[[], object], context: Context) -> None:
-        """Call at once if nothing else would run first, else as `call_soon`. For steps of the world only."""
+        """Call at once if no other step would run before, otherwise as `call_soon`.
+
+        For steps of the world only.
+        """
         timers = self._timers
         others = self._ready or (self._schedule is not None and timers and timers[0][0] <= self.now)
         if others or host.frozen or host.busy or host.step_s:
@@ -197,7 +198,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self._run(host.name, callback, (), context)
 
     def _advance(self) -> bool:
-        """Advance the clock until a step is ready or the loop is stopped; False if neither ever happens."""
+        """Advance the clock until a step is ready or the loop is stopped; False if neither can happen."""
         timers, ready = self._timers, self._ready
         while timers and not ready and not self._stopping:
             due, _, step = heappop(timers)
@@ -302,7 +303,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """
         host.up = False
         host.waiting.clear()
-        # Keep the tasks: a dropped task runs its finalizers, which no crash does.
+        # Keep the tasks: a dropped task runs its finalizers, which a crash never does.
         self._lost += self._tasks_of(host)
 
     def freeze(self, host: Host) -> None:
@@ -339,7 +340,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return sorted((t for t in tasks if host is None or t.host is host), key=lambda task: task.number)
 
     def waiting(self) -> str:
-        """Name the waiting tasks, and where they wait."""
+        """Name the waiting tasks, and the places of their waits."""
         return "; ".join(
             f"{task.host!r} {task.get_name()} at {place_of(task)}"
             for task in self._tasks_of()
@@ -386,7 +387,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             await generator.aclose()
 
     async def shutdown_default_executor(self) -> None:
-        """Do nothing: there is no executor."""
+        """Do nothing, because the loop has no executor."""
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
@@ -444,7 +445,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         finally:
             task.remove_done_callback(self._main_ended)
             if task.done() and not task.cancelled():
-                task.exception()  # the caller gets the first failure; asyncio must not log this one
+                task.exception()  # the caller gets the first failure; asyncio must not log this failure
         if not task.done():
             raise RuntimeError("the simulated loop was stopped before its task had ended")
         return task.result()
@@ -484,7 +485,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     # --- failures ----------------------------------------------------------------------------
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Fail the run, unless a handler is set: a failure without a waiter must not be missed."""
+        """Fail the run, unless a handler is set: a failure without a waiter must be reported."""
         if self._closed:
             return
         if self._handler is not None:
@@ -555,9 +556,10 @@ async def _close_generator(generator: AsyncGenerator[Any, Any]) -> None:
 
 
 def _end(coroutine: Any) -> None:
-    """Unwind a coroutine of a crashed host. Its further waits and errors are ignored.
+    """Unwind a coroutine of a crashed host. Further waits and errors of the coroutine are ignored.
 
-    Close the innermost first: a coroutine that waits during its close would be left to the garbage collector.
+    Close the innermost coroutine first: a coroutine that waits during its close would be left to the garbage
+    collector.
     """
     for _ in range(UNWIND_STEPS):
         innermost = coroutine

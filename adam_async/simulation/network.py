@@ -1,7 +1,7 @@
 """A network of simulated hosts, behind `create_connection` and `create_server` of a `SimulatedLoop`.
 
 Each pair of hosts has two wires, one per direction, each with its conditions: latency drawn for each piece,
-bandwidth, and a window. A cut wire delays data, as TCP does by sending again; healing delivers the data, or
+bandwidth, and a window. A cut wire delays data, as TCP does by sending again; a repair delivers the data, or
 resets the connections instead. The name of a host is its address.
 
 Each connection has its own latency, jitter and bandwidth, so the order between connections is random.
@@ -27,7 +27,7 @@ RETRY_S = 1.0
 """Pause after an attempt at a machine without power, in seconds."""
 
 UNDAMAGED_BYTES = 256
-"""Size of the largest piece without bit flips, in bytes: a damaged handshake ends its client for good."""
+"""Size of the largest piece without bit flips, in bytes: damage in a handshake would end its client."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = ("", "0.0.0.0", "::")
@@ -37,7 +37,7 @@ MakeProtocol = Callable[[], asyncio.BaseProtocol]
 
 
 class Listener(asyncio.AbstractServer):
-    """An open port, and its own only socket."""
+    """An open port, which is also its only socket."""
 
     def __init__(
         self, network: "SimulatedNetwork", host: Host, address: Address, make: MakeProtocol, serving: bool
@@ -73,7 +73,7 @@ class Listener(asyncio.AbstractServer):
         await self._network.loop.create_future()
 
     def close(self) -> None:
-        """Refuse new connections. Existing ones stay open."""
+        """Refuse new connections. Existing connections stay open."""
         self.serving = False
         self._network.close_listener(self)
 
@@ -98,7 +98,7 @@ class SimulatedNetwork:
     """All hosts and the wires between them.
 
     Args:
-        loop: The loop; its `network` becomes this one.
+        loop: The loop, whose `network` becomes this one.
     """
 
     def __init__(self, loop: SimulatedLoop, conditions: Conditions | None = None) -> None:
@@ -120,7 +120,7 @@ class SimulatedNetwork:
     # --- hosts -------------------------------------------------------------------------------
 
     def attach(self, host: Host) -> None:
-        """Make a host reachable by its name, in place of an earlier one that is down."""
+        """Make a host reachable by its name, in place of an earlier host that is down."""
         self._hosts[host.name] = host
         self._dark.pop(host.name, None)
         for end in [end for end in self._missed if end.host.name == host.name]:
@@ -132,7 +132,7 @@ class SimulatedNetwork:
         return name in self._hosts and name not in self._dark
 
     def vanish(self, host: Host) -> None:
-        """Take the power from a machine: it is silent from now on."""
+        """Cut the power of a machine, which sends nothing from now on."""
         self._dark[host.name] = None
         self._listeners = {
             key: listener for key, listener in self._listeners.items() if listener.host is not host
@@ -157,7 +157,7 @@ class SimulatedNetwork:
         return wire
 
     def cut(self, source: str, target: str, *, both: bool = True) -> None:
-        """Let nothing pass from one host to another and, with `both`, back."""
+        """Block all data from one host to another and, with `both`, in the other direction."""
         for wire in self._both(source, target, both):
             wire.cut = True
 
@@ -221,7 +221,7 @@ class SimulatedNetwork:
     # --- used by ends and listeners ----------------------------------------------------------
 
     def send(self, wire: Wire, path: Path, count: int, arrive: Callable[..., object], *args: Any) -> None:
-        """Deliver a piece at the other side of a wire, behind earlier pieces on its path."""
+        """Deliver a piece at the other side of a wire, after earlier pieces on its path."""
         if wire.cut:
             wire.waiting.append(lambda: self.send(wire, path, count, arrive, *args))
         else:
@@ -239,7 +239,10 @@ class SimulatedNetwork:
         self._ends.pop(end, None)
 
     def miss(self, end: End) -> None:
-        """Note a piece for a machine that is down. TCP sends it again, and a restarted machine resets it."""
+        """Note a piece for a machine that is down.
+
+        TCP repeats the piece, and a restarted machine resets its connection.
+        """
         self._missed[end] = None
 
     def close_listener(self, listener: Listener) -> None:
@@ -351,7 +354,7 @@ class _Attempt:
         return Path(conditions, self._network.dice)
 
     def connect(self) -> None:
-        """Send the request; it is repeated until the caller has an answer or gives up."""
+        """Send the request repeatedly until the caller has an answer or stops waiting."""
         if not self._answer.done():
             self._network.send(self._there, self._path(self._there), 0, self._connected)
 

@@ -1,4 +1,4 @@
-"""A whole simulated cluster: machines that run programs, and the events that strike them.
+"""A whole simulated cluster: machines that run programs, and the faults that affect them.
 
     async def scenario(world: World) -> None:
         world.node("controller").start(controller_program)
@@ -10,7 +10,8 @@
     outcome = simulate(scenario, seed=17)
 
 The scenario runs on no machine and has access to all of them. A program is a coroutine function with its
-`Node` as argument; a restart calls it again. A program that raises fails the run, unless it may.
+`Node` as argument; a restart calls it again. A program that raises fails the run, unless its start permits
+errors.
 """
 
 import asyncio
@@ -37,8 +38,8 @@ class Node:
     """A machine.
 
     Attributes:
-        uptimes: Start and end of each incarnation, in seconds; the end is None while it runs.
-        disk_model: Content of its disk, which outlives crashes.
+        uptimes: Start and end of each incarnation, in seconds; the end of a running one is None.
+        disk_model: Content of the machine's disk, which survives crashes.
     """
 
     def __init__(self, world: "World", name: str) -> None:
@@ -60,7 +61,7 @@ class Node:
         return DiskModel(self._world.loop.dice(f"drive/{self.name}/{self.incarnation}"))
 
     def open_disk(self) -> SimulatedDisk:
-        """Open the disk for the present incarnation; its root folder exists."""
+        """Open the disk for the present incarnation, with its root folder."""
         dice = self._world.loop.dice(f"disk/{self.name}/{self.incarnation}")
         return SimulatedDisk(self._world.loop, self.disk_model, self.disk_conditions, dice)
 
@@ -80,9 +81,9 @@ class Node:
         """Start the next incarnation.
 
         Args:
-            time: Time of its clock now, in seconds.
-            rate: Seconds of its clock per second of the simulation.
-            step_s: Duration of each step of its code in seconds, for a slow machine.
+            time: Present time of the machine's clock, in seconds.
+            rate: Seconds of the machine's clock per second of the simulation.
+            step_s: Duration of each step of the machine's code in seconds, for a slow machine.
 
         Raises:
             RuntimeError: The machine runs already.
@@ -115,7 +116,7 @@ class Node:
         self.start(self._program, time=time, rate=rate, step_s=step_s, may_fail=self._may_fail)
 
     def crash(self) -> None:
-        """Take the power away: memory and unsynced data are lost, and no peer gets a message."""
+        """Cut the power: memory and unsynced data are lost, and no peer gets a message."""
         self._world.network.vanish(self.host)
         self._world.loop.crash(self.host)
         self.disk_model.crash()
@@ -128,19 +129,19 @@ class Node:
         self._note_end()
 
     def freeze(self) -> None:
-        """Stop its program until `thaw`; its kernel goes on."""
+        """Stop the program until `thaw`; its kernel continues."""
         self._world.loop.freeze(self.host)
 
     def thaw(self) -> None:
-        """Resume its program, as if no time had passed."""
+        """Resume the program, as if no time had passed."""
         self._world.loop.thaw(self.host)
 
     def set_clock(self, *, time: float | None = None, rate: float = 1.0) -> None:
-        """Set the time (None: unchanged) and the rate of its clock."""
+        """Set the time (None: unchanged) and the rate of the machine's clock."""
         self._world.loop.set_clock(self.host, time=time, rate=rate)
 
     def slow(self, step_s: float) -> None:
-        """Set the duration of each step of its code in seconds; 0 for none."""
+        """Set the duration of each step of the machine's code in seconds; 0 for none."""
         self.host.step_s = step_s
 
     def _note_end(self) -> None:
@@ -174,7 +175,7 @@ class World:
         return self.loop.now
 
     def node(self, name: str) -> Node:
-        """Return the machine of that name; the first call makes it."""
+        """Return the machine of that name, which the first call makes."""
         node = self.nodes.get(name)
         if node is None:
             node = self.nodes[name] = Node(self, name)

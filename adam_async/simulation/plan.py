@@ -1,7 +1,7 @@
-"""Pure: the plan of a simulated run as data: its options, and the faults that strike it.
+"""Pure: the plan of a simulated run as data: its options, and its faults.
 
-A plan and a seed determine a run. So a plan can be printed, saved, shrunk while it still fails, and run again
-after a change of the code, when its seed alone would draw another plan.
+A plan and a seed determine a run. A plan can therefore be printed, saved, shrunk while it still fails, and
+run again after a change of the code, after which its seed alone would draw another plan.
 
     at 3.250 s crash worker-2 for 5.500 s
     at 9.125 s cut worker-1 controller for 0.750 s, amount 1
@@ -25,7 +25,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     at_s: float
     """Start in seconds of the run; later if another fault is still at its targets."""
     kind: str
-    """Kind: one of `faults.KINDS`, or of the scenario's own."""
+    """Kind of the fault: one of `faults.KINDS`, or of the scenario."""
     targets: tuple[str, ...] = ()
     """Struck machines; for a direction of the network, from the first to the second."""
     lasts_s: float = 0.0
@@ -64,7 +64,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that determines a run, except its seed."""
+    """All inputs that determine a run, except its seed."""
 
     options: Options
     faults: tuple[Fault, ...]
@@ -79,10 +79,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def draw_options(dice: RandomStream, settings: dict[str, Setting]) -> Options:
-    """Draw the conditions of a run: half of the runs have mild ones, half have rough ones.
+    """Draw the conditions of a run, mild for half of the runs and rough for the others.
 
     Args:
-        dice: A random stream for this call alone.
+        dice: A random stream only for this call.
     """
     rough = dice.chance(0.5)
     network = Conditions(

@@ -1,7 +1,7 @@
 """Child processes that run simulations: `async with ProcessPool(jobs) as pool: answers = await pool.do(work)
 
 Each child is the command itself with `--supervised`, which does one piece of work after another. The children
-end when this process ends, for whatever reason (see `parent_pipe`).
+end when this process ends, for any reason (see `parent_pipe`).
 """
 
 import asyncio
@@ -73,9 +73,9 @@ class ProcessPool:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill a child; its answers have no reader any more."""
+    """Kill a child, whose answers no longer have a reader."""
     if process.returncode is None:
-        with suppress(ProcessLookupError):  # it ended by itself, before asyncio noticed
+        with suppress(ProcessLookupError):  # the child ended by itself, before asyncio noticed
             process.kill()
     await process.wait()
     assert process.stdin is not None

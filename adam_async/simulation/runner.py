@@ -1,7 +1,7 @@
 """Runs of scenarios by their seeds: the result of a seed, whether it counts, and one digest of many seeds.
 
-A seed determines a plan, and plan and seed determine every step of the run. So a saved or shrunk plan runs
-again under its seed.
+A seed determines a plan, and plan and seed determine every step of the run. A saved or shrunk plan therefore
+runs again under its seed.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     """Observation that violates the invariant."""
     too_little: tuple[str, ...] = ()
-    """Reasons why the seed does not count; empty if it does."""
+    """Reasons for which the seed does not count; empty if it counts."""
     operations: int = 0
     leader_changes: int = 0
     faults: dict[str, int] = {}
@@ -68,7 +68,7 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 
     result: SeedResult
     nodes: dict[str, tuple[tuple[float, float | None], ...]]
-    """Start and end of each incarnation, by machine; the end is None if it still ran."""
+    """Start and end of each incarnation, by machine; the end of a running one is None."""
     spans: tuple[Span, ...]
 
 
@@ -154,7 +154,7 @@ def not_done(case: Case, ledger: Ledger) -> list[str]:
 
 
 def too_little(scenario: Scenario, ledger: Ledger) -> tuple[str, ...]:
-    """Return the reasons why a run is too uneventful to count."""
+    """Return the reasons for which a run has too few events to count."""
     reasons = []
     if ledger.operations < scenario.least_operations:
         reasons.append(f"fewer than {scenario.least_operations} operations")
@@ -198,7 +198,7 @@ def digest(results: Iterable[SeedResult]) -> str:
 
 
 def summary(scenario: str, results: Sequence[SeedResult], took_s: float) -> str:
-    """Return the one line that sums up seeds of a scenario."""
+    """Return the line that summarises seeds of a scenario."""
     seeds = "1 seed" if len(results) == 1 else f"{len(results)} seeds"
     count = sum(result.seed_counts for result in results)
     failed = sum(not result.ok for result in results)

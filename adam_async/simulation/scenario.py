@@ -1,4 +1,4 @@
-"""A scenario: a simulated cluster, the faults that strike it, and the invariants that must hold.
+"""A scenario: a simulated cluster, its faults, and the invariants that must hold.
 
     MEMBERS = Scenario(
         name="members",
@@ -10,7 +10,7 @@
     )
 
 The `Ledger` records the events of a run. A run fails if a fault of its plan was never done. A seed counts
-only if all faults struck and enough operations completed, so an idle scenario is not taken for a success.
+only if all faults had an effect and enough operations completed, so an idle scenario is not a success.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class Violation(Exception):
     """An invariant did not hold.
 
     Args:
-        invariant: Its name: ``I6``, or a name of the scenario's own.
+        invariant: Name of the invariant: ``I6``, or a name of the scenario.
     """
 
     def __init__(self, invariant: str, text: str) -> None:
@@ -87,7 +87,7 @@ class Ledger:
         self.spans: list[Span] = []
 
     def fired(self, fault: Fault) -> None:
-        """Record a fault that struck. Call it after the fault certainly had its effect."""
+        """Record a fault that struck. Call the function after a certain effect of the fault."""
         self.faults[fault.kind] += 1
 
     def missed(self, fault: Fault) -> None:
@@ -114,7 +114,7 @@ class Scenario:
         limit_s: Time limit of a run, in seconds of the simulation.
         marks: Names of counts of the ledger, of marks and of fault points. If no seed of many reaches one of
             them, these seeds fail together.
-        plan: Draws the plan of a run from its random stream alone.
+        plan: Draws the plan of a run from its random stream only.
         run: Carries out the plan and checks the invariants; raises `Violation`.
     """
 

@@ -1,9 +1,9 @@
 """Pure: shrinks a failing plan while it still fails.
 
 First it leaves out faults, half of them at once, then smaller parts (delta debugging: Zeller, Hildebrandt,
-2002), until every fault is needed. Then it simplifies the remaining faults: shorter, earlier, without their
-amount; and it makes the conditions mild. It keeps a step only if the plan still fails, so the result fails,
-too.
+2002), until every fault is necessary. Then it simplifies the remaining faults: shorter, earlier, without
+their amount; and it makes the conditions mild. It keeps a step only if the plan still fails, so the result
+fails, too.
 """
 
 import math
@@ -15,7 +15,7 @@ from adam_async.simulation.plan import Fault, Plan, in_order
 from adam_async.simulation.wire import Conditions
 
 MOST_TRIES = 200
-"""Largest number of runs to shrink one plan."""
+"""Maximum number of runs to shrink one plan."""
 
 LEAST_S = 0.05
 """Least time of a shrunk fault, in seconds."""

@@ -1,7 +1,7 @@
-"""A soak: a file with the finished seeds of each scenario for the present code, so the next soak goes on.
+"""A soak: a file with each scenario's finished seeds for the present code, for the next soak.
 
-Results of other code do not apply to the present code. So progress is kept by scenario and by hash of the
-simulated source. Failed seeds are kept with their plans, which outlive the code.
+Results of other code do not apply to the present code. Progress is therefore kept by scenario and by hash of
+the simulated source. Failed seeds are kept with their plans, which outlive the code.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,8 @@ SCHEMA = "adam-async soak 1"
 PACKAGE = Path(adam_async.__file__).parent
 
 CORE = (PACKAGE, Path(dataflow.__file__).parent, Path(transport.__file__).parent)
-"""Folders of the core: all source that a simulation may run. A change there starts a soak anew."""
+"""Folders of the core: all source that a simulation may run. A change there starts a soak from the
+beginning."""
 
 Range = tuple[int, int]
 """First and last seed."""
@@ -111,7 +112,7 @@ def joined(ranges: Sequence[Range]) -> tuple[Range, ...]:
 
 
 def seeds_to_do(done: Sequence[Range], first: int, last: int | None) -> Iterator[int]:
-    """Yield the unfinished seeds from `first` to `last`, or without end if that is None."""
+    """Yield the unfinished seeds from `first` to `last`, or without end if `last` is None."""
     seed = first
     for begin, end in done:
         while seed < begin and (last is None or seed <= last):

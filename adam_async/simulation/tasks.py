@@ -1,7 +1,7 @@
 """Futures and tasks of the simulated loop.
 
-asyncio's own futures and tasks hash by address, and so a set of them has another order in each process.
-These hash by the number that the loop gave them.
+asyncio's own futures and tasks hash by address, so a set of them has another order in each process. These
+classes hash by the number that the loop gave them.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class SimulatedTask(asyncio.Task[Any]):
 
 
 def place_of(task: asyncio.Task[Any]) -> str:
-    """Return where a task waits: the innermost line of the coroutines that await one another."""
+    """Return the place of a task's wait: the innermost line of the coroutines that await one another."""
     awaited: Any = task.get_coro()
     place = "its beginning"
     while awaited is not None:

@@ -13,7 +13,7 @@ class Conditions:
         jitter_s: Greatest random latency in seconds on top of `delay_s`, drawn for each piece.
         bytes_per_s: Bandwidth of each connection in bytes per second; None for no limit.
         window_bytes: Most bytes in flight or unread.
-        segment_bytes: Most bytes in one piece.
+        segment_bytes: Maximum bytes in one piece.
         ragged: Whether pieces are cut at random, down to single bytes.
         refuse: Share of refused connections.
         duplicate: Share of connections that the listener sees twice; the second has no client.
@@ -36,7 +36,7 @@ class Wire:
 
     Attributes:
         conditions: Behaviour for new connections.
-        cut: Whether nothing passes.
+        cut: Whether the direction loses all data.
         waiting: Deliveries that wait for the end of the cut.
         made: Number of connections from its source to its target.
         broken: Number of connections reset at `reset_after_bytes`.

@@ -1,6 +1,6 @@
 """Work of the child processes of `simulate`: run seeds, repeat one run, or shrink one.
 
-A simulated run needs an event loop of its own, outside of any other. So the command runs none itself: it
+A simulated run needs an event loop of its own, outside of any other. The command therefore runs no loop: it
 sends `Work` to children, one JSON line each, and they send `Answer`s, one line for each run.
 """
 
@@ -44,7 +44,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     result: SeedResult
     under_way: bool = False
-    """Whether this is a progress report of a shrink, with the smallest failing run so far."""
+    """Whether the answer is a progress report of a shrink, with the smallest failing run so far."""
     tries: int = 0
     """Number of runs that the shrink took."""
     trace: dict[str, Any] | None = None

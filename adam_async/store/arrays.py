@@ -24,7 +24,7 @@ InitialArrays = Mapping[str, "NDArray[Any] | ArraySpec"]
 def records_of(
     arrays: InitialArrays, rule: Rule | Mapping[str, Rule]
 ) -> tuple[tuple[ArrayRecord, ...], tuple[RuleRecord, ...]]:
-    """Return the records of arrays, and those of their rules.
+    """Return the records of arrays, and the records of their rules.
 
     Raises:
         ConfigError: An array has another type than float32 or float64, or a value that is not finite; a name
@@ -35,7 +35,7 @@ def records_of(
     rules: dict[RuleRecord, int] = {}
     found = []
     if isinstance(rule, Mapping) and (superfluous := sorted(map(repr, set(rule) - set(arrays)))):
-        raise ConfigError(f"rule names {', '.join(superfluous[:3])}, and there is no such array")
+        raise ConfigError(f"rule names {', '.join(superfluous[:3])}, which are not in arrays")
     for name, array in arrays.items():
         if not isinstance(name, str):
             raise ConfigError(f"the name of an array is text, not {name!r:.80}")
@@ -75,7 +75,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def flat_values(record: ArrayRecord, array: Any, what: str) -> NDArray[Any]:
-    """Return the values of an array, flat and C-contiguous; a view of the array if it is.
+    """Return the values of an array, flat and C-contiguous; a view if the array is C-contiguous.
 
     Args:
         record: The array of the store.
@@ -83,7 +83,8 @@ def flat_values(record: ArrayRecord, array: Any, what: str) -> NDArray[Any]:
         what: Kind of values, for errors, such as ``gradient``.
 
     Raises:
-        StoreError: Shape or type differ, or a value is not finite. Types are never converted in silence.
+        StoreError: Shape or type differ, or a value is not finite. The function never converts types
+            silently.
     """
     name = repr(record.name[:80])
     try:
@@ -105,10 +106,10 @@ def flat_values(record: ArrayRecord, array: Any, what: str) -> NDArray[Any]:
 
 
 def flat_factors(record: ArrayRecord, factors: Factors) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return factors as they travel: activations (I, K) and errors (R, K), C-contiguous.
+    """Return factors in the form of messages: activations (I, K) and errors (R, K), C-contiguous.
 
     Raises:
-        StoreError: The array is no matrix, or shape or type of a factor differs, or a value is not finite.
+        StoreError: The array is no matrix, the shape or type of a factor differs, or a value is not finite.
     """
     name = repr(record.name[:80])
     if len(record.shape) != 2:
@@ -154,7 +155,7 @@ def names_in(known: Mapping[str, Any], names: Sequence[str]) -> None:
     """Check that a store has arrays of these names.
 
     Raises:
-        StoreError: A name is unknown; names it and some of the store's.
+        StoreError: A name is unknown; the error lists it and some names of the store.
     """
     for name in names:
         if name not in known:

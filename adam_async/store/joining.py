@@ -1,7 +1,7 @@
-"""How a client comes into a store: it joins the cluster, finds or creates the store, loads its values.
+"""The opening of a store by a client: it joins the cluster, finds or creates the store, loads its values.
 
-If the creator is lost before it has loaded the values, a client that opens the store with arrays creates it
-anew.
+If the creator is lost before it has loaded the values, a client that opens the store with arrays creates the
+store again.
 """
 
 import asyncio
@@ -43,12 +43,12 @@ CREATE_PAUSE_S = 0.2
 
 
 class Joining:
-    """The way of one client into a store.
+    """The opening of a store by one client.
 
     Args:
-        wish: The arguments of its caller.
+        wish: The arguments of the store's caller.
         endpoint: The client.
-        membership: Its membership; its owner runs it.
+        membership: Membership of the client; the caller runs it.
         entropy: Returns a number of random bytes.
     """
 
@@ -71,7 +71,7 @@ class Joining:
 
         Raises:
             StoreError: The store exists and differs, or does not exist, or has failed.
-            DeadlineExceeded: It was not open within `prepare_s`; names the phase.
+            DeadlineExceeded: The store was not open within `prepare_s`; the error has the phase.
         """
         wish, membership = self._wish, self._membership
         what = "the controllers to accept this client"
@@ -99,7 +99,7 @@ class Joining:
             await membership.delete_store(wish.name, store.id)
 
     async def _delete(self, store: StoreRecord) -> None:
-        """Delete a store that this client has created, and that did not open."""
+        """Delete a store that this client has created and that did not open."""
         try:
             async with asyncio.timeout(DELETE_S):
                 await self._membership.delete_store(self._wish.name, store.id)
@@ -139,7 +139,7 @@ class Joining:
         return store
 
     async def _create_once(self, record: StoreRecord) -> StoreRecord:
-        """Create the store, or return that of another client that creates it at the same time."""
+        """Create the store, or return the store that another client creates at the same time."""
         name, membership = self._wish.name, self._membership
 
         def is_there(cluster: ClusterMap) -> bool:
@@ -150,7 +150,7 @@ class Joining:
                 await membership.create_store(name, record, self._wish.records)
                 return membership.map.stores[name]
             except RunFailed as refusal:
-                # Two creators may have replaced each other's lists of arrays: one of them comes through.
+                # Two creators may have replaced each other's lists of arrays: one attempt succeeds.
                 try:
                     cluster = await membership.wait_for(is_there, f"store {name!r}", CREATE_PAUSE_S)
                 except DeadlineExceeded:
@@ -165,8 +165,8 @@ class Joining:
     ) -> StoreRecord | None:
         """Wait until the store is open; its creator loads its values.
 
-        Returns None if the creator left before, and this client has arrays to create the store anew. If
-        several clients loaded one store, some shards would have the values of one and some those of another.
+        Returns None if the creator left before, and this client has arrays to create the store again. If
+        several clients loaded one store, its shards would mix values of different clients.
         """
         wish, membership = self._wish, self._membership
         key = (wish.name, store.id)
@@ -194,7 +194,7 @@ class Joining:
             await self._wait_change(key, now, ends_at)
 
     async def _wait_change(self, key: tuple[str, str], now: StoreRecord, ends_at: float) -> None:
-        """Wait until a store, or the life of its creator, has changed."""
+        """Wait until a store, or the liveness of its creator, has changed."""
         membership = self._membership
         changed = partial(
             _has_changed,
@@ -254,7 +254,7 @@ class Joining:
 
 
 class _StartValues:
-    """First values of a store, as `ShardCopies` loads them."""
+    """First values of a store, in the form for `ShardCopies`."""
 
     arrays: tuple[str, ...] = ()
 
@@ -283,10 +283,10 @@ def arrays_of(cluster: ClusterMap, name: str, store: StoreRecord) -> tuple[Array
 
 
 def _compare(wish: StoreWish, store: StoreRecord, arrays: Sequence[ArrayRecord]) -> None:
-    """Compare the arrays that a client brings with those of the store.
+    """Compare the arrays of a client with the arrays of the store.
 
     Raises:
-        StoreError: A name, shape, type, rule or the consistency differs; names the first one.
+        StoreError: A name, shape, type, rule or the consistency differs; the error has the first one.
     """
     there = {array.name: array for array in arrays}
     for mine in wish.records:
@@ -317,7 +317,7 @@ def _present(cluster: ClusterMap, key: tuple[str, str]) -> StoreRecord:
     """Return a store that is not over.
 
     Raises:
-        StoreError: It failed, or was deleted.
+        StoreError: The store failed, or was deleted.
     """
     name, id = key
     store = cluster.stores.get(name)
@@ -329,7 +329,7 @@ def _present(cluster: ClusterMap, key: tuple[str, str]) -> StoreRecord:
 
 
 def _state_of(store: StoreRecord, cluster: ClusterMap) -> str:
-    """Return what a store that is not open waits for."""
+    """Return the condition that a store waits for before it opens."""
     servers = len(cluster.live("ps"))
     if store.phase == "placing":
         return (

@@ -1,4 +1,4 @@
-"""Pure: which messages a store's push or pull needs, and the place of each shard in its array.
+"""Pure: the messages of a store's push or pull, and the position of each shard in its array.
 
 A message goes to one server, and names shards of one rule and one type only (a *family*), in the order of
 their numbers. Plans are made once for each set of names.
@@ -19,13 +19,13 @@ from adam_async.store.arrays import is_surely_finite, names_in
 
 MESSAGE_BYTES = 4 << 20
 """Bytes of values after which the shards of a server continue in the next message, unless one shard is
-larger: the server receives one message while it applies the one before."""
+larger: the server receives one message while it applies the earlier one."""
 
 MESSAGE_SHARDS = 512
 """Maximum number of shards of one message; their numbers and versions must fit into a frame's meta."""
 
 PLANS_KEPT = 64
-"""Number of sets of names whose plans are kept."""
+"""Number of sets of names whose plans are cached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class ShardMessage:
     names: tuple[str, ...]
     """Array of each shard."""
     whole: bool
-    """Whether it has several arrays, each of one shard."""
+    """Whether the message has several arrays, each of one shard."""
 
     def gather(self, flat: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         """Return the values of the message, from flat arrays by name; a view if they are one range."""
@@ -147,7 +147,7 @@ class StoreLayout:
         """Return the messages for all shards of these arrays.
 
         Raises:
-            StoreError: A name is unknown; names it and some of the store's.
+            StoreError: A name is unknown; the error lists it and some names of the store.
         """
         plan = self._plans.get(names)
         if plan is None:

@@ -1,7 +1,7 @@
 """The servers of stores in the caller's loop: one controller and one parameter server, over local links.
 
-`ParameterStore.open("local", ...)` uses those of the running loop: the first open store starts them, and the
-end of the last one ends them with all stores in them.
+`ParameterStore.open("local",...)` uses the servers of the running loop: the first open store starts them, and
+the end of the last store ends them with all their stores.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ class ServerAccess:
     """Access to the servers of stores.
 
     Attributes:
-        network: Links to them.
+        network: Links to the servers.
         controllers: Addresses of the controllers, joined by commas.
         entropy: Returns random bytes, for identities and sessions.
     """
@@ -92,7 +92,7 @@ _OF_LOOP: WeakKeyDictionary[asyncio.AbstractEventLoop, _LocalServers] = WeakKeyD
 
 @asynccontextmanager
 async def local_servers() -> AsyncIterator[ServerAccess]:
-    """Use the servers of the running loop; the first user starts them, and the last one ends them."""
+    """Use the servers of the running loop; the first user starts them, and the last user ends them."""
     loop = asyncio.get_running_loop()
     servers = _OF_LOOP.setdefault(loop, _LocalServers())
     access = await servers.enter()

@@ -1,4 +1,4 @@
-"""The collection of the answers of one pull of a store, into arrays by name."""
+"""Collects the answers of one pull of a store, into arrays by name."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ class PullCollector:
 
     Args:
         store: Id of the store.
-        layout: Its shards.
+        layout: Shards of the store.
         note_versions: Takes the versions of each answer, with their index.
         names: The arrays.
         targets: Flat memory to fill, by name; the collector adds that of other arrays.
@@ -54,7 +54,7 @@ class PullCollector:
         """Whether a caller still waits for the values."""
 
     def into(self, message: ShardMessage) -> NDArray[Any] | None:
-        """Return memory for the answer if it is one range of an array; None for pooled memory."""
+        """Return memory for the answer if the answer is one range of an array; None for pooled memory."""
         if len(message.ranges) != 1:
             return None
         only = message.ranges[0]
@@ -85,7 +85,7 @@ class PullCollector:
             for each in message.ranges:
                 end = at + each.stop - each.start
                 if each.name not in given and end - at == arrays[each.name].size:
-                    self._found[each.name] = flat[at:end]  # a small array stays where it landed
+                    self._found[each.name] = flat[at:end]  # a small array stays in the memory of its message
                 else:
                     self._target(each.name)[each.start : each.stop] = flat[at:end]
                 at = end
@@ -94,7 +94,7 @@ class PullCollector:
             self.done.set_result(None)
 
     def values(self) -> Values:
-        """Return the values; call it when `done` has its result."""
+        """Return the values; requires that `done` has its result."""
         arrays: dict[str, NDArray[Any]] = {}
         ranges = {} if self._given else self.plan.answer_ranges
         for name in self._names if len(ranges) < len(self._names) else ():
@@ -113,7 +113,7 @@ class PullCollector:
 
 
 class _PulledArrays(Mapping[str, NDArray[Any]]):
-    """Pulled arrays by name; those of messages of whole arrays are cut out at their first use."""
+    """Pulled arrays by name; arrays from messages of several whole arrays are split at their first use."""
 
     def __init__(
         self,

@@ -60,7 +60,7 @@ class PushMessages:
             gradients: Names to gradients, or to values with `assign`.
             rate: Learning rate; None for that of each array's rule.
             weight: Weight of the gradients in the mean of a step.
-            assign: Whether values replace those of the store.
+            assign: Whether the values replace the values of the store.
 
         Raises:
             StoreError: A name, shape, type or value does not fit.
@@ -91,7 +91,7 @@ class PushMessages:
                 outgoing = self._factors_of(name, activations, errors, rate)
                 if outgoing is not None and activations.nbytes + errors.nbytes <= record.nbytes:
                     found += outgoing
-                else:  # the product has fewer bytes, or a row is cut over shards and no server could form it
+                else:  # the product has fewer bytes, or no server has a whole row to compute it
                     flat[name] = (errors @ activations.T).reshape(-1)
                 continue
             flat[name] = flat_values(record, gradient, what)
@@ -176,7 +176,7 @@ class PushCollector:
             self.freed()
 
     def freed(self) -> None:
-        """Take note that a message is answered, and that no send reads its tensors any more."""
+        """Note that a message is answered, and that its tensors are no longer read."""
         self._left -= 1
         if not self._left:
             self.finish()

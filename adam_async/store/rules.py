@@ -3,7 +3,7 @@
     rule = Sgd(rate=0.05, momentum=0.9)
     rules = {"embedding": Adagrad(rate=0.1), "weights": Adam(rate=1e-3)}
 
-The servers apply them (Adam, section 3.5: rules run where the values are). `adam_async.model.rules` has their
+The servers apply them (Adam, section 3.5: rules run at the values). `adam_async.model.rules` has their
 arithmetic.
 """
 
@@ -50,7 +50,7 @@ class Sgd:
             raise ConfigError("Sgd: nesterov needs a momentum above 0")
 
     def record(self) -> RuleRecord:
-        """Return the rule as the cluster map has it."""
+        """Return the record of the rule in the cluster map."""
         return RuleRecord(
             rule="sgd",
             momentum=self.momentum,
@@ -62,7 +62,7 @@ class Sgd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Adaptive:
-    """A rule whose only constants are its rate and its weight decay."""
+    """A rule with a rate and a weight decay, and no other constants."""
 
     rate: float = 0.01
     weight_decay: float = 0.0
@@ -71,7 +71,7 @@ class _Adaptive:
         _check(type(self).__name__, {"rate": self.rate, "weight_decay": self.weight_decay})
 
     def record(self) -> RuleRecord:
-        """Return the rule as the cluster map has it."""
+        """Return the record of the rule in the cluster map."""
         return RuleRecord(rule=type(self).__name__.lower(), weight_decay=self.weight_decay, rate=self.rate)
 
 
@@ -103,7 +103,7 @@ RULES: dict[str, type[Rule]] = {"sgd": Sgd, "adagrad": Adagrad, "adam": Adam, "a
 
 
 def rule_text(record: RuleRecord) -> str:
-    """Return a rule as a program writes it, without its rate: ``Sgd(momentum=0.9)``."""
+    """Return a rule in a program's notation, without its rate: ``Sgd(momentum=0.9)``."""
     rule = RULES[record.rule]
     constants = [
         f"{field.name}={value!r}"

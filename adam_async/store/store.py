@@ -4,19 +4,17 @@
         values = await store.pull()
         await store.push({"w": gradient(values["w"])}, read=values)
 
-Theory of operation
--------------------
-A store is a record in the cluster map and shards on servers (`run.store_record`). `open` joins the cluster as
-a client, creates the store if it is absent, loads the values that it creates it with, and waits until the
-controllers have opened it. In stores with clocks (ssp, bsp) each client is a replica: the controllers give it
-a place in the clocks, and its loss frees the place.
+Theory of operation ------------------- A store is a record in the cluster map and shards on servers
+(`run.store_record`). `open` joins the cluster as a client, creates the store if it is absent, loads its first
+values, and waits until the controllers have opened it. In stores with clocks (ssp, bsp) each client is a
+replica: the controllers give it a number in the clocks, and its loss frees the number.
 
-Every push has a number on each shard, and is repeated over new links until it is answered, so it is applied
-exactly once (`parameter_server.session`). A call that is cancelled leaves its messages on their way:
+Every push has a number on each shard, and the client repeats it over new links until the server answers, so
+it is applied exactly once (`parameter_server.session`). A cancelled call does not recall its messages:
 `settled` waits for them.
 
-One task owns the background work (the membership, and the links to the servers). If it fails, every call
-raises its error.
+One task owns the background work (the membership, and the links to the servers). If this task fails, every
+call raises its error.
 """
 
 import asyncio
@@ -48,15 +46,15 @@ from adam_async.store.wish import Create, StoreWish, slack_of
 from transport import BufferPool
 
 RESERVED = "__metadata__"
-"""Name that a file in the safetensors format uses itself."""
+"""Name that the safetensors format reserves."""
 
 
 class ParameterStore:
-    """One client of a store. `ParameterStore.open` makes it.
+    """One client of a store. `ParameterStore.open` makes the object.
 
-    Methods may be called from several tasks of its loop: pushes are ordered as they are called. Errors name
-    the array and the remedy (`StoreError`), the server and its deadline (`ShardUnavailable`), or the client
-    or the phase that a wait was for (`DeadlineExceeded`).
+    Several tasks of the loop may call methods: pushes are in the order of the calls. Errors name the array
+    and the remedy (`StoreError`), the server and its deadline (`ShardUnavailable`), or the missing client or
+    the phase (`DeadlineExceeded`).
     """
 
     def __init__(self, opening: "Opening", link: StoreLink) -> None:
@@ -87,22 +85,21 @@ class ParameterStore:
         Args:
             where: ``local`` for servers in this loop, or addresses of controllers, ``tcp://host:port``,
                 joined by commas.
-            arrays: Names to arrays with their first values, or to `ArraySpec` for zeros; None joins a store
-                that exists. Joining compares names, shapes, types, rules and consistency, but neither values
-                nor rates.
+            arrays: Names to arrays with their first values, or to `ArraySpec` for zeros; None joins an
+                existing store. Joining compares names, shapes, types, rules and consistency, but neither
+                values nor rates.
             name: Name of the store in its cluster.
             create: ``auto`` creates the store if it is absent, ``new`` refuses one that exists, and
                 ``never`` only joins.
-            rule: Update rule of all arrays, or of each by name.
-            consistency: ``asp`` without clocks; ``ssp:S``, a pull at step t waits until every client has
-                ended step t - S; or ``bsp``, the servers apply the mean of the clients'
-                gradients at each step.
+            rule: Update rule of all arrays, or of each by name. consistency: ``asp``, without clocks;
+                ``ssp:S``, in which a pull at step t waits until every client has ended step t - S; or
+                ``bsp``, in which the servers apply the mean of the clients' gradients at each step.
             replicas: With clocks, the number of clients that the first step waits for; with bsp the
                 creator needs it, and with ssp it is 1 by default.
             copies: Number of servers with each shard; only 1 is possible.
-            servers: Number of servers to use; 0 for all that are live when the store is created.
+            servers: Number of servers; 0 means all servers that are live at the creation.
             shard_bytes: Maximum size of a shard, in bytes.
-            reader: Whether this client only pulls. A reader never holds others back.
+            reader: Whether this client only pulls. A reader never delays other clients.
             token: Text of the cluster's token file, or of keys of the role ``client`` or ``reader``.
             waits: Deadlines, in seconds.
 
@@ -150,13 +147,13 @@ class ParameterStore:
     ) -> Values:
         """Pull values of all arrays, or of some.
 
-        The values contain all pushes that this client called before. With clocks they wait for the slowest
-        client, as the consistency says. Each shard is one version; different shards may be of different
-        moments.
+        The values contain all earlier pushes of this client. With clocks the pull waits for the slowest
+        client, by the rule of the consistency. Each shard has one version; different shards may be from
+        different moments.
 
         Args:
             names: Arrays to pull; None for all.
-            out: Arrays to fill, by name, of the shape and type of the store's; others are new. The filled
+            out: Arrays to fill, by name, of the store's shapes and types; other arrays are new. The filled
                 arrays stay writable.
 
         Returns:
@@ -179,14 +176,14 @@ class ParameterStore:
     ) -> PushOutcome:
         """Push gradients of some arrays; each is applied exactly once, with the array's rule.
 
-        The buffers may be reused when it returns. A cancelled push goes on: leave its buffers alone until
-        `settled`. With bsp an array is pushed at most once in a step.
+        The caller may change the buffers after the return. A cancelled push continues: leave its buffers
+        unchanged until `settled`. With bsp a step pushes an array at most once.
 
         Args:
-            gradients: Names to arrays of the shape and type of the store's, or for a matrix (R, I) to
-                `Factors` of activations (K, I) and errors (K, R).
-            read: Values, or their versions, from which the gradients were computed; None for the newest that
-                this client has seen.
+            gradients: Names to arrays of the store's shapes and types, or for a matrix (R, I) to `Factors` of
+                activations (K, I) and errors (K, R).
+            read: Values, or their versions, from which the gradients were computed; None means the newest
+                versions that this client has seen.
             rate: Learning rate, 0 to 1e12; None for that of the array's rule.
             weight: With bsp, the weight of this client's gradients in the mean of the step, 1 to 2^32 - 1.
 
@@ -223,7 +220,7 @@ class ParameterStore:
         await self._link.tick()
 
     async def settled(self) -> None:
-        """Wait until all pushes of this client are answered, cancelled ones too; for errors see `push`."""
+        """Wait until the servers have answered all pushes of this client, also cancelled ones; see `push`."""
         await self._link.settled()
 
     async def save(self, path: str | Path) -> Path:
@@ -231,7 +228,7 @@ class ParameterStore:
 
         Raises:
             OSError: The file cannot be written.
-            StoreError: The store is closed, or has an array of the name ``__metadata__``, which the format
+            StoreError: The store is closed, or has an array with the name ``__metadata__``, which the format
                 reserves.
             DeadlineExceeded: The slowest client did not reach the clock within `clock_s`.
             ShardUnavailable: A server did not answer within `patience_s`.
@@ -243,32 +240,32 @@ class ParameterStore:
         values = await self.pull()
         arrays = {name: np.asarray(array, order="C") for name, array in values.items()}
         async with Disk() as disk:
-            # On the thread of the disk: a large store takes a while to copy.
+            # On the disk's thread, because the copy of a large store takes long.
             await disk.write_atomic(Path(path), [await disk.run(save_tensors, arrays)])
         return Path(path)
 
     # --- the end -------------------------------------------------------------------------------
 
     async def delete(self) -> None:
-        """Delete the store for all its clients, and close it here.
+        """Delete the store for all its clients, and close this client.
 
         Calls of other clients then raise StoreError.
 
         Raises:
             StoreError: This client is a reader, or is closed.
-            RunFailed: The controller refused it.
+            RunFailed: The controller refused the deletion.
             DeadlineExceeded: No controller led, or answered.
         """
         await self._link.delete()
         await self.close()
 
     async def close(self) -> None:
-        """Leave the store; it stays for other clients. Closing it again does nothing."""
+        """Leave the store, which stays for other clients. Closing the store again has no effect."""
         await self._opening.close()
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the store was closed."""
         return self._link.closed
 
     def __repr__(self) -> str:
@@ -306,7 +303,7 @@ class Opening:
             raise TypeError(f"store {self._wish.name!r} is not open: {HOW_TO_OPEN}")
 
         def __exit__(self, *_: object) -> None:
-            """Python looks it up before it calls `__enter__`."""
+            """Python looks this method up before it calls `__enter__`."""
 
     def __init__(self, where: str, wish: StoreWish, token: str | None) -> None:
         if token is not None:
@@ -336,19 +333,19 @@ class Opening:
         if self._task is not None:
             raise StoreError("this store was opened before: call ParameterStore.open again")
         opened: asyncio.Future[StoreLink] = asyncio.get_running_loop().create_future()
-        # Awaiting has no block, so `close` ends the task in place of a group.
+        # `await` has no block, so `close` ends the task in place of a group.
         self._task = asyncio.create_task(self._run(opened), name=f"store-{self._wish.name}")
         try:
             link = await asyncio.shield(opened)
         except asyncio.CancelledError:
             await self.close()
             if opened.done() and not opened.cancelled():
-                opened.exception()  # else the loop would log that nothing has read it
+                opened.exception()  # otherwise the loop would log an unread error
             raise
         return ParameterStore(self, link)
 
     async def close(self) -> None:
-        """End the background work. A second call waits for the first one."""
+        """End the background work. A second call waits for the first."""
         self._closing.set()
         if self._task is not None:
             await asyncio.shield(self._task)
@@ -376,7 +373,7 @@ class Opening:
     async def _serve(
         self, link: StoreLink, opened: "asyncio.Future[StoreLink]", group: asyncio.TaskGroup
     ) -> None:
-        """Open the store, wait until it is closed, and leave it; an attempt that fails leaves, too."""
+        """Open the store, wait until it is closed, and leave it; a failed attempt leaves, too."""
         failures: list[Exception] = []
 
         async def attempt() -> None:
@@ -422,7 +419,7 @@ def _checked_where(where: str, servers: int) -> str:
 
 
 def _shown(cause: BaseException) -> BaseException:
-    """Return an error as the caller of a store gets it: a refusal of a controller is a StoreError."""
+    """Return the error that the caller of a store gets: a StoreError for a refusal of a controller."""
     if not isinstance(cause, RunFailed):
         return cause
     refusal = StoreError(str(cause))
@@ -432,7 +429,7 @@ def _shown(cause: BaseException) -> BaseException:
 
 @asynccontextmanager
 async def _access_to(where: str, token: str | None) -> AsyncIterator[ServerAccess]:
-    """Give access to servers: those of this loop, or those at the addresses of controllers."""
+    """Give access to servers: the servers of this loop, or of the cluster at the addresses of controllers."""
     if where == "local":
         async with local_servers() as access:
             yield access

@@ -1,4 +1,4 @@
-"""The stores of a cluster, as a member without a place in their clocks sees them: list, details, deletion.
+"""The stores of a cluster, as a member without clocks sees them: list, details, deletion.
 
 The cluster map has names, rules and clients; versions, clocks and staleness come from the servers, which
 report the counts of a store to clients and readers.
@@ -27,7 +27,7 @@ from adam_async.store.wish import consistency_of
 from transport import Identity, Network, RemoteProtocolError, TransportError
 
 Histogram = dict[str, Count]
-"""Staleness, as text, to the number of pushes that had it."""
+"""Number of pushes by their staleness, as text."""
 
 
 class StoreSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,9 +37,9 @@ class StoreSummary(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     phase: StorePhase
     reason: str
-    """Reason for its failure."""
+    """Reason for the store's failure."""
     run: str
-    """Id of the training run that it belongs to; empty for a store of its own."""
+    """Id of the training run that owns the store; empty for a store of a program."""
     consistency: str
     arrays: int
     bytes: int
@@ -59,20 +59,20 @@ class ArraySummary(msgspec.Struct, frozen=True, kw_only=True):
     shards: int
     bytes: int
     version: int | None
-    """Lowest version of its shards; None if a server did not report it."""
+    """Lowest version of the array's shards; None if a server did not report it."""
 
 
 class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One client of a store."""
 
     node: str
-    """Its node; empty if it has left."""
+    """Node of the client; empty if the client has left."""
     place: str
-    """Its place in the clocks, or ``others`` for clients that left long ago."""
+    """Number of the client in the clocks, or ``others`` for clients that left long ago."""
     clock: int | None
-    """Lowest number of steps that a server has of it; None if no server reported it."""
+    """Lowest number of steps of the client at a server; None if no server reported it."""
     staleness: Histogram
-    """Of its pushes, each counted on each of its shards."""
+    """Number of the client's pushes, each counted on each of its shards."""
 
 
 class StoreDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class ClientCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a server's report on a store that this file reads."""
+    """Fields of a server's report on a store that this file reads."""
 
     versions: dict[str, Version]
     """By shard."""
@@ -109,7 +109,7 @@ async def join(network: Network, controllers: str, role: str, waits: Waits) -> A
 
     Raises:
         RoleUnreachable: No controller answered within `start_s`.
-        HandshakeRejected: The token is another one.
+        HandshakeRejected: The token is wrong.
     """
     incarnation = int.from_bytes(system_entropy(7), "little")
     identity = Identity(role=role, node=f"{role}-{incarnation:014x}", incarnation=incarnation)
@@ -148,7 +148,7 @@ class Survey:
         return [_summary(name, store, cluster) for name, store in sorted(cluster.stores.items())]
 
     def summary(self, name: str) -> StoreSummary:
-        """Return one store. Raises StoreError: there is none of this name."""
+        """Return one store. Raises StoreError: the cluster has no store of this name."""
         return _summary(name, self._record(name), self._membership.map)
 
     async def details(self, name: str, on_silence: Callable[[str], None]) -> StoreDetails:
@@ -158,7 +158,7 @@ class Survey:
             on_silence: Called with a sentence for each server that did not report its counts.
 
         Raises:
-            StoreError: There is no store of this name.
+            StoreError: The cluster has no store of this name.
         """
         cluster, store = self._membership.map, self._record(name)
         arrays = arrays_of(cluster, name, store)

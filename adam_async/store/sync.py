@@ -5,11 +5,11 @@
         store.push({"w": gradient(values["w"])}, read=values)
 
 All open stores of a process share one thread with an event loop, so stores at ``local`` share their servers.
-The first one starts the thread, and the end of the last one ends it. Several threads may call.
+The first store starts the thread, and the end of the last store ends it. Several threads may call.
 
-Ctrl-C cancels the call that it interrupts; a push that was sent goes on, and `settled` waits for it. The
-thread is a daemon, so a store that was not closed does not keep its process. A child process of a fork has no
-such thread, and its calls are refused.
+Ctrl-C cancels the interrupted call; a push that was sent continues, and `settled` waits for it. The thread is
+a daemon, so an open store does not keep its process alive. A child process made by a fork has no such thread,
+so its calls are refused.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class StoreThread:
     def __init__(self) -> None:
         self.users = 0
         self.forked = False
-        """Whether this is a copy in a child process, without the thread."""
+        """Whether this object is a copy in a child process, without the thread."""
         self._loop = uvloop.new_event_loop()
         self._group: asyncio.TaskGroup
         self._ending = asyncio.Event()
@@ -75,7 +75,7 @@ class StoreThread:
         """End the thread, and wait for it.
 
         Raises:
-            DeadlineExceeded: It did not end within `CLOSE_S`.
+            DeadlineExceeded: The thread did not end within `CLOSE_S`.
         """
         self._loop.call_soon_threadsafe(self._ending.set)
         self._thread.join(CLOSE_S)
@@ -110,7 +110,7 @@ class Call(Future[_T]):
             raise
 
     def start(self, group: asyncio.TaskGroup) -> None:
-        """Start it, on its thread."""
+        """Start the coroutine, on its thread."""
         self._task = group.create_task(self._run(), name="adam-store/call")
         self._task.add_done_callback(self._ended)
 
@@ -127,7 +127,7 @@ class Call(Future[_T]):
             self.set_result(result)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Settle a call that was cancelled, also one that had not begun."""
+        """Settle a cancelled call, even if it had not begun."""
         if not self.done():
             self._work.close()
             self.set_exception(CancelledError())
@@ -172,7 +172,7 @@ class ParameterStore:
     """One client of a store, for programs without a loop; `open` makes it. See `store.ParameterStore`.
 
     A call raises the errors of its asynchronous twin, with their causes, and StoreError after `close` or in a
-    child process of a fork.
+    forked child process.
     """
 
     def __init__(self, thread: StoreThread, opening: face.Opening, store: face.ParameterStore) -> None:
@@ -249,7 +249,7 @@ class ParameterStore:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the store was closed."""
         return self._closed or self._store.closed
 
     # --- work ----------------------------------------------------------------------------------
@@ -291,7 +291,10 @@ class ParameterStore:
         self._call(self._store.tick())
 
     def settled(self) -> None:
-        """Wait until all pushes of this client are answered. See `store.ParameterStore.settled`."""
+        """Wait until the servers have answered all pushes of this client.
+
+        See `store.ParameterStore.settled`.
+        """
         self._call(self._store.settled())
 
     def save(self, path: str | Path) -> Path:
@@ -301,12 +304,12 @@ class ParameterStore:
     # --- the end -------------------------------------------------------------------------------
 
     def delete(self) -> None:
-        """Delete the store for all its clients, and close it here. See `store.ParameterStore.delete`."""
+        """Delete the store for all its clients, and close this client. See `store.ParameterStore.delete`."""
         self._call(self._store.delete())
         self.close()
 
     def close(self) -> None:
-        """Leave the store; it stays for other clients. Closing it again does nothing.
+        """Leave the store, which stays for other clients. Closing the store again has no effect.
 
         Raises:
             DeadlineExceeded: The thread of the last open store did not end.
@@ -341,7 +344,7 @@ async def _opened(opening: face.Opening) -> face.ParameterStore:
 def _abandon(thread: StoreThread, opening: face.Opening) -> None:
     """Close a store that was not closed, at its garbage collection or the end of the program.
 
-    A collection may begin within any call, so this takes no lock and waits for nothing.
+    A garbage collection may begin within any call, so this function takes no lock and does not wait.
     """
     if thread.forked:
         return

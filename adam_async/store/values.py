@@ -1,4 +1,4 @@
-"""Pure: results of pulls and pushes: values with the versions that they were read at, and outcomes."""
+"""Pure: results of pulls and pushes: values with their versions, and outcomes."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadVersions:
-    """Versions at which values were read, by shard; a push names them, so that its staleness is known.
+    """Versions of values that were read, by shard; a push names them, which gives its staleness.
 
-    It is small: keep it in place of the values if these may be freed.
+    The object is small: keep it in place of the values, to free these.
     """
 
     store: str
@@ -22,12 +22,12 @@ class ReadVersions:
 
 
 class Values(Mapping[str, NDArray[Any]]):
-    """Read-only arrays by name, and the versions that they were read at.
+    """Read-only arrays by name, and their versions.
 
     Args:
         arrays: The arrays.
         read: Their versions.
-        clock: Clock up to which they contain the pushes of all clients; 0 in a store without clocks.
+        clock: Clock up to which the values contain the pushes of all clients; 0 in a store without clocks.
     """
 
     __slots__ = ("_arrays", "clock", "read")
@@ -52,7 +52,7 @@ class Values(Mapping[str, NDArray[Any]]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedShard:
-    """A part of an array to which a push was not applied, because its sum had closed or was not finite."""
+    """A part of an array that a push did not change, because its sum had closed or was not finite."""
 
     name: str
     start: int
@@ -68,7 +68,7 @@ class PushOutcome:
     Attributes:
         versions: Name to the lowest version of the array's shards after the push. With bsp, the version
             before the sum of the step.
-        refused: Parts to which it was not applied.
+        refused: Parts that the push did not change.
     """
 
     versions: Mapping[str, int]

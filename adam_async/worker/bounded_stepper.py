@@ -3,20 +3,20 @@
 Theory of operation
 -------------------
 A group joins a step when it is admitted (`replica_clock.py`). The group that opens a step is admitted when
-the values that it may read are here; until then the *admission gate* is shut. Steps leave in their order,
-each when all its groups are trained, its gradients added up in the order of their leases. At a *sync clock* a
-*clock skip* stands between two steps: a tick to all shards.
+the copy has the values that the group may read; until then the *admission gate* is shut. Steps are pushed in
+their order, each after all its groups are trained; their gradients are summed in the order of their leases.
+At a *sync clock* a *clock skip* separates two steps: a tick to all shards.
 
-Under ``ssp`` values come as under ``asp``, in the answers to pushes, with their clock. Only if no answer is
-on its way and the copy is too old, a clock-bound pull asks for the values needed; the server answers it when
-the other replicas have reached the clock.
+Under ``ssp``, as under ``asp``, answers to pushes contain values, with their clock. A clock-bound pull
+requests the necessary values only if no answer is in transit and the copy is too old; the server answers the
+pull when the other replicas have reached the clock.
 
-Under ``bsp`` each step is followed by a clock-bound pull of the sum that it is part of. When the pull has
-landed, the copy is exactly of that clock, and a snapshot of it is kept for the steps that read it: the first
-group of a step may be admitted before newer values land, and the last one after that. A push of clock p
-leaves only when the values of clock p - 1 are here; see `replica_clock.py`. Local steps are not made.
+Under ``bsp`` a clock-bound pull of the new sum follows each step. After the pull the copy has exactly that
+clock, and its snapshot is kept for the steps that read it: the first group of a step may be admitted before
+newer values are installed, and the last one afterwards. A push of clock p waits until the copy has the values
+of clock p - 1; see `replica_clock.py`. Local steps are not made.
 
-A wait names the replicas behind: the servers report them every half of `answer_s`.
+A wait names the slower replicas, which the servers report every half of `answer_s`.
 """
 
 import asyncio
@@ -40,42 +40,42 @@ from adam_async.worker.training import Admitted, GroupTrainer, Trained
 from adam_async.worker.weights import Snapshot
 
 Shards = tuple[tuple[str, tuple[ShardId, ...]], ...]
-"""Servers, each with some of its shards that one message names."""
+"""Servers, each with some of its shards for one message."""
 
 
 @dataclass(slots=True, eq=False)
 class OrderedStep:
-    """A step whose groups joined it when they were admitted."""
+    """A step that groups join at their admission."""
 
     number: int
-    """Steps that lie behind it."""
+    """Number of the replica's earlier steps."""
     epoch: int
     needed: int
-    """Clock of the values that its groups read: at least, and under bsp exactly."""
+    """Clock of the values that its groups read: the minimum, and under bsp the exact clock."""
     read: Snapshot | None
-    """Values that all its groups read, under bsp."""
+    """Values that all groups of the step read, under bsp."""
     admitted: int = 0
     closed: bool = False
-    """Whether no more groups join it."""
+    """Whether no more groups join the step."""
     buffer: PushBuffer | None = None
     trained: list[Trained] = field(default_factory=list)
     """Groups that are added up."""
     early: dict[int, Trained] = field(default_factory=dict)
-    """By position: groups that were trained before an earlier one of the step."""
+    """By position: groups that were trained before an earlier group of the step."""
     on_landed: Callable[[], None] | None = None
-    """Callback of its last group."""
+    """Callback of the step's last group."""
     leaving: Step | None = None
-    """The push of the step, once its first message has left."""
+    """The push of the step, after its first message was sent."""
 
     @property
     def complete(self) -> bool:
-        """Whether all its groups are trained."""
+        """Whether all groups of the step are trained."""
         return self.closed and len(self.trained) == self.admitted
 
 
 @dataclass(frozen=True, slots=True)
 class ClockSkip:
-    """The replica's clock goes on to a sync clock without pushes."""
+    """An advance of the replica's clock to a sync clock, without pushes."""
 
     clock: int
     epoch: int
@@ -139,13 +139,13 @@ class BoundedStepper:
         self._sync_clock = 0
         self._epoch = 0
         self.sent = 0
-        """Clock that the servers know of, or will know when they have read all messages on their way."""
+        """Clock that the servers know, or will know after all messages in transit."""
         self._reads: dict[int, Snapshot] = {}
         """By clock: snapshots that steps may read, under bsp."""
         self._landed = -1
         """Clock of the newest snapshot."""
         self._landings = 0
-        """Pulls behind pushes that have not landed."""
+        """Number of pulls after pushes whose values are not installed."""
         self._bound = -1
         """Clock of the last clock-bound pull."""
         self._broken: RunFailed | None = None
@@ -154,14 +154,14 @@ class BoundedStepper:
         """Whether the slowest clock has advanced since the wait began."""
         self._advanced_at = 0.0
         self._behind: dict[int, Values] = {}
-        """By question: the last answer that named replicas behind."""
+        """By request: the last answer that named slower replicas."""
         self._waits_before = -1
         self._waits = 0
         self._wait_s = 0.0
         self._waiting_for = ""
 
     def start(self, clock: int) -> None:
-        """Take up the replica's clock with the first values, before the first group."""
+        """Set the replica's clock from the first values, before the first group."""
         self._clock.sync_at(clock)
         self.sent = self._sync_clock = self._clock.step
         # A first pull may mix clocks of several servers. Then a clock-bound pull brings the exact values.
@@ -171,17 +171,17 @@ class BoundedStepper:
     # --- admission gate ----------------------------------------------------------------------
 
     def opens_for(self, group: ImageGroup) -> bool:
-        """Whether the next group may be admitted; takes up its sync clock in either case."""
+        """Whether the next group may be admitted; in either case applies its sync clock."""
         if group.sync_clock:
             self.sync_at(group.sync_clock)
-        # A group begins no earlier than its clock. A replica that joined late ticks up to it.
+        # A group begins no earlier than its clock. A replica that joined late ticks up to its clock.
         if group.clock > self._clock.step:
             self._epoch = group.lease.epoch
             self.sync_at(group.clock)
-        # The open step has its values already: all its groups read by the same rule.
+        # The values suffice for the whole open step, because all its groups read by the same rule.
         if self._clock.groups:
             return True
-        # Steps that have not left keep their push buffers, so their number is bounded.
+        # Unsent steps keep their push buffers, so their number is bounded.
         return len(self._queue) < self._most_steps and self._has_values()
 
     def _has_values(self) -> bool:
@@ -189,7 +189,7 @@ class BoundedStepper:
         return needed in self._reads if self._synchronous else self._weights.clock >= needed
 
     def admit(self, group: ImageGroup) -> Admitted:
-        """Add the group to its step; the gate must be open for it."""
+        """Add the group to its step; requires an open gate."""
         self._epoch = group.lease.epoch
         needed = self._clock.needs
         position = self._clock.join()
@@ -203,29 +203,29 @@ class BoundedStepper:
         return Admitted(group, step, position.index, step.read)
 
     def _read_of(self, needed: int) -> Snapshot:
-        # Steps open in order of their clocks, so none will read an older snapshot.
+        # Steps open in order of their clocks, so no later step reads an older snapshot.
         for clock in [clock for clock in self._reads if clock < needed]:
             del self._reads[clock]
         return self._reads[needed]
 
     def sync_at(self, clock: int) -> None:
-        """Take up a sync clock: the open step ends short, and the replica ticks up to the clock."""
+        """Apply a sync clock: the open step ends short, and the replica ticks up to the clock."""
         if self._clock.sync_at(clock):
             step = self._queue[-1]
             assert isinstance(step, OrderedStep)
             step.closed = True
         elif clock <= self._sync_clock:
-            return  # the gate sees a group again until it is admitted, and a flush repeats the sync clock
+            return  # the gate checks a group until its admission, and a flush repeats the sync clock
         self._sync_clock = max(self._sync_clock, clock)
         self._queue.append(ClockSkip(clock, self._epoch))
         self._send_ready()
 
     async def wait(self) -> None:
-        """Wait for anything that may open the gate. Cancelling it loses nothing.
+        """Wait for an event that may open the gate. Cancelling it loses nothing.
 
         Raises:
-            DeadlineExceeded: The slowest clock has not advanced for `waits.clock_s`, or no own step has
-                left; names the replicas behind.
+            DeadlineExceeded: The slowest clock has not advanced for `waits.clock_s`, or no own step was sent;
+                the error names the slower replicas.
             RunFailed: Servers sent the values of another clock.
         """
         if self._broken is not None:
@@ -234,7 +234,7 @@ class BoundedStepper:
         begin = loop.time()
         self._changed.clear()
         if self._has_values() or self.sent < self._clock.needs:
-            # An own step must leave first, so the other replicas are not late.
+            # An own step must be sent first, so the other replicas are not late.
             await self._wait_for_own(f"step {self.sent} of replica {self._replica} to be trained")
             return
         # Several calls wait for one step, because each change wakes the caller. Count the step once.
@@ -242,7 +242,7 @@ class BoundedStepper:
             self._waits_before = self._clock.step
             self._waits += 1
             self._advanced = True
-        # The deadline is per advance of the slowest clock, so it moves only after one.
+        # The deadline is per advance of the slowest clock, so only an advance moves it.
         if self._advanced:
             self._advanced, self._advanced_at = False, begin
         self._waiting_for = self._replicas_behind()
@@ -266,7 +266,7 @@ class BoundedStepper:
             raise DeadlineExceeded(what, self._timeout_s) from None
 
     def _ask(self) -> None:
-        """Ask for the values needed, unless an answer on its way may bring them."""
+        """Request the necessary values, unless an answer in transit may contain them."""
         needed = self._clock.needs
         if not self._landings and self._bound < needed:
             self._pull(needed)
@@ -283,8 +283,8 @@ class BoundedStepper:
     def add(self, trained: Trained, on_landed: Callable[[], None]) -> None:
         """Take a trained group. Never waits.
 
-        `on_landed` is called when the values behind the group's step are installed; at once if the group is
-        not the last one of a full step.
+        `on_landed` is called when the values after the group's step are installed; at once if the group is
+        not the last of a full step.
 
         Raises:
             RunFailed: The group read values that are too old.
@@ -293,11 +293,11 @@ class BoundedStepper:
         assert admitted is not None
         step: OrderedStep = admitted.step
         self._check_read(step, trained)
-        # A section that is reported from now on came too late: its messages leave with the rest.
+        # A section reported from now on is too late: its messages are sent with the rest.
         if trained.ahead is not None:
             trained.ahead.over = True
         step.early[admitted.index] = trained
-        # Only the last group of a full step waits: a short step has no such group.
+        # Only the last group of a full step waits; a short step has none.
         if admitted.index == self._push_every - 1:
             step.on_landed = on_landed
         else:
@@ -310,7 +310,7 @@ class BoundedStepper:
     def ahead(self, trained: Trained, messages: Sequence[int], on_landed: Callable[[], None]) -> None:
         """Send complete messages of a group's step while the rest is computed. Never waits.
 
-        Only if the step is the next one to leave; otherwise the messages leave with the rest.
+        The messages are sent early only if the step is the next to be sent; otherwise with the rest.
 
         Raises:
             RunFailed: The group read values that are too old.
@@ -327,7 +327,7 @@ class BoundedStepper:
         self._pusher.push_ahead(step.leaving, messages)
 
     def _check_read(self, step: OrderedStep, trained: Trained) -> None:
-        # The gate should rule this out. A wrong read would break the promise of the run without a trace.
+        # The gate should rule this out. A wrong read would silently break the guarantee of the run.
         if trained.read.clock < step.needed:
             raise RunFailed(
                 f"step {step.number} of replica {self._replica} read values of clock {trained.read.clock}, "
@@ -370,7 +370,7 @@ class BoundedStepper:
         assert self.sent <= ready.number, (self.sent, ready.number)
         self.sent = ready.number + 1
         step = Step(buffer, groups, self.sent, ready.epoch)
-        # Frozen layers have no gradients. Without a tick their shards would keep the clock back.
+        # Frozen layers have no gradients. Without a tick their shards would hold the clock back.
         for server, shards in self._ticks.silent:
             self._ticks.client.tick(server, shards, self.sent, epoch=ready.epoch)
         # In bsp the answer to a push has no sum yet; a clock-bound pull follows the step.
@@ -387,7 +387,7 @@ class BoundedStepper:
         if step is None:
             assert ready.buffer is not None
             step = self._begin(ready, ready.buffer, ready.trained, on_landed)
-        # Groups and step refer to each other. Without this, reads live until the garbage collector runs.
+        # Groups and step refer to each other. Without this line, reads stay until the garbage collector runs.
         ready.trained, ready.on_landed, ready.leaving = [], None, None
         self._pusher.finish(step)
         if self._synchronous:
@@ -402,14 +402,14 @@ class BoundedStepper:
         self.sent = skip.clock
         for server, shards in self._ticks.shards:
             self._ticks.client.tick(server, shards, skip.clock, epoch=skip.epoch)
-        # The first step behind the skip reads the values of exactly this clock.
+        # The first step after the skip reads the values of exactly this clock.
         if self._synchronous:
             self._pull(skip.clock)
 
     # --- values ------------------------------------------------------------------------------
 
     def _pulled(self, on_landed: Callable[[], None] | None) -> None:
-        """Take note that the values behind a push are installed."""
+        """Note that the values after a push are installed."""
         self._landings -= 1
         self._arrived()
         if on_landed is not None:
@@ -420,7 +420,7 @@ class BoundedStepper:
         self._puller.pull(partial(self._bound_landed, clock), clock=clock, on_behind=self._on_behind)
 
     def _bound_landed(self, clock: int) -> None:
-        # A later pull has replaced this one if the clocks differ: its own landing is checked.
+        # A later pull has replaced this one if the clocks differ; its own values are checked.
         if clock == self._bound and self._synchronous:
             if self._weights.clock == self._weights.newest == clock:
                 self._keep(clock)
@@ -444,7 +444,7 @@ class BoundedStepper:
     def _on_behind(self, place: int, values: Values) -> None:
         old = self._behind.get(place)
         self._behind[place] = values
-        # A clock that advances at all restarts the deadline, however far it still is from the one needed.
+        # Any advance of the clock restarts the deadline, however far the needed clock is.
         self._advanced = self._advanced or old is None or values.clock > old.clock
         self._changed.set()
 

@@ -1,4 +1,4 @@
-"""Training on a copy: pull, compute, push, and pull again; over any link, at any cadence."""
+"""Training on a copy: pull, compute, push, and pull again, over any link, at any interval."""
 
 import asyncio
 from collections import Counter
@@ -23,11 +23,12 @@ from dataflow import Firing, Graph
 from transport import BufferPool
 
 OPEN_GROUPS = 8
-"""Maximum number of groups whose pushes one server has not acknowledged. More bring no rate, because one step
-travels while the next computes; but if servers fall behind, everything open is that much staler."""
+"""Maximum number of groups whose pushes one server has not acknowledged. More groups do not raise the rate,
+because one step travels while the next computes; but if servers fall behind, every open push is that much
+staler."""
 
 OPEN_STEPS = 2
-"""Minimum of the steps that one server may not have acknowledged, however many groups a step has."""
+"""Minimum of the steps that one server may leave unacknowledged, however many groups a step has."""
 
 
 def open_steps(push_every: int) -> int:
@@ -43,7 +44,8 @@ class CopyMode:
         model: The network, or a step of the user's.
         session: Identity of the worker towards the servers.
         buffers: Memory for pulled values.
-        in_flight: Groups in flight; a single one waits for its pull, otherwise pulls run in the background.
+        in_flight: Groups in flight; with one, each group waits for its pull, otherwise pulls run in the
+            background.
         owned: Tensors that this worker pushes or ticks; None: all.
     """
 
@@ -62,7 +64,8 @@ class CopyMode:
         self._model = model
         self._in_flight = in_flight
         self._owned = owned
-        # In bsp a group begins only when its values are here, so none waits for the pull behind its own step.
+        # In bsp a group begins only after its values are installed, so no group waits for the pull after its
+        # own step.
         self._background = in_flight > 1 or config.synchronous
         self._plan = plan_pushes(
             model,
@@ -108,7 +111,7 @@ class CopyMode:
         self._stepper = self._asp_stepper if self.gate is None else self.gate
 
     def _new_sections(self) -> Sequence[BackwardSection]:
-        # Limits of the gradient, and sums of several groups, need all of it before any of it may leave.
+        # Limits of the gradient, and sums of several groups, need the whole gradient before any message.
         config = self._config
         complete = config.push_every == 1 and not config.local_steps and Scaling.of(config) is None
         if complete and self._owned is None and isinstance(self._model, Network):
@@ -129,7 +132,7 @@ class CopyMode:
 
     @property
     def _buffers_ahead(self) -> int:
-        """Push buffers made ahead: one per group in flight, and two whose pushes travel."""
+        """Number of push buffers made ahead: one per group in flight, and two for pushes in transit."""
         return self._in_flight + 2
 
     def _new_log(self, session: SessionIdentity) -> ReadLog:
@@ -214,4 +217,4 @@ class CopyMode:
 
 
 def _nothing() -> None:
-    """A pull in the background has landed; no group waits for it."""
+    """The values of a pull in the background are installed; no group waits for it."""

@@ -1,17 +1,16 @@
-"""Pure: limits of a step's gradient, as factors on it before it leaves: clipping, layer-wise rate control.
+"""Pure: limits of a step's gradient, as factors on it before its push: clipping, layer-wise rate control.
 
-Clipping bounds the norm over all tensors. Layer-wise rate control bounds each tensor's rate: at most
-`layer_rate` times the tensor's norm over that of its clipped gradient, and never more than the rate in force
-(CL-07). A tensor of zeros, such as a bias at the start, has no norm to compare with and keeps the rate. A
-gradient that is not finite is not scaled: the server refuses and counts it.
+Clipping bounds the norm over all tensors. Layer-wise rate control bounds each tensor's rate by `layer_rate`
+times the tensor's norm over the norm of its clipped gradient, and by the scheduled rate (CL-07). A tensor of
+zeros, such as an initial bias, has no norm for the comparison and keeps the rate. A gradient that is not
+finite is not scaled: the server refuses and counts it.
 
-A gradient that travels as factors is the product E X^T of error gradients E (rows, K) and activations X
-(inputs, K) of K images. Its norm needs no product: |E X^T|^2 is the sum over all entries of
-(E^T E) * (X^T X), two Gram matrices of K by K; those of the rows of several servers add up. Its factor goes
-on E.
+A gradient sent as factors is the product E X^T of error gradients E (rows, K) and activations X (inputs, K)
+of K images. Its norm needs no product: |E X^T|^2 is the sum over all entries of (E^T E) * (X^T X), two Gram
+matrices of K by K; the matrices of several servers' rows add up. The factor multiplies E.
 
 The limits apply to the gradient that the rule would see from this push alone: the sum over the groups of the
-step, or in bsp, where servers average over all images of a step, the mean over the images of this push.
+step. In bsp, in which servers average over all images of a step, it is the mean over the images of this push.
 """
 
 import math
@@ -39,7 +38,7 @@ class Scaling:
 
     @classmethod
     def of(cls, config: Config) -> Self | None:
-        """The limits that a run's options set; None if they set none."""
+        """The limits in a run's options; None without limits."""
         if not config.clip and not config.layer_rate:
             return None
         return cls(clip=config.clip, layer_rate=config.layer_rate)
@@ -47,13 +46,13 @@ class Scaling:
     def factors(
         self, buffer: PushBuffer, weights: Mapping[str, NDArray[Any]], *, rate: float, unit: float = 1.0
     ) -> dict[str, float]:
-        """Give the factor of each tensor that needs one other than 1.
+        """Return the factor of each tensor whose factor is not 1.
 
         Args:
             buffer: A group's or step's gradients.
-            weights: The values at which they were computed.
-            rate: Learning rate that they will be applied with.
-            unit: Factor from the buffer's gradient to the one that the rule sees.
+            weights: The values from which the gradients were computed.
+            rate: Learning rate of their application.
+            unit: Factor from the buffer's gradient to the gradient that the rule sees.
         """
         norms = {name: unit * norm for name, norm in gradient_norms(buffer).items()}
         clip = 1.0
@@ -72,7 +71,7 @@ class Scaling:
     def apply(
         self, buffer: PushBuffer, weights: Mapping[str, NDArray[Any]], *, rate: float, unit: float = 1.0
     ) -> dict[str, float]:
-        """Scale a buffer to keep the limits; returns what `factors` does."""
+        """Scale a buffer to keep the limits; returns the result of `factors`."""
         factors = self.factors(buffer, weights, rate=rate, unit=unit)
         buffer.scale(factors)
         return factors
@@ -80,7 +79,7 @@ class Scaling:
 
 @np.errstate(over="ignore", invalid="ignore")
 def gradient_norms(buffer: PushBuffer) -> dict[str, float]:
-    """Euclidean norm of each tensor's gradient, however it travels; not finite if a value is not."""
+    """Euclidean norm of each tensor's gradient, in either form; not finite if a value is not."""
     squares: dict[str, float] = {}
     for name, delta in buffer.deltas():
         squares[name] = squares.get(name, 0.0) + _square(delta)

@@ -22,15 +22,16 @@ from adam_async.worker.training_mode import ModeSetup
 from dataflow import Firing, Graph
 
 JOB_IMAGES = 128
-"""Images that one job of a compute thread trains, as so many groups as they make. During the job the thread
-needs nothing of the loop. A group reads the weights when its training begins, so waiting makes none stale."""
+"""Number of images that one job of a compute thread trains, in as many groups as they make. During the job
+the thread needs no service of the loop. A group reads the weights when its training begins, so waiting groups
+do not become stale."""
 
 JOB_GROUPS = range(2, 33)
-"""Bounds on the groups of a job: two at least, so that there are jobs of several; 32 at most, so that a job
-of tiny groups stays short."""
+"""Bounds on the groups of a job: at least 2, so that some jobs have several; at most 32, so that a job of
+tiny groups stays short."""
 
 JOBS_PER_THREAD = 2
-"""Jobs per compute thread: the one in training, and one that waits for the thread."""
+"""Jobs per compute thread: one in training, and one in the queue of the thread."""
 
 
 def groups_of_a_job(images_per_group: int) -> int:
@@ -93,7 +94,7 @@ class InPlaceMode:
         )
 
     async def prepare(self) -> None:
-        """Ask each server for its clocks, with one shard of its own. Cancelling it loses nothing."""
+        """Ask each server for its clocks, through one of its shards. Cancelling it loses nothing."""
         setup = self._setup
         answered = asyncio.Event()
         firsts = {setup.buckets[spec.bucket]: spec.id for spec in reversed(setup.table.shards)}
@@ -121,7 +122,7 @@ class InPlaceMode:
         return self._trainer.new_memory()
 
     def graph(self) -> Graph:
-        """See `TrainingMode.graph`. No group waits for a pull: its step is applied once it is trained."""
+        """See `TrainingMode.graph`. No group waits for a pull: its step is applied after its training."""
         return replica_graph(
             self._trainer.train,
             self._on_trained,
@@ -143,6 +144,6 @@ class InPlaceMode:
         self._step_reports.close()
 
     def statistics(self) -> WorkerStatistics:
-        """The bytes that each tensor's gradient would need on a link; none of them travels."""
+        """The bytes that each tensor's gradient would need on a link; a run in place sends none."""
         choices = [replace(choice, chosen="in place") for choice in self._plan.protocols.values()]
         return WorkerStatistics(protocols=choices, push_buffers=0)

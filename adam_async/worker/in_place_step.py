@@ -1,10 +1,11 @@
-"""Pure: the training of one image group on a compute thread, on the servers' own memory.
+"""Pure: the training of one image group on a compute thread, on the servers' memory.
 
 The zero-copy path of one process (AD-11, AD-14): forward and backward pass read the shards in their memory,
-and the run's own rule applies each finite gradient there, without locks. Only a report of the step is pushed.
+and the run's own rule applies each finite gradient there, without locks. The worker pushes only a report of
+the step.
 
-Staleness is measured at the memory: the number of steps that other threads applied between the group's first
-read and the end of its own step.
+Staleness is the number of steps that other threads applied to the memory between the group's first read and
+the end of its own step.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,12 +35,12 @@ class TrainedInPlace:
     """Mean over the group's images."""
     staleness: int
     refused: tuple[str, ...]
-    """Tensors whose gradient was not finite, and not applied."""
+    """Tensors whose gradient was not finite and therefore not applied."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ThreadMemory:
-    """Training memory of one compute thread. Its groups follow one another, so they share it."""
+    """Training memory of one compute thread. Memory shared by consecutive groups of a thread."""
 
     context: Context
     buffers: StepBuffers
@@ -55,7 +56,7 @@ class InPlaceTrainer:
         schedule: Learning rate of a group.
         group_images: Most images of a group.
         dice: Random numbers of layers such as dropout.
-        clock: Clock for the times of groups, in seconds; None takes none.
+        clock: Clock for the times of groups, in seconds; None measures no times.
     """
 
     def __init__(
@@ -82,10 +83,10 @@ class InPlaceTrainer:
         """Make the training memory of one compute thread."""
         return ThreadMemory(self._network.context(self._group_images), self._step.new_scratch())
 
-    # A diverging run shows in its loss and its refused steps; a warning per group would add nothing.
+    # The loss and the refused steps show a diverging run; a warning per group would not add information.
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def train(self, firings: Sequence[Firing], groups: Sequence[ImageGroup]) -> list[TrainedInPlace]:
-        """Forward, backward and rule, in place, one group after the other."""
+        """Forward, backward and rule, in place, group by group."""
         memory: ThreadMemory = firings[0].scratch
         clock = self._clock
         if clock is None:

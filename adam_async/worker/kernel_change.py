@@ -1,8 +1,8 @@
-"""The change from NumPy's kernels, with which a worker begins, to compiled ones.
+"""The change from NumPy's kernels, with which a worker begins, to compiled kernels.
 
-Compiling takes longer than many training runs. A child process does it, because in this process it would hold
-the interpreter's lock, and leaves the kernels on the disk. Then the network loads them; a group in training
-keeps the kernels with which it began.
+Compiling takes longer than many training runs. A child process compiles, because a compilation in this
+process would hold the interpreter's lock; it leaves the kernels on the disk. Then the network loads the
+kernels; a group in training keeps the kernels with which it began.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from dataflow import ComputePool
 logger = logging.getLogger(__name__)
 
 COMPILE_S = 600.0
-"""Seconds that the child may take; after that, training goes on with NumPy's kernels."""
+"""Deadline of the child process, in seconds; after it, training continues with NumPy's kernels."""
 
 POLL_S = 0.1
 """Seconds between two checks whether the child has ended."""
@@ -41,8 +41,8 @@ class KernelChange:
     Args:
         network: The whole model.
         trained: The model, or its partitions.
-        waits: Whether the first group waits for compiled kernels: if results must not depend on the duration
-            of compiling, or if the model is cut.
+        waits: Whether the first group waits for compiled kernels: if results must not depend on the compile
+            time, or if the model is cut.
         cores: Cores that this process may use.
     """
 
@@ -51,7 +51,7 @@ class KernelChange:
         self._network = network
         self._trained = trained
         self._engine = network.engine
-        """Engine of the kernels that are compiled during training; None if none are."""
+        """Engine of the kernels that are compiled during training; None without such a compilation."""
         if not waits:
             network.use_ready()
         if network.kernels != "numpy":
@@ -72,8 +72,8 @@ class KernelChange:
     async def run(self, pool: ComputePool, groups: Callable[[], int]) -> None:
         """Compile kernels in a child process during training, and change to them.
 
-        If the disk keeps no kernels, a compute thread compiles instead. Cancelling kills the child; the
-        kernels that it has compiled stay on the disk.
+        If the kernels cannot be kept on the disk, a compute thread compiles them instead. Cancelling kills
+        the child; its compiled kernels stay on the disk.
 
         Args:
             pool: Reads the kernels from the disk.
@@ -99,9 +99,9 @@ class KernelChange:
 
     @contextmanager
     def _core_for_the_child(self, pool: ComputePool) -> Iterator[None]:
-        """Let one of several compute threads wait if they need every core.
+        """Pause one of several compute threads if the threads use every core.
 
-        Compiled kernels train several times as fast as NumPy's, so it pays to have them sooner.
+        Compiled kernels train several times as fast as NumPy's, so an earlier change is worth the pause.
         """
         over = Event()
         if 1 < pool.statistics().threads >= self._cores:
@@ -119,7 +119,7 @@ class KernelChange:
         deadline = loop.time() + COMPILE_S
         with TemporaryFile() as output:
             # Event loops watch children by a thread or from the main thread, and leave pipes open if they are
-            # cancelled; polling ten times per second needs neither.
+            # cancelled; polling ten times per second avoids both.
             child = Popen(  # noqa: ASYNC220 - starting takes a millisecond
                 command, stdin=DEVNULL, stdout=output, stderr=output, env=child_environment(os.environ)
             )

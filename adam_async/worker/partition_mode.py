@@ -14,10 +14,10 @@ from transport import BufferPool
 
 
 class PartitionMode(CopyMode):
-    """The training mode of one worker of several of a replica; see `TrainingMode`.
+    """The training mode of one of several workers of a replica; see `TrainingMode`.
 
-    Its weights are a copy of the tensors that its layers read. It pushes the tensors that it owns, and pulls
-    those that other workers of the replica own.
+    Its weights are a copy of the tensors that its layers read. The worker pushes the tensors that it owns,
+    and pulls the tensors that other workers of the replica own.
 
     Args:
         setup: The run, with the shards of the partition.
@@ -64,7 +64,7 @@ class PartitionMode(CopyMode):
         return WeakKeyDictionary()
 
     def graph(self) -> Graph:
-        """See `TrainingMode.graph`. Blocks of other workers are delivered to its ports ``in-<crossing>``."""
+        """See `TrainingMode.graph`. The ports ``in-<crossing>`` receive blocks of other workers."""
         return partition_graph(
             self._partition_trainer,
             self._partition,
@@ -74,7 +74,7 @@ class PartitionMode(CopyMode):
         )
 
     def statistics(self) -> WorkerStatistics:
-        """Those of `CopyMode`, and the size of the partition."""
+        """The statistics of `CopyMode`, and the size of the partition."""
         counts = super().statistics()
         counts.part = PartitionStatistics(
             segments=len(self._partition.segments), wires=self._partition_trainer.wires_made

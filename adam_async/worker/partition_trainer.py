@@ -1,15 +1,15 @@
 """Pure: the training of a group in one partition of a model, and the dataflow graph around it.
 
 A group passes through a partition in a chain of segments (`adam_async/model/partition/network.py`). A segment
-fires when the one before it has run and all its blocks have arrived, in any order and for any group; its own
-blocks for other workers leave on the loop right after it:
+fires after the earlier segment has run and all its blocks have arrived, in any order and for any group; the
+loop sends its own blocks for other workers right after it:
 
     group -> [segment-0] -> [segment-1] -> ... -> [segment-n] -> (summed) -> trained -> [push, light]
               |        ^ in-3                 ^ in-7, in-9        ^ in-12
               +-> [leave-0, light]             +-> ...
 
-The last one fills the push buffer. If other workers compute parts of the same weights' gradients, `summed`
-waits for those, and adds them up in the order of the workers.
+The last segment fills the push buffer. If other workers compute parts of the same weights' gradients,
+`summed` waits for these parts, and adds them in the order of the workers.
 """
 
 from collections import deque
@@ -39,7 +39,7 @@ SendBlock = Callable[[int, Parcel], None]
 
 @dataclass(slots=True, eq=False)
 class Passage:
-    """A group on its way through the partition."""
+    """A group in transit through the partition."""
 
     group: ImageGroup
     read: Snapshot
@@ -50,7 +50,7 @@ class Passage:
 
 
 class WirePool:
-    """Pool of send buffers of one crossing. Taking and giving back are atomic, from any thread."""
+    """Pool of send buffers of one crossing. Lending and returning are atomic, from any thread."""
 
     def __init__(self, partition: Partition, crossing: Crossing, images: int) -> None:
         self._partition = partition
@@ -60,7 +60,7 @@ class WirePool:
         self.made = 0
 
     def take(self, images: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Take a free buffer; returns it flat, and as the view that holds a group of so many images."""
+        """Take a free buffer; returns it flat, and as the view for a group of this many images."""
         try:
             # Without a lock: two threads may find the pool empty at once, and each makes a buffer.
             flat = self._free.pop()
@@ -71,12 +71,12 @@ class WirePool:
         return flat, flat[: int(np.prod(shape))].reshape(shape)
 
     def give_back(self, flat: NDArray[Any], _: NDArray[Any]) -> None:
-        """Return a buffer that no link and no other worker reads any more."""
+        """Return a buffer that no link and no other worker reads."""
         self._free.append(flat)
 
 
 class PartitionTrainer(GroupTrainer):
-    """Trains the partition of one worker; its methods run on compute threads, several at once.
+    """Trains the partition of one worker; several compute threads call its methods at once.
 
     Args:
         partition: The partition.
@@ -119,7 +119,7 @@ class PartitionTrainer(GroupTrainer):
         # In bsp all groups of a step read the step's snapshot; otherwise each reads the newest copy.
         admitted = group if isinstance(group, Admitted) else None
         images = group.group if isinstance(group, Admitted) else group
-        # One snapshot for the whole passage: all segments of a group must read the same values.
+        # One snapshot for all segments: all segments of a group must read the same values.
         read = self._weights.snapshot() if admitted is None or admitted.read is None else admitted.read
         lease = images.lease
         # The data server sends a partition without input rows labels only.
@@ -138,7 +138,7 @@ class PartitionTrainer(GroupTrainer):
         self._partition.connect(context, segment, wires)
         self.compute(number, context, passage)
         self._partition.send_errors(context, segment)
-        # The memory of the wires is lent: links read the sent ones, and the received ones go back to a pool.
+        # The memory of the wires is lent: links read the sent blocks, and the received ones return to a pool.
         self._partition.disconnect(context, segment)
         return parcels
 
@@ -151,7 +151,7 @@ class PartitionTrainer(GroupTrainer):
             passage.loss = partition.network.loss(context)
 
     def run_last(self, context: Context, passage: Passage) -> list[Parcel]:
-        """Write partial weight gradients for other workers, behind the last segment."""
+        """Write partial weight gradients for other workers, after the last segment."""
         parcels = []
         for crossing in self._partition.partial:
             parcel = self._parcel(crossing.number, passage)
@@ -177,10 +177,10 @@ class PartitionTrainer(GroupTrainer):
         lease = passage.group.lease
         buffer = self.group_buffers.take()
         buffer.fill(context)
-        # A partial gradient is added to a delta, so a tensor with parts of other workers has no factors.
+        # A partial gradient is added to a delta, so a tensor with parts from other workers has no factors.
         if parts:
             self._add_up(buffer, parts)
-        # A group's gradient is a mean. Servers average over images in bsp, so a short group weighs less.
+        # A group's gradient is a mean. Servers average over images in bsp, so a short group has less weight.
         if self._by_images and buffer.images < self._group_images:
             buffer.scale_all(buffer.images / self._group_images)
         stepped = {}
@@ -190,7 +190,7 @@ class PartitionTrainer(GroupTrainer):
 
     def _add_up(self, buffer: PushBuffer, parts: Sequence[NDArray[Any]]) -> None:
         """Add partial gradients in the order of the workers: ((first + second) + own) + fourth."""
-        # Floating-point sums depend on their order. A fixed one gives the same bits in every run.
+        # Floating-point sums depend on their order. A fixed order gives the same bits in every run.
         before: dict[str, NDArray[Any]] = {}
         behind: list[tuple[str, NDArray[Any]]] = []
         for crossing, part in sorted(
@@ -223,7 +223,7 @@ def _scratch(
     """Find the thread's scratch memory for a partition: a thread may work for several of a replica."""
     found = scratch.get(trainer)
     if found is None:
-        # The dictionary has weak keys: the memory goes with the run.
+        # The dictionary has weak keys: the memory is freed with the run.
         found = scratch[trainer] = ThreadScratch(trainer.network)
     return found
 
@@ -262,7 +262,8 @@ def partition_graph(
             nodes.append(Node(f"leave-{number}", _leaver(trainer, send_block), inputs=(f"out-{number}",)))
         before = after
     if partition.sums:
-        # Partial gradients arrive in any order. The node fires when all are there, and sorts them by worker.
+        # Partial gradients arrive in any order. The node fires when all parts have arrived, and sorts them by
+        # worker.
         received = tuple(f"in-{crossing.number}" for crossing in partition.sums)
         nodes.append(
             Node("summed", _summed(trainer), inputs=(before, *received), outputs=("trained",), heavy=True)
@@ -277,7 +278,7 @@ def partition_graph(
 def _step(
     trainer: PartitionTrainer, number: int, *, last: bool, ends: bool, sends: bool
 ) -> Callable[..., Any]:
-    # A diverging run shows in its loss and its refused pushes; a warning per group would add nothing.
+    # The loss and the refused pushes show a diverging run; a warning per group would not add information.
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def step(firing: Firing, before: Any, *received: NDArray[Any]) -> Any:
         context = firing.context

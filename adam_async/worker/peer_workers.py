@@ -1,18 +1,17 @@
 """The other workers of a replica: links to all of them, and blocks in both directions.
 
-Theory of operation
--------------------
-Of two workers the one with the lower part dials. Both sides begin with a `Greet`: the replica generation, and
-the number of blocks received, behind which sending goes on (`reliable_stream.py`). A worker of another
-generation gets no answer, so all messages of an earlier generation are refused.
+Theory of operation ------------------- Of two workers the worker with the lower part connects. Both sides
+begin with a `Greet`: the replica generation, and the number of received blocks, after which sending continues
+(`reliable_stream.py`). A worker of another generation gets no answer, so all messages of an earlier
+generation are refused.
 
-Blocks that become ready in one iteration of the loop leave in one message, whatever their groups; received
-blocks go to the engine at once. Confirmations travel with the blocks of the other direction; after
-`CONFIRM_BLOCKS` without any, a message without blocks carries them.
+Blocks that become ready in one iteration of the loop share one message, whatever their groups; the engine
+gets received blocks at once. Blocks of the other direction carry confirmations; after `CONFIRM_BLOCKS`
+received blocks without a reply, a message without blocks confirms them.
 
-A worker that sends and gets nothing back, such as one with only frozen layers, could run far ahead of a
-slower one. So each worker reports its number of begun groups, and begins no group more than a *lead* ahead of
-a worker that it sends to. The lead bounds the waiting groups everywhere.
+A worker that only sends, for example because its layers are frozen, could train far ahead of a slower worker.
+Each worker therefore reports its number of begun groups, and begins no group more than a *lead* ahead of a
+worker to which it sends. The lead bounds the waiting groups everywhere.
 """
 
 import asyncio
@@ -53,16 +52,16 @@ BLOCKS = 64
 """Maximum number of blocks in one message; their description must fit into a frame's meta."""
 
 MESSAGE_BYTES = 32 << 20
-"""Maximum size of their tensors, in bytes, unless there is a single one."""
+"""Maximum size of the tensors of a message, in bytes, unless it has a single one."""
 
 MOST_BEGUN = 1 << 16
 """Maximum number of groups that the other side may begin between two messages."""
 
 CONFIRM_BLOCKS = 32
-"""Number of unconfirmed blocks after which a message of its own confirms them."""
+"""Number of unconfirmed blocks after which a separate message confirms them."""
 
 REPORT_SHARE = 4
-"""Number of reports of begun groups that a sending worker gets within its lead."""
+"""Number of reports of begun groups that a sending worker receives within its lead."""
 
 ROOM_S = 0.005
 """Pause before another attempt to send if the other side does not read fast enough, in seconds."""
@@ -77,7 +76,8 @@ class ExpectedBlocks:
     Args:
         shapes: Functions from a number of images to the shape of a block, by crossing.
         dtype: Type of all blocks.
-        group_images: Function from the number of a group to its number of images; 0 if no epoch has it.
+        group_images: Function from the number of a group to its number of images; 0 if no epoch has this
+            group.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class ExpectedBlocks:
         """Check the shape and type of a block from a node.
 
         Raises:
-            RemoteProtocolError: The node sends no such block.
+            RemoteProtocolError: The node may not send this block.
         """
         images = self._group_images(block.number)
         shape = self._checked.get((block.crossing, images))
         if shape == tensor.shape and tensor.dtype == self._dtype:
-            return  # the shape was checked before: the common case
+            return  # an earlier check of the shape: the common case
         expected = self._shapes.get(block.crossing)
         if expected is None:
             raise RemoteProtocolError("blocks", f"crossing {block.crossing} does not lead here from {node}")
@@ -121,22 +121,22 @@ class PeerWorkerEvents:
     blocks: OnBlocks
     """Takes received blocks."""
     progress: Callable[[], None]
-    """Called when the other worker has begun more groups."""
+    """Function that is called when the other worker has begun more groups."""
     linked: Callable[[], None]
-    """Called when there is a link to the other worker."""
+    """Function that is called when a link to the other worker exists."""
 
 
 class PeerWorker:
-    """One of the other workers, over one link after the other.
+    """One of the other workers, over successive links.
 
     Args:
-        part: Its part of the model.
-        node: Its node id.
-        address: Its address.
-        expected: Blocks that it may send.
-        lead: Maximum number of groups that a sender is ahead of a receiver.
-        heeded: Whether this worker sends to it, and so waits until it has begun enough groups.
-        events: Take its events.
+        part: Part of the model on the other worker.
+        node: Node id of the other worker.
+        address: Address of the other worker.
+        expected: Blocks that the other worker may send.
+        lead: Maximum number of groups by which a sender is ahead of a receiver.
+        heeded: Whether this worker sends to the other one, and so waits until it has begun enough groups.
+        events: Functions that take the events.
         callbacks: Runs the sending callbacks in a later iteration of the loop.
     """
 
@@ -161,11 +161,11 @@ class PeerWorker:
         self._sending = SendingStream()
         self._receiving = ReceivingStream()
         self._confirmed = 0
-        """Number of received blocks last sent to the other side."""
+        """Number of received blocks in the last message to the other side."""
         self._begun = 0
         """Number of groups begun here."""
         self._reported_begun = 0
-        """Number of groups begun here last sent to the other side."""
+        """Number of groups begun here, in the last message to the other side."""
         self._has_begun = 0
         """Number of groups begun on the other side."""
         self._link: Link | None = None
@@ -175,7 +175,7 @@ class PeerWorker:
 
     @property
     def received(self) -> int:
-        """Number of blocks received from it."""
+        """Number of blocks received from the other worker."""
         return self._receiving.received
 
     def put(self, parcel: Parcel) -> None:
@@ -185,7 +185,7 @@ class PeerWorker:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether it permits one more group to begin here."""
+        """Whether the other side permits the start of one more group here."""
         return not self._heeded or self._begun - self._has_begun < self._lead
 
     def begin(self) -> None:
@@ -196,7 +196,7 @@ class PeerWorker:
 
     @property
     def _owes_report(self) -> bool:
-        """Whether the other side needs a message, even without a block to send."""
+        """Whether the other side needs a message, even without a block."""
         if self.received - self._confirmed >= CONFIRM_BLOCKS:
             return True
         return self._begun - self._reported_begun >= self._report_every and bool(self._expected)
@@ -214,7 +214,7 @@ class PeerWorker:
                 return
 
     def _send(self, link: Link) -> bool:
-        """Send the next blocks; False if the link has ended, or takes them only later."""
+        """Send the next blocks; False if the link has ended, or does not accept them yet."""
         first, parcels = self._sending.take(BLOCKS, MESSAGE_BYTES)
         for parcel in parcels:
             parcel.hold()
@@ -235,14 +235,14 @@ class PeerWorker:
         return True
 
     async def converse(self, link: Link, greet: Greet) -> None:
-        """Send and receive on a link after the other side's `Greet`, until it ends.
+        """Send and receive on a link, after the other side's `Greet`, until its end.
 
         Raises:
             RemoteProtocolError: The other side breaks a rule.
             TransportError: The link has ended.
         """
         if self._link is not None:
-            self._link.abort()  # it has ended on the other side, and this one has not noticed yet
+            self._link.abort()  # the link has ended on the other side, and this side has not noticed yet
         self._sending.resume(greet.received)
         self._note_begun(greet.begun)
         self._link = link
@@ -262,7 +262,7 @@ class PeerWorker:
         return msgspec.structs.replace(ours, received=self.received, begun=self._begun)
 
     def close(self) -> None:
-        """End the link, with this replica generation."""
+        """End the link, at the end of this replica generation."""
         if self._link is not None:
             self._link.abort()
 
@@ -372,14 +372,14 @@ class PeerWorkers:
 
     @property
     def keep_up(self) -> bool:
-        """Whether all workers that this one sends to permit one more group to begin here."""
+        """Whether all receivers of this worker's blocks permit the start of one more group."""
         return all(other.keeps_up for other in self._others.values())
 
     async def wait_linked(self) -> None:
-        """Wait until there was a link to each of them. Cancelling it loses nothing.
+        """Wait until each of them had a link. Cancelling it loses nothing.
 
         Raises:
-            DeadlineExceeded: A worker had no link for `waits.patience_s`; names it.
+            DeadlineExceeded: A worker had no link for `waits.patience_s`; the error has its name.
         """
         try:
             async with asyncio.timeout(self._waits.patience_s):
@@ -391,7 +391,7 @@ class PeerWorkers:
             raise DeadlineExceeded(f"a link to {late}", self._waits.patience_s) from None
 
     async def wait_progress(self) -> None:
-        """Wait until one of them has begun another group. Cancelling it loses nothing.
+        """Wait until another worker has begun a further group. Cancelling it loses nothing.
 
         Raises:
             DeadlineExceeded: No worker did for `waits.clock_s`.
@@ -405,10 +405,10 @@ class PeerWorkers:
             raise DeadlineExceeded(f"{late} to begin another group", self._waits.clock_s) from None
 
     async def run(self) -> None:
-        """Keep a link to each worker with a higher part until cancelled; the others dial this one.
+        """Keep a link to each worker with a higher part until cancelled; those with lower parts connect here.
 
         Raises:
-            RoleDied: A worker could not be reached for `patience_s`.
+            RoleDied: A worker was unreachable for `patience_s`.
             Exception: An error in a callback that sends.
         """
         try:

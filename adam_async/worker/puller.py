@@ -1,9 +1,8 @@
-"""Pulled values on their way to the worker's copy: asked per server, assembled per tensor, installed whole.
+"""Pulled values in transit to the worker's copy: requested per server, assembled per tensor, installed whole.
 
-Values come back in the answers to pushes, or to pulls if they are too many for that. A tensor that is one
-shard is installed as it arrives: the answer's own memory becomes the copy. The shards of a larger tensor land
-in one fresh buffer, directly from the socket if they are one range of it, and the tensor is installed when
-its last shard is there.
+Answers to pushes contain values; if these are too many, answers to pulls. A tensor of one shard is installed
+at its arrival: the answer's memory becomes the copy. The shards of a larger tensor arrive in one new buffer,
+directly from the socket if they are one range of it. The tensor is installed when its last shard has arrived.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,19 +32,20 @@ NO_CLOCK = 1 << 62
 
 @dataclass(slots=True, eq=False)
 class _Assembly:
-    """A tensor of several shards whose values arrive."""
+    """A tensor of several shards, some of which have arrived."""
 
     array: NDArray[Any]
     versions: list[int]
     missing: int
     clock: int
-    """The lowest of its shards' clocks."""
+    """The lowest clock of the tensor's shards."""
 
 
 class Landing:
-    """One pull in progress: takes answers, and installs complete tensors.
+    """One pull in progress, which takes answers and installs complete tensors.
 
-    `expected` answers complete it; then the copy's clock rises to its own, and `on_landed` is called.
+    The pull is complete after `expected` answers; the copy's clock then rises to the pull's clock, and
+    `on_landed` is called.
     """
 
     def __init__(self, puller: "Puller", expected: int, on_landed: Callable[[], None]) -> None:
@@ -58,7 +58,7 @@ class Landing:
         self._assemblies: dict[str, _Assembly] = {}
 
     def into(self, specs: Sequence[ShardSpec]) -> NDArray[Any] | None:
-        """Memory for an answer with these shards: a range of a tensor, if they are one."""
+        """Memory for an answer with these shards: a range of a tensor, if they form one."""
         first, last = specs[0], specs[-1]
         if first.tensor not in self._puller.split:
             return None
@@ -70,7 +70,7 @@ class Landing:
     def arrived(
         self, specs: Sequence[ShardSpec], versions: Sequence[int], flat: NDArray[Any], clock: int
     ) -> None:
-        """Take one answer: the shards' versions, their values one after the other, and their clock."""
+        """Take one answer: the shards' versions, their concatenated values, and their clock."""
         if self._puller.clocked:
             self.clock = clock if self.clock is None else min(self.clock, clock)
             self._puller.weights.newest = max(self._puller.weights.newest, clock)
@@ -93,7 +93,7 @@ class Landing:
             self.over()
 
     def over(self) -> None:
-        """End the pull: everything is installed."""
+        """End the pull: all values are installed."""
         self._on_landed()
 
     def _land(self, spec: ShardSpec, version: int, values: NDArray[Any], clock: int) -> None:
@@ -128,7 +128,7 @@ class Puller:
 
     Args:
         network: The model.
-        table: Its shards.
+        table: Shards of the model.
         buckets: Primary of each bucket.
         client: Client of the servers.
         weights: The worker's copy.
@@ -165,7 +165,7 @@ class Puller:
         """Lowest clock of the shards in the last answer; a joining replica starts at it."""
 
     def questions(self, specs: Sequence[ShardSpec]) -> tuple[tuple[str, tuple[ShardSpec, ...]], ...]:
-        """Cut shards into questions: server, and the shards to ask it for in one message."""
+        """Group shards into requests: a server, and the shards to request in one message."""
         found: list[tuple[str, list[ShardSpec]]] = []
         room: dict[str, int] = {}
         open_: dict[str, list[ShardSpec]] = {}
@@ -173,7 +173,7 @@ class Puller:
             server = self._buckets[spec.bucket]
             size = spec.size * self.table.item_bytes
             group = open_.get(server)
-            # A large tensor of several shards has questions of its own, so that its values land in place.
+            # A large tensor of several shards has its own requests, so that its values arrive in place.
             apart = (
                 group is not None
                 and spec.tensor != group[-1].tensor
@@ -188,7 +188,7 @@ class Puller:
         return tuple((server, tuple(group)) for server, group in found)
 
     def together(self, specs: Sequence[ShardSpec], place: int) -> int:
-        """Number of shards from an index on that are all those of one tensor, in order; 1 if they are not."""
+        """Number of shards from an index on that are all shards of one tensor, in order; 1 otherwise."""
         spec = specs[place]
         if spec.tensor not in self.split or spec.start:
             return 1
@@ -198,13 +198,13 @@ class Puller:
     def pull(
         self, on_landed: Callable[[], None], *, clock: int = 0, on_behind: OnPlaceBehind | None = None
     ) -> None:
-        """Ask for all tensors, or with a clock for the trained ones. Never waits.
+        """Request all tensors, or with a clock the trained ones. Never waits.
 
         Args:
-            on_landed: Called when all of them are installed.
+            on_landed: Called when all values are installed.
             clock: Clock up to which the values must contain all pushes of live replicas.
-            on_behind: Called if the values are not there by the server's deadline, with the index of the
-                question and the server's answer.
+            on_behind: Called if the values are missing at the server's deadline, with the index of the
+                request and the server's answer.
         """
         questions = self._trained if clock else self._everything
         if not questions:  # a partition without parameters has the values of every clock

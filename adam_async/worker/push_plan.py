@@ -1,14 +1,14 @@
 """Pure: the plan of a step's pushes: protocol per tensor, messages per server, push buffers.
 
-The plan is made once per run (AD-17): the tensors that go as deltas and those that go as factors, the shards
-of each message to a server, and the place of each piece in a push buffer. Filling a buffer is then a series
-of copies into prepared views, and sending it needs only numbers and versions.
+The plan is made once per run (AD-17): the tensors sent as deltas and the tensors sent as factors, the shards
+of each message to a server, and the position of each piece in a push buffer. Filling a buffer is a series of
+copies into prepared views, and sending it needs only numbers and versions.
 
 For a dense layer of M inputs and N outputs on S servers, and K images, factors are K (S M + N) values,
-because the activations go to each server once; the delta is M N. The plan takes the protocol of fewer bytes.
+because each server gets the activations once; the delta is M N. The plan takes the protocol with fewer bytes.
 
-Letters: K images of one step, I inputs, R rows of one server, O all outputs. Factors travel image-last,
-(I, K) and (R, K), as they lie in a context.
+Letters: K images of one step, I inputs, R rows of one server, O all outputs. Messages have factors with the
+    images last, (I, K) and (R, K), as in a context.
 """
 
 from collections import Counter
@@ -26,8 +26,8 @@ from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, ShardTable
 
 MESSAGE_BYTES = 2 << 20
-"""Bytes of values after which the shards of a server continue in the next message, so that the server
-receives one message while it applies the one before."""
+"""Bytes of values after which the shards of a server continue in the next message; the server receives one
+message while it applies the earlier one."""
 
 ALIGNED_VALUES = 16
 """Number of float32 values of a 64-byte cache line."""
@@ -51,7 +51,7 @@ class ProtocolChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushPart:
-    """Shards that travel together: any shards as deltas, or those of one tensor as factors."""
+    """Shards of one message: any shards as deltas, or the shards of one tensor as factors."""
 
     factors: bool
     shards: tuple[ShardSpec, ...]
@@ -67,7 +67,7 @@ class PushMessage:
     shards: tuple[ShardId, ...]
     specs: tuple[ShardSpec, ...]
     pulls: bool
-    """Whether the values of these shards fit into the answer; otherwise a pull brings them."""
+    """Whether the values of these shards fit into the answer; otherwise a pull gets them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class PushPlan:
     images: int
     """Maximum number of images of a step: the K of the factors."""
     silent: tuple[tuple[str, tuple[ShardId, ...]], ...] = ()
-    """Shards of frozen layers, which are never pushed: server, and the shards of one tick."""
+    """Shards of frozen layers, which are never pushed: a server, and the shards of one tick."""
     read_only: tuple[ShardSpec, ...] = ()
     """Shards whose gradient another worker of the replica pushes."""
 
@@ -111,7 +111,7 @@ def choose_protocol(
 
 
 def factorable_tensors(network: Trainable) -> frozenset[str]:
-    """Tensors whose gradient has two factors; found by a context for one image."""
+    """Tensors whose gradient has two factors, found by a context for one image."""
     context = network.context(1)
     return frozenset(p.name for p in network.trained if network.factors(context, p.name) is not None)
 
@@ -178,7 +178,7 @@ def cut_shards(by_server: Mapping[str, Sequence[ShardId]]) -> tuple[tuple[str, t
 def travels_apart(table: ShardTable, tensor: str) -> bool:
     """Whether the shards of a tensor share their messages with no other tensor.
 
-    They do if they are too many for one message: then their values land in their place.
+    The shards share messages if they are too many for one: otherwise their values arrive in place.
     """
     shards = table.by_tensor[tensor]  # consecutive: first and last give the size, without a sum per call
     return (shards[-1].stop - shards[0].start) * table.item_bytes > MESSAGE_BYTES
@@ -187,10 +187,10 @@ def travels_apart(table: ShardTable, tensor: str) -> bool:
 def _split(
     specs: Sequence[ShardSpec], protocols: Mapping[str, ProtocolChoice], table: ShardTable
 ) -> list[list[ShardSpec]]:
-    """Cut one server's shards into messages, by the bytes of their values, which a pull brings back.
+    """Group one server's shards into messages by the bytes of their values, which a pull returns.
 
-    Large tensors of several shards have messages of their own, so that values land in their place. Shards of
-    one tensor that go as factors stay together, so that the activations go once.
+    Large tensors of several shards have their own messages, so that values arrive in place. Shards of one
+    tensor that is sent as factors stay together, so the activations are sent once.
     """
     groups: list[list[ShardSpec]] = []
     kept: tuple[object, ...] = ()
@@ -211,7 +211,7 @@ def _split(
 def _message(
     server: str, specs: Sequence[ShardSpec], protocols: Mapping[str, ProtocolChoice], item_bytes: int
 ) -> PushMessage:
-    # Tensors of whole cache lines first: the next one in flat memory then starts on a line.
+    # Tensors of whole cache lines first: the next tensor in flat memory then starts on a line.
     sizes = Counter[str]()
     for spec in specs:
         sizes[spec.tensor] += spec.size
@@ -237,7 +237,7 @@ def _message(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fill:
-    """The arrays that one message of a push buffer is filled from."""
+    """The arrays from which one message of a push buffer is filled."""
 
     deltas: list[tuple[str, NDArray[Any]]]
     pieces: list[tuple[NDArray[Any], NDArray[Any]]]
@@ -246,8 +246,8 @@ class _Fill:
 
 
 EARLY_BYTES = 256 << 10
-"""Bytes of gradients from which on a message leaves as soon as it is complete. A smaller one would save less
-time on its way than the notice to the loop costs."""
+"""Minimum bytes of gradients of a message that is sent as soon as it is complete. For a smaller message, the
+notice to the loop would cost more time than the early start saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ class BackwardSection:
 
 
 def plan_sections(network: Network, plan: PushPlan) -> tuple[BackwardSection, ...]:
-    """Cut the backward pass where large messages are complete; one section if that gains nothing.
+    """Cut the backward pass at points of complete large messages; one section if a cut gains nothing.
 
     While one section is computed, the messages of earlier sections may travel (GP-10, DS-05).
     """
@@ -294,9 +294,9 @@ def _gradient_bytes(message: PushMessage, images: int, item_bytes: int) -> int:
 class PushBuffer:
     """Memory for the gradients of one group or step, laid out for the messages of a plan.
 
-    A compute thread fills it, the messages have views of it, and it is free again when all of them are
-    settled and released. A tensor whose delta travels whole in one message is written in place; one whose
-    shards travel apart is written to memory of its own and copied piece by piece.
+    A compute thread fills it and the messages have views of it; it is free again when all messages are
+    settled and released. A tensor whose delta is whole in one message is written in place; a tensor whose
+    shards are in several messages is written to separate memory and copied piece by piece.
 
     Args:
         network: The model.
@@ -311,16 +311,16 @@ class PushBuffer:
         self._shapes = {p.name: p.shape for p in network.parameters}
         self._dtype = network.dtype
         self._flat: list[NDArray[Any]] = []
-        """The deltas of each message, one after the other."""
+        """The concatenated deltas of each message."""
         self._deltas: list[tuple[str, NDArray[Any]]] = []
         self._pieces: list[tuple[NDArray[Any], NDArray[Any]]] = []
         self._inputs: dict[str, NDArray[Any]] = {}
         self._errors: list[tuple[str, NDArray[Any], list[slice]]] = []
         self._tensors: list[list[NDArray[Any]]] = []
         self._shares: list[tuple[str, NDArray[Any]]] = []
-        """Tensor and memory of each shard that goes as a delta."""
+        """Tensor and memory of each shard that is sent as a delta."""
         self._apart: dict[str, NDArray[Any]] = {}
-        """Whole deltas of tensors whose shards travel apart."""
+        """Whole deltas of tensors whose shards are in several messages."""
         self._fills: list[_Fill] = []
         """Arrays of each message, in the order of the plan."""
         for message in plan.messages:
@@ -354,7 +354,7 @@ class PushBuffer:
             piece = flat[at : at + shard.size]
             shape, size = self._shapes[shard.tensor], prod(self._shapes[shard.tensor])
             self._shares.append((shard.tensor, piece))
-            if sizes[shard.tensor] == size:  # all of its shards are here, one after the other
+            if sizes[shard.tensor] == size:  # the message has all shards of the tensor, in order
                 if not shard.start:
                     self._deltas.append((shard.tensor, flat[at : at + size].reshape(shape)))
                 at += shard.size
@@ -383,7 +383,8 @@ class PushBuffer:
     def fill_messages(self, context: Any, messages: Iterable[int]) -> None:
         """Write the gradients of these messages, which must be complete; `images` is set.
 
-        A tensor that several messages share is complete for all of them at once: name them in their order.
+        A tensor that several messages share is complete for all of them at once: name these messages in their
+        order.
         """
         count = self.images
         for message in messages:
@@ -408,20 +409,20 @@ class PushBuffer:
         return pair
 
     def add_partial(self, tensor: str, part: NDArray[Any]) -> None:
-        """Add another worker's part of a tensor's gradient, flat; the tensor goes as a delta."""
+        """Add another worker's part of a tensor's gradient, flat; the tensor is sent as a delta."""
         delta = self.delta(tensor)
         assert delta is not None, f"{tensor} goes as factors"
         flat = delta.reshape(-1)
         np.add(flat, part, out=flat)
 
     def spread(self) -> None:
-        """Copy deltas whose shards travel apart to their messages, after an addition to them."""
+        """Copy deltas whose shards are in several messages, after an addition to them."""
         for fill in self._fills:
             for piece, source in fill.pieces:
                 piece[:] = source
 
     def clear(self) -> None:
-        """Clear it before the groups of a step are added up."""
+        """Clear the buffer before the groups of a step are summed."""
         self.images = 0
         for flat in self._flat:
             flat.fill(0.0)
@@ -475,7 +476,7 @@ class PushBuffer:
         ]
 
     def delta(self, tensor: str) -> NDArray[Any] | None:
-        """The delta of a whole tensor as `fill` left it; None for one that goes as factors."""
+        """The delta of a whole tensor after `fill`; None for a tensor sent as factors."""
         for name, delta in self._deltas:
             if name == tensor:
                 return delta

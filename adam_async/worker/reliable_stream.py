@@ -1,8 +1,8 @@
 """Pure: blocks between two workers of a replica: numbered, kept until confirmed, accepted once.
 
 Each direction between two workers is a stream of blocks numbered from 1. When a new link replaces a broken
-one, the sender sends the unconfirmed blocks again, and the receiver drops those that it has. Confirmations
-travel with the blocks of the other direction.
+one, the sender repeats the unconfirmed blocks, and the receiver drops the blocks that it has. Blocks of the
+other direction carry confirmations.
 """
 
 from collections import deque
@@ -16,12 +16,12 @@ from transport import RemoteProtocolError
 
 
 class Parcel:
-    """One block with its tensor, whose memory is lent until the last holder lets it go.
+    """One block with its tensor, whose memory is lent until the last holder releases it.
 
     Args:
         block: The block's crossing and group.
-        tensor: Its values.
-        give_back: Called once, from any thread, when all holders have let the parcel go.
+        tensor: Values of the block.
+        give_back: Called once, from any thread, when all holders have released the parcel.
     """
 
     __slots__ = ("_give_back", "_others", "block", "tensor")
@@ -31,7 +31,8 @@ class Parcel:
         self.tensor = tensor
         self._give_back = give_back
         self._others: list[None] = []
-        """One entry per holder beyond the first: taking one out is atomic, and the last finds none."""
+        """One entry per holder beyond the first: removing an entry is atomic, and the last holder finds
+        none."""
 
     def hold(self) -> None:
         """Add a holder; only a holder may call this."""
@@ -51,21 +52,21 @@ class SendingStream:
     def __init__(self) -> None:
         self._open: deque[Parcel] = deque()
         self._confirmed = 0
-        """Number of blocks that the receiver has confirmed; `_open` begins behind them."""
+        """Number of blocks that the receiver has confirmed; `_open` begins after them."""
         self._sent = 0
-        """Number of blocks that were sent on the link in use, or confirmed before it."""
+        """Number of blocks sent on the link in use, or confirmed before it."""
         self._ever_sent = 0
-        """Number of blocks that were sent on any link; a new link sends some again."""
+        """Number of blocks sent on any link; a new link repeats some."""
         self.resent = 0
 
     @property
     def unconfirmed(self) -> int:
-        """Number of blocks that are kept."""
+        """Number of blocks in memory."""
         return len(self._open)
 
     @property
     def waiting(self) -> bool:
-        """Whether there are blocks to send."""
+        """Whether unsent blocks exist."""
         return self._sent < self._confirmed + len(self._open)
 
     def add(self, parcel: Parcel) -> None:
@@ -77,7 +78,7 @@ class SendingStream:
 
         Args:
             blocks: Maximum number of blocks.
-            num_bytes: Maximum size of all their tensors; a larger block is taken alone.
+            num_bytes: Maximum size of all their tensors; a larger block is alone in its message.
         """
         first = self._sent + 1
         at = self._sent - self._confirmed
@@ -92,11 +93,11 @@ class SendingStream:
         return first, parcels
 
     def put_back(self, parcels: Sequence[Parcel]) -> None:
-        """Take back the last blocks: the link did not take them."""
+        """Return the last blocks to the queue, because the link did not accept them."""
         self._sent -= len(parcels)
 
     def confirm(self, received: int) -> None:
-        """Let go the blocks that the receiver has.
+        """Release the blocks that the receiver has.
 
         Raises:
             RemoteProtocolError: The receiver confirms blocks that were never sent.
@@ -107,14 +108,14 @@ class SendingStream:
         while self._confirmed < received:
             self._open.popleft().let_go()
             self._confirmed += 1
-        # The receiver may have got blocks by the link before: those are not sent again.
+        # The receiver may have got blocks by the earlier link: these are not sent again.
         self._sent = max(self._sent, self._confirmed)
 
     def resume(self, received: int) -> None:
-        """Continue on a new link behind the blocks that the receiver has.
+        """Continue on a new link after the blocks that the receiver has.
 
         Raises:
-            RemoteProtocolError: The receiver has fewer than it has confirmed, or more than were sent.
+            RemoteProtocolError: The receiver has fewer blocks than it has confirmed, or more than were sent.
         """
         if received < self._confirmed:
             raise RemoteProtocolError(
@@ -135,7 +136,7 @@ class ReceivingStream:
         self.duplicates = 0
 
     def accept(self, first: int, count: int) -> int:
-        """Count received blocks; returns the number of duplicates at their begin.
+        """Count received blocks; returns the number of duplicates at their start.
 
         Raises:
             RemoteProtocolError: An earlier block is missing, or the first has no number.

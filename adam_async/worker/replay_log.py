@@ -15,9 +15,9 @@ A log is one run of bytes, all numbers little-endian:
                    uint16 tensor, uint8 local steps, uint32 version of each of its shards
 
 A group reads the same tensors as the one before it, except for the *changes*, which a pull had replaced. In a
-run with local steps each tensor that was not replaced has one more of them, that of the group before; it is
-not noted. A tensor that was replaced during the training of a group may have that group's local step when the
-next one reads it: `local steps` counts these; they are those of the groups right before.
+run with local steps each tensor that was not replaced has one more of them, the step of the group before; the
+log does not note it. A tensor replaced during the training of a group may already contain that group's local
+step when the next group reads it: `local steps` counts such steps, all of them by the groups right before.
 
 The entry of a push takes at most 22 bytes for one group and one shard, 30 with a schedule; each further shard
 takes at most 7 more.
@@ -58,13 +58,13 @@ class GroupRead:
     epoch: int
     number: int
     clock: int
-    """Clock that its push carries; groups with the same one are one step, in this order."""
+    """Clock of the group's push; consecutive groups with one clock are one step."""
     progress: float
     """Progress of the run at the group's lease; 0 if no rate depends on it."""
     versions: Mapping[str, tuple[int, ...]]
     """Version of each shard of each tensor."""
     local: Mapping[str, int]
-    """Number of local steps on top of the versions: those of that many groups right before this one."""
+    """Number of local steps on top of the versions, by as many groups right before this one."""
 
 
 class ReadLog:
@@ -91,7 +91,7 @@ class ReadLog:
             self.data += _TENSOR.pack(count, len(text)) + text
 
     def note(self, lease: Lease, clock: int, read: Snapshot) -> None:
-        """Append a group that leaves with the step of this clock; groups come in the order of training."""
+        """Append a group that is pushed in the step of this clock; groups come in the order of training."""
         flags, parts = 0, [b""]
         last, self._last = self._last, lease
         if last is None or (last.epoch, last.number + 1) != (lease.epoch, lease.number):
@@ -123,14 +123,15 @@ class ReadLog:
 
 
 def read_read_log(data: bytes, *, frozen: frozenset[str], local: bool) -> tuple[Reader, Iterator[GroupRead]]:
-    """Read a log: its pushing client, and its groups one after the other.
+    """Read a log: its pushing client, and its groups in order.
 
     Args:
         frozen: Tensors that make no local steps.
         local: Whether groups make local steps.
 
     Raises:
-        ValueError: The data are not a log, of another version, or cut off; raised at once or by the iterator.
+        ValueError: The data are not a log, have another version, or are cut off; raised at once or by the
+            iterator.
     """
     if data[: len(MAGIC)] != MAGIC:
         raise ValueError(f"a log of reads begins with {MAGIC!r}, not {bytes(data[: len(MAGIC)])!r}")

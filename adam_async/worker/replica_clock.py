@@ -1,20 +1,18 @@
-"""Pure: the arithmetic of a replica's clock: which step a group joins, and which values that step may read.
+"""Pure: the arithmetic of a replica's clock: the step that a group joins, and the values that it reads.
 
-Theory of operation
--------------------
-Step c of a replica has c steps behind it; its push carries clock c + 1. Groups join steps as they are
-admitted, in the order of their leases, `push_every` to a step, so that the same groups make the same step in
-every run. At a *sync clock*, which the data server sends, all replicas have the same clock: the open step
-ends short, and the clock *skips* to the sync clock without pushes in between.
+Theory of operation ------------------- Step c of a replica follows c earlier steps; its push has clock c + 1.
+Groups join steps at their admission, in the order of their leases, `push_every` to a step, so the same groups
+make the same step in every run. At a *sync clock*, which the data server sends, all replicas have the same
+clock: the open step ends short, and the clock *skips* to the sync clock without pushes in between.
 
 Under ``ssp:S`` the values that step c reads contain all pushes of live replicas up to clock c - S. Such a
 replica is at most S steps ahead of the slowest one when it begins a step, and S + 1 when its push is counted.
 
-Under ``bsp`` step c reads the values of clock c - lag and no later ones, because sums of different clocks are
-different numbers. At a sync clock the pipeline is empty: the first step there, `base`, reads the values of
-clock `base` itself, and so does the next one if sums lag behind. A run that resumes at a sync clock goes on
-as if it had never ended. A push of clock p leaves only when the values of clock p - 1 are here: until then no
-server can have gone beyond them, so each replica gets the values of each clock.
+Under ``bsp`` step c reads the values of clock c - lag and no later ones, because the sums of different clocks
+differ. At a sync clock the pipeline is empty: the first step there, `base`, reads the values of clock `base`
+itself, and so does the next one if sums lag behind. A run that resumes at a sync clock continues as an
+uninterrupted one. A push of clock p waits until the values of clock p - 1 are installed. Until then no server
+can have a later clock, so each replica gets the values of each clock.
 """
 
 from dataclasses import dataclass
@@ -25,18 +23,19 @@ class StepPosition:
     """Position of a group in the steps of its replica."""
 
     step: int
-    """Steps that lie behind its step."""
+    """Number of earlier steps."""
     index: int
-    """Its position among the groups of the step."""
+    """Position of the group among the groups of the step."""
 
 
 class ReplicaClock:
-    """Adds groups to steps, and decides which values a step may read.
+    """Adds groups to steps, and decides the values that a step may read.
 
     Args:
-        start: Steps that the replica has behind it.
+        start: Number of steps that the replica has finished.
         push_every: Groups of a full step.
-        slack: Steps by which the replica may lead the slowest one; with `synchronous`, by which sums may lag.
+        slack: Steps by which the replica may be ahead of the slowest one; with `synchronous`, by which sums
+            may lag.
         synchronous: Whether a step reads the values of exactly one clock.
     """
 
@@ -52,7 +51,7 @@ class ReplicaClock:
         """The last sync clock."""
 
     def sync_at(self, clock: int) -> bool:
-        """Skip to a sync clock. Returns whether a step was open, which ends short."""
+        """Skip to a sync clock. Returns whether a step was open; the call ends that step short."""
         short = self.groups > 0
         if short:
             self.step += 1
@@ -63,12 +62,12 @@ class ReplicaClock:
 
     @property
     def needs(self) -> int:
-        """Clock of the values that the next step reads: with `synchronous` exactly, else at least."""
+        """Clock of the values that the next step reads: exact with `synchronous`, otherwise the minimum."""
         needed = self.step - self._slack
         return max(needed, self.base) if self._synchronous else needed
 
     def leaves(self, step: int, landed: int) -> bool:
-        """Whether a complete step may be pushed when values of clock `landed` are here."""
+        """Whether a complete step may be pushed after the values of clock `landed`."""
         return landed >= step if self._synchronous else True
 
     def join(self) -> StepPosition:

@@ -1,12 +1,12 @@
-"""One worker's part in one run: training from the first pull to the end, and everything made for it.
+"""One worker's part in one run: training from the first pull to the end, and all objects made for it.
 
-Journey of a group, one way: the data client holds it ahead. `_fill` admits it when the engine has a slot, no
-server owes too many answers and the admission gate is open. The engine runs it through the training mode's
+Journey of a group: the data client receives it ahead of need. `_fill` admits it when the engine has a slot,
+no server owes too many answers and the admission gate is open. The engine runs it through the training mode's
 graph: a compute thread trains it (`training.py`), the stepper pushes its step (`stepper.py`), the puller
-installs the values that come back (`puller.py`). `GroupEvents` is the way back: a landed pull frees the slot,
-and an acknowledged push sends the group's report to the data server. In a run in place the compute thread
-itself applies the rule to the servers' memory (`in_place_step.py`), and only a report of the step is pushed
-(`step_reports.py`).
+installs the returned values (`puller.py`). `GroupEvents` returns the results: an installed pull frees the
+slot, and an acknowledged push sends the group's report to the data server. In a run in place the compute
+thread applies the rule to the servers' memory (`in_place_step.py`), and the worker pushes only a report of
+the step (`step_reports.py`).
 """
 
 import asyncio
@@ -64,11 +64,11 @@ from dataflow import (
 from transport import BufferPool, RemoteProtocolError
 
 COMPILE_S = 120.0
-"""Seconds for which the end of a run waits for a compute thread, which may be compiling."""
+"""Maximum wait of a run's end for a compute thread, which may be compiling, in seconds."""
 
 LEAD = 2
-"""Groups, per group in flight, that a worker may be ahead of one that it sends to: enough for the receiver to
-find its input ready whichever group it begins."""
+"""Number of groups, per group in flight, by which a worker may be ahead of a receiver of its blocks: enough
+to have the receiver's input ready for any group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,11 +78,11 @@ class ComputeSettings:
     Attributes:
         threads: Compute threads.
         in_flight: Groups in flight; 0 is twice the threads of the worker's replica, or in place as many as
-            keep them busy. Workers of one replica all have as many as the one with the fewest.
+            keep the threads busy. Workers of one replica all use the smallest of their numbers.
         pace: Share of a core's time that each thread may use; see `ComputePool`.
         pool: Pool that the workers of a replica share, made with a `WeakKeyDictionary` for each thread; None
             for a pool of its own.
-        make_pool: Makes its own pool.
+        make_pool: Makes the worker's own pool.
     """
 
     threads: int
@@ -94,7 +94,7 @@ class ComputeSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SessionSetup:
-    """One worker's part in one run, as it is given: the run, the worker's place in it, and its resources."""
+    """The arguments of one worker's part in one run: the run, the worker's slot, and its resources."""
 
     endpoint: Endpoint
     cluster: ClusterMap
@@ -103,7 +103,7 @@ class SessionSetup:
     """The run's blob."""
     replica: int
     part: int
-    """Place of the worker among those of its replica."""
+    """Slot of the worker in its replica."""
     session: int
     """Id of the worker's push session."""
     waits: Waits
@@ -120,7 +120,7 @@ class SessionSetup:
 
 
 class _Share(NamedTuple):
-    """The share of the model that a worker trains, and its shards."""
+    """The share of the model that a worker trains, with its shards."""
 
     table: ShardTable
     partition: Partition | None = None
@@ -132,7 +132,7 @@ class _Share(NamedTuple):
 class RunSession:
     """One worker's part in one run.
 
-    `prepared` is set when the first pull has landed; `run` then trains until it is cancelled.
+    `prepared` is set when the first pull is installed; `run` then trains until it is cancelled.
     """
 
     def __init__(self, setup: SessionSetup) -> None:
@@ -154,7 +154,7 @@ class RunSession:
         self._client = self._new_client()
         self._in_flight = self._groups_in_flight()
         self._ports: Mapping[int, str] = {}
-        """Port of the graph for each crossing that leads here."""
+        """Port of the graph for each crossing towards this worker."""
         self.peer_workers = self._new_peer_workers()
         """The other workers of the replica, in a run whose model is cut."""
         self._data = self._new_data_client()
@@ -250,7 +250,7 @@ class RunSession:
     def _groups_in_flight(self) -> int:
         setup, compute, cluster = self._setup, self._setup.compute, self._cluster
         if self._share.partition is not None:
-            # All workers of a replica have as many as the one with the fewest: a group is in flight on all.
+            # All workers of a replica use the smallest number of any: a group is in flight on all workers.
             members = [cluster.nodes[name].info for name in cluster.members(setup.replica)]
             return replica_in_flight(members, cluster.partitions)
         if setup.storage is not None:
@@ -302,7 +302,7 @@ class RunSession:
             buckets=self._cluster.buckets,
             client=self._client,
             events=GroupEvents(
-                # Without a timeline a report goes to the data client without a call in between.
+                # Without a timeline the data client gets a report without an extra call.
                 finished=self._data.finished if timeline is None else partial(self._finished, timeline),
                 landed=self._landed,
                 section_done=self._section_done,
@@ -360,7 +360,7 @@ class RunSession:
                     self._pool = await stack.enter_async_context(self._new_pool())
             if self._kernels is not None:
                 await self._kernels.prepare(self._pool)
-            # After compiling, or a worker that joins a run in progress would begin with old values.
+            # After compiling, because a worker that joins a run in progress would begin with old values.
             await self._mode.prepare()
             stack.callback(group.create_task(self._data.run(), name=f"{node}/data").cancel)
             self._engine = await stack.enter_async_context(
@@ -396,7 +396,7 @@ class RunSession:
 
     @property
     def _pulls_to_begin(self) -> bool:
-        """Whether the copy may be old when the first group comes, and no clock would show it.
+        """Whether the copy may be old at the first group, without a clock that shows it.
 
         After a warm start, or if other workers of a replica were ready later, other replicas have pushed
         since the first pull.
@@ -417,9 +417,9 @@ class RunSession:
     async def _new_contexts(self, pool: ComputePool) -> list[Context | None]:
         """Make a context for each group in flight, and a spare one, on compute threads in turn.
 
-        Memory is on the node of the thread that first writes it. Contexts move between threads, so none
-        stays near all its users. Making them on the threads in turn spreads them over the memory nodes. A
-        large push buffer is first written by the thread that fills it.
+        Memory is on the node of the thread that first writes it. Contexts move between threads, so no context
+        stays near all its users. Making the contexts on the threads in turn spreads them over the memory
+        nodes. The thread that fills a large push buffer writes it first.
         """
         with self._enough_memory():
             return [
@@ -447,8 +447,8 @@ class RunSession:
     async def _feed(self, engine: Engine) -> None:
         """Keep the engine full.
 
-        While groups are there and servers keep up, `_fill` does it within the engine's own turns. This task
-        waits for the one thing that is missing.
+        While groups are available and servers keep up, `_fill` does the admission within the engine's own
+        iterations. This task waits for the missing condition.
         """
         gate = self._mode.gate
         while True:
@@ -469,7 +469,7 @@ class RunSession:
             self._fill()
 
     async def _wait_room(self, engine: Engine) -> None:
-        """Wait for room that `_fill` leaves, however long, while a group is trained within each `patience_s`.
+        """Wait for room that `_fill` lacks, as long as a group is trained within each `patience_s`.
 
         Raises:
             WaitTimedOut: No group was trained in that time.
@@ -484,12 +484,15 @@ class RunSession:
                     raise
 
     def _fill(self) -> None:
-        """Admit groups while there are some, there is room, and servers and peers keep up. Never waits."""
+        """Admit groups while some are available, the engine has room, and servers and peers keep up.
+
+        Never waits.
+        """
         engine, data, client, timeline = self._engine, self._data, self._client, self._setup.timeline
         gate, peer_workers = self._mode.gate, self.peer_workers
         assert engine is not None
         if self._filling:
-            return  # an admission below begins a turn, in which the engine asks again: groups stay in order
+            return  # an admission begins an iteration, in which the engine asks again: groups stay in order
         self._filling = True
         while data.has_group and engine.has_room and client.may_push:
             if gate is not None and not gate.opens_for(data.first):
@@ -508,7 +511,7 @@ class RunSession:
         self._filling = False
 
     def _flush(self) -> None:
-        """Send the steps that are collected: no more groups come for now."""
+        """Send the collected steps: no more groups come for now."""
         timeline = self._setup.timeline
         begin = timeline.clock() if timeline is not None else 0.0
         self._mode.flush(self._data.end)
@@ -535,7 +538,7 @@ class RunSession:
 
     def _landed(self, tag: Tag) -> None:
         assert self._engine is not None
-        with suppress(EngineClosed):  # the run has ended; answers still come until its links are closed
+        with suppress(EngineClosed):  # the run has ended; answers still arrive until its links are closed
             self._engine.deliver("landed", tag, None)
 
     def record(self, run: str) -> bytes | bytearray:

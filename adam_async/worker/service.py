@@ -32,17 +32,17 @@ class ModelWorker(Role):
     """One model worker, from `async with` to its end.
 
     Args:
-        settings: Its place in the cluster; the timeline notes the events of each group, too.
-        compute: Its compute threads.
+        settings: The worker's place in its cluster; the timeline notes the events of each group, too.
+        compute: Settings of the worker's compute threads.
         buffers: Memory for pulled values.
         entropy: Source of random bytes for the session id.
         storage_pool: Memory of the servers of this process, for runs in place.
         layers: Kinds of layers that a model may use.
         steps: Steps of the user's that runs may train with.
 
-    Leaving the block says goodbye to the controller: other replicas get its leases at once, and with `ssp`
-    and `bsp` wait for it no longer. The block ends after the jobs of the compute threads; pushes on their way
-    take effect at most once, and the data server leases their groups again.
+    At its end the block reports the leave to the controller: other replicas get its leases at once, and with
+    `ssp` and `bsp` stop waiting for it. The block ends after the jobs of the compute threads; pushes in
+    transit are applied at most once, and the data server leases their groups again.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ModelWorker(Role):
     # --- the run -----------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        """Train each run that has a place for this worker, once per generation of its replica."""
+        """Train each run with a slot for this worker, once per generation of its replica."""
         done = ("", 0)
         async for cluster in self._membership.changes():
             run = cluster.run
@@ -85,7 +85,7 @@ class ModelWorker(Role):
             if run is None or run.over or node is None:
                 continue
             if not self._membership.joined:
-                continue  # the map names an earlier membership of this node, whose place another worker has
+                continue  # the map names an earlier membership of this node, whose slot another worker has
             replica_generation = cluster.replica_generation(node.replica)
             if (
                 not replica_generation
@@ -104,7 +104,7 @@ class ModelWorker(Role):
             in_place = program.config.weights == "aliased"
             storage = self._storage(run) if in_place else None
             if in_place and storage is None:
-                continue  # its servers have left this run for a newer one, which a later map brings
+                continue  # the servers have left this run for a newer one, which a later map will name
             done = (run.id, replica_generation)
             try:
                 await self._train(cluster, program, node.replica, storage, step)
@@ -119,14 +119,14 @@ class ModelWorker(Role):
         """Make the step of a run; None for a run that trains a network.
 
         Raises:
-            ConfigError: The worker may not import it, or cannot make it.
-            StepFailed: Its `arrays` raised.
+            ConfigError: The worker may not import the step, or cannot make it.
+            StepFailed: The step's `arrays` raised.
         """
         spec = StepSpec.from_dict(program.spec)
         if spec is None:
             return None
         step = self._steps.step_for(spec)
-        StepModel(step, spec)  # checks it before anything depends on it
+        StepModel(step, spec)  # check the record before its first use
         return step
 
     async def _report_failed(self, run: ProgramRecord, error: AdamError) -> None:
@@ -231,7 +231,7 @@ class ModelWorker(Role):
         """The servers' memory, for a run in place; None if they have already left the run.
 
         Raises:
-            RunFailed: There are no servers in this process.
+            RunFailed: This process has no servers.
         """
         if not self._storage_pool.has_servers:
             raise RunFailed(

@@ -1,7 +1,7 @@
 """Pure: the statistics of a model worker, as the report has them.
 
-Each layer fills in its own fields: the training mode, the run session, the worker. A field that is unset is
-left out of the report.
+Each layer fills in its own fields: the training mode, the run session, the worker. The report leaves an unset
+field out.
 """
 
 import msgspec
@@ -20,7 +20,7 @@ class PartitionStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The worker's partition of a model."""
 
     segments: int
-    """Segments of its dataflow graph."""
+    """Segments of the partition's dataflow graph."""
     wires: int
     """Send buffers that exist."""
 
@@ -45,9 +45,9 @@ class PeerWorkerStatistics(
     """The exchange with another worker of the replica."""
 
     links: int
-    """Links to it so far."""
+    """Number of links to that worker so far."""
     messages: int
-    """Messages sent to it."""
+    """Messages sent to that worker."""
     blocks_received: int
     blocks_duplicate: int
     blocks_resent: int
@@ -55,7 +55,7 @@ class PeerWorkerStatistics(
 
 
 class WorkerStatistics(CommonStatistics, kw_only=True):
-    """Counts of the run in progress or just ended, and of the worker itself."""
+    """Counts of the run in progress or of the last run, and of the worker itself."""
 
     lag_s: dict[str, float] | UnsetType = UNSET
     """Percentiles of the event loop's lag, in seconds."""
@@ -64,20 +64,20 @@ class WorkerStatistics(CommonStatistics, kw_only=True):
     protocols: list[ProtocolChoice] | UnsetType = UNSET
     push_buffers: int | UnsetType = UNSET
     left_ahead: int | UnsetType = UNSET
-    """Messages that left while the rest of their step was computed."""
+    """Messages sent while the rest of their step was computed."""
     clock: int | UnsetType = UNSET
     """Clock of the replica that the servers know of."""
     clock_waits: int | UnsetType = UNSET
     clock_wait_s: float | UnsetType = UNSET
     waiting_for: str | UnsetType = UNSET
-    """The replicas that this one waits for, in words."""
+    """The replicas for which this one waits, in words."""
     part: PartitionStatistics | UnsetType = UNSET
     kernels: KernelStatistics | UnsetType = UNSET
     cpus: tuple[int, ...] | UnsetType | None = UNSET
-    """CPUs that the compute threads are pinned to; None without pinning."""
+    """CPUs to which the compute threads are pinned; None without pinning."""
     parameters: ClientStatistics | UnsetType = UNSET
     data: DataClientStatistics | UnsetType = UNSET
     neighbours: dict[str, PeerWorkerStatistics] | UnsetType = UNSET
-    """By node, the other workers of the replica."""
+    """The other workers of the replica, by node."""
     pool: ComputePoolStatistics | UnsetType | None = UNSET
     engine: EngineStatistics | UnsetType | None = UNSET

@@ -1,8 +1,8 @@
 """From groups trained in place to step reports: the event loop's side of training in place.
 
-Each group is a step. Each server gets all steps, because it counts and clocks them; a group is finished when
-all servers have counted it. A few steps travel in one report, because a report costs as much as a push
-without payload. When no more groups come, the steps that are left travel at once.
+Each group is a step. Each server gets all steps, because it counts them and their clocks; a group is finished
+when all servers have counted it. A few steps travel in one report, because a report costs as much as a push
+without payload. The remaining steps are sent at once when no more groups come.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ STEPS = 8
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A report on its way to all servers."""
+    """A report in transit to all servers."""
 
     groups: list[TrainedInPlace]
     unanswered: int
@@ -30,12 +30,12 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The shards that one message of every report names."""
+    """The shards in one message of every report."""
 
     server: str
     shards: tuple[ShardId, ...]
     tensors: tuple[str, ...]
-    """Tensor of each of them."""
+    """Tensor of each shard."""
 
     def places(self, tensors: Sequence[str]) -> tuple[int, ...]:
         """Positions of the shards of these tensors."""
@@ -50,9 +50,9 @@ class StepReports:
     Args:
         table: Shards of the model.
         buckets: Primary of each bucket.
-        client: How to reach them.
+        client: Client of the servers.
         on_finished: Called for each group that all servers have counted.
-        on_step: Called with each step, before its report leaves.
+        on_step: Called with each step, before its report is sent.
         frozen: Tensors that no step changes; no report names them.
     """
 
@@ -70,7 +70,7 @@ class StepReports:
         self._on_finished = on_finished
         self._on_step = on_step
         self.clock = 0
-        """Steps that the replica has behind it."""
+        """Number of steps that the replica has finished."""
         self._groups: list[TrainedInPlace] = []
         tensors = [spec.tensor for spec in table.shards]
         by_server: dict[str, list[ShardId]] = {}
@@ -83,7 +83,7 @@ class StepReports:
         ]
 
     def start(self, clock: int) -> None:
-        """Take up the replica's clock before the first group."""
+        """Set the replica's clock before the first group."""
         self.clock = clock
 
     def add(self, trained: TrainedInPlace) -> None:
@@ -93,7 +93,7 @@ class StepReports:
             self.close()
 
     def close(self) -> None:
-        """Send the steps that are collected."""
+        """Send the collected steps."""
         groups, self._groups = self._groups, []
         if not groups:
             return

@@ -1,9 +1,9 @@
 """From trained groups to pushes and pulls: the loop's side of training.
 
-A step is `push_every` consecutive groups, as they finish. Its gradients are added up here, on the loop, in
-that order; with one group per step the group's own push buffer travels. The push of a step names, for each
-shard, the oldest version that its groups read, and how many of the worker's own pushes a local step had
-already put into the copy they read. The server counts staleness from these.
+A step is `push_every` groups, in the order in which they finish. The loop adds its gradients in that order;
+with one group per step it sends the group's own push buffer. The push of a step names, for each shard, the
+oldest version that its groups read, and the number of the worker's own pushes that local steps had put into
+that copy. The server counts staleness from these.
 
 In a run with a bound between replicas, groups belong to steps before they are trained
 (`bounded_stepper.py`); a step leaves in the same way.
@@ -32,20 +32,20 @@ class Step:
     buffer: PushBuffer
     groups: list[Trained] = field(default_factory=list)
     clock: int = 0
-    """Clock that its push carries."""
+    """Clock of the step's push."""
     epoch: int = 0
-    """Epoch of its groups, which servers in ssp and bsp wait for; 0 in asp."""
+    """Epoch of the step's groups, for which servers in ssp and bsp wait; 0 in asp."""
     unsettled: int = 0
     """Pushes without an acknowledgement."""
     rate: float = 0.0
     landing: Landing | None = None
-    """The pull behind the step."""
+    """The pull after the step."""
     gone: set[int] = field(default_factory=set)
-    """Indexes of messages that left while the others were computed."""
+    """Indexes of messages sent while the others were computed."""
 
 
 class Pusher:
-    """Sends complete steps, and pulls the values behind them.
+    """Sends complete steps, and pulls the values after them.
 
     Args:
         config: The run.
@@ -54,7 +54,7 @@ class Pusher:
         puller: Pulls values, and has the worker's copy, whose local steps are counted.
         trainer: Owner of the push buffers.
         on_finished: Called for each group whose push is acknowledged.
-        on_step: Called with each step, before its pushes leave.
+        on_step: Called with each step, before its pushes are sent.
         log: Log of the reads of groups.
     """
 
@@ -88,20 +88,20 @@ class Pusher:
         self._unit = config.images_per_group if config.synchronous else None
         self._log = log
         self.left_ahead = 0
-        """Messages that left while the rest of their step was computed."""
+        """Messages sent while the rest of their step was computed."""
         self._places = [[puller.places[spec.id] for spec in message.specs] for message in plan.messages]
 
     def send(self, step: Step, on_landed: Callable[[], None] | None) -> None:
         """Push a step. Never waits.
 
         Args:
-            on_landed: Called when the values behind it are installed; None: nothing is pulled.
+            on_landed: Called when the values after the step are installed; None: no pull.
         """
         self.begin(step, on_landed)
         self.finish(step)
 
     def begin(self, step: Step, on_landed: Callable[[], None] | None) -> None:
-        """Prepare a step whose messages leave one by one; see `send`."""
+        """Prepare a step whose messages are sent one by one; see `send`."""
         if self._on_step is not None:
             self._on_step(step.clock, [group.lease for group in step.groups])
         if self._log is not None:
@@ -125,7 +125,7 @@ class Pusher:
             self._push_message(step, index, self._plan.messages[index])
 
     def finish(self, step: Step) -> None:
-        """Send the messages that are left, and pull the values that no answer to them brings."""
+        """Send the remaining messages, and pull the values that no answer to them contains."""
         for index, message in enumerate(self._plan.messages):
             if index not in step.gone:
                 self._push_message(step, index, message)
@@ -211,17 +211,17 @@ class Stepper:
         self._pull_every = pull_every
         self._open: Step | None = None
         self.clock = 0
-        """Steps that the replica has behind it."""
+        """Number of steps that the replica has finished."""
 
     def start(self, clock: int) -> None:
-        """Take up the replica's clock before the first group."""
+        """Set the replica's clock before the first group."""
         self.clock = clock
 
     def add(self, trained: Trained, on_landed: Callable[[], None]) -> None:
         """Take a trained group. Never waits.
 
-        `on_landed` is called when the values behind the group's step are installed; at once if the group
-        ends no step or no pull is due.
+        `on_landed` is called when the values after the group's step are installed; at once if the group ends
+        no step or no pull is due.
         """
         if self._push_every == 1:
             self._push_one(trained, on_landed)
@@ -249,14 +249,15 @@ class Stepper:
             self._pusher.push_ahead(ahead.step, messages)
 
     def _push_one(self, trained: Trained, on_landed: Callable[[], None]) -> None:
-        """Push a group that is a step; messages that left ahead are not sent again."""
+        """Push a group that is a step; messages sent earlier are not repeated."""
         ahead = trained.ahead
         if ahead is None or ahead.step is None:
             step = self._begin(Step(trained.buffer, [trained]), on_landed)
         else:
             step = ahead.step
         if ahead is not None:
-            # The step refers to its group: without this, both would live until the garbage collector runs.
+            # The step refers to its group: without this line, both would stay until the garbage collector
+            # runs.
             ahead.over, ahead.step = True, None
         self._finish(step, on_landed)
 
@@ -282,11 +283,11 @@ class Stepper:
 
 
 def _nothing() -> None:
-    """A pull has landed; no group waits for it."""
+    """The values of a pull are installed; no group waits for it."""
 
 
 def _stepped_by_all(groups: Sequence[Trained]) -> dict[str, TensorCopy]:
-    """The copies that hold a whole push: those that the local step of each of its groups changed."""
+    """The copies with a whole push: those that the local steps of all its groups changed."""
     first, *others = groups
     return {
         name: copy

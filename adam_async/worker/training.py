@@ -1,13 +1,13 @@
 """Pure: the training of one image group on a compute thread, and the dataflow graph around it.
 
-One partition holds the whole model, so no message travels between its layers, and forward and backward pass
-are one segment: one job of the compute pool.
+One partition has the whole model, so its layers exchange no message, and forward and backward pass are one
+segment: one job of the compute pool.
 
     group -> [train, heavy] -> trained -> [push, light]        landed -> [land, light]
 
-A tag is in flight until its nodes have fired. The second branch exists only if one group may be in
-flight: the tag then ends when its step's pull has landed, and with a pull at every step training is
-exactly serial SGD. With more groups in flight pulls run in the background.
+A tag is in flight until its nodes have fired. The second branch exists only with one group in flight: the tag
+then ends when its step's pull is installed, and with a pull at every step training is exactly serial SGD.
+With more groups in flight pulls run in the background.
 """
 
 from collections import deque
@@ -34,15 +34,15 @@ from dataflow import Firing, Graph, Node, Tag
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Admitted:
-    """A group that belongs to a step before it is trained."""
+    """A group that joins a step before its training."""
 
     group: ImageGroup
     step: Any
     """Collector of the step's groups."""
     index: int
-    """Its position among them."""
+    """Position of the group among the groups of its step."""
     read: Snapshot | None
-    """Values that it reads; None for those that are current when it is trained."""
+    """Values that the group reads; None for the current values at its training."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,26 +55,29 @@ class Trained:
     buffer: PushBuffer
     read: Snapshot
     stepped: dict[str, TensorCopy]
-    """Copies that the local step changed; empty without one."""
+    """Copies that the local step changed; empty without a local step."""
     admitted: Admitted | None = None
-    """Its admission, in a run with a gate."""
+    """Admission of the group, in a run with a gate."""
     ahead: "Ahead | None" = None
-    """Progress of its step's messages, if they may leave before the backward pass ends."""
+    """Progress of its step's messages, if they may be sent before the backward pass ends."""
 
 
 OnSection = Callable[[int, Tag, Trained | None], None]
 """Takes a finished section of the backward pass, its group's tag, and the group; None for a group whose
-messages leave all at once."""
+messages are sent all at once."""
 
 
 @dataclass(slots=True, eq=False)
 class Ahead:
-    """Progress of the step of a group that is still being computed. Only the event loop changes it."""
+    """Progress of the step of a group that is still being computed.
+
+    Only the event loop changes the object.
+    """
 
     step: Any = None
-    """The step, once its first message has left."""
+    """The step, after its first message was sent."""
     over: bool = False
-    """Whether the group is trained: a section that is reported now has left with the rest."""
+    """Whether the group is trained: a section reported from now on was sent with the rest."""
 
 
 class ThreadScratch:
@@ -87,7 +90,7 @@ class ThreadScratch:
 
 
 class PushBufferPool:
-    """Pool of free push buffers. Taking and giving back are atomic, from any thread."""
+    """Pool of free push buffers. Lending and returning are atomic, from any thread."""
 
     def __init__(self, make: Callable[[], PushBuffer], made: int) -> None:
         self._make = make
@@ -103,21 +106,21 @@ class PushBufferPool:
             return self._make()
 
     def give_back(self, buffer: PushBuffer) -> None:
-        """Return a buffer that is settled and released."""
+        """Return a buffer after it is settled and released."""
         self._free.append(buffer)
 
 
 class GroupTrainer:
-    """Trains groups on a worker's copy; its methods run on compute threads, several at once.
+    """Trains groups on a worker's copy; several compute threads call its methods at once.
 
     Args:
         network: The model.
         config: The run.
         weights: The worker's copy.
         plan: Messages and protocols of the gradients.
-        buffers: Push buffers of each kind made ahead; more are made while all are in use.
-        sections: Sections of the backward pass. With two or more, `on_section` is called when one other than
-            the last is done.
+        buffers: Number of push buffers of each kind made ahead; more are made if all are in use.
+        sections: Sections of the backward pass. With two or more sections, `on_section` is called after each
+            of them except the last.
         on_stage: Called on the compute thread.
     """
 
@@ -142,7 +145,7 @@ class GroupTrainer:
         self._local = config.local_steps
         self._dice = Dice(config.seed)
         group_images = self._group_images = config.images_per_group
-        # In bsp servers average over the images of a step, so a group counts by its images.
+        # In bsp, servers average over the images of a step, so a group counts by its images.
         self._by_images = config.synchronous
         self._scaling = Scaling.of(config)
         self._scales_steps = config.push_every == 1
@@ -162,11 +165,11 @@ class GroupTrainer:
         return self._train(firing, group, self._weights.snapshot(), None)
 
     def train_admitted(self, firing: Firing, admitted: Admitted) -> Trained:
-        """The same for an admitted group, on the values of its admission."""
+        """Train an admitted group in the same way, on the values of its admission."""
         read = self._weights.snapshot() if admitted.read is None else admitted.read
         return self._train(firing, admitted.group, read, admitted)
 
-    # A diverging run shows in its loss and its refused pushes; a warning per group would add nothing.
+    # The loss and the refused pushes show a diverging run; a warning per group would not add information.
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def _train(self, firing: Firing, group: ImageGroup, read: Snapshot, admitted: Admitted | None) -> Trained:
         context = firing.context
@@ -179,7 +182,7 @@ class GroupTrainer:
                 trained = Trained(lease, loss, self.group_buffers.take(), read, {}, admitted, Ahead())
                 self._train_back(firing.tag, context, trained)
                 return trained
-            # A short group leaves at once, but the graph of the tag waits for its sections.
+            # A short group is sent at once, but the graph of the tag waits for its sections.
             assert self._on_section is not None
             for number in range(len(self._sections) - 1):
                 self._on_section(number, firing.tag, None)
@@ -205,7 +208,7 @@ class GroupTrainer:
                 self._on_section(number, tag, trained)
 
     def _scale(self, buffer: PushBuffer, read: Snapshot, lease: Lease) -> dict[str, float]:
-        """Apply the limits if the group is a step; otherwise only find the factors of its local step."""
+        """Apply the limits if the group is a step; otherwise only compute the factors of its local step."""
         assert self._scaling is not None
         limit = self._scaling.apply if self._scales_steps else self._scaling.factors
         unit = self._group_images / buffer.images if self._by_images else 1.0
@@ -260,10 +263,10 @@ def replica_graph(
     Args:
         train: Forward, backward and gradients; on a compute thread.
         push: Takes the result of `train`; on the loop.
-        batch: At most this many groups per call of `train`, which with more than one takes lists.
-        jobs: At most this many of these calls at once; see `dataflow.Node`.
-        ahead: For each section of the backward pass but the last, called on the loop with its token:
-            ``ahead-0`` and so on.
+        batch: Maximum number of groups per call of `train`, which with more than one takes lists.
+        jobs: Maximum number of these calls at once; see `dataflow.Node`.
+        ahead: Function for each section of the backward pass except the last, called on the loop with its
+            token: ``ahead-0`` and so on.
         waits_for_pull: Whether a tag is complete only with token ``landed``.
     """
     nodes = [

@@ -1,7 +1,7 @@
 """Pure: the interface of a training mode: on a copy, in place, or on one partition of a model.
 
-A mode is whole when it is constructed: `ModeSetup` brings the run, the servers, and `GroupEvents`, the one
-way back from the mode to the session that feeds it. Groups go into the mode's graph, events come out.
+A mode is complete after construction: `ModeSetup` has the run, the servers, and `GroupEvents`, the only calls
+    from the mode to the session that feeds it. Groups enter the mode's graph, events leave it.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,17 +19,17 @@ from adam_async.worker.training import Admitted, OnSection
 from dataflow import Graph, Tag
 
 OnStep = Callable[[int, Sequence[Lease]], None]
-"""Takes a step that is about to leave for the servers: its clock, and the leases of its groups."""
+"""Takes a step just before its push to the servers: its clock, and the leases of its groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupEvents:
-    """Functions that take the events of groups. The loop calls all of them but `section_done`."""
+    """Functions that take the events of groups. The loop calls all of them except `section_done`."""
 
     finished: Callable[[Finished], None]
     """Takes the report of a group whose step the servers have counted."""
     landed: Callable[[Tag], None]
-    """Takes the tag of a group that waited for its pull, when the pull has landed."""
+    """Takes the tag of a group after its pull is installed."""
     section_done: OnSection
     """Takes a finished section of a group's backward pass, on the compute thread."""
     stepped: OnStep | None = None
@@ -38,7 +38,7 @@ class GroupEvents:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModeSetup:
-    """The run, as every training mode needs it."""
+    """The parts of a run that every training mode needs."""
 
     config: Config
     table: ShardTable
@@ -50,18 +50,18 @@ class ModeSetup:
 
 
 class AdmissionGate(Protocol):
-    """Admits a group only if the values that it may read are here."""
+    """Admits a group only if the copy has the values that it may read."""
 
     def opens_for(self, group: ImageGroup) -> bool:
-        """Whether the next group may be admitted; takes up its sync clock in either case."""
+        """Whether the next group may be admitted; in either case applies its sync clock."""
         ...
 
     def admit(self, group: ImageGroup) -> Admitted:
-        """Admit the group; returns the value that is trained in its place."""
+        """Admit the group; returns the value to train in its place."""
         ...
 
     async def wait(self) -> None:
-        """Wait for anything that may open the gate. Cancelling it loses nothing.
+        """Wait for an event that may open the gate. Cancelling it loses nothing.
 
         Raises:
             DeadlineExceeded: The slowest clock has not advanced for `waits.clock_s`; names the slowest.
@@ -79,7 +79,10 @@ class TrainingMode(Protocol):
         ...
 
     async def prepare(self) -> None:
-        """Get the first values, and take up the servers' clocks. The parameter client must be running."""
+        """Get the first values, and set the replica's clock from the servers' clocks.
+
+        The parameter client must be running.
+        """
         ...
 
     async def refresh(self) -> None:

@@ -2,24 +2,24 @@
 
 Theory of operation
 -------------------
-The copy is a dictionary from tensor to `TensorCopy`. A compute thread takes a snapshot of the dictionary when
-it starts a group, and uses those arrays to the end. A pull lands in fresh memory and is *installed* by new
-entries in the dictionary: no value is copied, no reader ever sees half of one version and half of another,
-and no lock is taken. The old memory returns to its pool when the last group that reads it has ended.
+The copy is a dictionary from tensor to `TensorCopy`. A compute thread takes a snapshot of the dictionary at
+the start of a group, and uses its arrays to the end. A pull arrives in new memory and is *installed* by new
+entries in the dictionary. No value is copied, no reader sees parts of two versions, and no lock is taken. The
+old memory returns to its pool when the last group that reads it has ended.
 
 Local steps (plain SGD between pulls) write into the current arrays, from several threads at once and without
 locks; updates are additive, and the servers have the authoritative values (AD-11, AD-14). A local step into
-an array that is replaced meanwhile is lost with it; its push comes back with a later pull, as in Downpour.
+an array that is being replaced is lost with the array; a later pull contains its push, as in Downpour.
 
-In ssp and bsp each copy also has a clock: all pushes of live replicas up to it are in the values.
-`WorkerWeights.clock` is that of the whole, and only rises: answers of different servers may cross on their
-way, and the copy with the newer clock stays.
+In ssp and bsp each copy also has a clock: the values contain all pushes of live replicas up to it.
+`WorkerWeights.clock` is the clock of the whole copy, and only rises: answers of different servers may arrive
+in any order, and the values with the newer clock stay.
 
-Answers also cross if steps overtake one another: of two threads, the one that sent its piece of a split
-tensor first may send the next piece last. Each of the two pulls then has a shard that is newer than the
-other's. The one that is complete first stays, so that no shard goes back to an older version, unless the
-other one raises the clock of the whole. This resolves itself: an answer to a question asked after a copy was
-installed is no older in any shard, so the next step that begins replaces the copy.
+Answers also cross if steps overtake one another: the thread that sent its piece of a split tensor first may
+send the next piece last. Each of the two pulls then has a newer version of one shard. The first complete pull
+stays, so that no shard returns to an older version, unless the second one raises the clock of the whole. The
+next step ends this state: an answer to a request made after a copy was installed is no older in any shard, so
+it replaces the copy.
 
 Only the event loop changes the dictionary; reading or copying it is one atomic operation.
 """
@@ -40,11 +40,11 @@ class TensorCopy:
     versions: tuple[int, ...]
     """Version of each of the tensor's shards."""
     clock: int = 0
-    """Clock up to which it contains all pushes of live replicas; 0 in asp."""
+    """Clock up to which the tensor contains all pushes of live replicas; 0 in asp."""
     own_applied: int = 0
-    """Number of own pushes that a local step has put into this array since it was installed."""
+    """Number of own pushes that a local step has put into this array since its installation."""
     local: int = 0
-    """Number of local steps in it; exact with one compute thread."""
+    """Number of local steps in the array; exact with one compute thread."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,9 +55,9 @@ class Snapshot:
     own_applied: dict[str, int]
     """`TensorCopy.own_applied` at the moment of the snapshot."""
     clock: int
-    """Clock up to which they contain all pushes of live replicas; 0 in asp."""
+    """Clock up to which the arrays contain all pushes of live replicas; 0 in asp."""
     local: dict[str, int] | None = None
-    """`TensorCopy.local` at that moment, in runs that are recorded."""
+    """`TensorCopy.local` at the snapshot, in recorded runs."""
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -83,7 +83,7 @@ class WorkerWeights:
 
     def snapshot(self) -> Snapshot:
         """Take the current copies. Safe from any thread."""
-        clock = self.clock  # read before the copies, which then are of this clock or a newer one
+        clock = self.clock  # read before the copies, whose clock is then equal or newer
         copies = self._current.copy()
         local = {name: copy.local for name, copy in copies.items()} if self._recorded else None
         return Snapshot(copies, {name: copy.own_applied for name, copy in copies.items()}, clock, local)

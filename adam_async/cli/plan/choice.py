@@ -1,12 +1,12 @@
 """Pure: the plans for a model and some machines, their predicted rates, and the recommended one.
 
-A *candidate* is a number of workers, a kind of plan and a number of images per group. Recommended is the
-fastest, as `model/partition/prediction.py` predicts it; of those within `NEAR` of it the one with the fewest
-workers, then the fewest images per group, then the fewest bytes. The choice ignores how well a network learns
-from groups of one size or another.
+A *candidate* is a number of workers, a kind of plan and a number of images per group. The recommended
+candidate is the fastest by `model/partition/prediction.py`; of candidates within `NEAR` of it the one with
+the fewest workers, then the fewest images per group, then the fewest bytes. The choice ignores the effect of
+the group size on learning.
 
-Workers on machines of their own push every group's gradients to the servers and pull values over links like
-those between them. On one machine a worker with the whole model trains in place, and sends nothing.
+Workers on machines of their own push every group's gradients to the servers and pull values, over links like
+the links between workers. On one machine a worker with the whole model trains in place, without messages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ class Conditions:
     """Cost of links between workers, and between workers and servers."""
     cores: int
     own_machines: bool
-    """Whether each worker has a machine of its own; otherwise all share one."""
+    """Whether each worker has its own machine; otherwise all share one."""
     threads: int = 0
     """Compute threads per worker; 0 divides the cores of a machine among its workers."""
     in_flight: int = 0
@@ -95,7 +95,7 @@ class Candidate:
 
     @property
     def in_place(self) -> bool:
-        """Whether the one worker trains on the servers' own memory."""
+        """Whether the only worker trains on the servers' memory."""
         return self.plan.workers == 1 and not self.conditions.own_machines
 
     def pushed_bytes(self, worker: int) -> int:
@@ -106,7 +106,7 @@ class Candidate:
         return sum(row.delta_bytes if row.chosen == "delta" else row.factor_bytes or 0 for row in rows)
 
     def pulled_bytes(self, worker: int) -> int:
-        """Return the size of the values that one worker gets per group, in bytes."""
+        """Return the size of the values that one worker receives per group, in bytes."""
         if self.in_place:
             return 0
         return sum(p.size for p in self.parts[worker].network.trained) * self.network.dtype.itemsize
@@ -167,10 +167,10 @@ def candidates(
 ) -> list[Candidate]:
     """Make every possible plan: one for each number of workers, kind and group size.
 
-    All kinds are the same for one worker, which gets the first kind only.
+    All kinds are equal for one worker, which gets only the first kind.
 
     Raises:
-        ModelError: No plan is possible; gives the reason for the last one.
+        ModelError: No plan is possible; the error has the reason for the last one.
     """
     found: list[Candidate] = []
     refusal: ModelError | None = None
@@ -236,12 +236,12 @@ def _rate(candidate: Candidate) -> str:
 
 
 def kept_whole(plan: PartitionPlan) -> dict[str, str]:
-    """Return the layers that are whole in a plan that cuts others, with the reasons."""
+    """Return the layers that a plan of cut layers leaves whole, with the reasons."""
     return {} if plan.workers == 1 else {each.layer: each.whole for each in plan.layers if each.whole}
 
 
 def recomputed(candidate: Candidate) -> tuple[str, ...]:
-    """Return the layers of which each worker computes all its inputs, without those that only move values."""
+    """Return the layers whose inputs each worker computes whole, without layers that only move values."""
     if candidate.plan.workers == 1:
         return ()
     moves = {layer.name for layer in candidate.network.layers if layer.moves}

@@ -34,13 +34,13 @@ USUAL_MODEL = "mnist-adam"
 """Model without `--model` and `--data`."""
 
 USUAL_GROUP = 16
-"""Images per group above which a group is tried only if its working set fits the third-level cache."""
+"""Images per group above which a group size is tried only if its working set fits the third-level cache."""
 
 MOST_PARTITIONS = 64
 
 
 async def run_plan(options: PlanOptions, environment: Mapping[str, str], terminal: Terminal) -> int:
-    """Compare the plans that the options leave open, print them, and write the best one as JSON if asked.
+    """Compare the plans that the options leave open, print them, and write the best as JSON for `--json`.
 
     Raises:
         ConfigError: A value is wrong, the model is unknown or cannot be cut, or a file cannot be written.
@@ -121,7 +121,7 @@ def _tried(
     options: PlanOptions,
     machine: Machine,
 ) -> list[Candidate]:
-    """Make the plans that the options leave open and this machine has room for.
+    """Make the plans that the options leave open and that fit this machine.
 
     Raises:
         ConfigError: The model cannot be cut into this number of parts.

@@ -13,10 +13,10 @@ from adam_async.runtime.machine import Machine
 from adam_async.worker.push_plan import ProtocolChoice
 
 SCHEMA = "adam-async/plan/1"
-"""Name and version of the schema. The version grows when a field changes its meaning or goes."""
+"""Name and version of the schema. The version grows when a field changes its meaning or is removed."""
 
 UNITS = {3: "rows", 0: "loss"}
-"""Unit of the blocks of an output, by its number of axes; features for all others."""
+"""Unit of the blocks of an output, by its number of axes; features for other numbers."""
 
 
 def plan_report(
@@ -27,7 +27,7 @@ def plan_report(
     machine: Machine,
     command: Sequence[str],
 ) -> bytes:
-    """Return the report of a plan, and of those compared with it, as indented JSON."""
+    """Return the report of a plan, and of the compared plans, as indented JSON."""
     network, conditions, times, found = chosen.network, chosen.conditions, chosen.times, chosen.prediction
     report = {
         "schema": SCHEMA,

@@ -1,4 +1,4 @@
-"""The output of `plan`: its conditions, one table of the plans compared, and the prediction."""
+"""The output of `plan`: its conditions, one table of the compared plans, and the prediction."""
 
 from collections.abc import Iterator, Sequence
 

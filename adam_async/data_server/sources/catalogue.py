@@ -1,10 +1,10 @@
 """Encoded images that stay in their files: their places, and the facts needed before serving begins.
 
-Names and labels are read, and headers until the size of most images is settled, and whether there are
-colours. From then on an image is read and decoded on demand. Test images are decoded at once, because the
+The data set reads names and labels, and then headers until the most frequent size and the number of channels
+are certain. From then on an image is read and decoded on demand. Test images are decoded at once, because the
 event loop sends them.
 
-Later damage is handled by `StoredImages`.
+`StoredImages` handles later damage.
 """
 
 from collections import Counter
@@ -40,12 +40,12 @@ HEADER_BYTES = 1 << 12
 """Size of the first read of an image, in bytes; an image with a longer header is read wholly."""
 
 SURELY_FITS = 32
-"""Divisor of the memory below which images without a given size are not examined one by one: decoded, they
-fit."""
+"""Divisor of the memory that gives the size below which images without a given size are not examined one by
+one, because they fit when decoded."""
 
 
 def listed(request: LoadRequest) -> Samples[StoredSample]:
-    """Return a collection of the places of images, with damage and limits of its own."""
+    """Return a collection of the positions of images, with its own damage and limits."""
     own = Damage(request.damage.policy)
     return Samples(replace(request, damage=own, room_bytes=limits.MAX_TOTAL_BYTES))
 
@@ -60,11 +60,11 @@ async def leave_stored(
     """Make a data set whose training images stay in their files.
 
     Args:
-        numbers: Class number of each label; without it they follow from the labels.
+        numbers: Class number of each label; by default the labels determine them.
         class_names: Names of the classes; without `numbers`, only for labels that are numbers.
 
     Returns:
-        None if no size is given and all images fit, encoded and decoded: the caller loads them at once.
+        None if the size is open and all images fit, encoded and decoded: the caller loads them at once.
 
     Raises:
         DataError: An error of `assemble` that shows already.
@@ -120,7 +120,7 @@ async def leave_stored(
 
 
 class _Shapes:
-    """Size of most images, and whether there are colours, from the headers read so far."""
+    """Most frequent size, and whether an image has colours, from the headers read so far."""
 
     def __init__(self, images: int, *, any_size: bool) -> None:
         self._images = self._left = images
@@ -159,7 +159,7 @@ class _Shapes:
 async def _look(
     samples: list[StoredSample], shapes: _Shapes, damage: Damage, disk: Disk
 ) -> list[StoredSample]:
-    """Read headers until the result is settled. Returns the images without damaged headers."""
+    """Read headers until the result is certain. Returns the images without damaged headers."""
     kept: list[StoredSample] = []
 
     def look(sample: StoredSample) -> None:

@@ -1,8 +1,8 @@
 """Pure: CIFAR-10 in its binary version, from the bytes of the archive to a data set.
 
 The archive is a gzipped tar of five training batches and one test batch; a batch is records of one label
-byte and 3 x 32 x 32 pixels. Its other version holds pickles and is not read. Nothing is unpacked to disk,
-and only plain files with known names are read.
+byte and 3 x 32 x 32 pixels. The other version has pickles and is not read. Nothing is unpacked to disk, and
+only plain files with known names are read.
 """
 
 import io
@@ -24,7 +24,7 @@ CIFAR10 = RemoteSet(
     mirrors=("https://www.cs.toronto.edu/~kriz",),
     files=(RemoteFile(name=ARCHIVE, checksum="md5:c32a1d4ab5d03f1284b67883e8d87530", limit_bytes=256 << 20),),
 )
-"""The archive of 162 MiB, with the checksum that its publisher gives."""
+"""The archive of 162 MiB, with the checksum from its publisher."""
 
 CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SHAPE = (3, 32, 32)
@@ -39,7 +39,7 @@ def parse_cifar(data: bytes, origin: str, *, source: str) -> Dataset:
     """Return the data set in the archive.
 
     Raises:
-        DataError: The archive is damaged, or a batch is missing, twice there, or not made of records.
+        DataError: The archive is damaged, or a batch is missing, duplicated, or not made of records.
     """
     batches = {name: _batch(member, f"{origin}:{name}") for name, member in _members(data, origin).items()}
     missing = [name for name in (*TRAIN, TEST) if name not in batches]

@@ -1,17 +1,15 @@
 """Sources of training data: a folder, a file, MNIST, or the digits inside this package.
 
-    auto     `data_dir`, else MNIST from the cache, else MNIST downloaded into it, else the digits
-    mnist    the same without the digits
-    digits   1,797 images of 8x8 that ship with the package; needs no network
-    fashion-mnist, cifar-10      from the cache, or downloaded into it
-    synthetic, synthetic:N       N drawn images (2,000) that a small network learns
-    PATH     a folder with the four MNIST files (``.gz`` or not) or one ``.npz``, or the ``.npz`` file;
-             x_train.npy, y_train.npy, x_test.npy, y_test.npy; Parquet files, tar shards or CSV tables, also
-             below ``train`` and ``test``; or folders of images by class. The files of
-             `adam_async/data_server/sources/` describe each of them
+    auto `data_dir`, else MNIST from the cache, else MNIST downloaded into it, else the digits mnist the same
+             without the digits digits 1,797 images of 8x8 that ship with the package; needs no network
+             fashion-mnist, cifar-10 from the cache, or downloaded into it synthetic, synthetic:N N drawn
+             images (2,000) that a small network learns PATH a folder with the four MNIST files (``.gz`` or
+             not) or one ``.npz``, or the ``.npz`` file; x_train.npy, y_train.npy, x_test.npy, y_test.npy;
+             Parquet files, tar shards or CSV tables, also below ``train`` and ``test``; or folders of images
+             by class. The files of `adam_async/data_server/sources/` describe each source
 
 A damaged source that the user named is an error; single damaged images are left out if the caller allows it.
-`auto` passes over a damaged cache and a missing network, and names the reason in `Dataset.source`.
+`auto` skips a damaged cache or an unreachable network, and names the reason in `Dataset.source`.
 """
 
 import difflib
@@ -81,21 +79,21 @@ async def load(
 
     Args:
         source: A name as above, a folder or a file.
-        downloader: Downloads missing files; without it nothing is downloaded.
+        downloader: Downloads missing files; None forbids downloads.
         data_dir: Folder of ``ADAM_DATA_DIR``, for ``auto`` and ``mnist``.
-        cache_dir: Folder of downloaded MNIST files; without it nothing is downloaded.
+        cache_dir: Folder of downloaded MNIST files; None forbids downloads.
         damaged: Policy for damaged images: ``error``, or ``skip`` to leave out up to 5 % of all, which
             `Dataset.damaged` then lists.
         cache: Memory for training images: images of folders, shards and .npy files that do not fit are read
-            on demand. Without it all are loaded.
-        room_bytes: Memory for a source that decodes as a whole; see `cache_limits.room_for_whole`. A
-            larger source is refused before decoding.
-        size: Columns and rows that encoded images are scaled and cut to; None lets the images decide. Arrays
-            keep their size.
+            on demand. Without a cache all images are loaded.
+        room_bytes: Memory for a source that decodes as a whole; see `cache_limits.room_for_whole`. A larger
+            source is refused before decoding.
+        size: Columns and rows to which encoded images are scaled and cropped; None lets the images decide.
+            Arrays keep their size.
 
     Raises:
-        DataError: The source is missing or damaged; names the file, its content, the expected content and
-            the remedy.
+        DataError: The source is missing or damaged; the error has the file, its content, the expected content
+            and the remedy.
     """
     if source == "digits":
         return await _digits(disk, "the digits inside the package, as asked for")
@@ -142,7 +140,7 @@ async def _digits(disk: Disk, source: str) -> Dataset:
 
 
 async def _from_cache(cache_dir: Path | None, disk: Disk, passed_over: list[str]) -> Dataset | None:
-    """Return MNIST from the cache; if it cannot be used, add the reason and return None."""
+    """Return MNIST from the cache; if that fails, add the reason and return None."""
     if cache_dir is None:
         passed_over.append("there is no cache folder")
         return None
@@ -206,7 +204,7 @@ async def _from_archive(path: Path, request: LoadRequest) -> Dataset:
 
 
 async def _from_folder(request: LoadRequest) -> Dataset:
-    """Load the one data set in a folder."""
+    """Load the only data set in a folder."""
     folder, disk = request.path, request.disk
     names = [name for name in await disk.names(folder) if not name.startswith(".")]
     if any(_file_of(stem, names) for stem in STEMS):
@@ -244,7 +242,7 @@ async def _from_folder(request: LoadRequest) -> Dataset:
 
 
 def kind_of_name(name: str) -> str:
-    """Return the kind of a file by the end of its name; empty if it is none of `ENDINGS`."""
+    """Return the kind of a file by the end of its name; empty for an end that `ENDINGS` lacks."""
     return next((kind for kind, endings in ENDINGS.items() if name.endswith(endings)), "")
 
 
@@ -290,7 +288,7 @@ async def _from_mnist(request: LoadRequest, names: list[str]) -> Dataset:
 
 
 def _file_of(stem: str, names: list[str]) -> str | None:
-    """Return the name of a file of MNIST: plain first, in either usual spelling."""
+    """Return the name of a file of MNIST: the plain file first, in both usual spellings."""
     dotted = stem.replace("-idx", ".idx")
     for name in (stem, dotted, f"{stem}.gz", f"{dotted}.gz"):
         if name in names:

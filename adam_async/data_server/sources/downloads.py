@@ -1,8 +1,8 @@
 """Downloads of published files into a folder, with `pooch`: checked, and tried mirror after mirror.
 
-A file takes its name only after its checksum matches, and an interrupted download begins again the next
-time. Each download runs on a daemon thread: a name server that never answers cannot be
-interrupted, and must delay neither the disk nor the end of the program.
+A file gets its name only after its checksum matches; an interrupted download starts from the beginning. Each
+download runs on a daemon thread, because a call to a silent name server cannot be interrupted, and must delay
+neither the disk nor the end of the program.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ OnBytes = Callable[[str, int, int | None], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFile:
-    """A file as its publisher describes it."""
+    """A file in its publisher's description."""
 
     name: str
-    """Name in the folder, and behind the address of a mirror."""
+    """Name in the folder, and at the end of a mirror's address."""
     checksum: str
     """``md5:`` or ``sha256:`` and hexadecimal digits."""
     limit_bytes: int
@@ -40,16 +40,16 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteSet:
-    """The files of one data set, and where they are published."""
+    """The files of one data set, and their addresses."""
 
     name: str
     """Name in errors, such as ``MNIST``."""
     mirrors: tuple[str, ...]
-    """Addresses in front of the names, without the last ``/``, in the order in which they are tried."""
+    """Addresses before the names, without the last ``/``, in the order of attempts."""
     files: tuple[RemoteFile, ...]
-    """Files in the order of their download: a small one first shows which mirrors answer."""
+    """Files in the order of their download: a small first file shows which mirrors answer."""
     file_s: float = 3600.0
-    """Deadline for one whole file, in seconds, all mirrors included."""
+    """Deadline for one whole file, in seconds, over all mirrors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Downloader:
     async def download(self, wanted: RemoteSet, folder: Path) -> str:
         """Download the missing and the damaged files of a data set; return the mirror that served last.
 
-        Without any such file that is the first mirror.
+        Without such a file it is the first mirror.
 
         Raises:
             DataError: No mirror has one of the files, with the failure of each; or `pooch` is not installed.
@@ -89,14 +89,14 @@ class Downloader:
                 raise DataError(
                     f"{wanted.name} broke off at {file.name} (not whole after {wanted.file_s:g} s); try again"
                 ) from None
-            # The mirror that has served goes first from here on, and is known to answer.
+            # The mirror that has served comes first from now on, because it is known to answer.
             mirrors, first_s = (mirror, *(each for each in mirrors if each != mirror)), self.stall_s
         return mirrors[0]
 
     async def _retrieve(self, file: RemoteFile, url: str, folder: Path, first_s: float) -> str:
-        """Download a file from one mirror unless it is there; return the failure, or nothing."""
+        """Download a missing file from one mirror; return the failure, or an empty text."""
         loop = asyncio.get_running_loop()
-        # The deadline here comes first: its error has the number of bytes.
+        # The deadline here must pass first, because its error has the number of bytes.
         transfer = _Transfer(file.limit_bytes, 2 * self.stall_s)
         arguments, name = (file, url, folder), f"download {url}"
         thread = threading.Thread(target=transfer.run, args=arguments, name=name, daemon=True)
@@ -118,7 +118,7 @@ class Downloader:
 
 
 class _Transfer:
-    """One download on a thread: pooch's downloader, and at once the file that it writes to."""
+    """One download on a thread, as pooch's downloader and as the file that it writes to."""
 
     def __init__(self, limit_bytes: int, timeout_s: float) -> None:
         self._limit_bytes, self._timeout_s = limit_bytes, timeout_s
@@ -130,10 +130,10 @@ class _Transfer:
         self.abandoned = False
 
     def run(self, file: RemoteFile, url: str, folder: Path) -> None:
-        """Download the file unless it is there, or note the failure."""
+        """Download a missing file, or note the failure."""
         import pooch
 
-        # Its lines would go between those of the progress.
+        # pooch's lines would mix with the lines of the progress.
         pooch.get_logger().setLevel(logging.WARNING)
         try:
             pooch.retrieve(url, known_hash=file.checksum, fname=file.name, path=folder, downloader=self)
@@ -146,7 +146,7 @@ class _Transfer:
         downloader = HTTPDownloader(
             chunk_size=CHUNK_BYTES,
             timeout=self._timeout_s,
-            # A server that compresses on the way would send other bytes than those of the checksum.
+            # A server that compresses for the transfer would send other bytes than those of the checksum.
             headers={"Accept-Encoding": "identity"},
             # pooch leaves the connection of a download that fails open.
             hooks={"response": self._answered},
@@ -175,7 +175,7 @@ class _Transfer:
         self._file.write(data)
 
     def flush(self) -> None:
-        """Leave flushing to the end of the file: pooch asks for it with each piece."""
+        """Leave flushing to the end of the file, because pooch flushes after each piece."""
 
 
 def _reason(error: BaseException) -> str:
@@ -188,10 +188,10 @@ def _reason(error: BaseException) -> str:
 
 
 def require_pooch() -> None:
-    """Refuse to go on without the library that downloads.
+    """Refuse to continue without the library for downloads.
 
     Raises:
-        DataError: `pooch` is not installed; names the command that installs it.
+        DataError: `pooch` is not installed; the error has the command that installs it.
     """
     try:
         import pooch  # noqa: F401

@@ -1,7 +1,7 @@
 """Ranges of files for compute threads, and a scratch file for images that do not fit into memory.
 
-These functions block the calling thread, which has nothing to do until the bytes are there. Code on an event
-loop reads by `runtime.disk.Disk`.
+These functions block the calling thread, which has no other work. Code on an event loop reads by
+`runtime.disk.Disk`.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 
 def read_piece(path: Path, offset: int, size: int) -> bytes:
-    """Return up to `size` bytes of a file from `offset` on: fewer only at its end.
+    """Return up to `size` bytes of a file from `offset` on; fewer only at the file's end.
 
     Raises:
         OSError: The system's own.
@@ -37,10 +37,10 @@ def reading(path: Path) -> Iterator[BinaryIO]:
 
 
 class Scratch:
-    """A file without a name: no other process finds it, and the end of the process deletes it.
+    """A file without a name: no other process can open it, and the end of the process deletes it.
 
     Raises:
-        OSError: The folder takes no file.
+        OSError: No file can be made in the folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -48,14 +48,14 @@ class Scratch:
         os.unlink(name)
 
     def write(self, offset: int, array: NDArray[Any]) -> None:
-        """Write a contiguous array to an offset. Raises OSError: the disk is full, for one."""
+        """Write a contiguous array to an offset. Raises OSError: for example, the disk is full."""
         data = array.data.cast("B")
         while data:
             written = os.pwrite(self._descriptor, data, offset)
             data, offset = data[written:], offset + written
 
     def read(self, offset: int, array: NDArray[Any]) -> None:
-        """Fill a contiguous array with the bytes at an offset. Raises OSError: they cannot be read."""
+        """Fill a contiguous array with the bytes at an offset. Raises OSError: the bytes cannot be read."""
         data = array.data.cast("B")
         while data:
             count = os.preadv(self._descriptor, [data], offset)

@@ -9,7 +9,7 @@ from adam_async.errors import DataError
 from adam_async.runtime.disk import Disk
 
 CLUTTER = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
-"""Names of files, in small letters, that are skipped in folders of images."""
+"""Names of files, in lower case, that are skipped in folders of images."""
 
 
 async def read_file(
@@ -21,7 +21,8 @@ async def read_file(
         room_bytes: Memory for the file; see `limits.check_total`.
 
     Raises:
-        DataError: The path is a folder, a pipe or a device, which might never end, or the file is too large.
+        DataError: The path is a folder, a pipe or a device, whose content might never end, or the file is too
+            large.
         OSError: The file cannot be read.
     """
     size = await disk.run(check_kind, path, limit or limits.MAX_FILE_BYTES)
@@ -46,7 +47,7 @@ def is_clutter(name: str) -> bool:
 
 
 async def folders_in(folder: Path, disk: Disk) -> list[str]:
-    """Return the names of the folders in a folder, sorted, without those that begin with ``.`` or ``__``."""
+    """Return the names of the folders in a folder, sorted, without names that begin with ``.`` or ``__``."""
     names = [name for name in await disk.names(folder) if not name.startswith((".", "__"))]
     return await disk.run(lambda: [name for name in names if (folder / name).is_dir()])
 

@@ -1,7 +1,7 @@
 """Pure: the IDX format of the MNIST files, from bytes to an array.
 
 An IDX file is: two zero bytes, a type byte, the number of axes, each axis's length as a big-endian 32-bit
-integer, then the values in C order. Files may be gzipped, whatever their name.
+integer, then the values in C order. Files may be gzipped, under any name.
 """
 
 import struct
@@ -23,7 +23,7 @@ TYPE_NAMES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "
 
 
 def gunzip(data: bytes, origin: str, room_bytes: int = LIMIT_BYTES) -> bytes:
-    """Return the content of a gzipped file, or `data` itself when it is not gzipped.
+    """Return the content of a gzipped file, or `data` itself if it is not gzipped.
 
     Raises:
         DataError: The compressed data are damaged, cut short, or hold more than 1 GiB or the room.
@@ -51,7 +51,7 @@ def parse_idx(data: bytes, origin: str, *, axes: int, room_bytes: int = LIMIT_BY
     """Return the array in an IDX file, gzipped or not.
 
     Args:
-        axes: Number of axes it must have: 3 for images, 1 for labels.
+        axes: Required number of axes: 3 for images, 1 for labels.
 
     Raises:
         DataError: Not IDX, another type or number of axes, or another size than that of the header.

@@ -1,10 +1,10 @@
 """Folders of images: one folder for each class, below ``train`` and ``test`` or without them.
 
-    DIR/train/CLASS/*.png, DIR/test/CLASS/*.png     or val instead of test
-    DIR/CLASS/*.png                                 one image in five tests, by a hash of CLASS/NAME
+    DIR/train/CLASS/*.png, DIR/test/CLASS/*.png or val instead of test DIR/CLASS/*.png one image in five
+    tests, by a hash of CLASS/NAME
 
-Files and folders whose names begin with a dot are skipped, and so are files beside the class folders and the
-files of desktops, such as ``Thumbs.db``.
+Files and folders whose names begin with a dot are skipped, as are files outside class folders and the files
+of desktops, such as ``Thumbs.db``.
 """
 
 from pathlib import Path

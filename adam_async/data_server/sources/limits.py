@@ -1,14 +1,14 @@
-"""Pure: limits of a source, checked against its headers before anything is decoded.
+"""Pure: limits of a source, checked against its headers before decoding.
 
-They are far above every data set that fits this package, which keeps images in memory; their purpose is that
-a small damaged or hostile file cannot ask for all memory. A source that decodes as a whole must also fit the
-machine: `--cache` sets its room. Images that decode one by one, on demand, have no such limit in total.
+The limits are far above every data set that fits this package, which keeps images in memory; they prevent a
+small damaged or hostile file from requesting all memory. A source that decodes as a whole must also fit the
+machine: `--cache` sets its limit. Images that decode one by one, on demand, have no limit in total.
 """
 
 from adam_async.errors import DataError
 
 MAX_IMAGE_PIXELS = 1 << 26
-"""Maximum number of pixels of one image; decoded, that is 192 MiB of colours."""
+"""Maximum number of pixels of one image; the colours of a decoded image then take 192 MiB."""
 
 MAX_IMAGE_BYTES = 1 << 26
 """Maximum size of one encoded image, in a file or an archive, in bytes."""
@@ -24,7 +24,7 @@ MAX_TOTAL_BYTES = 1 << 33
 
 
 def check_file(size: int, limit: int, origin: str) -> None:
-    """Refuse a file, or a member of one, that is larger than `limit` bytes.
+    """Refuse a file, or a member of a file, that is larger than `limit` bytes.
 
     Raises:
         DataError: The file is larger.

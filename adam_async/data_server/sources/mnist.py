@@ -15,7 +15,7 @@ TEST_IMAGES = "t10k-images-idx3-ubyte"
 TEST_LABELS = "t10k-labels-idx1-ubyte"
 
 STEMS = (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
-"""File names without ``.gz``, in the order in which a data set is put together."""
+"""File names without ``.gz``, in the order of the parts of a data set."""
 
 DOWNLOADED = (TEST_LABELS, TEST_IMAGES, TRAIN_LABELS, TRAIN_IMAGES)
 """The same in the order of their download, a small file first."""
@@ -86,7 +86,7 @@ def parse_four(
 
     Args:
         contents: The files, gzipped or not, in the order of `STEMS`.
-        room_bytes: Memory for all of them.
+        room_bytes: Memory for all images.
 
     Raises:
         DataError: A file is damaged or of the wrong kind, or the files do not belong together.

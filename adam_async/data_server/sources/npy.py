@@ -1,7 +1,7 @@
 """Four ``.npy`` files in a folder: images and labels of the training set and the test set.
 
 The images stay on disk, mapped into memory: a data set may be larger than the memory of the machine. The
-files must not change while it is in use.
+files must not change while the data set is in use.
 """
 
 from pathlib import Path
@@ -20,14 +20,14 @@ from adam_async.errors import DataError
 from adam_async.run.cache_size import CacheLimits
 
 MAX_FILE_BYTES = 1 << 42
-"""Maximum size of a mapped file, in bytes; its bytes are read on demand."""
+"""Maximum size of a mapped file, in bytes, whose bytes are read on demand."""
 
 
 async def load_npy(request: LoadRequest, names: list[str]) -> Dataset:
     """Load x_train.npy, y_train.npy, x_test.npy and y_test.npy. Pickled objects are never loaded.
 
-    Training images that are larger than the cache, or beside a cache of a given size, are read one by one:
-    pages of a mapped file count as memory of the process that reads them.
+    Training images that are larger than the cache, or that come with a cache of a given size, are read one by
+    one, because pages of a mapped file count as memory of the process.
 
     Raises:
         DataError: A file is missing or damaged, or an array has a wrong dtype, shape or count.

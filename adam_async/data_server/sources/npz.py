@@ -29,7 +29,8 @@ def parse_npz(
 ) -> Dataset:
     """Return the data set in an archive with arrays x_train, y_train, x_test and y_test.
 
-    Without the last two, one image in five of each class tests. Pickled objects are never loaded.
+    Without the last two arrays, one image in five of each class is a test image. Pickled objects are never
+    loaded.
 
     Args:
         room_bytes: Memory for all four arrays, compared with their headers before unpacking.
@@ -71,7 +72,7 @@ def parse_npz(
 
 
 def _with_test_part(arrays: list[NDArray[Any]], source: str) -> tuple[list[NDArray[Any]], str]:
-    """Split images and labels by the numbers of the images; without effect if they do not fit together."""
+    """Split images and labels by the numbers of the images; without effect if their counts differ."""
     images, labels = arrays
     if labels.ndim not in (1, 2) or not images.ndim or len(images) != len(labels):
         return [images, labels, images, labels], source

@@ -2,10 +2,10 @@
 
 A source has ``__len__`` and ``__getitem__``, like data sets of other libraries, or is an asynchronous
 iterator. An item is a pair (image, label) or a mapping with "image" and "label". An image is any object that
-NumPy makes an array of: an array, an image of Pillow, a tensor of another library on the CPU.
+NumPy converts to an array: an array, an image of Pillow, a tensor of another library on the CPU.
 
-All images are in memory, as uint8. The event loop reads the items, and runs other tasks after every few: a
-source that is slow for one item should be an asynchronous iterator that waits for its own threads.
+All images are in memory, as uint8. The event loop reads the items, and runs other tasks after every few
+items. A source with slow items should be an asynchronous iterator that waits for its own threads.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from adam_async.errors import DataError
 from adam_async.model.keyed_random import Dice
 
 ITEMS_PER_TURN = 32
-"""Number of items that are read before other tasks of the loop run."""
+"""Number of items read before other tasks of the loop run."""
 
 LIMIT_BYTES = 4 << 30
 
@@ -51,15 +51,16 @@ async def from_object(
 
     Args:
         source: Training images with labels.
-        test: A source of test images; or the share of `source` that is kept back for testing, always the same
+        test: A source of test images; or the share of `source` that is reserved for testing, always the same
             items.
         limit_bytes: Maximum size of training and test images together, in bytes.
         name: Short name of the data set, also for errors.
-        scale: Whether floats from 0 to 1 are made into pixels from 0 to 255; without it floats are refused.
+        scale: Whether floats from 0 to 1 become pixels from 0 to 255; by default floats are refused.
 
     Raises:
-        DataError: An item cannot be read, has another shape than the first, is not of uint8, or has no
-            usable label; names its number. Or there are too few, or too many for `limit_bytes`.
+        DataError: An item cannot be read, differs in shape from the first, is not of uint8, or has no usable
+            label; the error has its number. The error also reports too few items, or too many for
+            `limit_bytes`.
     """
     images, labels = await _read(source, name, limit_bytes, scale)
     if isinstance(test, (int, float)):
@@ -81,7 +82,7 @@ async def from_object(
 
 
 def _kept_back(items: int, share: float, name: str) -> NDArray[np.bool_]:
-    """Choose the items to test with: at least one, and never all."""
+    """Choose the test items: at least one, and never all."""
     if not 0 < share < 1:
         raise DataError(f"{name}: test must be a source or a share between 0 and 1, not {share}")
     if items < 2:
@@ -127,7 +128,7 @@ async def _read(
 
 @asynccontextmanager
 async def _items(source: Source, name: str) -> AsyncIterator[AsyncIterator[Any]]:
-    """Iterate over a source; its errors become errors that name the item."""
+    """Iterate over a source, and add the item's number to its errors."""
     inner: Any
     if isinstance(source, AsyncIterable):
         inner = aiter(source)
@@ -207,7 +208,7 @@ def _pixels(image: Any, where: str, scale: bool) -> NDArray[np.uint8]:
             f"{where}: its image holds {array.dtype}, expected uint8; "
             "say scale=True if its values are from 0 to 1, or convert it"
         )
-    # In this form the comparison fails for NaN too.
+    # In this form the comparison also fails for NaN.
     if not bool(((array >= 0) & (array <= 1)).all()):
         raise DataError(
             f"{where}: its image holds values from {array.min()} to {array.max()}, expected 0 to 1 to scale"

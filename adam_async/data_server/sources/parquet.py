@@ -1,11 +1,11 @@
 """Parquet files with columns ``image`` and ``label``, read with pyarrow (of the extra ``parquet``).
 
-An image is the bytes of an encoded one, or a structure with ``bytes``, as in Hugging Face's data sets, whose
-class names are in the file's metadata. Labels are integers or text.
+An image is the bytes of an encoded image, or a structure with ``bytes``, as in Hugging Face's data sets,
+whose class names are in the file's metadata. Labels are integers or text.
 
-A file may hold one value for all its rows, and be a millionth of their size. So bytes and text are read as a
-dictionary of values and an index for each row, whatever the file does: equal rows share their memory, and the
-size of all rows is known, and limited, before any of them is taken out of arrow.
+A file may contain one value for all its rows, and be a millionth of their size. Bytes and text are therefore
+read as a dictionary of values and an index for each row: equal rows share their memory, and the size of all
+rows is known, and limited, before a row is converted from arrow.
 """
 
 import json
@@ -30,7 +30,7 @@ async def load_parquet(request: LoadRequest, files: list[tuple[Path, Split | Non
     """Load all images of some Parquet files. Without a split, rows are split by their numbers.
 
     Raises:
-        DataError: Not such a file, or an error of `assemble`.
+        DataError: The file is no Parquet file, or `assemble` raises an error.
     """
     require_pillow()
     samples = Samples[Sample](request)
@@ -46,10 +46,11 @@ async def load_parquet(request: LoadRequest, files: list[tuple[Path, Split | Non
 def add_rows(
     data: bytes, origin: str, name: str, split: Split | None, samples: Samples[Sample]
 ) -> tuple[str, ...]:
-    """Add the images of one file; return the names of the classes, if it has some.
+    """Add the images of one file; return the names of its classes, if any.
 
     Raises:
-        DataError: pyarrow is not installed, not a Parquet file, other columns, or damage that is not skipped.
+        DataError: pyarrow is not installed, the file is no Parquet file or has other columns, or damage is
+        not skipped.
     """
     try:
         import pyarrow
@@ -116,7 +117,8 @@ def _rows(file: Any, columns: list[str], origin: str, room_bytes: int) -> Iterat
 
 
 def _batches(file: Any, columns: list[str]) -> Iterator[Any]:
-    # Group by group: a batch of two of them has two lists of values, which arrow refuses in structures.
+    # One group at a time, because a batch of two groups has two lists of values, which arrow refuses in
+    # structures.
     for group in range(file.num_row_groups):
         yield from file.iter_batches(ROWS_AT_A_TIME, row_groups=[group], columns=columns, use_threads=False)
 
@@ -130,7 +132,7 @@ def _written_out(column: Any) -> int:
 
 
 def _values(column: Any, known: dict[Any, Any]) -> list[Any]:
-    """The values of a column; equal ones that are not numbers share their memory."""
+    """The values of a column; equal values that are not numbers share their memory."""
     from pyarrow import types
 
     if not types.is_dictionary(column.type):

@@ -1,9 +1,9 @@
 """Pure: one encoded image, from bytes to pixels, with Pillow (of the extra ``data``).
 
-Images are as a viewer shows them: rotated by EXIF's orientation in a JPEG or WebP file. An image's header is
-checked before anything is decoded. Every error of a decoder becomes a `DataError`. Grey images have one
-channel, all others three; transparency is dropped, and only the first picture of an animation counts. Sixteen
-bits are scaled to eight: 0 to 65535 become 0 to 255.
+Images have the orientation of a viewer: rotated by EXIF in a JPEG or WebP file. An image's header is checked
+before decoding. Every error of a decoder becomes a `DataError`. Grey images have one channel, all others
+three; transparency is dropped, and only the first picture of an animation is read. Sixteen bits are scaled to
+eight: 0 to 65535 become 0 to 255.
 """
 
 import io
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "WEBP")
 DEEP_GREY_MODES = ("I", "I;16", "I;16B", "I;16L")
 PNG_DEPTH, DEEP = 24, 16
-"""Index of the byte of a PNG file with the number of bits of a value; and the number of deep ones."""
+"""Index of the byte of a PNG file with the number of bits of a value; and the value of 16-bit files."""
 TURNED_FORMATS = ("JPEG", "MPO", "WEBP")
-"""Formats of cameras; an MPO is a JPEG with more pictures behind the first."""
+"""Formats of cameras; an MPO is a JPEG followed by more pictures."""
 ORIENTATION = 0x0112
 UPRIGHT = {
     2: "FLIP_LEFT_RIGHT",
@@ -37,7 +37,8 @@ UPRIGHT = {
 }
 """Transposition for each orientation, by Pillow's names."""
 DRAFT = 2
-"""Factor of the wanted size from which on a JPEG is decoded at a half, a quarter or an eighth of its size."""
+"""Minimum factor of the wanted size at which a JPEG is decoded at a half, a quarter or an eighth of its
+size."""
 LYING = (5, 6, 7, 8)
 """Orientations that exchange rows and columns."""
 GREY_MODES = ("1", "L", "LA", *DEEP_GREY_MODES)
@@ -60,7 +61,10 @@ class Header:
 
 
 def require_pillow() -> None:
-    """Refuse to go on without the library that decodes images. Raises DataError: Pillow is not installed."""
+    """Refuse to continue without the library that decodes images.
+
+    Raises DataError: Pillow is not installed.
+    """
     try:
         import PIL.Image  # noqa: F401
     except ImportError:
@@ -73,7 +77,7 @@ def read_header(data: bytes, origin: str) -> Header:
     """Read size and kind of an image, without decoding it.
 
     Raises:
-        DataError: Not an image of a known format, or too large an image.
+        DataError: The image has no known format, or is too large.
     """
     with _begin(data, origin) as image:
         columns, rows = image.size
@@ -86,7 +90,7 @@ def read_header(data: bytes, origin: str) -> Header:
 
 
 def decode(data: bytes, origin: str, *, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
-    """Decode an image; one of another size is scaled, and cut in the middle.
+    """Decode an image; an image of another size is scaled, and cropped around its centre.
 
     Args:
         size: Columns and rows wanted.
@@ -96,7 +100,7 @@ def decode(data: bytes, origin: str, *, size: tuple[int, int], channels: int) ->
         Pixels of shape (channels, rows, columns).
 
     Raises:
-        DataError: Not an image of a known format, a damaged one, or too large an image.
+        DataError: The image has no known format, is damaged, or is too large.
     """
     from PIL import ImageOps
     from PIL.Image import Transpose
@@ -104,7 +108,7 @@ def decode(data: bytes, origin: str, *, size: tuple[int, int], channels: int) ->
     with _begin(data, origin) as image:
         try:
             if image.format == "JPEG" and min(image.size) > DRAFT * max(size):
-                # The decoder halves a much too large image itself, which is several times faster.
+                # The decoder itself halves a much too large image, which is several times faster.
                 image.draft(None, (DRAFT * max(size), DRAFT * max(size)))
             turn = UPRIGHT.get(_orientation(image))
             plain = _plain(image, "L" if channels == 1 else "RGB")
@@ -119,7 +123,7 @@ def decode(data: bytes, origin: str, *, size: tuple[int, int], channels: int) ->
 
 
 def _orientation(image: "Image") -> int:
-    """EXIF's orientation; 1, unchanged, without a valid one."""
+    """EXIF's orientation; 1, unchanged, if it is missing or invalid."""
     if image.format not in TURNED_FORMATS:
         return 1
     try:

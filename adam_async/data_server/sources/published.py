@@ -1,9 +1,9 @@
-"""Data sets that are known by name, and kept in the user's cache after their download.
+"""Data sets with known names, in the user's cache after their download.
 
     fashion-mnist   70,000 grey images of clothes, 28x28, in 10 classes
     cifar-10        60,000 colour images, 32x32, in 10 classes
 
-Each has a folder of its own in the cache. `datasets.load` loads MNIST itself, from more places.
+Each data set has its own folder in the cache. `datasets.load` loads MNIST itself, from more sources.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from adam_async.runtime.disk import Disk
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A data set that is known by name."""
+    """A data set with a known name."""
 
     files: RemoteSet
     names: tuple[str, ...]
@@ -55,11 +55,11 @@ async def load_published(
     """Load a data set from the cache, or download it there first. Cancelling leaves no half-written file.
 
     Args:
-        downloader: Downloads missing files; without it nothing is downloaded.
-        cache_dir: Folder in which each data set has a folder; without it there is nothing to load.
+        downloader: Downloads missing files; None forbids downloads.
+        cache_dir: Folder in which each data set has a folder; without it no data set can be loaded.
 
     Raises:
-        DataError: The data set is neither in the cache nor can be downloaded; names the attempts.
+        DataError: The data set is not in the cache and cannot be downloaded; the error lists the attempts.
     """
     known = published[source]
     title = known.files.name

@@ -1,8 +1,8 @@
 """Data sets from encoded images with labels.
 
-All encoded images are in memory first. Their headers give the size of most of them, and whether there are
-colours; then each image is decoded into its place. Decoding runs on the disk's thread, some hundred images at
-a time, so that cancelling does not wait for all of them.
+All encoded images are in memory first. The headers give the most frequent size and the number of channels;
+then each image is decoded into its memory. Decoding runs on the disk's thread, some hundred images at a time,
+so a cancellation does not wait for all of them.
 """
 
 from collections import Counter
@@ -70,7 +70,7 @@ class Sample:
     """Name of the image in errors."""
     label: str
     split: Split | int
-    """Split of the image, or its rank, by which it is split."""
+    """Split of the image, or the rank that determines its split."""
     data: bytes
 
     @property
@@ -154,11 +154,11 @@ async def assemble(
     """Decode all images and join them with their labels.
 
     Args:
-        numbers: Class number of each label; without it they follow from the labels.
+        numbers: Class number of each label; by default the labels determine them.
         class_names: Names of the classes; without `numbers`, only for labels that are numbers.
 
     Raises:
-        DataError: Nothing is left to train or to test with, too many images are damaged, or one is and
+        DataError: No image is left to train or to test with, too many images are damaged, or one is and
             damage is not skipped.
     """
     request = samples.request
@@ -211,10 +211,10 @@ def describe_source(request: LoadRequest, *, fitted: str = "", deep: int = 0) ->
 
 
 def check_counts(train: int, test: int, request: LoadRequest) -> None:
-    """Refuse a data set that is too damaged, or without images to train or to test with.
+    """Refuse a data set that is too damaged, or that lacks images to train or to test with.
 
     Raises:
-        DataError: The data set is such a one.
+        DataError: The data set is refused.
     """
     request.damage.check(train + test, request.origin)
     for split, images in zip(SPLITS, (train, test), strict=True):
@@ -257,7 +257,7 @@ async def _decoded(
 
 
 async def each(items: Sequence[T], function: Callable[[T], None], damage: Damage, disk: Disk) -> None:
-    """Call a function for each image on the disk's thread; a refused image is damaged.
+    """Call a function for each image on the disk's thread; an image that the function refuses is damaged.
 
     Raises:
         DataError: An image is damaged, and damage is not skipped.

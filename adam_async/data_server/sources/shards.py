@@ -1,11 +1,11 @@
-"""WebDataset shards: tar files in which members of one name belong together.
+"""WebDataset shards: tar files in which members of one name form an example.
 
     00017.png, 00017.cls            the class number, or the name of the class, as text
     00017.jpg, 00017.json           an object with "label" or "cls"
 
 A shard that ends in ``.tar.gz`` or ``.tgz`` is unpacked in memory.
-Nothing is ever written to disk. Members that only make sense there (absolute names, names that go up, links,
-devices) are damage; a shard that is cut short or not a tar file is an error, whatever the policy for damage.
+No file is ever written to disk. Members with a meaning on disk only (absolute names, names that lead up,
+links, devices) are damage; a truncated shard, or one that is not a tar file, is an error under either policy.
 """
 
 import gzip
@@ -66,12 +66,12 @@ def unpack(data: bytes, origin: str, room_bytes: int = limits.MAX_FILE_BYTES) ->
     """Return the plain tar file in a compressed one.
 
     Raises:
-        DataError: The file is not gzipped, is cut short or damaged, or is too large unpacked.
+        DataError: The file is not gzipped, is truncated or damaged, or is too large unpacked.
     """
     most = min(limits.MAX_FILE_BYTES, room_bytes)
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            content = file.read(most + 1)  # a bomb is not unpacked further
+            content = file.read(most + 1)  # stop unpacking a compression bomb
     except EOFError:
         raise DataError(f"{origin} ends too early: it was cut short, fetch it again") from None
     except (OSError, zlib.error) as error:
@@ -88,7 +88,7 @@ def add_shard(data: bytes, origin: str, name: str, split: Split | None, samples:
     """Add the images of one shard.
 
     Raises:
-        DataError: Not a tar file, or cut short; or damage that is not skipped.
+        DataError: The file is no tar file, is truncated, or has damage that is not skipped.
     """
     for key, label, (offset, size) in _images(io.BytesIO(data), len(data), origin, samples.request.damage):
         chosen = split or rank_of_image(f"{name}/{key}")
@@ -96,7 +96,7 @@ def add_shard(data: bytes, origin: str, name: str, split: Split | None, samples:
 
 
 def list_shard(path: Path, split: Split | None, places: Samples[StoredSample]) -> None:
-    """List the places of the images of one shard, without reading them. Blocks.
+    """List the positions of the images of one shard, without reading them. Blocks.
 
     Raises:
         DataError: As `add_shard`.
@@ -113,7 +113,7 @@ Extent = tuple[int, int]
 
 
 def _images(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator[tuple[str, str, Extent]]:
-    """Yield the key, the label and the place of each image in a tar file of so many bytes."""
+    """Yield the key, the label and the position of each image in a tar file of this many bytes."""
     parts: dict[str, dict[str, Extent]] = {}
     for member, place in tar_members(file, size, origin, damage):
         folder, _, name = member.rpartition("/")
@@ -133,10 +133,10 @@ def _images(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator[
 
 
 def tar_members(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator[tuple[str, Extent]]:
-    """Yield name and place of the ordinary files in a tar file of so many bytes.
+    """Yield name and position of the ordinary files in a tar file of this many bytes.
 
     Raises:
-        DataError: Not a tar file, or cut short; or damage that is not skipped.
+        DataError: The file is no tar file, is truncated, or has damage that is not skipped.
     """
     if file.read(2) == b"\x1f\x8b":
         raise DataError(
@@ -172,7 +172,7 @@ def tar_members(file: BinaryIO, size: int, origin: str, damage: Damage) -> Itera
 
 
 def _problem(member: tarfile.TarInfo) -> str:
-    """Reason why a member is refused; empty if it is taken."""
+    """Reason for refusing a member; empty for an accepted one."""
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or "\\" in member.name or not member.name.isprintable():
         return "has a name that is absolute, goes up or cannot be shown"

@@ -11,7 +11,7 @@ Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
 
 HELD_OUT = ("test", "val", "validation")
-"""Names of the folder beside ``train``; the first one that exists counts."""
+"""Names of the folder beside ``train``; the first existing one counts."""
 
 ONE_IN = 5
 """Number of images for each test image, in a data set without a test set."""
@@ -20,7 +20,7 @@ WORD = re.compile(r"(train|test|val)(?:ing|idation)?(?![a-z])", re.IGNORECASE)
 
 
 def rank_of_image(name: str) -> int:
-    """Return a hash of an image's name, by which `resolve` splits: further images do not change it."""
+    """Return a hash of an image's name, by which `resolve` splits; further images do not change it."""
     digest = sha256(name.encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(digest[:4], "big")
 
@@ -28,8 +28,8 @@ def rank_of_image(name: str) -> int:
 def resolve(labels: Sequence[str | int], splits: Sequence[Split | int]) -> list[Split]:
     """Split the images that have no split of their own.
 
-    One image in `ONE_IN` tests, by its rank. A class with several such images has at least one to test and
-    one to train; so has a data set.
+    One image in `ONE_IN` is a test image, by its rank. A class with several such images has at least one to
+    test and one to train, as does a data set.
     """
     found: list[Split] = []
     drawn: dict[str | int, list[tuple[int, int]]] = {}
@@ -62,10 +62,10 @@ def split_files(names: Sequence[str], origin: str) -> list[tuple[str, Split | No
 
     Returns:
         The files to read, each with its split; None if the images are split by their own names, because the
-        names of the files do not name both sets. With both, ``val`` is left out beside ``test``.
+        file names do not name both sets. If both exist, ``val`` is ignored beside ``test``.
 
     Raises:
-        DataError: The names of some files name a set, and those of others do not.
+        DataError: The names of only some files name a set.
     """
     words = {name: found[1].lower() if (found := WORD.match(name)) else "" for name in names}
     held_out = "test" if "test" in words.values() else "val"

@@ -1,8 +1,8 @@
 """Pure: random images, for runs that need data and no download.
 
 Each class has a picture of a few soft blobs. An image is that picture, moved a little, brighter or darker,
-under noise: a small network learns to classify them. All of it is a function of the seed, and image number i
-does not depend on the number of images.
+with noise: a small network learns to classify the images. The images depend only on the seed, and image
+number i does not depend on the number of images.
 """
 
 from math import prod
@@ -36,7 +36,7 @@ NOISE = 50.0
 """Upper end of the uniform noise, from zero."""
 
 AT_ONCE_BYTES = 1 << 22
-"""Number of pixels drawn at once; their random words take eight bytes each."""
+"""Number of pixels drawn at once; the random words of a pixel take eight bytes."""
 
 
 def synthetic(
@@ -48,7 +48,7 @@ def synthetic(
         images: Number of training images; a fifth as many, at least one of each class, are test images.
         shape: (C, H, W) of each image.
         classes: Number of classes.
-        seed: Other seeds draw other classes and images.
+        seed: Seed; another seed draws other classes and images.
 
     Raises:
         DataError: A number is out of its range, or the images would take more than 4 GiB.
@@ -81,10 +81,10 @@ def synthetic(
 
 
 def parse_synthetic(source: str) -> int | None:
-    """Return how many training images ``synthetic`` or ``synthetic:N`` asks for; None for other sources.
+    """Return the number of training images of ``synthetic`` or ``synthetic:N``; None for other sources.
 
     Raises:
-        DataError: The text behind the colon is not a number of images.
+        DataError: The text after the colon is not a number of images.
     """
     name, colon, count = source.partition(":")
     if name != NAME:
@@ -103,7 +103,7 @@ def _picture(dice: Dice, label: int, shape: tuple[int, int, int]) -> NDArray[np.
     y, x, *strengths = places.reshape(2 + channels, BLOBS)
     row = np.arange(rows)[:, np.newaxis, np.newaxis] / rows
     column = np.arange(columns)[:, np.newaxis] / columns
-    # Blobs keep away from the borders, so that all of them stay inside when the picture moves.
+    # Blobs keep a distance from the borders, so all stay inside when the picture moves.
     distance = (row - (0.15 + 0.7 * y)) ** 2 + (column - (0.15 + 0.7 * x)) ** 2
     blobs = np.exp(-distance / (2 * 0.09**2))
     picture = np.stack([(blobs * (0.4 + 0.6 * strength)).sum(axis=2) for strength in strengths])
@@ -128,12 +128,12 @@ def _draw(
 def _some(
     dice: Dice, pictures: NDArray[np.float32], part: str, labels: NDArray[Any], first: int
 ) -> NDArray[np.uint8]:
-    """Draw the images from number `first` on, as many as there are labels."""
+    """Draw the images from number `first` on, one for each label."""
     _, channels, rows, columns = pictures.shape
     count = len(labels)
     pixels = channels * rows * columns
     down, right, light = dice.uniform("synthetic " + part, start=3 * first, count=3 * count).reshape(-1, 3).T
-    # At most a twelfth of a side: less than what separates two classes.
+    # At most a twelfth of a side, which is less than the distance between two classes.
     shifts_y, shifts_x = (
         np.rint((2 * where - 1) * (side // 12)).astype(np.int64)
         for where, side in ((down, rows), (right, columns))

@@ -4,8 +4,8 @@
                                     first line has its shape: # shape: 3,32,32 (channels, rows, columns)
     path,label                      files below the folder of the table
 
-``train.csv`` and ``test.csv`` are the two sets; one row in five of a single table tests, by a hash of its
-number or its path.
+``train.csv`` and ``test.csv`` are the two sets; in a single table one row in five is a test image, by a hash
+of its number or its path.
 """
 
 import csv
@@ -58,7 +58,7 @@ async def load_tables(request: LoadRequest, files: list[tuple[Path, Split | None
     """Load one or more tables. Without a split, rows are split by their numbers or paths.
 
     Raises:
-        DataError: An unknown header, tables that do not fit each other, or too much damage.
+        DataError: A header is unknown, the tables differ in form, or too much is damaged.
     """
     tables: list[Table] = []
     disk, left = request.disk, request.room_bytes
@@ -86,7 +86,7 @@ def parse_header(data: bytes, origin: str, split: Split | None) -> Table:
     """Return the lines and the header of a table.
 
     Raises:
-        DataError: The header is missing or unknown, or there are too many rows.
+        DataError: The header is missing or unknown, or the table has too many rows.
     """
     limits.check_members(max(data.count(b"\n"), data.count(b"\r")), origin)
     lines = data.removeprefix(b"\xef\xbb\xbf").splitlines()
@@ -214,7 +214,7 @@ async def _add_files(samples: Samples[Sample], table: Table, folder: Path) -> No
 
 
 async def _each_line(table: Table, function: Callable[[Table, int], None], request: LoadRequest) -> None:
-    """Call a function for the index of each line, on the disk's thread; a refused line is damaged."""
+    """Call a function for each line's index, on the disk's thread; a line that it refuses is damaged."""
 
     def some(first: int) -> None:
         for index in range(first, min(first + ROWS_AT_A_TIME, len(table.lines))):

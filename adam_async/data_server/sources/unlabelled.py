@@ -1,8 +1,8 @@
 """Images without labels, from files and folders, in the input shape of a model.
 
-Encoded images are rotated by EXIF, scaled and cut to the model's rows and columns, and made grey or
-coloured to match its channels. Arrays of ``.npy`` files, (N, H, W), (N, C, H, W) or (N, H, W, C), must
-have the model's size. An array of the shape of one image of the model, (C, H, W) or (H, W, C), is one image.
+Encoded images are rotated by EXIF, scaled and cropped to the model's rows and columns, and converted to its
+number of channels. Arrays of ``.npy`` files, (N, H, W), (N, C, H, W) or (N, H, W, C), must have the model's
+size. An array of the shape of one image of the model, (C, H, W) or (H, W, C), is one image.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -34,7 +34,7 @@ class Piece:
     """Some images."""
 
     names: Sequence[str]
-    """File of each image; for an image of an array also its number."""
+    """File of each image, and for an image of an array also its number."""
     images: NDArray[Any]
     """Shape (N, C, H, W): uint8, or the type of the array."""
 
@@ -84,7 +84,7 @@ class Unlabelled:
             yield await self._decoded(waiting)
 
     async def _files(self, path: Path) -> list[Path]:
-        """Return the images at a path: the path itself, or those in a folder and its folders."""
+        """Return the images at a path: the path itself, or the images in a folder and its folders."""
         try:
             if not await self._disk.run(path.is_dir):
                 if path.suffix.lower() == ".npz":
@@ -110,7 +110,7 @@ class Unlabelled:
         return found
 
     async def _decoded(self, files: Sequence[Path]) -> Piece:
-        """Read image files, without damaged ones if that is allowed."""
+        """Read image files; damaged ones are left out if the policy allows that."""
         require_pillow()
         channels, rows, columns = self._shape
 

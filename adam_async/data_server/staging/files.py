@@ -1,16 +1,16 @@
-"""The files of a staging: the list of what a source holds, reading it with deadlines, and the copy of it.
+"""The files of a staging: the list of a source's files, reads with deadlines, and the copy.
 
 The copy is a folder with the source's own names. Incomplete files are in its ``.staging``, which no loader
-reads: ``NUMBER.START.part`` is a file in the making, and ``notes`` has a line of JSON for each whole file
-(path, size, time of the source's file, checksum). A file gets its name once all its bytes are forced down,
-and its note after that: a later start keeps a file with a note and the right size.
+reads: ``NUMBER.START.part`` is an incomplete file, and ``notes`` has a line of JSON for each whole file
+(path, size, time of the source's file, checksum). A file gets its name after all its bytes are durable, and
+its note after that: a later start keeps a file with a note and the right size.
 
-A folder belongs to one server at a time, which holds the lock of ``.staging/lock`` for as long as it stages
-into the folder and serves from it. Should a file system grant a lock twice, the names of the parts, which no
-two starts have in common, and a look at the size before a part gets its name keep the files whole.
+A folder belongs to one server at a time, which locks ``.staging/lock`` while it stages into the folder and
+serves from it. If a file system should grant a lock twice, two rules keep the files whole: the names of the
+parts contain a number that no two starts share, and the size is checked before a part gets its name.
 
-A source may hang, as network file systems do, and a thread that hangs in it cannot be ended. So the source is
-read by disks of its own, and one that misses a deadline is replaced.
+A source may hang, as network file systems do, and a thread that hangs in a read cannot be ended. The source
+is therefore read by its own disks, and a disk that misses a deadline is replaced.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ PIECE_BYTES = 1 << 20
 """Size of one read, message and write, in bytes."""
 
 DEEPEST = 64
-"""Maximum depth of folders; beyond it a link leads back up."""
+"""Maximum depth of folders; a greater depth means a link that leads back up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ async def find(source: Path, disk: Disk) -> Found:
     """List the files of a source, by names and sizes only; names that begin with ``.`` are left out.
 
     Raises:
-        DataError: It is missing, empty or unreadable, or holds something else than ordinary files.
+        DataError: The source is missing, empty or unreadable, or has other entries than ordinary files.
     """
     try:
         single = not await disk.run(source.is_dir)
@@ -115,7 +115,7 @@ def _looked_at(folder: Path, paths: Sequence[str]) -> tuple[list[str], list[tupl
 
 
 class Source:
-    """Reads a shared source, a few files at a time. Use it as a block."""
+    """Reads a shared source, a few files at a time. Use the object as a block."""
 
     def __init__(self, root: Path, open_disk: Callable[[], Disk], *, readers: int, read_s: float) -> None:
         self._root = root
@@ -129,7 +129,7 @@ class Source:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        # A stack: being cancelled while one disk is closed must not leave the others open.
+        # A stack, because a cancellation while one disk is closed must not leave the others open.
         async with contextlib.AsyncExitStack() as stack:
             while not self._idle.empty():
                 disk = self._idle.get_nowait()
@@ -137,10 +137,10 @@ class Source:
                     stack.push_async_callback(disk.aclose)
 
     async def pieces(self, file: File) -> AsyncGenerator[bytes, None]:
-        """Yield a file piece by piece, when it is its turn.
+        """Yield a file piece by piece, in the order of the queue.
 
         Raises:
-            OSError: It cannot be read, or a piece missed its deadline (`TimeoutError`).
+            OSError: The file cannot be read, or a piece missed its deadline (`TimeoutError`).
         """
         disk = await self._idle.get() or self._open_disk()
         hangs = False
@@ -163,7 +163,7 @@ class Source:
 
 
 class WrongBytes(Exception):
-    """The bytes that came are not those of the file; the message has the difference."""
+    """The received bytes differ from the file; the message has the difference."""
 
 
 class _Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +177,7 @@ class Copy:
     """The local copy of a source.
 
     Args:
-        folder: Folder of the copy; nothing is written outside it.
+        folder: Folder of the copy; all writes are inside it.
         start: Number of this start of a server, which no other start has.
     """
 
@@ -193,10 +193,10 @@ class Copy:
 
     @contextlib.asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Make the folder, and keep other servers out of it for as long as the block lasts.
+        """Make the folder, and lock it against other servers for the duration of the block.
 
         Raises:
-            DataError: Another server has locked it, or it cannot be used.
+            DataError: Another server has locked the folder, or it cannot be used.
         """
         async with contextlib.AsyncExitStack() as stack:
             try:
@@ -212,10 +212,10 @@ class Copy:
             yield
 
     async def take_up(self) -> dict[int, str]:
-        """Take up the files of an earlier start in the locked folder; return the checksums of whole ones.
+        """Read the files of an earlier start in the locked folder; return the checksums of whole ones.
 
         Raises:
-            DataError: The folder holds other files than the source, or cannot be used.
+            DataError: The folder has other files than the source, or cannot be used.
         """
         files = self._found.files
         try:
@@ -254,17 +254,17 @@ class Copy:
             return []
         notes: dict[str, _Note] = {}
         for line in text.splitlines():
-            with contextlib.suppress(msgspec.DecodeError):  # the last line may have been cut short
+            with contextlib.suppress(msgspec.DecodeError):  # the last line may be incomplete
                 note = msgspec.json.decode(line, type=_Note)
                 notes[note.path] = note
         return list(notes.values())
 
     async def write(self, number: int, pieces: AsyncIterable[bytes]) -> str:
-        """Write a file aside, without forcing it down; return its checksum.
+        """Write a file under a temporary name, without syncing it; return its checksum.
 
         Raises:
-            WrongBytes: They are more or fewer than those of the manifest.
-            OSError: It cannot be written, or `pieces` raised it.
+            WrongBytes: The pieces are more or fewer bytes than the manifest names.
+            OSError: The file cannot be written, or `pieces` raised the error.
         """
         file, part = self._found.files[number], self._part(number)
         checksum, written = blake2b(digest_size=DIGEST_BYTES), 0
@@ -282,7 +282,7 @@ class Copy:
         return checksum.hexdigest()
 
     async def keep(self, number: int, checksum: str) -> None:
-        """Give a file that was written aside its name, durably.
+        """Give a file with a temporary name its final name, durably.
 
         Raises:
             OSError: The disk is full, or does not hold the written bytes.

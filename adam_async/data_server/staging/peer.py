@@ -1,9 +1,9 @@
-"""One of the other servers of a staging: its link, requests to it, and its loss once it stays silent.
+"""One of the other servers of a staging: its link, requests to it, and its loss after a silence.
 
-A request has a deadline. A missed deadline drops the link, so that a hanging server does not hang this one;
-the next request dials again. A server is given up (`PeerLost`) if it cannot be reached for `join_s`, or for
+A request has a deadline. A missed deadline drops the link, so a hanging server does not block this one; the
+next request connects again. A server is abandoned (`PeerLost`) if it cannot be reached for `join_s`, or for
 `back_s` after a first contact, or if it misses several deadlines in a row. A server that answers without
-having the file is waited for while it makes progress.
+having the file gets more time while it makes progress.
 """
 
 import asyncio
@@ -50,27 +50,27 @@ class Patience:
     """Deadlines of a staging, in seconds, and numbers of attempts."""
 
     join_s: float = 60.0
-    """Time for a first contact with a server; then others read its files."""
+    """Maximum time of a first contact with a server; then other servers read its files."""
     back_s: float = 10.0
     """Time to reach a server again."""
     wait_s: float = 10.0
-    """Time after which a server answers that it does not have a file yet; then it is asked again."""
+    """Time after which a server answers that it does not have a file yet; the request is then repeated."""
     answer_s: float = 10.0
     """Time for an answer beyond that."""
     stall_s: float = 300.0
-    """Time without progress after which an answering server is given up."""
+    """Time without progress after which an answering server is abandoned."""
     read_s: float = 30.0
-    """Time to read one piece of a file of the source."""
+    """Maximum time for reading one piece of a file of the source."""
     tries: int = 3
     """Maximum number of attempts at a read or a request."""
 
 
 class PeerLost(Exception):
-    """A server of the staging is given up, with the reason."""
+    """The loss of a server of the staging, with the reason."""
 
 
 class PeerFailed(Exception):
-    """A server did not send a file this time, with the reason."""
+    """A failed request for a file, with the reason."""
 
 
 class PeerRefused(Exception):
@@ -82,7 +82,7 @@ class NotYet(Exception):
 
 
 class Peer:
-    """One of the other servers."""
+    """One other server of the staging."""
 
     def __init__(
         self,
@@ -118,21 +118,24 @@ class Peer:
         self._moved = 0.0
 
     def called(self, *, differs: bool) -> None:
-        """Note its request here: it can be reached now. `differs`: it stages another source."""
+        """Note a request of the server to this one: it is reachable now.
+
+        `differs`: it stages another source.
+        """
         self._differs = self._differs or differs
         self._called.set()
 
     async def look(self) -> None:
-        """Try once to reach it, and compare both sources.
+        """Connect once, and compare both sources.
 
         Raises:
-            PeerLost, PeerFailed, PeerRefused: It cannot be reached, or does not answer correctly.
-            DataError: It stages another source.
+            PeerLost, PeerFailed, PeerRefused: The server cannot be reached, or does not answer correctly.
+            DataError: The server stages another source.
         """
         await self._reach(self._patience.answer_s, RetrySchedule(attempts=1))
 
     async def connect(self) -> None:
-        """Try to reach it until it answers, also at each request of it here. For errors see `look`."""
+        """Try to connect until the server answers, also at each request of it here. For errors see `look`."""
         self._channel.progressed()
         while True:
             self._called.clear()
@@ -144,17 +147,17 @@ class Peer:
             await self._channel.pause(self._called)
 
     async def aclose(self) -> None:
-        """End the link, if there is one, after its last messages have left."""
+        """Close the link, if any, after its last messages are sent."""
         await self._channel.aclose()
 
     async def pieces(
         self, file: int, *, patient: bool, on_checksum: Callable[[str], None]
     ) -> AsyncGenerator[bytes, None]:
-        """Yield a file piece by piece, once the server has it; `on_checksum` comes before the first.
+        """Yield a file piece by piece, when the server has it, after a call of `on_checksum`.
 
         Raises:
-            PeerLost, PeerFailed, PeerRefused: The server does not send it.
-            NotYet: The server does not have it yet, and `patient` is false.
+            PeerLost, PeerFailed, PeerRefused: The server does not send the file.
+            NotYet: The server does not have the file yet, and `patient` is false.
             DataError: The server stages another source.
         """
         size, offset = self._plan.files[file].size, 0
@@ -188,7 +191,7 @@ class Peer:
         return part, reply.tensors[0].tobytes()
 
     def _wait_on(self, progress: int) -> None:
-        """Note that it does not have a file yet, and its progress."""
+        """Note that the server does not have a file yet, and its progress."""
         now = self._clock()
         if progress != self._progress:
             self._progress, self._moved = progress, now
@@ -203,8 +206,8 @@ class Peer:
             raise PeerRefused(error.text) from None
         except TransportError as error:
             self._check_same()
-            # A server that misses a deadline may hang for good, so the link is dropped. Other requests on it
-            # fail with it, and count as no further silence.
+            # A server that misses a deadline may hang for ever, so the link is dropped. Other requests on the
+            # link fail with it, and do not count as further silence.
             if link is self._channel.link:
                 self._channel.drop()
                 self._silences += 1
@@ -215,7 +218,7 @@ class Peer:
         return reply
 
     async def _reach(self, timeout_s: float, retry: RetrySchedule | None) -> Link:
-        """Return the link, or dial a new one."""
+        """Return the link, or a new one."""
         async with self._dialling:
             if self._plan.gone(self.number):
                 raise PeerLost("it was given up")
@@ -238,7 +241,7 @@ class Peer:
             return link
 
     async def _compare(self, link: Link) -> None:
-        """Check its number and its source against this server's."""
+        """Compare the server's number and source with this server's list and source."""
         plan = self._plan
         theirs, _ = await self._manifest(link, 0, 0)
         if (theirs.server, theirs.servers) != (self.number, plan.servers):
@@ -256,7 +259,7 @@ class Peer:
             plan.holder(self.number)
 
     def _check_same(self) -> None:
-        """Raise if it has reported another source: it has left for that reason."""
+        """Raise if the server has reported another source, which is why it left."""
         if self._differs:
             raise self._other_source("it has left before it sent its list of files")
 

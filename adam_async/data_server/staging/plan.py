@@ -1,18 +1,19 @@
-"""Pure: the plan of a staging: which server reads a file of a shared source, and from which others copy it.
+"""Pure: the plan of a staging: which server reads each file, and from which servers the others copy it.
 
-Theory of operation
--------------------
-Several data servers each want a copy of one slow source. All of them have the same list of files (a manifest:
-paths and sizes, sorted) and the same list of servers, so they need no agreement:
+Theory of operation ------------------- Several data servers each need a copy of one slow source. All of them
+have the same list of files (a manifest: paths and sizes, sorted) and the same list of servers, so they need
+no agreement:
 
-- File i belongs to server i modulo servers. Its owner reads it from the source, once.
-- The others copy files in rounds: in round d, server r copies the files of server r + d. In each round one
-  server asks each server. A round waits until its owner is reachable.
-- If a server cannot send a file, the next one in the ring that begins at the owner is asked. A server that
-  reaches itself in that ring reads the source. So the remaining servers read the files of a dead one, one
-  server each file, and the others wait for that server. A server only waits for one before it in the ring of
-  the file, or for one behind it once it refuses the file itself: no servers wait in a circle.
-- A server that starts late, or again, first asks whether others already have its files, without waiting.
+- File i belongs to server i modulo servers. The owner reads the file from the source, once.
+- The other servers copy files in rounds: in round d, server r copies the files of server r + d. In each round
+  every server has requests from one server. A round waits until its owner is reachable.
+- If a server cannot send a file, the request goes to the next server in the ring that begins at the owner. A
+  server that reaches itself in that ring reads the source. The remaining servers therefore read the files of
+  a dead server, one server each file, and the others wait for that server. A server waits only for a server
+  before it in the ring of the file, or for one after it once it refuses the file itself; so servers never
+  wait in a circle.
+- A server that starts late, or again, first asks whether other servers already have its files, without
+  waiting.
 
 `Staging` is the knowledge of one server. A file that no server sends and that cannot be read is an error.
 """
@@ -36,12 +37,12 @@ class File(msgspec.Struct, frozen=True, array_like=True):
 
 
 def manifest_digest(files: Sequence[File]) -> str:
-    """Digest of a list of files; servers with the same one mean the same file by the same number."""
+    """Digest of a list of files; servers with equal digests mean the same file by a number."""
     return blake2b(msgspec.json.encode(files), digest_size=DIGEST_BYTES).hexdigest()
 
 
 def first_difference(here: Sequence[File], there: Sequence[File]) -> str | None:
-    """Describe the first difference of two lists of files, or of slices of them; None without one."""
+    """Describe the first difference of two lists of files, or of slices of them; None if they are equal."""
     for number in range(max(len(here), len(there))):
         one = here[number] if number < len(here) else None
         other = there[number] if number < len(there) else None
@@ -59,16 +60,17 @@ class Step:
     """Next attempt to get a file."""
 
     server: int
-    """Server to ask; this server's number means: read the source."""
+    """Server for the request; this server's number means the source."""
     patient: bool
     """Whether to wait until that server has the file."""
 
 
 class Staging:
-    """A staging, as one server knows it.
+    """The state of a staging at one server.
 
     Args:
-        tries: Number of failures of one server with a file, its own included, before the next is asked.
+        tries: Number of failures of one server with a file, this server's included, before the next server is
+            asked.
     """
 
     def __init__(self, files: Sequence[File], *, server: int, servers: int, tries: int = 3) -> None:
@@ -102,7 +104,7 @@ class Staging:
         return [owner for owner in others if self._held_of[owner] < self._count(owner)]
 
     def next_round(self, open_to: Collection[int]) -> int | None:
-        """The nearest owner of missing files that is reachable or lost; None if there is none yet."""
+        """The nearest owner of missing files that is reachable or lost; None without one."""
         for owner in self.rounds():
             if owner in open_to or owner in self._gone:
                 return owner
@@ -143,11 +145,11 @@ class Staging:
             self.refused(file, server, why)
 
     def refused(self, file: int, server: int, why: str) -> None:
-        """Record that a server will never send a file; this server's number means: it cannot be read here."""
+        """Record that a server will never send a file, or that this server cannot read it."""
         self._reasons.setdefault(file, {})[server] = why
 
     def lost(self, server: int, why: str) -> None:
-        """Record the loss of a server; it is not asked again."""
+        """Record the loss of a server, which gets no more requests."""
         if server != self.server:
             self._gone.setdefault(server, why)
 
@@ -156,17 +158,17 @@ class Staging:
         self._holders.add(server)
 
     def hold(self, file: int, checksum: str) -> None:
-        """Record that a file is here, whole."""
+        """Record that this server has a whole file."""
         if file not in self._held:
             self._held_of[self.owner(file)] += 1
         self._held[file] = checksum
 
     def checksum(self, file: int) -> str | None:
-        """The checksum of a file that is here, else None."""
+        """The checksum of a file that this server has, otherwise None."""
         return self._held.get(file)
 
     def held_of(self, owner: int) -> int:
-        """Number of files of an owner that are here."""
+        """Number of files of an owner that this server has."""
         return self._held_of[owner]
 
     def readable(self, file: int) -> bool:
@@ -179,7 +181,7 @@ class Staging:
 
     @property
     def complete(self) -> bool:
-        """Whether every file is here."""
+        """Whether this server has every file."""
         return len(self._held) == len(self.files)
 
     def why(self, file: int) -> str:

@@ -1,15 +1,14 @@
 """The shell of a staging: a data server's copy of a shared source, made together with other servers.
 
-Theory of operation
--------------------
-A stager is a role without a membership: no server has data to join with yet, so the servers know one another
-by a list of addresses that all of them have. It listens at its address of the list, reads its own files from
-the source on a few lanes, and copies the other files round by round on a few more; `Staging` has the order,
-and the substitutes of lost servers. `staged` returns when the copy is whole.
+Theory of operation ------------------- A stager is a role without a membership, because no server has data to
+join with yet. The servers therefore know each other by a list of addresses that all of them have. The stager
+listens at its address of the list, reads its own files from the source on a few lanes, and copies the other
+files round by round on a few more. `Staging` has the order, and the substitutes of lost servers. `staged`
+returns when the copy is whole.
 
-It answers the others as long as its block lasts, also while its process serves images from the copy. A
-question for a file that is not here yet is parked. Questions name files by number, and only the manifest,
-which each server makes itself, turns a number into a path: no text of a peer becomes a name or a size.
+The stager answers the other servers until its block ends, also while its process serves images from the copy.
+A question for a missing file is parked. Questions name files by number, and each server's own manifest turns
+a number into a path: no text of a peer becomes a name or a size.
 """
 
 import asyncio
@@ -68,7 +67,7 @@ OpenDisk = Callable[[str], Disk]
 
 
 class Stager(Role):
-    """One server of a staging, for as long as its block lasts.
+    """One server of a staging, until its block ends.
 
     Args:
         held: Checksums of the files that an earlier start has left in the copy.
@@ -92,7 +91,7 @@ class Stager(Role):
         for file, checksum in held.items():
             self.plan.hold(file, checksum)
         self.data = copy.folder / found.files[0].path if found.single else copy.folder
-        """Path to load once all is staged."""
+        """Path of the copy to load, after the staging."""
         self._found = found
         self._copy = copy
         self._addresses = tuple(peers)
@@ -124,7 +123,10 @@ class Stager(Role):
         return {"stage": self._stage()}
 
     async def staged(self) -> None:
-        """Wait until every file is here. If one cannot be got, a `DataError` ends the block."""
+        """Wait until this server has every file.
+
+        If no server can provide a file, a `DataError` ends the block.
+        """
         await self._done.wait()
 
     # --- getting files -----------------------------------------------------------------------
@@ -167,7 +169,7 @@ class Stager(Role):
         self._peers_changed()
 
     def _peers_changed(self) -> None:
-        """Wake the tasks that wait for servers to come or go."""
+        """Wake the tasks that wait for changes of servers."""
         self._news.set()
         self._news = asyncio.Event()
 
@@ -190,7 +192,7 @@ class Stager(Role):
         await self._lanes(self.plan.own(), READERS)
 
     async def _copy_rounds(self) -> None:
-        """Get the files of the others, round by round."""
+        """Get the files of the other servers, round by round."""
         while self.plan.rounds():
             reached = [number for number, peer in self._peers.items() if peer.was_reached]
             owner = self.plan.next_round(reached)
@@ -300,7 +302,7 @@ class Stager(Role):
             self._spawn("send", self._send(request, body))
 
     async def _send(self, request: Request, body: ReadFile) -> None:
-        """Send a piece, now or when the file is here."""
+        """Send a piece, now or after its file has arrived."""
         plan = self.plan
         if plan.checksum(body.file) is None and plan.readable(body.file):
             parked = asyncio.Event()
@@ -359,7 +361,7 @@ class Stager(Role):
 
 
 async def _readable(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Pass pieces of the source on; an error of the source is worth a retry, here or at a peer."""
+    """Yield pieces of the source; an error of the source is worth a retry, here or at a peer."""
     async with contextlib.aclosing(pieces):
         try:
             async for piece in pieces:
@@ -383,14 +385,14 @@ async def staging(
     """Take part in a staging, as the first of `peers` whose address this machine can listen on.
 
     Args:
-        folder: Folder of the copy: an empty one, or one of an earlier start. It is locked until the end of
-            the block.
+        folder: Folder of the copy, either empty or from an earlier start. The folder is locked until the end
+            of the block.
 
     Raises:
-        DataError: Source or folder cannot be used, or another server has locked the folder; or, within a
-            group, the staging cannot go on.
+        DataError: Source or folder cannot be used, or another server has locked the folder; or, in an
+            exception group, the staging cannot continue.
         BindFailed: None of the addresses is free on this machine.
-        BindRefused: Others could reach the address, and there is no token.
+        BindRefused: Other machines could reach the address, and there is no token.
     """
     here, there = await disk.run(folder.resolve), await disk.run(source.resolve)
     if here.is_relative_to(there) or there.is_relative_to(here):

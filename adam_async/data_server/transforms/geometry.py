@@ -1,12 +1,12 @@
 """Pure: steps that move pixels, joined into one map for each image, so that it is resampled only once.
 
-A map leads from each position of the new image to its position in the old one; positions are (x, y) from the
-centre of the image, x to the right and y down. Neighbouring steps are composed as maps, so a later shift
-brings back pixels that an earlier one moved beyond the edge. A new resampling begins at a crop, a pad, a step
-with another `edge`, or a second elastic step.
+A map gives the old position of each position of the new image; positions are (x, y) from the centre of the
+image, x to the right and y down. Neighbouring steps are composed as maps, so a later shift restores pixels
+that an earlier one moved beyond the edge. A new resampling begins at a crop, a pad, a step with another
+`edge`, or a second elastic step.
 
-Maps are computed in float64 by sums, products and quotients alone, whose results are the same on every
-machine (a library's sines are not), and rounded once to whole numbers of 1/65536 pixel.
+Maps are computed in float64 by sums, products and quotients only, whose results are equal on every machine (a
+library's sines differ), and rounded once to whole numbers of 1/65536 pixel.
 
 The elastic step moves pixels by a cubic B-spline over a coarse grid of control points, each displaced evenly
 at random by at most `pixels` in x and y; Simard et al. (2003) blur a displacement of each pixel instead.
@@ -51,7 +51,7 @@ def joins(step: Step, others: Sequence[Step]) -> bool:
 
 
 class Movement(ImagePass):
-    """Steps that are resampled as one.
+    """Steps that are resampled together.
 
     Args:
         steps: One or more steps that `joins` allows.
@@ -143,7 +143,7 @@ class Movement(ImagePass):
 
 
 _WORDS = {"shift": 2, "crop": 2, "pad": 0}
-"""Number of random words of a step; others take one, an elastic step as many as its grid needs."""
+"""Number of random words of a step; other kinds take one, an elastic step as many as its grid needs."""
 
 
 def _new_shape(step: Step, shape: Shape) -> Shape:

@@ -1,14 +1,14 @@
 """Pure: compiled twins of the most expensive loops, equal to NumPy's to the last bit.
 
-All compute with whole numbers, which no compiler rounds another way, or with sums and products of float64 in
-their order. Their documentation is at the twins: `philox_words` in adam_async/model/keyed_random.py,
-`resample` in adam_async/data_server/transforms/resample.py, the others in
-adam_async/data_server/transforms/pipeline.py. They call no function of other files, because numba would not
-notice changes there.
+All kernels compute with whole numbers, which every compiler rounds equally, or with sums and products of
+float64 in their order. The NumPy twins have their documentation: `philox_words` in
+adam_async/model/keyed_random.py, `resample` in adam_async/data_server/transforms/resample.py, the others in
+adam_async/data_server/transforms/pipeline.py. The kernels call no function of other files, because numba
+would not notice changes there.
 
-Loops over pixels are short and write to one array, so that compilers vectorise them. They index by unsigned
-numbers, for which numba has no check of negative indices, and each operation is cut to 32 bits, because numba
-would widen it.
+Loops over pixels are short and write to one array, so that compilers vectorise them. The loops index by
+unsigned numbers, for which numba has no check of negative indices, and cut each operation to 32 bits, because
+numba would widen it.
 """
 
 from collections.abc import Callable
@@ -101,8 +101,8 @@ def _source_of(
 ) -> None:
     """Source position of each pixel of an image along one axis, from 0 at a pixel before the image.
 
-    In units of 1/256, clipped to `low` and `high`, beyond which all pixels are the same. The lines of a field
-    are longer than a row; the next row overwrites the values behind a row.
+    The positions are in units of 1/256, clipped to `low` and `high`, beyond which all pixels are equal. The
+    lines of a field are longer than a row; the next row overwrites the values after a row.
     """
     for r in range(at.shape[0]):
         first, place = np.uint64(r * columns), start + down * r + 128
@@ -123,7 +123,7 @@ _sources = exact(_source_of)
 
 
 def _join_fours(images: Pixels, i: int, channel: int, padded: Pixels, fours: Halves) -> None:
-    """Join every pixel, its right neighbour and the two below them in one word, with a black border."""
+    """Join each pixel, its right neighbour and the two below in one word, with a black border."""
     rows, columns = images.shape[2], images.shape[3]
     wide, one = np.uint64(columns + 2), np.uint64(1)
     for r in range(rows):
@@ -143,7 +143,7 @@ _fours = exact(_join_fours)
 def _mix_fours(
     fours: Halves, near: Halves, xs: Halves, ys: Halves, wide: int, i: int, channel: int, out: Pixels
 ) -> None:
-    """Mix the four pixels around each place: both rows at once, in the two halves of a word."""
+    """Mix the four pixels around each position: both rows at once, in the two halves of a word."""
     byte, two = np.uint32(0xFF), np.uint32(0x00FF00FF)
     whole, across, half = np.uint32(256), np.uint32(wide), np.uint32(1 << 15)
     for p in range(out.shape[2]):
@@ -184,7 +184,7 @@ def _resample(
     wide = columns + 2
     padded = np.zeros((rows + 3) * wide + 1, np.uint8)
     fours = np.empty((rows + 2) * wide, np.uint32)
-    # A pixel beyond the last is black; on the last itself, none beyond it has a weight.
+    # A pixel beyond the last is black; on the last itself, no pixel beyond it has a weight.
     border = 0 if repeat else 256
     right, bottom = (columns - 1) * 256 + border, (rows - 1) * 256 + border
     for i in range(out.shape[0]):

@@ -120,7 +120,7 @@ def numpy_noisy(images: Pixels, words: Words, factor: int) -> Pixels:
 
 
 def kernels_of(kernels: str) -> Kernels:
-    """Choose a set of kernels; Numba's are compiled, or read from the disk, here.
+    """Choose a set of kernels; Numba's are compiled here, or read from the disk.
 
     Raises:
         ConfigError: The set is unknown, or not installed.
@@ -147,7 +147,7 @@ def kernels_of(kernels: str) -> Kernels:
 
 
 def _compiled() -> Kernels:
-    from adam_async.data_server.transforms import kernels  # importing numba takes a while
+    from adam_async.data_server.transforms import kernels  # importing numba is slow
 
     def philox(keys: Words, blocks: Words) -> Words:
         out = np.empty((*blocks.shape, 4), np.uint64)

@@ -1,9 +1,9 @@
 """Pure: steps that change the values of pixels, not their positions. Images stay uint8.
 
 Brightness, contrast and normalisation are each ``value * gain + offset`` of a channel, computed in whole
-numbers of 1/65536 level and rounded and clipped once. A normalised image has, before clipping, the mean
+numbers of 1/65536 level and rounded and clipped once. Before clipping, a normalised image has the mean
 `to_mean` and the standard deviation `to_std`: with the usual 128 and 64, the range -1 to 1 of networks is 64
-to 192, and two standard deviations are kept. An image without contrast becomes `to_mean` everywhere.
+to 192, with room for two standard deviations. An image without contrast becomes `to_mean` everywhere.
 
 Noise is the sum of four random bytes, nearly normal and never beyond 3.5 standard deviations.
 """
@@ -92,7 +92,7 @@ class Noise(ImagePass):
 
 
 class Cutout(ImagePass):
-    """Blanks a square of one level around a random pixel; parts beyond the edge are cut off."""
+    """Blanks a square of one level around a random pixel; parts beyond the edge are ignored."""
 
     def __init__(self, step: Step, shape: Shape) -> None:
         self.shape = shape

@@ -7,9 +7,9 @@ A recipe is a list of steps (adam_async/data_server/transforms/steps.py has the 
     pixels = 2
 
 Variants are a function of (seed, epoch, number of the image, steps): server, order, batch and kernels change
-no pixel. Each step has random streams of its own, keyed by its place in the recipe, and each image has its
-own range of elements in them. The drawn values are the same on every machine to the last bit: whole numbers,
-or float64 from sums, products, quotients and square roots.
+no pixel. Each step has its own random streams, keyed by its position in the recipe, and each image has its
+own range of elements in them. The drawn values are equal on every machine to the last bit: whole numbers, or
+float64 from sums, products, quotients and square roots.
 """
 
 import tomllib
@@ -33,7 +33,10 @@ _WORDS_PER_BLOCK = 4
 
 
 class Recipe:
-    """Steps that make a variant of every training image. Any thread may use it; it never changes."""
+    """Steps that make a variant of every training image.
+
+    Any thread may use a recipe, because it never changes.
+    """
 
     def __init__(self, passes: Sequence[ImagePass], image_shape: Shape, kernels: Kernels) -> None:
         self._passes = tuple(passes)
@@ -44,7 +47,7 @@ class Recipe:
         """(C', H', W') of the images that `apply` makes."""
         self._words = tuple(count for image_pass in passes for count in image_pass.words)
         self._blocks = tuple(-(-count // _WORDS_PER_BLOCK) for count in self._words)
-        # For every block that an image draws: the number of blocks of its step, and its index among them.
+        # For every block that an image draws: the number of blocks of its step, and its index among these.
         self._per_image = np.repeat(np.array(self._blocks, np.uint64), self._blocks)
         self._within = np.array([at for blocks in self._blocks for at in range(blocks)], np.uint64)
 
@@ -67,8 +70,8 @@ class Recipe:
                 kind ``package.module:function`` is imported here.
 
         Raises:
-            ConfigError: A step is wrong (names its number, key and value), a function cannot be imported, or
-                the kernels are not installed.
+            ConfigError: A step is wrong (the error has its number, key and value), a function cannot be
+                imported, or the kernels are not installed.
         """
         for name in functions:
             if name in KINDS:
@@ -110,11 +113,11 @@ class Recipe:
         if images.dtype != np.uint8 or images.shape != (len(numbers), *self.image_shape):
             raise ValueError(
                 f"images are {images.dtype} of shape {images.shape}, expected uint8 of "
-                f"{(len(numbers), *self.image_shape)}: {len(numbers)} numbers, each of an image"
+                f"{(len(numbers), *self.image_shape)}: {len(numbers)} numbers, one per image"
             )
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or (len(numbers) and numbers.min() < 0):
             raise ValueError(f"numbers must be whole and not negative, in one row, not {numbers!r}")
-        # Kernels are compiled for contiguous, writable arrays; other ones would be compiled now.
+        # Kernels are compiled for contiguous, writable arrays; for others they would be compiled now.
         made = np.require(images, requirements=["C", "W"])
         words = self._draw(numbers.astype(np.uint64), dice, epoch)
         at = 0
@@ -124,7 +127,7 @@ class Recipe:
         return made if self._passes else made.copy()
 
     def _draw(self, numbers: NDArray[np.uint64], dice: Dice, epoch: int) -> list[NDArray[np.uint64]]:
-        """Random words of each step, one row for each image; all in one call."""
+        """Random words of each step, one row for each image; one call draws all."""
         places = numbers[:, np.newaxis] * self._per_image + self._within
         drawn = self._kernels.philox(_keys(dice.seed, epoch, self._blocks), places)
         words = drawn.reshape(len(numbers), drawn.shape[1] * _WORDS_PER_BLOCK)
@@ -148,7 +151,7 @@ def read_steps(text: str, origin: str) -> list[dict[str, Any]]:
     `Recipe.of` checks unknown kinds, because it has the user's functions.
 
     Raises:
-        ConfigError: The text is not such a file, or an option is wrong; names origin, step and key.
+        ConfigError: The text is no such file, or an option is wrong; the error has origin, step and key.
     """
     try:
         table = tomllib.loads(text)
@@ -170,8 +173,8 @@ def read_steps(text: str, origin: str) -> list[dict[str, Any]]:
 def default_steps(image_shape: tuple[int, int, int]) -> list[dict[str, Any]]:
     """Default steps for images of a shape.
 
-    Grey images are assumed to be drawings and letters, which may be moved a little; colour images to be
-    photographs, which may be mirrored and have another lighting.
+    Grey images are assumed to be drawings and letters, which the steps move a little; colour images to be
+    photographs, which the steps mirror and light differently.
     """
     channels, rows, columns = image_shape
     side = min(rows, columns)
@@ -194,7 +197,7 @@ def default_steps(image_shape: tuple[int, int, int]) -> list[dict[str, Any]]:
 
 
 def _joined(steps: Sequence[Step]) -> list[list[Step]]:
-    """Steps grouped by the pass that does them."""
+    """Steps grouped by the pass that applies them."""
     joined: list[list[Step]] = []
     for step in steps:
         last = joined[-1] if joined else []

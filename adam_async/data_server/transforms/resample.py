@@ -1,8 +1,8 @@
-"""Pure: one resampling of images at moved positions, whatever the number of steps.
+"""Pure: one resampling of images at moved positions, for any number of steps.
 
-Positions are whole numbers of 1/65536 pixel, rounded to 1/256 for the weights of the four pixels around
-them: the arithmetic is that of integers and the same on every machine. A position on a pixel gives exactly
-that pixel, so flips and whole shifts pass through unchanged.
+Positions are whole numbers of 1/65536 pixel, rounded to 1/256 for the weights of the four pixels around them.
+Integer arithmetic makes the result equal on every machine. A position on a pixel gives exactly that pixel, so
+flips and whole shifts leave pixels unchanged.
 """
 
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def resample(
             units; G = 0: none.
         down: Weights of the grid at the rows of `out`.
         across: Weights of the grid at the columns of `out`.
-        repeat: Whether pixels beyond the image repeat the nearest one, instead of 0.
+        repeat: Whether pixels beyond the image repeat the nearest pixel, instead of 0.
         out: Shape (n, C, H', W').
     """
     rows, columns = out.shape[2:]

@@ -122,7 +122,7 @@ def check_step(step: object, where: str, functions: Collection[str] = ()) -> Ste
         functions: Kinds that are functions of the user, which check their options, except `draws`.
 
     Raises:
-        ConfigError: Not a mapping, an unknown kind, or an option that is unknown, missing or invalid.
+        ConfigError: The step is no mapping, its kind is unknown, or an option is unknown, missing or invalid.
     """
     if not isinstance(step, Mapping):
         raise ConfigError(f"{where} is {step!r}, expected a table with a kind and its options")

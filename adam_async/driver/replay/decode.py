@@ -43,7 +43,7 @@ def make_recording(header: Header, logs: Sequence[Log], network: Network) -> Rec
     """Join the logs of all nodes of a run.
 
     Raises:
-        RecordError: A log cannot be read or is missing, such as that of a lost worker.
+        RecordError: A log cannot be read or is missing, such as the log of a lost worker.
     """
     config = header.options()
     table = table_of(network, shard_bytes=config.shard_bytes)
@@ -136,7 +136,7 @@ def _order(
 
 
 def _versions(begins: Numbers, applied: NDArray[np.bool_], summed: NDArray[np.bool_]) -> Numbers:
-    """Return the version after each batch: +1 for each applied push, or for each sum that has one."""
+    """Return the version after each batch: +1 for each applied push, or for each applied sum."""
     if not begins.size:
         return np.zeros(0, np.int64)
     counts = np.add.reduceat(applied.astype(np.int64), begins)

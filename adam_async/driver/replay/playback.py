@@ -1,17 +1,16 @@
-"""Pure: the order in which a recorded run is repeated, so that every read finds its recorded version.
+"""Pure: the order in which a recorded run is repeated, such that every read finds its recorded version.
 
 Theory of operation
 -------------------
 Each worker trained its groups one after the other, and each shard applied its batches of pushes one after the
 other. A group depends on the batches that made the versions of its shards; a batch depends on the groups
-whose gradients are in its pushes. In the run, time ordered them. The playback works on demand: it requests
-the next batch of a shard; the batch requests the workers' groups with its pushes; the groups request the
-versions that they read, and so on. The open requests form a stack. A request of a node that is already on the
-stack can never be served, so the record is refused with the names of the whole circle.
+whose gradients are in its pushes. In the run, time ordered these nodes. The playback works on demand: it
+requests the next batch of a shard; the batch requests the workers' groups with its pushes; the groups request
+the versions that they read, and so on. The open requests form a stack. A request of a node that is already on
+the stack can never be served; the record is refused with the names of the whole circle.
 
-Work on demand, instead of all possible work, keeps memory small: a worker trains no further ahead of its
-servers than in the run. Before a batch changes a shard, the playback copies the version only if a group still
-has to read it.
+Work on demand keeps memory small: a worker trains no further ahead of its servers than in the run. Before a
+batch changes a shard, the playback copies the version only if a group has yet to read it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,11 +26,11 @@ class Player(Protocol):
     """The arithmetic that `Playback` orders."""
 
     def train(self, replica: int, group: int) -> None:
-        """Compute the gradient of a worker's next group from the versions that it read."""
+        """Compute the gradient of a worker's next group from its recorded versions."""
         ...
 
     def apply(self, shard: int, batch: int) -> None:
-        """Apply a shard's next batch of pushes, which are all computed."""
+        """Apply a shard's next batch of pushes, all of them computed."""
         ...
 
     def keep(self, shard: int, version: int) -> None:
@@ -46,7 +45,7 @@ class Player(Protocol):
 SHARD, REPLICA = "shard", "replica"
 
 Demand = tuple[str, int, int]
-"""A kind of node, its number, and the number of its batches or groups that have to be done."""
+"""A kind of node, its number, and the required number of its batches or groups."""
 
 
 class Playback:
@@ -56,7 +55,7 @@ class Playback:
         tensors: Shape (shards,): number of each shard's tensor, from 0.
 
     Raises:
-        RecordError: The record names a push or a version that it does not have.
+        RecordError: The record names a push or a version that it does not contain.
     """
 
     def __init__(self, recording: Recording, player: Player, tensors: Numbers) -> None:
@@ -89,7 +88,7 @@ class Playback:
         """Return the batches that each group depends on, shape (groups, shards).
 
         A local step changes the copy that is current after the gradient. If the next group read that step in
-        a newer copy than this group read, this group depends on the newer copy, too.
+        a newer copy, this group depends on the newer copy, too.
         """
         columns = [
             self._batches_of(reads, shard, reads.versions[:, shard]) for shard in range(len(self._orders))
@@ -117,8 +116,8 @@ class Playback:
     def advance(self, versions: Numbers | None = None) -> Iterator[None]:
         """Play until each shard has reached a version, or with None to the end of the record.
 
-        A shard may get further if another node depends on it. Evaluated versions are kept until `release`.
-        The iterator yields after each batch of a shard, so its caller sets the pace.
+        A shard may advance further if another node depends on it. Evaluated versions are kept until
+        `release`. The iterator yields after each batch of a shard, so its caller sets the pace.
 
         Args:
             versions: Version of each shard, shape (shards,).
@@ -169,7 +168,7 @@ class Playback:
         return REPLICA, int(self._orders[shard].replicas[entry]), int(self._pushed[shard][entry])
 
     def _open_push(self, shard: int, batch: int) -> int | None:
-        """Return the first push of a batch that is not computed."""
+        """Return the first push of a batch that is not computed yet."""
         order = self._orders[shard]
         for entry in range(int(order.bounds[batch]), int(order.bounds[batch + 1])):
             if self._trained[int(order.replicas[entry])] < self._pushed[shard][entry]:

@@ -1,4 +1,4 @@
-"""Pure: computed pushes, until every shard of each has applied it."""
+"""Pure: computed pushes, each until all its shards have applied it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class ShardPush:
 
 
 class Pushes:
-    """Pushes on their way from workers to shards."""
+    """Pushes in transit from workers to shards."""
 
     def __init__(self, table: Sequence[ShardSpec], dtype: np.dtype[Any]) -> None:
         self._table = table
@@ -63,7 +63,7 @@ class Pushes:
         return self._waiting[shard, replica, clock]
 
     def settle(self, shard: int, replica: int, clock: int) -> None:
-        """Drop the part of a push that its shard has applied."""
+        """Drop the part of a push after its shard has applied it."""
         key = (shard, replica, clock)
         del self._waiting[key]
         self._applied.pop(key)()
@@ -73,7 +73,7 @@ class Pushes:
 
 
 def _as_received(replica: int, step: StepPush) -> Push:
-    """Return the message as a server would receive it."""
+    """Return the message in the form that a server receives."""
     return Push(
         store="",
         session=0,

@@ -8,7 +8,7 @@ Layout, integers little-endian:
     sections   the bytes of each, one after the other, in the formats of `parameter_server/replay_log.py` and
                `worker/replay_log.py`
 
-The reader checks the sizes, and the checksum of each part, before it uses any of it.
+The reader checks the sizes, and the checksum of each part, before it uses the part.
 """
 
 from collections.abc import Sequence

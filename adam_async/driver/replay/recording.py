@@ -38,23 +38,23 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     config: dict[str, Any]
     spec: dict[str, Any]
-    """The model, as `ModelSpec.to_dict` gives it."""
+    """Description of the model, from `ModelSpec.to_dict`."""
     transforms: tuple[dict[str, Any], ...] = ()
     """Transforms of training images, as for `Recipe.of`."""
     data: dict[str, Any]
     """Name, shape and sizes of the data, from the data server."""
     buckets: tuple[str, ...]
-    """Primary of each bucket; it decides which shards one message carries."""
+    """Primary of each bucket, which determines the shards of one message."""
     kernels: str
     """Implementation of the layers that the workers ran."""
     machine: dict[str, str]
-    """Further causes of last bits: versions of libraries, the BLAS and its threads, the processor."""
+    """Further influences on last bits: versions of libraries, the BLAS and its threads, the processor."""
     epochs: tuple[RecordedEpoch, ...]
     weights: str
-    """Digest of the final values, as `run.digest` makes it."""
+    """Digest of the final values, from `run.digest`."""
 
     def options(self) -> Config:
-        """Return the run's options. Raises RecordError: this version has other options."""
+        """Return the run's options. Raises RecordError: the options of this version differ."""
         try:
             return make_config(self.config)
         except ConfigError as error:
@@ -66,7 +66,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reads:
-    """The groups of one worker: the versions that each read, and the step of its gradient."""
+    """The groups of one worker: the versions that each group read, and the step of its gradient."""
 
     replica: int
     epochs: Numbers
@@ -85,7 +85,7 @@ class Reads:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Order:
-    """The pushes at one shard, in batches that were applied together."""
+    """The pushes at one shard, in batches of pushes applied together."""
 
     shard: int
     replicas: Numbers
@@ -93,13 +93,13 @@ class Order:
     clocks: Numbers
     """(E,) clock of each push."""
     refused: NDArray[np.bool_]
-    """(E,) whether a push was not finite, so that it did not change the shard."""
+    """(E,) whether a push was not finite and left the shard unchanged."""
     bounds: Numbers
     """(B + 1,) bounds of the batches: batch b has the pushes `bounds[b]` to `bounds[b + 1]`."""
     versions: Numbers
     """(B,) version of the shard after each batch."""
     summed: bool = False
-    """Whether the pushes of a batch were added up and applied once, as in bsp."""
+    """Whether the pushes of a batch were summed and applied once, as in bsp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

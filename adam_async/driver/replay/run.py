@@ -8,7 +8,7 @@
     replay.check()
 
 The replay decides nothing: the code of the roles makes images, values, gradients and steps, in the order of
-`playback.py`, and a push that a server refused has to be refused again.
+`playback.py`. A push that a server refused must be refused again.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -40,7 +40,7 @@ from adam_async.worker.push_plan import plan_pushes
 
 
 class ReplayDiffers(RunFailed):
-    """The replay has other numbers than the run: another data set, library or processor, or a fault."""
+    """The results differ from those of the run: another data set, library or processor, or a defect."""
 
 
 def digest(network: Network, weights: Mapping[str, NDArray[Any]]) -> str:
@@ -57,7 +57,7 @@ class Replay:
     """Repeats one recorded run.
 
     Args:
-        functions: Transforms of the record, as ``package.module:function``, that may be imported.
+        functions: Transforms of the record, as ``package.module:function``, that the replay may import.
 
     Raises:
         ConfigError: The record names another function to import.
@@ -122,7 +122,7 @@ class Replay:
 
     @property
     def most_kept(self) -> int:
-        """Largest number of old versions of shards that were kept at once."""
+        """Largest number of old versions of shards in memory at once."""
         return self._playback.most_kept
 
     def steps(self, epoch: RecordedEpoch | None = None) -> Iterator[None]:
@@ -130,7 +130,7 @@ class Replay:
 
         Raises:
             RecordError: The record is damaged.
-            ReplayDiffers: A gradient was refused here and not in the run, or in the run and not here.
+            ReplayDiffers: A gradient was refused in only one of replay and run.
         """
         return self._playback.advance(None if epoch is None else np.array(epoch.versions, np.int64))
 
@@ -140,7 +140,7 @@ class Replay:
 
     @np.errstate(over="ignore", invalid="ignore")
     def accuracy(self, epoch: RecordedEpoch) -> float:
-        """Return the test accuracy of the values after an epoch; call it once, after the epoch's steps."""
+        """Return the test accuracy of the values after an epoch; to be called once, after its steps."""
         versions = np.array(epoch.versions, np.int64)
         weights = {
             name: self._shards.tensor(name, versions[[spec.id for spec in shards]].tolist())
@@ -152,7 +152,7 @@ class Replay:
         return int(np.count_nonzero(named == labels)) / max(len(labels), 1)
 
     def check(self) -> None:
-        """Check that the final values are those of the run. Raises ReplayDiffers: they differ."""
+        """Check that the final values equal those of the run. Raises ReplayDiffers: the values differ."""
         if digest(self.network, self._shards.weights()) != self.header.weights:
             raise ReplayDiffers(
                 "the replay ended with other weights than the run: other training images than those of the "

@@ -22,12 +22,12 @@ from adam_async.run.shard_table import ShardTable
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedModel:
-    """The model of a recorded run, its shards and their places.
+    """The model of a recorded run, with the ranges of its shards.
 
     Attributes:
         config: The run.
         network: The model.
-        table: Its shards.
+        table: Shards of the model.
         buckets: Primary of each bucket.
     """
 
@@ -58,7 +58,7 @@ class ReplayedShards:
             self.shards.append(Shard(spec=spec, values=values, rule_state=self._storage.rule_state(spec)))
 
     def apply(self, shard: int, batch: Sequence[ShardPush]) -> list[bool]:
-        """Apply a batch of pushes to a shard; returns for each whether it was finite and applied."""
+        """Apply a batch of pushes to a shard; returns for each push whether it was finite and applied."""
         changed = self.shards[shard]
         rates = None
         if self._scale_by_staleness:
@@ -69,9 +69,9 @@ class ReplayedShards:
         return list(finite)
 
     def apply_sum(self, shard: int, contributions: Sequence[ShardPush]) -> list[bool]:
-        """Apply the sum of contributions if each is finite and the sum is, too; returns that for each.
+        """Apply the sum of contributions if all of them and the sum are finite; returns that for each.
 
-        A contribution that is not finite was refused on arrival, so it is alone in its batch.
+        The server refused a contribution that is not finite on arrival, so it is alone in its batch.
         """
         changed = self.shards[shard]
         gradients = [each.gradients for each in contributions]
@@ -89,11 +89,11 @@ class ReplayedShards:
         self._kept[shard, now.version] = now.values.copy()
 
     def drop(self, shard: int, version: int) -> None:
-        """Drop the copy of a version if there is one."""
+        """Drop the copy of a version, if it exists."""
         self._kept.pop((shard, version), None)
 
     def tensor(self, name: str, versions: Sequence[int]) -> NDArray[Any]:
-        """Return a copy of a tensor, each shard in a given version: the current one, or a kept one."""
+        """Return a copy of a tensor, each shard in a given version: the current one, or a copy."""
         flat = np.empty(prod(self._shapes[name]), self._storage.dtype)
         for spec, version in zip(self._table.by_tensor[name], versions, strict=True):
             now = self.shards[spec.id]

@@ -1,7 +1,7 @@
 """Pure: one worker of a recorded run, which trains its groups again.
 
 The worker's own code (`adam_async/worker/`) computes a group, adds up a step and splits it for the servers.
-This module gives it the recorded reads, and changes its copy at the recorded points.
+This module passes the recorded reads to the code, and changes the copy at the recorded points.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,8 +35,8 @@ Images = Callable[[int, int], tuple[NDArray[Any], NDArray[Any]]]
 class RecordedWeights(WorkerWeights):
     """A worker's copy that changes at the recorded points.
 
-    Values that arrived while a group was computed are installed right after its snapshot, so that a local
-    step of the group changes the same copy as in the run.
+    Values that arrived while a group was computed are installed right after its snapshot, so a local step of
+    the group changes the same copy as in the run.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class RecordedWeights(WorkerWeights):
         self._meanwhile: Iterable[tuple[str, NDArray[Any], tuple[int, ...]]] = ()
 
     def install(self, tensor: str, array: NDArray[Any], versions: Sequence[int], clock: int = 0) -> None:
-        """Replace a tensor without a look at clocks, which are not in the record."""
+        """Replace a tensor without comparing clocks, which the record does not have."""
         self._current[tensor] = TensorCopy(array, tuple(versions), clock)
 
     def install_after_snapshot(self, copies: Iterable[tuple[str, NDArray[Any], tuple[int, ...]]]) -> None:
@@ -130,7 +130,7 @@ class ReplayedWorker:
         )
 
     def train(self, group: int) -> float:
-        """Train the next group, and after the last one of a step push it; returns the group's mean loss.
+        """Train the next group, and push a step after its last group; returns the group's mean loss.
 
         Raises:
             RecordError: The record has impossible local steps.
@@ -156,7 +156,7 @@ class ReplayedWorker:
     ) -> Iterable[tuple[str, NDArray[Any], tuple[int, ...]]]:
         """Return the tensors that a group reads in another version than the copy's.
 
-        With `stepped` only those with a local step.
+        With `stepped` only copies with a local step.
         """
         changes = []
         for place, name in enumerate(self._names):

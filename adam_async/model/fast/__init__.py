@@ -19,5 +19,5 @@ dense, conv2d, locally_connected, layers   the layers
 engine      a network's passes, and its steps in place
 """
 
-# Nothing is imported here, because numba loads slowly and would load with any file of this package;
-# `registers` needs none of it.
+# No imports here, because numba loads slowly and would load with any file of this package; `registers` does
+# not need it.

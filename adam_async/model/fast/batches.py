@@ -17,7 +17,8 @@ from adam_async.model.rule_batches import NumpyBatches, Target
 from adam_async.model.rules import Adagrad, Adam, Rule, Sgd
 
 SMALL = 1024
-"""Maximum number of a gradient's values for which NumPy applies plain SGD: a kernel call takes longer."""
+"""Maximum number of a gradient's values for which NumPy applies plain SGD, because a kernel call takes
+longer."""
 
 MOST_TABLES = 256
 """Maximum number of cached tables. A bound is necessary, because peers choose the shards of a push."""
@@ -25,7 +26,7 @@ MOST_TABLES = 256
 
 @dataclass(frozen=True, slots=True)
 class _Arrays:
-    """A target's arrays, kept alive by this reference, and their addresses."""
+    """A target's arrays and their addresses; the reference keeps the arrays alive."""
 
     arrays: tuple[NDArray[Any], ...]
     addresses: tuple[int, int, int]
@@ -49,7 +50,7 @@ class CompiledBatches:
         dtype: float32 or float64.
 
     Raises:
-        ModelError: There is no kernel for the rule.
+        ModelError: The rule has no kernel.
     """
 
     def __init__(self, rule: Rule, dtype: "np.dtype[Any]") -> None:
@@ -62,7 +63,7 @@ class CompiledBatches:
             case Adagrad():
                 self._kind, constants = ADAGRAD, (rule.weight_decay, rule.epsilon)
             case Adam():
-                # Subtracted in float64, as in `Adam.apply`; in float32 they would have other bits.
+                # Subtracted in float64, as in `Adam.apply`; in float32 the bits would differ.
                 betas = (rule.beta1, 1.0 - rule.beta1, rule.beta2, 1.0 - rule.beta2)
                 self._kind, constants = ADAM, (rule.decay[0], *betas, rule.epsilon)
             case _:
@@ -85,8 +86,9 @@ class CompiledBatches:
         """See `Batches.apply`."""
         if self._kind == SGD and len(gradients) == 1 and len(gradients[0]) <= SMALL:
             self._small.apply(targets, gradients, rates)
-        # Each target counts its own steps, and the corrections depend on the count: a call per target.
-        elif self._kind == ADAM:  # each target counts its own steps
+        # Each target counts its own steps, and the corrections depend on the count, so each target needs a
+        # call.
+        elif self._kind == ADAM:  # each target has its own count of steps
             self._apply_adam(targets, gradients, rates)
         else:
             numbers = [number for rate in rates for number in (rate, 1.0, 0.0)]
@@ -113,7 +115,7 @@ class CompiledBatches:
     def _run(
         self, table: NDArray[np.int64], gradients: Sequence[NDArray[Any]], numbers: Sequence[float]
     ) -> None:
-        # The last row has the start of its gradient and the length: a gradient ends there.
+        # The last row has the start of its gradient and the length, where the gradient ends.
         size = int(table[-1, 0] + table[-1, 4])
         # `sources` keeps copies alive during the call: the kernel gets only addresses.
         sources = [self._readable(gradient, size) for gradient in gradients]
@@ -125,7 +127,7 @@ class CompiledBatches:
             raise ModelError(
                 f"a gradient has {size} values of {self._dtype}, not {gradient.dtype} of {gradient.shape}"
             )
-        # The kernel trusts an address: it reads aligned values without gaps from there on.
+        # The kernel trusts an address, from which it reads aligned values without gaps.
         flags = gradient.flags
         return gradient if flags.c_contiguous and flags.aligned else gradient.copy()
 

@@ -1,4 +1,4 @@
-"""Pure: the interface of a layer with compiled kernels, beside that of all layers.
+"""Pure: the interface of a layer with compiled kernels, an extension of the interface of all layers.
 
 Such a layer returns its steps as `Op`s, so that a network can run many layers in one call. Its `forward`,
 `backward` and `delta` run the layer alone, with tapes kept in the slots.
@@ -39,7 +39,7 @@ class Compiled(Layer):
         raise ModelError(f"layer {self.name!r} has no parameter of kind {kind!r}")
 
     def ref(self, kind: str) -> Ref:
-        """Return a reference to the parameter of this kind, to read it."""
+        """Return a reference to the parameter of this kind, for reading."""
         parameter = self.parameter(kind)
         return Ref(name=parameter.name, shape=parameter.shape)
 
@@ -64,7 +64,7 @@ class Compiled(Layer):
     def _tape(self, slots: Slots, name: str, ops: Callable[[Slots], list[Op]]) -> Tape:
         # In the views of the slots, because a tape has the addresses of the arrays of these slots.
         key = f"tape: {name}"
-        # Made at the first call: the tape compiles the kernels that it names.
+        # Made at the first call, because the tape compiles the kernels that it names.
         tape = slots.views.get(key)
         if tape is None:
             tape = slots.views[key] = Tape(ops(slots), slots.output.dtype)

@@ -11,6 +11,6 @@ import numpy as np
 
 from adam_async.model.fast.program import compile_kernels
 
-# A process of its own, because compilation holds the interpreter's lock.
+# A separate process, because compilation holds the interpreter's lock.
 if __name__ == "__main__":
     compile_kernels([int(code) for code in sys.argv[2:]], np.dtype(sys.argv[1]))

@@ -1,17 +1,19 @@
 """Pure: exponential, tanh and the logistic function, and their kernels.
 
-Numba has no vector library of these functions, and one call per value takes three times as long as NumPy. So
-in float32 they are polynomials, in instructions that vectors have; float64, for proofs, calls the C library.
+Numba has no vector library of these functions, and one call per value takes three times as long as NumPy. In
+float32 they are therefore polynomials, in instructions that vectors have; float64, for exact comparisons,
+calls the C library.
 
     e**x = 2**n * e**r,   n = x / log 2 rounded,   |r| <= log 2 / 2
     e**r - 1 = r + r**2 * q(r)
 
-q is the polynomial of degree 4 with the smallest largest error of e**r, 3e-9. Everything follows from
+q is the polynomial of degree 4 with the smallest largest error of e**r, 3e-9. Every function follows from
 e**r - 1 and 2**n: tanh from e**2|x| - 1, which keeps small x exact to the last bits. Errors are at most 2e-7
-relative to the result, as long as that is no denormal number; NaN stays NaN.
+relative to the result, unless the result is a denormal number; NaN stays NaN.
 
 Rounding adds and subtracts a number at which floats are integers; the last bits of the sum are n. A compiler
-that reorders sums would drop both, so kernels with these functions are compiled without reordering.
+that reorders sums would remove both operations, so kernels with these functions are compiled without
+reordering.
 """
 
 import math
@@ -79,7 +81,7 @@ class _Floats:
         q = self.constant(_Q[-1])
         for coefficient in reversed(_Q[:-1]):
             q = self.multiply_add(q, r, self.constant(coefficient))
-        # r comes last: it is the largest term, and a small r stays exact.
+        # r is last, because it is the largest term, and a small r stays exact.
         grown = self.multiply_add(builder.fmul(r, r), q, r)
         # Both have one exponent, so the difference of the bits is n as an integer.
         bits = builder.sub(builder.bitcast(shifted, I32), builder.bitcast(rounder, I32))
@@ -165,7 +167,7 @@ def _library(context: Any, builder: Any, function: Any, x: Any) -> Any:
 def tanh(t, like, hyper):
     """Compute tanh. Fields: n output input."""
     n = t[1]
-    # In place after a copy: a loop over one array is vector code; see `pointwise.relu`.
+    # In place after a copy, because a loop over one array is vector code; see `pointwise.relu`.
     if t[2] != t[3]:
         copy(t, like, hyper)
     y = floats(t[2], n, like)

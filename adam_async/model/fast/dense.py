@@ -63,7 +63,7 @@ class FastDense(Compiled, Dense):
         outputs, inputs = self._sizes
         target = slots.input_errors[0]
         assert target is not None
-        # No bias, so no ending; `fuse` may put the backward of a ReLU there.
+        # No bias, so no ending; `fuse` may add the backward of a ReLU there.
         if slots.images == 1:
             arrays = (target, self.ref("weight"), slots.error)
             return [Op.of(program.MULTIPLY_BACK_ONE, outputs, inputs, *arrays, PLAIN, 0)]
@@ -94,7 +94,7 @@ class FastDense(Compiled, Dense):
         `whole` is the op that forms the whole gradient, in case the kernel must check it.
         """
         outputs, inputs = self._sizes
-        # A tape of one row finds the addresses; the op below keeps the row, and its kernel may read it.
+        # A tape of one row finds the addresses; the op below keeps the row, which its kernel may read.
         fields = Tape([whole], slots.output.dtype).rows
         return Op.of(
             program.DESCEND_OUTER,

@@ -4,8 +4,9 @@ Neighbouring layers with compiled kernels share one tape; a layer without them, 
 steps between two tapes. A context keeps the tapes with its arrays' addresses, one set per number of images.
 
 `Descent` is forward, backward and gradient descent in place, as one tape if every layer has compiled kernels.
-Each tensor is updated right after its layer's backward; no layer before it reads the tensor again. A layer
-without compiled kernels runs its own steps between two tapes, and the rule checks and updates its tensors.
+Each tensor is updated right after its layer's backward, because no earlier layer reads the tensor again. A
+layer without compiled kernels runs its own steps between two tapes, and the rule checks and updates its
+tensors.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -168,7 +169,7 @@ class TapeEngine:
             if isinstance(layer, Compiled):
                 ops += ops_of(context, number, layer)
                 continue
-            # A layer without kernels ends the tape; its own steps come before the next one.
+            # A layer without kernels ends the tape; its own steps come before the next tape.
             if ops:
                 steps.append(Tape(ops, self.dtype))
             steps.append(number)
@@ -196,7 +197,7 @@ class TapeEngine:
         if not parts:
             return []
         total = context.slots(number).error
-        # The order of `Context.gather_error`, so that both sums have the same bits.
+        # The order of `Context.gather_error`, so both sums have the same bits.
         ops = [Op.of(program.ADD, total.size, total, parts[0], parts[1])]
         return ops + [Op.of(program.ADD, total.size, total, total, part) for part in parts[2:]]
 
@@ -220,7 +221,7 @@ class Descent:
         # In backward order, as outcomes name refused tensors.
         self._names = [p.name for layer in reversed(self._layers) for p in layer.parameters]
         self._refused = np.zeros(len(self._names), np.int64)
-        # The division of `Context.load`, so that a byte becomes the same number in both ways to load.
+        # The division of `Context.load`, so a byte becomes the same number in both functions.
         self._levels = np.divide(np.arange(256, dtype=np.uint8), 255, dtype=engine.dtype, casting="unsafe")
         self._losses = context.slots(len(self._layers) - 1).output
         self._steps = self._assemble(context)

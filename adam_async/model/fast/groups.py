@@ -1,8 +1,8 @@
 """Pure: kernels that load the next group's images and targets within one call, and count its steps.
 
 A compute thread that trains group after group in Python needs the interpreter's lock twice per group, and
-waits for it while an event loop works. So `program.run_groups` trains several groups in one call without the
-lock, with compiled code between two groups.
+waits for it while an event loop works. `program.run_groups` therefore trains several groups in one call
+without the lock, with compiled code between two groups.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ _bytes_at, _words_at = _pointer_to(types.uint8), _pointer_to(types.int32)
 
 @intrinsic
 def add_steps(typing: Any, address: Any, steps: Any) -> Any:
-    """Add to a count atomically, because other threads add to it too; returns the count before."""
+    """Add to a count atomically, because other threads add to it too; returns the old count."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         count = builder.inttoptr(arguments[0], ir.PointerType())

@@ -163,12 +163,12 @@ class FastDropout(Compiled, Dropout):
     KERNELS: ClassVar[tuple[int, ...]] = (program.MULTIPLY_VALUES,)
 
     def forward_ops(self, slots: Slots) -> list[Op]:
-        """Multiply by the factors in training; else copy."""
+        """Multiply by the factors in training; otherwise copy."""
         # `Dropout.draw` has filled the factors: keyed draws are the same with and without kernels.
         output, source = slots.output, slots.inputs[0]
         if slots.training:
             return [Op.of(program.MULTIPLY_VALUES, output.size, output, source, slots.scratch["factors"])]
-        # Evaluation is the identity, so in shared memory nothing is left to do.
+        # Evaluation is the identity, so in shared memory no work is left.
         if same_memory(output, source):
             return []
         return [Op.of(program.COPY, output.size, output, source)]
@@ -194,7 +194,7 @@ class FastLocalResponseNorm(Compiled, LocalResponseNorm):
 
     def _op(self, code: int, slots: Slots, *arrays: Array) -> Op:
         channels, scratch = self.output_shape[0], slots.scratch
-        # Pixels and images are one axis: the window goes over channels alone.
+        # Pixels and images are one axis, because the window extends over channels only.
         shape = (channels, slots.output.size // channels, self.size)
         kept = (scratch["scale"], scratch["power"], scratch["terms"], slots.views["numbers"])
         return Op.of(code, *shape, *arrays, *kept)
@@ -264,7 +264,7 @@ class FastFlatten(Compiled, Flatten):
 
     def forward_ops(self, slots: Slots) -> list[Op]:
         """Copy, unless the memory is the same."""
-        # Only the shape differs, and a kernel knows no shapes.
+        # Only the shape differs, and kernels have no shapes.
         if same_memory(slots.output, slots.inputs[0]):
             return []
         return [Op.of(program.COPY, slots.output.size, slots.output, slots.inputs[0])]
@@ -273,7 +273,7 @@ class FastFlatten(Compiled, Flatten):
         """Copy back, unless the memory is the same."""
         target = slots.input_errors[0]
         assert target is not None
-        # Error gradients have memory of their own, so this way has its own test.
+        # Error gradients have their own memory, so this case has its own test.
         if same_memory(target, slots.error):
             return []
         return [Op.of(program.COPY, target.size, target, slots.error)]
@@ -283,9 +283,9 @@ class FastAdd(Compiled, Add):
     """Sums of inputs."""
 
     def forward_ops(self, slots: Slots) -> list[Op]:
-        """Add up, one input after the other."""
+        """Add up the inputs, one after the other."""
         output, size = slots.output, slots.output.size
-        # The order of `Add.forward`, so that both sums have the same bits.
+        # The order of `Add.forward`, so both sums have the same bits.
         ops = [Op.of(program.ADD, size, output, slots.inputs[0], slots.inputs[1])]
         return ops + [Op.of(program.ADD, size, output, output, value) for value in slots.inputs[2:]]
 
@@ -297,7 +297,7 @@ class FastAdd(Compiled, Add):
 
 
 class FastConcatenate(Compiled, Concatenate):
-    """Inputs one after the other."""
+    """Concatenated inputs."""
 
     def forward_ops(self, slots: Slots) -> list[Op]:
         """Copy each input to its part."""
@@ -340,7 +340,7 @@ FAST_LAYERS: Mapping[type[Layer], type[Layer]] = MappingProxyType(
 
 def _positions(pool: Pool, slots: Slots) -> Array:
     """Offsets of a square's values: column by column, from the top."""
-    # This order decides ties: among equal values the leftmost column wins, in it the topmost row.
+    # This order decides ties: among equal values the leftmost column is chosen, and in it the topmost row.
     columns, rows = np.indices((pool.kernel, pool.kernel)).reshape(2, -1)
     positions: Array = (rows * pool.input_shapes[0][2] + columns) * slots.images
     return positions

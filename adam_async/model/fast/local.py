@@ -13,13 +13,13 @@ from adam_async.model.fast.tiles import DOT_ROWS, dots
 def local_forward(t, like, hyper):
     """Compute the output. Fields: filters rows columns k b, output weights bias, steps source runs line.
 
-    `line` leads from the runs of one output row to those of the next, in values; `steps` is the address of
-    0 to k - 1.
+    `line` is the distance from the runs of one output row to the runs of the next, in values; `steps` is the
+    address of 0 to k - 1.
     """
     filters, rows, columns, k, b = t[1], t[2], t[3], t[4], t[5]
     output, weights, bias, steps, source, runs, line = t[6], t[7], t[8], t[9], t[10], t[11], t[12]
     size, pixels = size_of(like), rows * columns
-    # The panel with tables needs one for each factor; the weights lie in order, so `steps` is 0 to k - 1.
+    # The panel with tables needs a table for each factor; the weights are in order, so `steps` is 0 to k - 1.
     biases = floats(bias, filters * pixels, like)
     at_once = rows_per_panel(filters)
     for pixel in range(pixels):

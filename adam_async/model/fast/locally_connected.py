@@ -31,7 +31,7 @@ class FastLocallyConnected(FastSliding, LocallyConnected):
         """Packed images, one pixel's input errors, and a block of sums."""
         return {
             **super().scratch(images),
-            # Runs of two pixels may overlap, so a pixel's products have memory of their own.
+            # Runs of two pixels may overlap, so a pixel's products have their own memory.
             "pixel": ((self.fan_in, images), None),
             # The kernel writes whole blocks, and the last ones reach beyond the gradient.
             "block": ((DOT_ROWS * DOT_ROWS,), None),

@@ -22,7 +22,7 @@ def softmax(t, like, hyper):
         top = scores[i]
         for k in range(1, classes):
             value = scores[k * images + i]
-            # A NaN becomes the largest score, so that the loss is NaN too.
+            # A NaN becomes the largest score, so the loss is NaN too.
             if value > top or value != value:
                 top = value
         total = like * 0
@@ -32,7 +32,7 @@ def softmax(t, like, hyper):
             total += share
         for k in range(classes):
             shares[k * images + i] /= total
-        # From scores and not from the share: a share that rounds to 0 would give an infinite loss.
+        # From scores and not from the share, because a share that rounds to 0 would give an infinite loss.
         losses[i] = math.log(total) - (scores[targets[i]] - top)
         if t[7] != 0:
             losses[i] *= factors[i]

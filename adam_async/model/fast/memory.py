@@ -1,10 +1,10 @@
 """Pure: the kernels' view of memory, and their compiler.
 
-A kernel takes one row of a tape: integers, some of them addresses in bytes. Python passes no arrays one by
-one, because unpacking an array takes longer than some kernels.
+A kernel takes one row of a tape: integers, some of them addresses in bytes. Python does not pass arrays one
+by one, because unpacking an array takes longer than some kernels.
 
-No kernel may assume finite numbers: of the options of fast mathematics only reordering and fusing are on,
-which keep infinities and NaN. The check for them works on the bits, as integers, which no option affects.
+No kernel may assume finite numbers: only the fast-mathematics options for reordering and fusing are on, which
+keep infinities and NaN. The check for these values works on the bits, as integers, which no option affects.
 """
 
 import hashlib
@@ -137,10 +137,10 @@ def longs(address, count):
 
 @exact
 def largest(address, count, like):
-    """Return the largest absolute value; infinity or NaN if there is one.
+    """Return the largest absolute value; infinity or NaN if a value is.
 
     Without the sign, the bits of floating-point numbers have the order of the numbers, then infinity, then
-    NaN: so this is a maximum of integers, which vectors compute in any order.
+    NaN: this is a maximum of integers, which vectors compute in any order.
     """
     bits = carray(_bits_pointer(address, like), count)
     kind = bits.dtype.type

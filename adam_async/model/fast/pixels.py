@@ -105,7 +105,7 @@ def max_pool_back(t, like, hyper):
     c, h, w, b, rows, columns, kernel, stride = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]
     size = size_of(like)
     lanes = VECTOR_BYTES // size
-    # Squares that tile the image write every value; others miss some, or add.
+    # Squares that tile the image write every value; others leave some out, or add.
     if not (kernel == stride and rows * kernel == h and columns * kernel == w):
         floats(t[10], c * h * w * b, like)[:] = like * 0
     for channel in range(c):
@@ -149,7 +149,7 @@ def average_pool_back(t, like, hyper):
     c, h, w, b, rows, columns, kernel, stride = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]
     size = size_of(like)
     lanes, share = VECTOR_BYTES // size, 1 / (kernel * kernel)
-    # Squares that tile the image write every value; others miss some, or add.
+    # Squares that tile the image write every value; others leave some out, or add.
     if not (kernel == stride and rows * kernel == h and columns * kernel == w):
         floats(t[10], c * h * w * b, like)[:] = like * 0
     for channel in range(c):

@@ -63,7 +63,7 @@ def add(t, like, hyper):
 def multiply_values(t, like, hyper):
     """Compute to = a * b. Fields: n to a b."""
     n = t[1]
-    # A dropout may work in the memory of its input; then nothing is copied.
+    # A dropout may work in the memory of its input, and then copies nothing.
     if t[2] != t[3]:
         copy(t, like, hyper)
     to, b = floats(t[2], n, like), floats(t[4], n, like)

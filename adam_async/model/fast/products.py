@@ -1,7 +1,8 @@
 """Pure: kernels of products: dense layers and convolutions, forward, backward and gradients.
 
-Every kernel takes a row of a tape; its docstring lists the fields, from 1 on. Names of strides: `c_row` leads
-from one row of c to the next, `a_step` along the sum. Addresses are bytes, all else counts values.
+Every kernel takes a row of a tape; its docstring lists the fields, from 1 on. Names of strides: `c_row` is
+the step from one row of c to the next, `a_step` the step along the sum. Addresses are bytes, all else counts
+values.
 """
 
 from adam_async.model.fast.memory import floats, kernel, longs, size_of
@@ -27,10 +28,11 @@ DEPTH = 512
 """Maximum number of products per sum in a tile: a tile's part of a then stays in the first cache."""
 
 ONE_TILE_DEPTH = 4096
-"""`DEPTH` if a row of results is one tile: it reads each part of a once, and longer runs are read faster."""
+"""`DEPTH` if a row of results is one tile: the kernel reads each part of a once, and reads longer runs
+faster."""
 
 PAGED_DEPTH, PAGE_BYTES = 128, 4096
-"""`DEPTH` if a is read by columns and has rows longer than a page of this many bytes: each product reads
+"""`DEPTH` if a is read by columns and has rows longer than this number of bytes, a page: each product reads
 another page, and lines a whole number of pages apart evict one another from the cache."""
 
 LINE = 64
@@ -123,7 +125,7 @@ def _finish(like, first, rows, n, c, c_row, ending, extra):
             else:
                 for i in range(n):
                     value = results[i] + bias
-                    # A NaN compares false and stays, so that it reaches the check of the gradients.
+                    # A NaN compares false and stays, so it reaches the check of the gradients.
                     results[i] = zero if value <= zero else value
 
 
@@ -252,7 +254,7 @@ def correlate(t, like, hyper):
         for column in range(0, k, DOT_ROWS):
             b_part = b_table + 8 * column
             dots(like, block, a, a_table + 8 * row, a_line, b, b_part, b_line, lines, length)
-            # The block goes through memory of its own, because the last one reaches beyond c.
+            # The block has its own memory, because the last block reaches beyond c.
             for i in range(min(DOT_ROWS, m - row)):
                 results = floats(c + ((row + i) * k + column) * size, DOT_ROWS, like)
                 found = floats(block + i * DOT_ROWS * size, DOT_ROWS, like)
@@ -264,7 +266,7 @@ def correlate(t, like, hyper):
 def apart(values, like):
     """Return the distance between rows of this many values, in values.
 
-    A cache has few places for lines a whole number of pages apart, so such rows get a line more.
+    A cache has few slots for lines a whole number of pages apart, so such rows get one line more.
     """
     return values + LINE // size_of(like) if values * size_of(like) % (PAGE_BYTES // 4) == 0 else values
 

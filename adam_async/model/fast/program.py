@@ -1,9 +1,9 @@
 """Pure: the interpreter of tapes, one call for all steps of all layers on a tape.
 
 A call from Python costs microseconds and needs the interpreter's lock before and after; if two compute
-threads and an event loop share one interpreter, every call may wait for the lock. So a pass over a network is
-a table, one row per kernel, and one call without the lock runs all rows. `adam_async.model.fast.tape` makes
-the rows.
+threads and an event loop share one interpreter, every call may wait for the lock. A pass over a network is
+therefore a table, one row per kernel, and one call without the lock runs all rows.
+`adam_async.model.fast.tape` makes the rows.
 
 A row has the address of its kernel, so the interpreter is small, and only the kernels of a network are
 compiled. `run` runs one tape, `run_groups` the same tape for several groups.
@@ -131,8 +131,8 @@ def _call(typing: Any, address: Any, t: Any, like: Any, hyper: Any) -> Any:
     """Call the compiled kernel at an address."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        # A compiled kernel has numba's calling convention instead of C's. Its status needs no check: kernels
-        # raise nothing.
+        # A compiled kernel has numba's calling convention instead of C's. The kernel's status needs no check,
+        # because kernels raise nothing.
         convention, fields = context.call_conv, signature.args[1:]
         kind = convention.get_function_type(types.none, fields)
         callee = builder.inttoptr(arguments[0], kind.as_pointer())
@@ -157,7 +157,8 @@ def run(tape, like, hyper):
         if t[0]:
             _call(t[0], t, like, hyper)
         else:
-            # The mean is no kernel, because kernels return nothing. Its sum is in float64 for any type.
+            # The mean is no kernel, because kernels return nothing. The mean's sum is in float64 for any
+            # type.
             losses, total = floats(t[2], t[1], like), 0.0
             for i in range(t[1]):
                 total += losses[i]
@@ -189,10 +190,10 @@ def run_groups(tape, like, hyper, groups, rates, layout, target_arrays, levels, 
         hyper[0] = rates[group]
         # Adding 0 reads the count atomically, while other threads add to it.
         before = add_steps(steps.ctypes.data, 0)
-        # The rate is in `hyper` now, so its place takes the loss.
+        # The rate is in `hyper` now, so the loss takes its place.
         rates[group] = run(tape, like, hyper)
         groups[group, 2] = add_steps(steps.ctypes.data, 1) - before
-        # The tape only sets flags, so each group begins without any.
+        # The tape only sets flags, so each group begins without flags.
         for tensor in range(refused.size):
             groups[group, 3 + tensor] = refused[tensor]
             refused[tensor] = 0

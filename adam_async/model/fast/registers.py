@@ -1,7 +1,7 @@
 """Pure: the vector registers of a machine, which decide the shape of every innermost loop.
 
 A loop with more sums than registers spills them to the stack, and a loop with fewer waits for the last
-product. So the width and the number of the registers give the shapes.
+product. The width and the number of the registers therefore determine the shapes.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from adam_async.errors import ConfigError
 from adam_async.runtime.kernel_cache import AUTO, VECTORS, wanted_vectors
 
 MOST_ROWS = 12
-"""Maximum number of rows of a tile. More are not faster, and each number of rows has its own code."""
+"""Maximum number of rows of a tile. More rows are not faster, and each number of rows has its own code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class Registers:
 
     @property
     def tile_rows(self) -> int:
-        """Maximum number of rows of a tile: it has two sums a row, two vectors of b and one value of a."""
+        """Maximum number of rows of a tile, with two sums a row, two vectors of b and one value of a."""
         return min(MOST_ROWS, (self.number - 3) // 2)
 
     @property
     def dot_rows(self) -> int:
-        """Rows of a, and of b, in a block of dot products: it has the sums, b, and one or all rows of a."""
+        """Rows of a, and of b, in a block of dot products, with the sums, b, and one or all rows of a."""
         # A square block: `side` rows of each factor serve the most products per load.
         sides = range(1, self.number)
         return max(
@@ -59,7 +59,7 @@ SETS = {
 """Kinds of registers by name, the widest first."""
 
 FEWEST = Registers(16, 16)
-"""Registers of any other machine; it has at least these."""
+"""Registers of any other machine, which has at least these."""
 
 _FEATURES = {"avx512": "avx512f", "avx2": "avx2", "neon": "neon"}
 
@@ -84,6 +84,6 @@ def registers_of(features: Mapping[str, bool], wanted: str = AUTO) -> Registers:
     return SETS[wanted]
 
 
-# Chosen once per process: the shapes are fixed when the loops are emitted.
+# Chosen once per process, because the shapes are fixed when the loops are emitted.
 HOST = registers_of(llvmlite.binding.get_host_cpu_features(), wanted_vectors())
 """Registers in the kernels of this process."""

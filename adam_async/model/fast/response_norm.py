@@ -1,8 +1,8 @@
 """Pure: kernels of local response normalisation. Formulas are those of the NumPy layer.
 
-A kernel goes through an image in blocks of pixels, all channels of a block one after the other: values that
-neighbouring channels share stay in the first cache. Powers in quarters, such as the usual 3/4, are square
-roots, which vectors have; other powers call the C library.
+A kernel processes an image in blocks of pixels, all channels of a block in sequence: values that neighbouring
+channels share stay in the first cache. Powers in quarters, such as the usual 3/4, are square roots, which
+vectors have; other powers call the C library.
 """
 
 import math
@@ -40,7 +40,7 @@ def _inverse_power(to, values, width, beta, like):
     one = results.dtype.type(1)
     for i in range(width):
         results[i] = one
-    # One loop per factor, each without a branch inside: such a loop is vector code.
+    # One loop per factor, each without a branch inside, because such a loop is vector code.
     for _ in range(quarters // 4):
         for i in range(width):
             results[i] *= found[i]
@@ -106,8 +106,8 @@ def response_norm_back(t, like, hyper):
             for i in range(width):
                 terms[i] = error[i] * y[i] / scale[i]
         for channel in range(channels):
-            # The mirrored window: channels that have this one in their window. The sum goes to the target,
-            # so it needs no array of its own.
+            # The mirrored window: channels that have this one in their window. The sum is written to the
+            # target, so it needs no array.
             _add_window(t[4], t[10], at, width, channel, channels, n, (window - 1) // 2, window, like)
             here = (channel * n + at) * size
             target, x = floats(t[4] + here, width, like), floats(t[6] + here, width, like)

@@ -1,8 +1,8 @@
 """Pure: the update rules as compiled kernels, for several gradients of several shards in one call.
 
-Gradients come from memory, values and state mostly from the cache, so reading gradients takes the time. SGD
-and momentum read four gradients at a time, each in one run that the processor prefetches, and read and write
-each value once for the four; Nesterov's momentum, a rare choice, reads one at a time. The arithmetic of the
+Gradients come from memory, but values and state mostly from the cache, so reading the gradients determines
+the time. SGD and momentum read four gradients at a time, each in one run that the processor prefetches, and
+read and write each value once for the four; Nesterov's momentum reads one at a time. The arithmetic of the
 other rules takes longer than their memory traffic.
 
 Each value gets the operations of `adam_async.model.rules` in their order, gradient after gradient, each
@@ -23,7 +23,7 @@ PER_PUSH = 3
 """Numbers per push in the rates of the kernel."""
 
 TILE = 1 << 16
-"""Number of values that get all gradients before the next values: they stay in the second cache."""
+"""Number of values that get all gradients before the next values, and stay in the second cache."""
 
 
 @exact
@@ -32,7 +32,7 @@ def _sgd(like, n, values, gradient, rates, decay):
     number = p.dtype.type
     # Rounded to the type of the arrays first, as NumPy does with a Python number.
     rate, shrink = number(rates[0]), number(decay)
-    # Without decay nothing is added, as in `Rule.apply`: `p * 0` of an infinite value is NaN.
+    # Without decay nothing is added, as in `Rule.apply`, because `p * 0` of an infinite value is NaN.
     if decay != 0:
         for i in range(n):
             p[i] -= (p[i] * shrink + g[i]) * rate
@@ -160,10 +160,11 @@ def _adam(like, n, values, means, squares, gradient, rates, constants):
     decays, loses = constants[0] != 0, rates[2] != 0
     for i in range(n):
         step = p[i] * shrink + g[i] if decays else g[i]
-        # From the left: the square of the step first, then its part, as NumPy rounds.
+        # From the left, because NumPy rounds in this order: the square of the step first, then its part.
         square[i] = square[i] * beta2 + step * step * rest2
         mean[i] = mean[i] * beta1 + step * rest1
-        # No clip as in `Adam.apply`: a server applies on one thread, and there the clip changes no bit.
+        # No clip as in `Adam.apply`, because a server applies on one thread, in which the clip changes no
+        # bit.
         value = p[i] - p[i] * lost if loses else p[i]
         p[i] = value - mean[i] * rate / (np.sqrt(square[i]) / root + epsilon)
 
@@ -194,7 +195,7 @@ def apply_rule(kind, like, shards, gradients, constants, rates):
             push = 0
             while push < pushes:
                 g, mine = gradients[push] + offset, rates[PER_PUSH * push :]
-                # The last one to three pushes go one by one, with the same operations and bits.
+                # The last one to three pushes are applied one by one, with the same operations and bits.
                 if kind <= MOMENTUM and push + 4 <= pushes:
                     h, k = gradients[push + 1] + offset, gradients[push + 2] + offset
                     m = gradients[push + 3] + offset

@@ -1,7 +1,7 @@
 """Pure: pooling of the vectors under one square, as vector code.
 
-Each function takes the address of a table with the starts of a square's vectors, and the number of values
-left in the run: if these are fewer than a vector, the other lanes are neither read nor written.
+Each function takes the address of a table with the starts of a square's vectors, and the number of remaining
+values of the run: if these are fewer than a vector, the other lanes are neither read nor written.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from adam_async.model.fast.vectors import POINTER, Vectors, VectorStarts, emit_l
 def best_of(
     typing: Any, like: Any, best: Any, winner: Any, source: Any, table: Any, count: Any, lanes_left: Any
 ) -> Any:
-    """Write the largest of `count` vectors and its number: of equals the first; of NaNs, if any, the last.
+    """Write the largest of `count` vectors and its number: the first of equal values, the last of NaNs.
 
     `table` is the address of the start of each vector, counted from `source`.
     """
@@ -44,7 +44,7 @@ def emit_best_of(builder: Any, element: Any, arguments: list[Any], registers: Re
             # The number is of the vectors' type, so that one mask selects in both; such counts are exact.
             largest, mark, last = kept
             following, value = builder.fadd(last, one), vector.load(values[k])
-            # `>` keeps the first of equals; a NaN compares false, so it has a test of its own.
+            # `>` keeps the first of equal values; a NaN compares false, so it has a separate test.
             wins = builder.or_(
                 builder.fcmp_ordered(">", value, largest), builder.fcmp_unordered("uno", value, value)
             )
@@ -54,7 +54,7 @@ def emit_best_of(builder: Any, element: Any, arguments: list[Any], registers: Re
                 following,
             ]
 
-        # The first vector begins, so no number below all others is needed.
+        # The first vector is the start value, so no number below all others is needed.
         first = [vector.load(values[whole(0)]), vector.zero, ir.Constant(element, 0.0)]
         largest, mark, _ = emit_loop(vector, whole(1), number, first, step)
         vector.store(largest, builder.inttoptr(builder.add(to, behind), POINTER))
@@ -102,7 +102,7 @@ def emit_route(
     def body(vector: Vectors, behind: Any) -> None:
         """Emit the routes of one vector of errors, `behind` bytes after the first."""
         starts = VectorStarts(vector, builder.add(start, behind), offsets)
-        # The output is read in any case: a choice of values takes no branch.
+        # The output is read in any case, because a choice of values needs no branch.
         error, mark, guide = (
             vector.load(builder.inttoptr(builder.add(at, behind), POINTER))
             for at in (error_at, winner_at, output_at)
@@ -120,7 +120,7 @@ def emit_route(
             hit = builder.fcmp_ordered("==", mark, vector.spread(kept[0]))
             share = builder.select(hit, error, vector.zero)
             if adding:
-                # Squares overlap, so another one may have given its error to this value.
+                # Squares overlap, so another square may have added its error to this value.
                 share = builder.fadd(vector.load(starts[k]), share)
             vector.store(share, starts[k])
             return [builder.fadd(kept[0], one)]
@@ -159,7 +159,7 @@ def emit_mean_of(builder: Any, element: Any, arguments: list[Any], registers: Re
             return [builder.fadd(sums[0], vector.load(values[k]))]
 
         [total] = emit_loop(vector, whole(0), number, [vector.zero], step)
-        # The sum is scaled once, as in the NumPy layer, not each value.
+        # The sum is scaled once, as in the NumPy layer, instead of each value.
         mean = builder.fmul(total, vector.spread(factor))
         vector.store(mean, builder.inttoptr(builder.add(target, behind), POINTER))
 

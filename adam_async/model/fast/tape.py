@@ -1,6 +1,6 @@
 """Pure: tapes, the rows that `program.run` runs, with the addresses of arrays.
 
-Layers return their steps as `Op`s: a kernel and its fields. An array stands for its address, and a `Ref` for
+Layers return their steps as `Op`s: a kernel and its fields. An array in an `Op` is its address, and a `Ref`
 an array that each call passes, such as weights. `Tape` keeps the arrays alive, checks each new array and
 stores its address. It fuses neighbours: a ReLU becomes the ending of the kernel before it.
 """
@@ -29,7 +29,7 @@ class Ref:
     shape: Shape
     key: str = ""
     written: bool = False
-    """Whether the tape changes it."""
+    """Whether the tape changes the array."""
 
 
 Field = int | Array | Ref
@@ -83,7 +83,7 @@ def fuse(ops: Sequence[Op]) -> list[Op]:
                 fused[-1] = joined
                 continue
         if op.code == program.RELU_BACK:
-            # On the way back, gradients of parameters may stand between the two; see `_PARAMETER_OPS`.
+            # In the backward pass, gradients of parameters may come between the two; see `_PARAMETER_OPS`.
             place = next(
                 (at for at in reversed(range(len(fused))) if fused[at].code not in _PARAMETER_OPS), None
             )
@@ -130,13 +130,13 @@ def _replaced(op: Op, start: int, *fields: Field) -> Op:
 
 
 class Tape:
-    """Rows ready to run. For one thread at a time, as the context of its arrays is.
+    """Rows ready to run. For one thread at a time, like the context of its arrays.
 
     Args:
         ops: Steps, in their order.
         dtype: Type of all arrays of numbers.
-        hyper: Rate, momentum, weight decay and 1 with Nesterov's momentum, for rules; not copied, so that
-            the caller may change them.
+        hyper: Rate, momentum, weight decay and 1 with Nesterov's momentum, for rules; not copied, so the
+            caller may change them.
     """
 
     def __init__(self, ops: Sequence[Op], dtype: np.dtype[Any], hyper: Array | None = None) -> None:
@@ -145,7 +145,7 @@ class Tape:
         self._like = dtype.type(0)
         self._rows = np.zeros((len(self._ops), program.FIELDS), np.int64)
         self._hyper = np.zeros(4, dtype) if hyper is None else hyper
-        # One array may be in several rows; it is checked once per change.
+        # One array may be in several rows; a change is checked once.
         cells: dict[Ref, list[tuple[int, int]]] = {}
         for row, op in enumerate(self._ops):
             self._rows[row, 0] = program.address(op.code, dtype)
@@ -163,11 +163,11 @@ class Tape:
 
     @property
     def rows(self) -> Array:
-        """The rows, for a kernel that calls another one."""
+        """The rows, for a kernel that calls another kernel."""
         return self._rows
 
     def run(self, weights: Weights, state: Mapping[str, Mapping[str, Array]] | None = None) -> float:
-        """Run the rows. Returns the mean loss if a row computes it, else 0.
+        """Run the rows. Returns the mean loss if a row computes it, otherwise 0.
 
         Args:
             weights: Arrays by name.
@@ -176,7 +176,7 @@ class Tape:
         Raises:
             ModelError: An array has the wrong shape, dtype or layout.
         """
-        # Rows are addresses; the call passes no arrays one by one, because unpacking takes time.
+        # Rows are addresses; the call does not pass arrays one by one, because unpacking takes time.
         self._bind_all(weights, state)
         return float(program.run(self._rows, self._like, self._hyper))
 

@@ -1,15 +1,15 @@
 """Pure: the two innermost loops of all products, as vector code.
 
 A compiler does not keep a block of sums in registers for three nested loops, and without that a product runs
-at a tenth of the machine's speed. So these loops are emitted as LLVM vectors, with one register per vector of
-sums:
+at a tenth of the machine's speed. These loops are therefore emitted as LLVM vectors, with one register per
+vector of sums:
 
     tile    c[m, n] (+)= sum over k of a[m, k] * b[k, n]     n along the vectors, a broadcast
     dots    c[m, k]  += sum over n of a[m, n] * b[k, n]      n along the vectors, added up at the end
 
-Neither packs its operands: the rows of b need only be runs of memory. So a convolution is a product without
-columns: a row of output pixels of all images reads one run of the input per position in the kernel, and a
-table has the start of each run. Addresses are bytes; strides and tables count values.
+Both read their operands unpacked: the rows of b need only be runs of memory. A convolution is therefore a
+product without columns: a row of output pixels of all images reads one run of the input per position in the
+kernel, and a table has the start of each run. Addresses are bytes; strides and tables count values.
 
 Products are added in the order of k for any number of vectors: results do not depend on the ends of tiles.
 The machine's registers decide the number of rows of a tile. The last values of a row, fewer than a vector,
@@ -28,7 +28,7 @@ TILE_ROWS = HOST.tile_rows
 """Maximum number of rows of a tile with two vectors a row: 12 with 32 registers, 6 with 16."""
 
 ONE, TWO, REST = "one vector", "two vectors", "rest"
-"""Widths of a tile, in values of a row. `REST` is at most a vector, with some lanes masked, or one value if
+"""Widths of a tile, in values of a row. `REST` has at most a vector, with some lanes masked, or one value if
 the machine has no masks."""
 
 WHOLE_VECTORS_ALONE = not HOST.masked_stores
@@ -59,7 +59,8 @@ def _make_tile(width: str, access: str) -> Any:
         """Fill `rows` rows of c.
 
         Access to a is by ``"rows"`` of `a_step` values each; by ``"columns"``, `a_step` apart along k; or by
-        ``"table"``: then `a_step` leads from row to row, and `a_table` and `b_step` are addresses of tables.
+        ``"table"``: then `a_step` is the step from row to row, and `a_table` and `b_step` are addresses of
+        tables.
         """
 
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -88,7 +89,7 @@ def _make_tile(width: str, access: str) -> Any:
 
 def tile_vectors(builder: Any, element: Any, width: str, left: Any, registers: Registers) -> Vectors:
     """Vectors for a tile of this width; a `REST` has `left` values."""
-    # A masked load is as fast as a whole one only on some machines; others go value by value.
+    # A masked load is as fast as a whole one only on some machines; others load value by value.
     if width == REST and registers.masked_loads:
         return Vectors(builder, element, registers=registers, lanes_left=left)
     return Vectors(builder, element, registers=registers, lanes=1 if width == REST else None)
@@ -99,8 +100,8 @@ def emit_tile(vector: Vectors, rows: int, vectors: int, access: str, arguments: 
     c, c_row, a, a_step, a_table, b, b_step, depth, add = arguments
     builder = vector.builder
     a_start, b_start = builder.inttoptr(a, POINTER), builder.inttoptr(b, POINTER)
-    # Addresses of all rows need more registers than there are. So only every fourth row has an address; the
-    # three rows after it are multiples of one step away, which load instructions add to the address.
+    # Addresses of all rows need more registers than the machine has. Only every fourth row has an address;
+    # the three rows after it are multiples of one step away, which load instructions add to the address.
     four_rows = builder.mul(a_step, whole(4))
 
     def entry(table: Any, k: Any) -> Any:
@@ -183,8 +184,8 @@ def dots(
 ) -> Any:
     """Write `DOT_ROWS` times `DOT_ROWS` dot products to `out`, over `lines` runs of `length` values.
 
-    `a_rows` and `b_rows` are addresses of tables with the start of each row; `a_line` and `b_line` lead from
-    one run to the next.
+    `a_rows` and `b_rows` are addresses of tables with the start of each row; `a_line` and `b_line` are the
+    steps from one run to the next.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -226,7 +227,7 @@ class DotBlock:
 
     def step(self, vectors: Vectors, sums: list[Any], a_at: Any, b_at: Any) -> list[Any]:
         """Add the products of the vectors `a_at` and `b_at` values after the starts."""
-        # Twice `side` loads serve `side` squared products; so the block is a square.
+        # Twice `side` loads serve `side` squared products, so the block is a square.
         left = [vectors.load(vectors.at(start, a_at)) for start in self._a_starts]
         right = [vectors.load(vectors.at(start, b_at)) for start in self._b_starts]
         side = self._side
@@ -249,7 +250,7 @@ def emit_dots(builder: Any, element: Any, arguments: list[Any], registers: Regis
     vector = Vectors(builder, element, registers=registers)
     dot_block = DotBlock(vector, registers.dot_rows, a, a_rows, b, b_rows)
     before = builder.block
-    # Whole vectors come first, without a mask; only the rest of a line needs one.
+    # Whole vectors come first, without a mask; only the rest of a line needs a mask.
     even = builder.sub(length, builder.urem(length, whole(vector.lanes)))
     line_block, check, body, after, rest, next_line, done = (
         builder.append_basic_block(f"dots.{name}")

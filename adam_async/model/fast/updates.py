@@ -1,9 +1,9 @@
 """Pure: kernels of gradient descent in place; they read and write each weight once.
 
 `hyper` is (rate, momentum, weight decay, 1 with Nesterov's momentum). A gradient is checked before its tensor
-changes: a small one value by value. The gradient of a dense layer is not formed as a whole: no value exceeds
-the number of images times the largest error times the largest input. Only if this bound is near the end
-of the number range, or not a number, the gradient is formed and checked.
+changes; a small gradient is checked value by value. The gradient of a dense layer is not formed as a whole,
+because no value exceeds the number of images times the largest error times the largest input. Only if this
+bound is near the end of the number range, or not a number, is the gradient formed and checked.
 """
 
 from typing import Any
@@ -17,8 +17,8 @@ from adam_async.model.fast.products import LINE, apart, outer, panel, transpose
 from adam_async.model.fast.tiles import TILE_ROWS
 
 COLUMNS = 2048
-"""Maximum number of columns of a block of rows: its gradient stays in the second cache until it is applied.
-Weights are read and written in runs of this length."""
+"""Maximum number of columns of a block of rows, whose gradient stays in the second cache until it is applied.
+Length of the runs in which weights are read and written."""
 
 AHEAD = 128
 """Number of weights per row that are prefetched before their part of the gradient is computed."""
@@ -81,16 +81,16 @@ def descend(t, like, hyper):
 
 @exact
 def _bounded(errors, error_count, x, x_count, images, like):
-    # In float64, so that the bound of float32 factors cannot overflow; the limit has room for rounding.
+    # In float64, so the bound of float32 factors cannot overflow; the limit has room for rounding.
     bound = float(largest(errors, error_count, like)) * float(largest(x, x_count, like)) * images
     return bound < (1e38 if size_of(like) == 4 else 1e307)
 
 
 @kernel
 def _panel_beside(like, rows, width, block, errors, k, x, n, weights):
-    """Fill a block of the gradient, while its weights come into the cache."""
+    """Fill a block of the gradient, while its weights are loaded into the cache."""
     size, block_row, x_row = size_of(like), apart(width, like), apart(n, like)
-    # Prefetching comes in parts: while one part is computed, its weights arrive.
+    # Prefetching is divided into parts: while one part is computed, its weights arrive.
     for i in range(0, width, AHEAD):
         for row in range(rows):
             for line in range(0, min(AHEAD, width - i) * size, LINE):
@@ -115,7 +115,7 @@ def _descend_outer(t, like, hyper):
                     gradient[i] = error * x_values[i]
                 behind = row * n * size
                 _descend(values + behind, block, buffer + behind if buffer else 0, n, like, hyper)
-            # Without momentum and decay a row with an error of 0 stays as it is, so it is not even read.
+            # Without momentum and decay a row with an error of 0 does not change, so it is not even read.
             elif error != 0:
                 p, factor = floats(values + row * n * size, n, like), hyper[0] * error
                 for i in range(n):
@@ -125,7 +125,7 @@ def _descend_outer(t, like, hyper):
     transpose(turned, x, n, k, like)
     for first in range(0, m, TILE_ROWS):
         rows = min(TILE_ROWS, m - first)
-        # A block of the gradient is applied at once: the next one takes its memory.
+        # A block of the gradient is applied at once, because the next one takes its memory.
         for start in range(0, n, COLUMNS):
             width = min(COLUMNS, n - start)
             to = values + (first * n + start) * size
@@ -156,7 +156,7 @@ def descend_outer(t, like, hyper):
     if _bounded(t[5], m * k, t[6], n * k, k, like):
         _descend_outer(t, like, hyper)
         return
-    # Rare, so the whole gradient may take its time and memory.
+    # Rare, so the whole gradient may take time and memory.
     fields = longs(t[11], t.size)
     outer(fields, like, hyper)
     if largest(fields[4], m * n, like) < INFINITE:

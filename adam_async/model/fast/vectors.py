@@ -1,7 +1,7 @@
 """Pure: vector instructions, for loops that are emitted instead of compiled.
 
 A vector fills one register. The last values of a run, fewer than a vector, are read and written under a mask
-if the processor is fast at that, else one by one. Addresses are bytes; strides and tables count values.
+if the processor is fast at that, otherwise one by one. Addresses are bytes; strides and tables count values.
 """
 
 from collections.abc import Callable
@@ -52,7 +52,7 @@ class Vectors:
         return self._spread(scalar, ir.VectorType(scalar.type, self.lanes))
 
     def _spread(self, scalar: Any, vector_type: Any) -> Any:
-        # LLVM has no broadcast of its own; it turns an insert and a shuffle of lane 0 into one.
+        # LLVM has no broadcast; it turns an insert and a shuffle of lane 0 into one.
         first = self.builder.insert_element(
             ir.Constant(vector_type, ir.Undefined), scalar, ir.Constant(I32, 0)
         )
@@ -92,7 +92,7 @@ class Vectors:
 
     def multiply_add(self, total: Any, a: Any, b: Any) -> Any:
         """Return ``total + a * b``, as one fused instruction if the machine has it."""
-        # `contract` allows the fusion and nothing else: the order of sums stays.
+        # `contract` allows only the fusion: the order of sums stays.
         product = self.builder.fmul(a, b, flags=["contract"])
         return self.builder.fadd(total, product, flags=["contract"])
 
@@ -135,7 +135,7 @@ def emit_loop(
     builder.position_at_end(check)
     k = builder.phi(I64)
     k.add_incoming(start, before)
-    # Values go from round to round as phis, so they stay in registers.
+    # Values pass from round to round as phis, so they stay in registers.
     phis = [builder.phi(value.type) for value in values]
     for phi, value in zip(phis, values, strict=True):
         phi.add_incoming(value, before)

@@ -8,9 +8,9 @@ from adam_async.model.layer import Cut, Layer, ScratchSpec, Slots, Weights
 
 
 class Relu(Layer):
-    """The larger of x and 0; its derivative at 0 is 0.
+    """Maximum of x and 0, with derivative 0 at 0.
 
-    Works in the memory of its input if no other layer reads that.
+    Works in the memory of its input if no other layer reads the input.
     """
 
     CUT: ClassVar[Cut] = "rows"

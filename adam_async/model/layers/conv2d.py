@@ -55,8 +55,8 @@ class Conv2d(SlidingKernel):
 
     def delta(self, slots: Slots, kind: str, out: Array) -> None:
         """Multiply errors and columns; for the bias, add the errors up."""
-        # `dot`, because `matmul` keeps the interpreter's lock if the result has fewer than 500 values,
-        # however long its sums are, and these are the longest sums of a network.
+        # `dot`, because `matmul` keeps the interpreter's lock if the result has fewer than 500 values, even
+        # for long sums, and these are the longest sums of a network.
         if kind == "weight":
             np.dot(slots.views["error"], slots.views["columns"].T, out=out.reshape(self.filters, -1))
         elif kind == "bias":

@@ -60,5 +60,5 @@ class Dense(Layer):
             super().delta(slots, kind, out)
 
     def factors(self, slots: Slots, kind: str) -> Factors | None:
-        """Return views of the input and the error gradient, batch first; copy them to send them."""
+        """Return views of the input and the error gradient, batch first; copy the views to send them."""
         return (slots.inputs[0].T, slots.error.T) if kind == "weight" else None

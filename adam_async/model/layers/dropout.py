@@ -1,9 +1,9 @@
-"""Pure: dropout. Seed, group and layer decide which values are dropped.
+"""Pure: dropout. Seed, group and layer determine the dropped values.
 
 Kept values are divided by the share of kept values, so the expected output is the input, and evaluation is
-the identity. Draws are made once per group, always in float64: networks of either precision drop the same
-values, and so does a resumed run. A draw belongs to a position in the whole output, so a cut layer drops the
-same values as the whole layer.
+the identity. Draws are made once per group, always in float64, so networks of either precision drop the same
+values, as does a resumed run. A draw belongs to a position in the whole output, so a cut layer drops the same
+values as the whole layer.
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,11 +48,11 @@ class Dropout(Layer):
         np.multiply(factors, 1.0 / (1.0 - self.rate), out=factors)
 
     def _runs(self, drawn: Array) -> Iterator[tuple[int, Array]]:
-        """Cut the draws into runs of the whole output's memory, each with its first element there."""
+        """Cut the draws into runs of the whole output's memory, each with its first element's position."""
         if extent(self.output_shape) == self._whole:
             yield 0, drawn
             return
-        # A cut layer has some rows of each channel; these rows are one run in the whole output.
+        # A cut layer has some rows of each channel, which are one run in the whole output.
         planes = drawn if len(self.output_shape) == 3 else drawn[np.newaxis]
         row = planes[0, 0].size
         for number, plane in enumerate(planes):
@@ -63,7 +63,7 @@ class Dropout(Layer):
         slots.views["shared"] = np.may_share_memory(slots.inputs[0], slots.output)
 
     def forward(self, weights: Weights, slots: Slots) -> None:
-        """Multiply by the factors in training; else copy."""
+        """Multiply by the factors in training; otherwise copy."""
         if slots.training:
             np.multiply(slots.inputs[0], slots.scratch["factors"], out=slots.output)
         elif not slots.views["shared"]:

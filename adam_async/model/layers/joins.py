@@ -12,8 +12,8 @@ from adam_async.model.spec import LayerSpec, Shape
 class Flatten(Layer):
     """An image as one row of features, in the order channel, row, column.
 
-    Copies nothing if input and output share memory. It may not be cut: rows of an image are no range of its
-    features.
+    Copies no values if input and output share memory. The layer may not be cut, because rows of an image are
+    no range of its features.
     """
 
     MOVES: ClassVar[bool] = True
@@ -67,7 +67,7 @@ class Add(Layer):
 
 
 class Concatenate(Layer):
-    """Two or more inputs one after the other, along the channels of images or the features of flat inputs.
+    """Two or more inputs, concatenated along the channels of images or the features of flat inputs.
 
     Images may be cut by rows. Flat inputs may not be cut: a range of the output's features is a range of only
     some inputs.

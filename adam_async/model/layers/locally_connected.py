@@ -8,8 +8,8 @@ every other layer. Each output pixel is a small dense layer, so all steps are st
     delta       errors_POB @ columns_PKB.T            (columns kept from forward)
     backward    weights_POK.T @ errors_POB, folded back onto the input pixels of each column
 
-A cut layer has the weights of all pixels and uses those of its rows; the gradient of the others is zero, so
-the gradients of all cuts add up to that of the whole.
+A cut layer has the weights of all pixels and uses the weights of its rows. The gradient of the others is
+zero, so the gradients of all cuts add up to the gradient of the whole.
 
 The stacks are views with the pixels' axis first; BLAS takes each of their matrices without a copy.
 """

@@ -18,7 +18,7 @@ class SoftmaxCrossEntropy(Loss):
     """Softmax over the classes and the negative logarithm of the right class's share.
 
     Labels: class numbers, ``(n,)``. Options: class_weights, one factor per class for the losses of its images
-    (empty: 1 for all). The group's loss is the mean over its images with any weights: an image counts the
+    (empty: 1 for all). The group's loss is the mean over its images with any weights, so an image counts the
     same in every group.
     """
 

@@ -1,12 +1,12 @@
 """Pure: max and average pooling.
 
-Both take squares one axis after the other: down the columns into intermediate values ("tall"), then across
-the rows. Two passes of ``kernel`` operands do the work of ``kernel * kernel``, and the first pass runs over
-whole rows of memory.
+Both kinds process a square one axis after the other: down the columns into intermediate values ("tall"), then
+across the rows. Two passes of ``kernel`` operands do the work of ``kernel * kernel``, and the first pass runs
+over whole rows of memory.
 
-Max pooling: among equal values the leftmost column wins, and in it the topmost row, so exactly one input
+Max pooling: among equal values the leftmost column is chosen, and in it the topmost row, so exactly one input
 receives the gradient of an output. Backward gives each error gradient to the first operand that equals the
-maximum and subtracts it from the rest; a value passes whole or not at all, so nothing is rounded.
+maximum and subtracts it from the rest. A value passes whole or not at all, so nothing is rounded.
 
 Average pooling: every value of a square receives the same part of its error gradient.
 """
@@ -44,7 +44,7 @@ class Pool(Layer):
 
     @property
     def _tiles(self) -> bool:
-        """Whether squares neither overlap nor leave gaps: backward writes every input exactly once."""
+        """Whether squares tile, without overlaps or gaps: backward writes every input exactly once."""
         _, rows, columns = self.output_shape
         covered = (rows * self.kernel, columns * self.kernel)
         return self.stride == self.kernel and covered == self.input_shapes[0][1:]
@@ -105,7 +105,7 @@ class MaxPool(Pool):
         views, scratch = slots.views, slots.scratch
         input_error = slots.input_errors[0]
         assert input_error is not None
-        # Squares that tile write every error gradient; others add to it, or miss some.
+        # Squares that tile write every error gradient; others add to it, or leave some out.
         if not self._tiles:
             scratch["tall_error"].fill(0)
             input_error.fill(0)

@@ -3,14 +3,14 @@
     scale_c = k + alpha / size * (sum of x_j squared, over the `size` channels j around c)
     y_c     = x_c * scale_c ** -beta
 
-The window of channel c goes from ``c - size // 2`` to ``c + (size - 1) // 2``, cut off at the edges; there
-the sum is divided by `size` too (PyTorch's definition). With errors e, backward computes
+The window of channel c extends from ``c - size // 2`` to ``c + (size - 1) // 2``, cut off at the edges, at
+which the sum is divided by `size` too (PyTorch's definition). With errors e, backward computes
 
     e_c * scale_c ** -beta  -  2 * alpha * beta / size * x_c * (sum of e_j * y_j / scale_j, over the channels
                                                                 j with c in their window)
 
 and those channels are the mirrored window. Channels are the first axis, so a window takes a few additions of
-whole runs of memory; a running sum would take fewer, but rounds.
+whole runs of memory; a running sum would take fewer, but would round.
 """
 
 from collections.abc import Mapping

@@ -42,7 +42,7 @@ class SlidingKernel(Layer):
         self.kernel = self.integer("kernel", minimum=1)
         self.stride = self.integer("stride", minimum=1)
         self.padding = self.integer("padding", minimum=0)
-        # Rows of zeros above and below the input: a cut layer has them only at the image's borders.
+        # Rows of zeros above and below the input, which a cut layer has only at the image's borders.
         self.top = self.bottom = self.padding
         reach = (height + 2 * self.padding, width + 2 * self.padding)
         if min(reach) < self.kernel:
@@ -129,7 +129,7 @@ class SlidingKernel(Layer):
     def gather(self, slots: Slots) -> None:
         """Copy the values under the kernel into the columns."""
         if self.padding:
-            # The border is cleared each time: groups of another size lay their rows over the same memory.
+            # The border is cleared each time, because groups of another size use the same memory.
             slots.scratch["padded"].fill(0)
             np.copyto(slots.views["inner"], slots.inputs[0])
         np.copyto(slots.scratch["columns"], slots.views["windows"])

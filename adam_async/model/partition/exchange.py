@@ -1,14 +1,14 @@
 """Pure: departures and arrivals, the exchange of a partition's rows with other workers.
 
-Both are layers of a partition's network that compute nothing. A *departure* follows a layer with an output
+Both are layers of a partition's network that do not compute. A *departure* follows a layer with an output
 that other workers read: forward copies their rows out, backward adds up their error gradients. An *arrival*
-joins the rows that a layer reads: those computed on this worker and those received; backward returns the
-error gradients of both to their sources. An arrival that receives nothing is a slice of one output.
+joins the rows that a layer reads, from this worker and from others; backward returns the error gradients of
+both to their sources. An arrival without received rows is a slice of one output.
 
-*Wires* are arrays by the number of their crossing, batch axis last; the caller of a step puts them into the
-slots' views first. A wire may be memory of a reader in the same process; then nothing is copied there.
+*Wires* are arrays by the number of their crossing, batch axis last; the caller of a step first puts them into
+the slots' views. A wire may be memory of a reader in the same process, which needs no copy.
 
-An arrival of flat features *hosts* the features computed on this worker: their layer writes them straight
+An arrival of flat features *hosts* the features computed on this worker: their layer writes them directly
 into the arrival's array (`Layer.hosts_at`).
 """
 
@@ -23,7 +23,7 @@ from adam_async.model.partition.plan import common
 from adam_async.model.spec import LayerSpec, Shape
 
 WIRES = "wires"
-"""Name of the view that holds a layer's wires."""
+"""Name of the view with a layer's wires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class Wire:
     forward: int
     """Number of the crossing of the values."""
     back: int | None
-    """Number of the crossing of their error gradients, the other way; None if no layer needs them."""
+    """Number of the crossing of their error gradients, in the opposite direction; None if no layer needs
+    them."""
 
 
 class Departure(Layer):
@@ -48,7 +49,7 @@ class Departure(Layer):
         block: Rows of the input.
         worker: Number of this worker.
         wires: Exchange with each other worker.
-        read: Whether a layer of this worker reads the output too.
+        read: Whether a layer of this worker also reads the output.
     """
 
     SHARES_INPUT: ClassVar[bool] = True
@@ -73,8 +74,8 @@ class Departure(Layer):
         slots.views["rows"] = [_rows(slots.inputs[0], wire.rows, self.block) for wire in self.wires]
         if slots.output_error is None:
             return
-        # Sums go in the order of the workers, ((0 + first) + second) + own: error gradients of several lower
-        # workers are added up apart, because `slots.error` already has this worker's own.
+        # Sums are in the order of the workers, ((0 + first) + second) + own: error gradients of several lower
+        # workers are added separately, because `slots.error` already has this worker's own.
         apart = slots.scratch.get("before", slots.error)
         slots.views["errors"] = [
             _rows(apart if wire.peer < self.worker else slots.error, wire.rows, self.block)
@@ -170,7 +171,7 @@ class Arrival(Layer):
         np.copyto(target, source)
 
     def send_errors(self, slots: Slots) -> None:
-        """Copy the error gradients of received rows; they are complete when `backward` may run."""
+        """Copy the error gradients of received rows, which are complete when `backward` may run."""
         outgoing = slots.views[WIRES]
         for wire, rows in zip(self.wires, slots.views["errors"], strict=True):
             if wire.back is not None and outgoing[wire.back] is not rows:

@@ -1,11 +1,9 @@
 """Pure: all parts of a cut network in one process, run together by one thread.
 
-Theory of operation
--------------------
-Local exchange needs no message (paper 3.3; AD-15): if all workers of a replica share a process, and no
-network or delay between them is configured, one of them runs the segments of all parts, each after the
-segments that send to it. A part writes its rows into the memory of the part that reads them, and reads error
-gradients in place.
+Theory of operation ------------------- Local exchange needs no message (paper 3.3; AD-15): if all workers of
+a replica share a process, and no network or delay between them is configured, one worker runs the segments of
+all parts, each after the segments that send to it. A part writes its rows into the memory of the part that
+reads them, and reads error gradients in place.
 
 A joint network has the interface of the whole network: weights are whole tensors, and each part reads its
 rows of them. Each gradient is joined from the parts' rows, or is the sum of the parts' gradients in the order
@@ -123,7 +121,7 @@ class JointNetwork:
         self._partial = max((network.parameter(name).size for name in shared), default=0)
         self._compiled = False
         if network.engine is not None:
-            from adam_async.model.partition.joint_tapes import can_join  # importing numba takes a while
+            from adam_async.model.partition.joint_tapes import can_join  # importing numba is slow
 
             self._compiled = can_join(self.parts)
         self._errors = {
@@ -260,7 +258,7 @@ class JointNetwork:
 
 
 def runnable_order(parts: Sequence[Partition]) -> list[tuple[int, int]]:
-    """Order the segments of all parts, each after those that send to it: (part, segment)."""
+    """Order the segments of all parts, each after the segments that send to it: (part, segment)."""
     done: list[int] = [0] * len(parts)
     sent: set[int] = set()
     order: list[tuple[int, int]] = []

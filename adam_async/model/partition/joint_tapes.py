@@ -1,8 +1,8 @@
-"""Pure: all parts of a cut network as two tapes over the contexts of all parts: one call each way.
+"""Pure: all parts of a cut network as two tapes over the contexts of all parts: one call for each direction.
 
 Rows of a tape have addresses, so one tape can work on the arrays of several contexts. A departure writes
-straight into the memory of its arrival, and an arrival copies only rows of its own part. A cut tensor is on
-a tape once per part, each time under another name.
+directly into the memory of its arrival, and an arrival copies only rows of its own part. A cut tensor is on a
+tape once per part, each time under another name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from adam_async.model.partition.exchange import WIRES, Arrival, Departure
 from adam_async.model.partition.network import Partition
 
 Pieces = Mapping[str, Sequence[tuple[int, slice | None]]]
-"""Parts with rows of a tensor, and these rows of the whole, by the tensor's name; None: all rows."""
+"""Parts with rows of a tensor, and their ranges of the whole, by the tensor's name; None: all rows."""
 
 
 def can_join(parts: Sequence[Partition]) -> bool:
@@ -31,10 +31,10 @@ def can_join(parts: Sequence[Partition]) -> bool:
 
 
 class JointTapes:
-    """The tapes of all parts for groups of one size. For one thread at a time, as their contexts are.
+    """The tapes of all parts for groups of one size. For one thread at a time, like the contexts.
 
     Args:
-        parts: All parts; `can_join` them.
+        parts: All parts, for which `can_join` holds.
         contexts: Contexts of the parts, laid out for such groups and wired to one another.
         there: Parts and segments in their order, up to the loss.
         back: The other parts and segments.
@@ -142,7 +142,7 @@ class JointTapes:
             return ops
         if isinstance(layer, Departure):
             return [*ops, *_returns(layer, slots)]
-        # The layer before reads its error gradient in this very memory.
+        # The layer before reads its error gradient in this same memory.
         if slots.views["hosted back"]:
             return ops
         # Rows that the arrival leaves out have no reader here, so their error gradient is 0.
@@ -182,7 +182,7 @@ def _returns(layer: Departure, slots: Slots) -> Iterator[Op]:
     for wire, rows in zip(layer.wires, slots.views["errors"], strict=True):
         if wire.back is None:
             continue
-        # The sum over lower workers is complete now; it is added before those of higher workers.
+        # The sum over lower workers is complete now, and is added before the sums of higher workers.
         if before is not None and wire.peer > layer.worker:
             yield from _adds(slots.error, before)
             before = None
@@ -204,7 +204,7 @@ def _zeros(target: Array) -> list[Op]:
 
 
 def _runs(first: Array, second: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield two arrays of one shape in runs without gaps: rows of images are a run per channel."""
+    """Yield two arrays of one shape in runs without gaps; rows of images are a run per channel."""
     # A kernel takes an address and a number of values, so each run without gaps is an op.
     if first.flags.c_contiguous and second.flags.c_contiguous:
         yield first, second

@@ -1,11 +1,10 @@
 """Pure: one worker's part of a cut network: a network of cut layers, and the order in which it runs.
 
-Theory of operation
--------------------
-A part runs its own steps of the whole network: its layers forward in their order, then backward. A *segment*
-is a longest run of steps without a wait: a step that receives from another worker begins a segment, unless
-the segment has only such steps so far. At its end a segment sends its results. No deadlock can occur: every
-worker runs its steps in the order of the whole network, so each wait is for an earlier step.
+Theory of operation ------------------- A part runs its own steps of the whole network: its layers forward in
+their order, then backward. A *segment* is a longest run of steps without a wait: a step that receives from
+another worker begins a segment, unless the segment has only such steps so far. At its end a segment sends its
+results. No deadlock can occur, because every worker runs its steps in the order of the whole network, so each
+wait is for an earlier step.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -98,13 +97,13 @@ class Partition:
         return shape if crossing.kind == "gradient" else (*shape, images)
 
     def run(self, weights: Weights, context: Context, segment: Segment, wires: Mapping[int, Array]) -> None:
-        """Run one segment of the group that is loaded in the context.
+        """Run one segment of the group loaded in the context.
 
         Args:
             weights: Weights of the part.
             context: Context of the part's network.
-            segment: One of `segments`; the segments before it have run.
-            wires: An array per crossing: the segment reads those it receives and writes those it sends.
+            segment: One of `segments`; the earlier segments have run.
+            wires: An array per crossing: the segment reads the received ones and writes the sent ones.
         """
         self.connect(context, segment, [wires[crossing] for _, crossing in segment.wiring])
         self.compute(weights, context, segment)
@@ -112,7 +111,7 @@ class Partition:
         self.disconnect(context, segment)
 
     def connect(self, context: Context, segment: Segment, wires: Sequence[Array]) -> None:
-        """Put a segment's wires into its slots: those it receives, then those it sends, in its order."""
+        """Put a segment's wires into its slots: first the received ones, then the sent ones, in its order."""
         for (layer, crossing), wire in zip(segment.wiring, wires, strict=True):
             context.slots(layer).views[WIRES][crossing] = wire
 
@@ -208,7 +207,7 @@ class _Builder:
             at, have, wants = INPUT_INDEX, self._layout.input_rows[self._worker], False
         elif source in self._made:
             (at, have), wants = self._made[source], self._whole.wants_error[source]
-        else:  # rows that read nothing but padding
+        else:  # rows that read only padding
             return self._add(Landing(name, shape, rows, own=None), (), self._whole.wants_error[source])
         if have == rows:
             return at

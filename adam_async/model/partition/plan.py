@@ -1,17 +1,17 @@
-"""Pure: the cut of one model over the workers of a replica, and the exchange that follows from it.
+"""Pure: the cut of one model over the workers of a replica, and the resulting exchange.
 
 Theory of operation
 -------------------
 A `PartitionPlan` names for each layer the *block* of its output that each worker owns: image rows, or
 features. `Layout` derives everything else, from the loss back to the images:
 
-    needs       the range of an output that a worker's later layers read: the hull of their needs
-    computes    the range that the worker computes: its block, or all it needs if the layer is *recomputed*
-    pieces      the ranges that it needs and does not compute: the owners send them, each value once
+    needs the range of an output that a worker's later layers read: the hull of their needs computes the range
+    that the worker computes: its block, or its whole need if the layer is *recomputed* pieces the ranges that
+    it needs and does not compute: the owners send them, each value once
 
-No worker sends the output of a layer that only *moves* values (flatten): each reader computes it. So a value
-crosses between two workers at most once forward; its error gradient crosses at most once backward, to the
-owner, which adds up the gradients of all workers in their order. Recomputed rows cross neither way: each
+No worker sends the output of a layer that only *moves* values (flatten): each reader computes it. A value
+therefore crosses between two workers at most once forward. Its error gradient crosses at most once backward,
+to the owner, which adds up the gradients of all workers in their order. Recomputed rows never cross: each
 worker has the error gradients of the rows that its own later layers read, and its weight gradients are
 partial sums anyway.
 
@@ -39,7 +39,8 @@ class LayerPlan:
 
     layer: str
     blocks: tuple[tuple[int, int], ...]
-    """For each worker the first row (or feature) of the output that it owns, and the one after its last."""
+    """For each worker, the first row (or feature) of the output that the worker owns, and the row after the
+    last one."""
     recomputed: bool = False
     """Whether every worker computes all rows of the output that it reads, instead of receiving some."""
     whole: str = ""
@@ -95,7 +96,7 @@ def planned_cuts(plain: Mapping[str, Any] | None, layers: Sequence[Layer]) -> di
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """One tensor that one worker sends another for every group."""
+    """One tensor that one worker sends to another for every group."""
 
     number: int
     kind: Kind
@@ -147,8 +148,8 @@ class Layout:
     def reads(self, reader: int, position: int, worker: int) -> range:
         """Range of an input that one worker's part of a layer reads.
 
-        A layer that is not cut reads all of it, even rows that no square of a pool reaches: so its results
-        have the bits of the uncut network.
+        A layer that is not cut reads its whole input, even rows that no square of a pool reaches, which gives
+        its results the bits of the uncut network.
         """
         layer, computed = self.topology.layers[reader], self.computes[reader][worker]
         if len(computed) == extent(layer.output_shape):
@@ -162,7 +163,7 @@ class Layout:
         for worker in self.workers:
             hulls = [self.reads(reader, position, worker) for reader, position in readers]
             self.needs[number][worker] = hull(hulls)
-        # An output without a reader, such as the loss, is computed all the same.
+        # An output without a reader, such as the loss, is still computed.
         wanted = hull(self.needs[number]) or range(extent(layer.output_shape))
         for worker in self.workers:
             need, block = self.needs[number][worker], planned.block(worker)

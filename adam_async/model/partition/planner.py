@@ -1,14 +1,14 @@
 """Pure: a planner of partitions.
 
-A **vertical** plan cuts every layer over all workers (the paper's partition, AD-10): images by rows,
-features into equal ranges. If two workers need the same rows of an earlier layer, its cut lies in the middle
-of these rows, so that equally many rows cross both ways. Such a *halo* is sent, or computed on both sides
-together with all its inputs, whichever takes less time; the number of rows computed twice grows towards the
-images. Losses, and layers that cannot be cut, are whole on one worker.
+A **vertical** plan cuts every layer over all workers (the paper's partition, AD-10): images by rows, features
+into equal ranges. If two workers need the same rows of an earlier layer, the cut is in the middle of these
+rows, so equally many rows cross in both directions. Such a *halo* is sent, or computed on both sides with all
+its inputs, by the faster way; the number of rows computed twice grows towards the images. Losses, and layers
+that cannot be cut, are whole on one worker.
 
 A **layers** plan gives each worker consecutive layers and minimises the time of the slowest worker; of plans
 within `BALANCE` of the best, it is the plan that sends the fewest bytes. A part begins with a layer that has
-parameters, if there are enough such layers.
+parameters, if the model has enough such layers.
 
 `prediction.py` predicts the cost of plans, from measured or estimated times.
 """
@@ -45,12 +45,13 @@ def vertical_plan(
     Args:
         network: The model.
         workers: Number of workers, at least 1.
-        halo: Whether rows that two workers need are sent or computed twice; ``auto`` chooses the faster.
+        halo: Whether workers send or compute twice the rows that two workers need; ``auto`` chooses the
+            faster way.
         times: Times of the layers, for that choice.
         link: Cost of crossings, for that choice.
 
     Raises:
-        ModelError: There is no worker, a worker would compute nothing, or times are missing.
+        ModelError: The number of workers is 0, a worker would have no layer, or times are missing.
     """
     _check_workers(workers)
     topology = network.topology
@@ -127,7 +128,7 @@ def _choose_halos(
             continue
         try:
             candidate = Layout(network.topology, network.input_shape, plan)
-        except ModelError:  # a worker would have nothing left to compute
+        except ModelError:  # the worker would have no layer left
             continue
         if halo == "recompute" or seconds(candidate) < seconds(layout):
             layout = candidate
@@ -145,7 +146,7 @@ def _has_halo(layout: Layout, number: int) -> bool:
 
 
 def _recompute(layout: Layout, number: int) -> PartitionPlan | None:
-    """Make every reader compute a layer and all layers before it; None if one of these is whole."""
+    """Make every reader compute a layer and all layers before it; None if one of these layers is whole."""
     topology, plan = layout.topology, layout.plan
     wanted, layers = {number}, list(plan.layers)
     for each in reversed(range(number + 1)):
@@ -173,7 +174,7 @@ def layers_plan(
         link: Cost of crossings.
 
     Raises:
-        ModelError: There are fewer layers than workers, or times are missing.
+        ModelError: The model has fewer layers than workers, or times are missing.
     """
     _check_workers(workers)
     topology = network.topology
@@ -187,7 +188,7 @@ def layers_plan(
     found: list[tuple[float, int, PartitionPlan]] = []
     best = inf
     for edges in sorted(_candidates(topology, workers), key=busiest):
-        if busiest(edges) > best * BALANCE:  # even without crossings; the candidates are sorted by this
+        if busiest(edges) > best * BALANCE:  # the cost without crossings; the candidates are sorted by it
             break
         plan = _consecutive(topology, edges)
         layout = Layout(topology, network.input_shape, plan)
@@ -199,7 +200,7 @@ def layers_plan(
 
 
 def _starts(topology: Topology, workers: int) -> list[int]:
-    """Layers at which a part may begin: those with parameters, or if these are too few, all that compute."""
+    """Layers at which a part may begin: layers with parameters, or if these are too few, all that compute."""
     starts = [number for number, layer in enumerate(topology.layers) if layer.parameters][1:]
     if len(starts) < workers - 1:
         starts = [number for number, layer in enumerate(topology.layers) if not layer.moves][1:]
@@ -216,7 +217,7 @@ MOST_CANDIDATES = 20_000
 
 
 def _candidates(topology: Topology, workers: int) -> Iterator[tuple[int, ...]]:
-    """Edges between the parts; of a very deep network only those on an even grid of its layers."""
+    """Edges between the parts; in a very deep network only edges on an even grid of its layers."""
     starts, cuts = _starts(topology, workers), workers - 1
     while len(starts) > cuts and _choices(len(starts), cuts) > MOST_CANDIDATES:
         starts = starts[::2] if len(starts) // 2 >= cuts else starts[:cuts]

@@ -1,4 +1,4 @@
-"""Pure: the cost of a partition plan: seconds of workers and links per group, and the rate that follows.
+"""Pure: the cost of a partition plan: seconds of workers and links per group, and the resulting rate.
 
 Theory of operation
 -------------------
@@ -47,7 +47,7 @@ class LinkCost:
     """The cost of crossings."""
 
     bytes_per_s: float = 1e9
-    """Bytes per second of a link, each way."""
+    """Bytes per second of a link, in each direction."""
     latency_s: float = 50e-6
     """Seconds from a send to the start of the segment that waits for it."""
     tensor_s: float = 25e-6
@@ -120,9 +120,9 @@ class Prediction:
     bounds: tuple[Bound, ...]
     """Bounds of each worker and link, then latency."""
     chain: int
-    """Largest number of crossings one after the other in one group."""
+    """Maximum number of crossings in sequence in one group."""
     chain_s: float
-    """Seconds that one group takes alone."""
+    """Seconds of one group alone."""
 
     @property
     def slowest(self) -> Bound:
@@ -138,7 +138,7 @@ class Prediction:
     def needed_in_flight(self) -> int:
         """Smallest number of groups in flight at which latency does not bound the rate."""
         busy = max(bound.seconds for bound in self.bounds if bound.what != "latency")
-        # A little less, so that rounding does not add a group.
+        # A little less, so rounding does not add a group.
         return max(1, ceil(self.chain_s / busy * (1 - 1e-9)))
 
 
@@ -156,7 +156,7 @@ def predict(
 ) -> Prediction:
     """Predict how fast one replica trains.
 
-    Traffic between workers and servers goes over one link per worker, and over one link per server.
+    Traffic between workers and servers uses one link per worker, and one link per server.
 
     Args:
         parts: Parts of all workers, in their order.
@@ -167,10 +167,10 @@ def predict(
         pushed: Bytes that each worker sends to the servers per group.
         pulled: Bytes that each worker receives from the servers per group.
         servers: Number of servers that share this traffic.
-        shared_cores: Cores of the machine if all workers are on one; None if each has its own.
+        shared_cores: Cores of the machine if all workers are on one; None if each worker has its own.
 
     Raises:
-        ModelError: `parts` are not those of all workers.
+        ModelError: `parts` are not the parts of all workers.
     """
     item_bytes = parts[0].network.dtype.itemsize
     bounds = _throughput(parts[0].layout, times, link, item_bytes=item_bytes, threads=threads)
@@ -208,7 +208,7 @@ def _throughput(
 ) -> list[Bound]:
     """Bounds of each worker and of each link between workers.
 
-    A worker handles tensors on its one event loop, with any number of compute threads.
+    A worker handles tensors on its single event loop, with any number of compute threads.
     """
     busy = [seconds / threads for seconds in worker_seconds(layout, times)]
     sent: dict[tuple[int, int], int] = {}
@@ -224,7 +224,7 @@ def _throughput(
 
 
 def longest_chain(parts: Sequence[Partition]) -> int:
-    """Count the crossings of one group one after the other, including its last weight gradients.
+    """Count the crossings of one group in sequence, with its last weight gradients.
 
     The count does not depend on the number of images. n groups in flight share these latencies.
 
@@ -232,7 +232,7 @@ def longest_chain(parts: Sequence[Partition]) -> int:
         parts: Parts of all workers, in their order.
 
     Raises:
-        ModelError: `parts` are not those of all workers.
+        ModelError: `parts` are not the parts of all workers.
     """
     return round(_longest_way(parts, lambda part, segment: 0.0, lambda crossing: 1.0))
 
@@ -246,14 +246,14 @@ def chain_seconds(parts: Sequence[Partition], times: LayerTimes, link: LinkCost)
         link: Cost of a link between any two workers.
 
     Raises:
-        ModelError: `parts` are not those of all workers.
+        ModelError: `parts` are not the parts of all workers.
     """
     item_bytes = parts[0].network.dtype.itemsize
     whole = {layer.name: extent(layer.output_shape) for layer in parts[0].layout.topology.layers}
 
     def layer_s(part: Partition, number: int) -> float:
         layer = part.network.layers[number]
-        if layer.name not in whole:  # a departure or an arrival: the crossing has its cost
+        if layer.name not in whole:  # a departure or an arrival, whose cost is that of its crossing
             return 0.0
         return times.seconds[layer.name] * extent(layer.output_shape) / whole[layer.name]
 

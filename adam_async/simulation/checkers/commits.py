@@ -9,7 +9,7 @@ from adam_async.simulation.scenario import Violation
 
 
 class Commits:
-    """Checks every event of every core, with its state machine.
+    """Checks every event of every core, with its replicated state.
 
     Attributes:
         last: Index of the last entry that any core applied.
@@ -24,7 +24,7 @@ class Commits:
         self._states: dict[int, int] = {}
         """Digest of the state after the entry, by index."""
         self._applied: dict[int, int] = {}
-        """Last applied index, by core; each incarnation has a core of its own, which is kept."""
+        """Last applied index, by core; each incarnation has its own core, which stays here."""
         self._cores: dict[int, Core] = {}
         self._leaders: set[int] = set()
         """Terms whose leader was checked."""

@@ -22,7 +22,7 @@ _ENCODER = msgspec.msgpack.Encoder(order="sorted")
 
 
 class Histories:
-    """All operations, and all versions of the map that any client received.
+    """All operations, and all versions of the map that clients received.
 
     Args:
         clock: Time of the simulation, in seconds.
@@ -41,7 +41,7 @@ class Histories:
         """Record a version of the map that a watcher received, whole or as changes.
 
         Raises:
-            Violation: The map is that of another group: this group lost its state.
+            Violation: The map belongs to another group: this group lost its state.
         """
         self.group = self.group or group
         if group != self.group:
@@ -50,7 +50,7 @@ class Histories:
         self._sights.append(Sight(watcher=watcher, version=cluster.version, digest=digest, whole=whole))
 
     def begin_reads(self, client: str, keys: Iterable[str]) -> dict[str, int]:
-        """Record the begin of a read of several keys of nodes; return a handle for each."""
+        """Record the start of a read of several keys of nodes; return a handle for each."""
         return {key: self.operations.begin(client, key, Get()) for key in keys}
 
     def end_reads(self, handles: dict[str, int], cluster: ClusterMap) -> None:

@@ -1,4 +1,4 @@
-"""Pure: checks that the cluster map only ever goes forward (I3, I4).
+"""Pure: checks that the cluster map never returns to an earlier state (I3, I4).
 
 Each placement of a store has one table of buckets, each generation of a bundle one primary, and each term of
 a run's ledger one leader. None of these numbers goes back. A server is in sync only after it was a member. A

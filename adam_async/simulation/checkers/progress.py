@@ -13,8 +13,8 @@ class Progress:
         within_s: Time limit of an answer after the core is healed, in seconds.
 
     Attributes:
-        answered: Number of answers to clients of the core since it is healed.
-        healed: Time at which the core was healed, in seconds.
+        answered: Number of answers to clients of the core since its repair.
+        healed: Time of the core's repair, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float], within_s: float) -> None:
@@ -27,15 +27,15 @@ class Progress:
         self._leader: object = None
 
     def heal(self, clients: Iterable[str]) -> None:
-        """Start the time limit for these clients: everything that they need works from now on."""
+        """Start the time limit for these clients, for which the whole path works from now on."""
         self._core, self.healed, self.answered = frozenset(clients), self._clock(), 0
 
     def begin(self, client: str) -> None:
-        """Record a question of a client, in place of an open one of its earlier incarnation."""
+        """Record a request of a client, in place of an open one of its earlier incarnation."""
         self._asked[client] = self._clock()
 
     def end(self, client: str, *, answered: bool) -> None:
-        """Record the answer to a client, or that it gave up. Raises Violation."""
+        """Record the answer to a client, or that the client stopped waiting. Raises Violation."""
         self.check()
         del self._asked[client]
         if client in self._core:

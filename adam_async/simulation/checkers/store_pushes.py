@@ -1,7 +1,7 @@
 """Pure: checks that a store applies each push once, and that its versions, clocks and values agree.
 
-Every push adds 1 to a column of its own in each row of the store's values; a row belongs to one shard. So an
-entry is the number of times that a push is applied to a shard. With bsp the servers apply the weighted mean
+Every push adds 1 to its own column in each row of the store's values; a row belongs to one shard. An entry is
+therefore the number of times that a push was applied to a shard. With bsp the servers apply the weighted mean
 of the pushes of a clock, so the entries of a clock are the weights of its pushes, divided by their sum.
 """
 
@@ -23,11 +23,11 @@ class _Push:
 
     client: str
     clock: int
-    """Step that it belongs to, in bsp."""
+    """Step of the push, in bsp."""
     weight: int
     acknowledged: bool = False
     refused: frozenset[int] = field(default=frozenset())
-    """Rows to which it was not applied."""
+    """Rows to which the push was not applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Before:
     acknowledged: frozenset[int]
     """Acknowledged pushes."""
     versions: NDArray[np.int64]
-    """Newest version of each row that any client has received."""
+    """Newest version of each row that a client has received."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,9 @@ class Pulled:
     Attributes:
         rows: (rows, columns) values.
         versions: Version of each row.
-        bound: Step up to which the values contain all pushes, as the servers or the consistency promise.
-        at: Step of a client with a live place, which no value may be ahead of; None for others.
+        bound: Step up to which the values contain all pushes, by the promise of the servers or the
+            consistency.
+        at: Step of a client with a live number, which no value may exceed; None for others.
         others: Steps that the other live clients have ended.
     """
 
@@ -65,7 +66,7 @@ class StorePushes:
     Args:
         store: Name of the store, for texts.
         rows: Number of rows.
-        columns: Number of columns, which is that of the pushes that it has room for.
+        columns: Number of columns, which is the maximum number of pushes.
         summed: Whether the servers apply means (bsp).
     """
 
@@ -83,11 +84,11 @@ class StorePushes:
 
     @property
     def room(self) -> int:
-        """Number of pushes that it has room for."""
+        """Maximum number of recorded pushes."""
         return self._columns - len(self._pushes)
 
     def begin(self, client: str, *, clock: int = 0, weight: int = 1) -> int:
-        """Record a push that a client is about to make; returns its column."""
+        """Record a push before its call; returns its column."""
         self._pushes.append(_Push(client, clock, weight))
         return len(self._pushes) - 1
 
@@ -99,7 +100,7 @@ class StorePushes:
             raise Violation("I1", f"{self._store} refused push {column} of {push.client}, which is finite")
 
     def before(self) -> Before:
-        """Return the least content of values that are pulled from now on."""
+        """Return the minimum content of values that are pulled from now on."""
         done = frozenset(column for column, push in enumerate(self._pushes) if push.acknowledged)
         return Before(done, self._versions.copy())
 
@@ -107,8 +108,8 @@ class StorePushes:
         """Check values.
 
         Raises:
-            Violation: A push is missing (I1) or twice in them (I2), a version went back or is not the number
-                of the applied pushes (I4), or a client is ahead of the others (staleness).
+            Violation: A push is missing (I1) or counts twice (I2), a version fell or differs from the number
+                of applied pushes (I4), or a client is ahead of the others (staleness).
         """
         versions = np.array(pulled.versions, np.int64)
         if (versions < before.versions).any():

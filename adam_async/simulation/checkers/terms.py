@@ -20,11 +20,11 @@ class _Disk:
     term: int
     commit: int
     end: tuple[int, int]
-    """Index and term of its last entry."""
+    """Index and term of the identity's last entry."""
     sent: int = 0
-    """Latest term of its messages."""
+    """Latest term of the identity's messages."""
     voted: tuple[int, str] = (0, "")
-    """Term and candidate of its last vote."""
+    """Term and candidate of the identity's last vote."""
     acknowledged: tuple[int, int] | None = None
     """Last acknowledged entry; None after a newer leader replaced it."""
 
@@ -62,7 +62,7 @@ class Terms:
             self.led(core.term, core.me)
 
     def led(self, term: int, node: str) -> None:
-        """Record the leader of a term. Raises Violation if another node led in it."""
+        """Record the leader of a term. Raises Violation if another node led in the term."""
         other = self.leaders.setdefault(term, node)
         if other != node:
             raise Violation("I7", f"{node} and {other} both lead in term {term}")
@@ -103,7 +103,7 @@ def _has(core: Core, entry: tuple[int, int]) -> bool:
 
 
 def _record_promise(disk: _Disk, core: Core, message: Message) -> None:
-    """Record the promise of a message. Raises Violation if it contradicts an earlier vote."""
+    """Record the promise of a message. Raises Violation if the vote contradicts an earlier one."""
     disk.sent = max(disk.sent, message.term)
     candidate = ""
     if type(message) is Vote and message.granted and not message.pre:

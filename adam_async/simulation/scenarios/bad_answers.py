@@ -1,4 +1,4 @@
-"""Pure: which bad messages hostile peers send, and which of them no receiver may accept."""
+"""Pure: the bad messages of hostile peers, and those among them that no receiver may accept."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ NEVER_RIGHT = (
 """Names of bad values that no receiver may accept."""
 
 CLOCKED = ("Push", "Tick", "ReportSteps", "Pull")
-"""Types of questions whose clocks a server compares with those that a replica can have."""
+"""Types of questions whose clocks a server compares with the possible clocks of a replica."""
 
 GIVEN = tuple(f"tensor.{name}" for name in ("before", "replica", "partition", "placed", "changed"))
 """Fields of a node's record that the controllers set themselves."""
@@ -51,10 +51,10 @@ def is_poison(bad: BadMessage) -> bool:
 
 
 def must_be_refused(bad: BadMessage, *, member: bool) -> bool:
-    """Whether a receiver may not keep a question for later: no answer that it waits for can come.
+    """Whether a receiver may not keep a question for later, because the event of its answer can never come.
 
     Args:
-        member: Whether the cluster map names its sender.
+        member: Whether the cluster map names the sender.
     """
     if bad.message.type == "CopyLedger":
         return not member

@@ -9,7 +9,7 @@ meaning forbids. It gives each tensor a wrong count, shape, dtype and content.
         bad.pairs                                   # frozenset({("worker", "ps"), ("driver", "ps")})
         await link.call(bad.message, timeout_s=2.0)
 
-A receiver refuses each of these or answers it without harm; the cost is the sender's link at most.
+A receiver refuses each of these, or answers without harm; the cost is at most the sender's link.
 """
 
 import functools
@@ -32,7 +32,7 @@ Path = tuple[str | int, ...]
 """Path of names and indices from a message to one value."""
 
 Spoilt = tuple[Path, str, Any]
-"""Path of the replaced value, name of the new value, and the whole with it."""
+"""Path of the replaced value, name of the new value, and the whole message with it."""
 
 Meant = Mapping[str, Mapping[str, Any]]
 """Values of the right type and the wrong meaning, by field name and by name of the value."""
@@ -41,7 +41,8 @@ MISSING = "missing"
 """Name of the value of a missing field."""
 
 LONG_TEXT, LONG_TUPLE = 9_000, 3_000
-"""Number of characters, and of elements, of a value that is too long; a meta of 16 KiB holds either."""
+"""Number of characters, and of elements, of a value that is too long; a meta of 16 KiB has room for
+either."""
 
 LARGE_TEXT_BYTES = 72 << 10
 """Size of a valid JSON record above the limit of a map record, in bytes."""
@@ -63,12 +64,12 @@ NUMBERS: Mapping[str, float] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BadMessage:
-    """A message that differs from a valid one in one place.
+    """A message that differs from a valid message in one place.
 
     Attributes:
         name: The message's type, the field and the value, unique among all: ``Push.parts[0].count=-1``. If a
             message has several valid examples: ``CompareAndSet(run).tensor.phase=empty``.
-        message: The message as a link carries it.
+        message: The message in the form that a link carries.
         pairs: The (from, to) pairs of roles between which the role table allows the message.
         field: Path of the field within the message: ``parts[0].count``. ``tensors`` for tensors;
             ``tensor`` and the path within it for an attached record.
@@ -83,7 +84,7 @@ class BadMessage:
 
 
 type_of = functools.cache(inspect.type_info)
-"""The description of a record; msgspec builds it anew at each call."""
+"""The description of a record, cached because msgspec builds it at each call."""
 
 
 def bad_messages(examples: Iterable[Example], *, meant: Meant | None = None) -> Iterator[BadMessage]:
@@ -140,7 +141,7 @@ def spoil(kind: inspect.Type, value: Any, meant: Meant) -> Iterator[Spoilt]:
     """Yield a value, made of builtins, once with each bad value in each place.
 
     Args:
-        kind: Its type, as `msgspec.inspect` describes it.
+        kind: Type of the value, as `msgspec.inspect` describes it.
         meant: As for `bad_messages`.
     """
     match kind:
@@ -208,7 +209,7 @@ def _spoil_sequence(inner: inspect.Type, value: Any, meant: Meant) -> Iterator[S
     yield (), "empty", []
     yield (), "shorter", some[:-1]
     yield (), "duplicate", [*some, some[0]]
-    if len(msgspec.msgpack.encode(some[0])) < 5:  # a meta cannot hold so many larger ones
+    if len(msgspec.msgpack.encode(some[0])) < 5:  # a meta has no room for as many larger ones
         yield (), "long", [some[0]] * LONG_TUPLE
     for path, name, bad in spoil(inner, some[0], meant):
         yield (0, *path), name, [bad, *some[1:]]
@@ -246,7 +247,7 @@ def _spoil_leaf(kind: inspect.Type, value: Any) -> Iterator[tuple[str, Any]]:
             yield "control", "\x1b[2J\x07\r\n\x00"
             yield "type-number", 7
             yield "type-none", None
-        case _:  # every value is valid there
+        case _:  # every value is valid in this place
             yield "type-none", None
 
 
@@ -297,7 +298,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def spoil_tensors(tensors: tuple[NDArray[Any], ...]) -> Iterator[tuple[str, tuple[NDArray[Any], ...]]]:
-    """Yield tensors once with each kind of fault, each with its name; only `surplus` if none belong."""
+    """Yield tensors once with each kind of fault, each with its name; without tensors only `surplus`."""
     yield "surplus", (*tensors, np.zeros(3, np.float32))
     if not tensors:
         return

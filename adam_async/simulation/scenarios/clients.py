@@ -1,10 +1,10 @@
 """The shipped clients of three controllers, while both crash, freeze and are cut off.
 
 Users read, set and watch the map by `MapClient`; members keep a membership by `Membership`, lose it and join
-again. Some know one address and must learn the others from answers; one also has addresses without a
-listener. At the end one order explains all answers, no watch has a gap, no member's map went back, and no
-acknowledged write is lost (I6). After the faults every user gets answers, and every member has its membership
-and the newest map (I15). Checkers follow the controllers as in `controllers`.
+again. Some users have one address and must learn the others from answers; one also has addresses without a
+listener. At the end one order explains all answers, no watch has a gap, no member's map returned to an
+earlier version, and no acknowledged write is lost (I6). After the faults every user gets answers, and every
+member has its membership and the newest map (I15). Checkers follow the controllers as in `controllers`.
 """
 
 import asyncio
@@ -45,13 +45,13 @@ STRIKE_S = 10.0
 """Latest start of a fault, in seconds."""
 
 ANSWERS = 3
-"""Number of answers to each user that show that it has found the controllers again."""
+"""Number of answers to each user after which the user has found the controllers again."""
 
 SETTLED_S = 20.0
 """Time limit until all members have joined with the same map after the last fault, in seconds."""
 
 LEAST_OPERATIONS = 200
-"""Number of answers of a run; users ask until it is reached."""
+"""Minimum number of answers of a run; users continue until it is reached."""
 
 CONTROLLERS = ("controller-1", "controller-2", "controller-3")
 MEMBERS = ("member-0", "member-1")
@@ -76,7 +76,7 @@ def draw_plan(dice: RandomStream) -> Plan:
     clients = [*(f"user-{number}" for number in range(users)), *MEMBERS]
     kinds = [*KINDS, *(dice.choose(KINDS) for _ in range(dice.below(4)))]
     faults = [_draw_fault(dice, kind, clients) for kind in kinds]
-    long_s = round(dice.between(2.5, 3.5), 3)  # long enough for a new leader that the old one does not know
+    long_s = round(dice.between(2.5, 3.5), 3)  # long enough for a new leader unknown to the old one
     faults = [
         msgspec.structs.replace(fault, targets=(), lasts_s=long_s) if fault.kind == "isolate" else fault
         for fault in faults
@@ -90,7 +90,7 @@ def _draw_fault(dice: RandomStream, kind: str, clients: list[str]) -> Fault:
     at_s = dice.between(0.5, STRIKE_S)
     if kind != "stall":
         return draw_fault(dice, kind, at_s=at_s, controllers=[*CONTROLLERS], users=clients)
-    lasts_s = dice.choose([0.5, 2.0, 6.0])  # the last one ends the membership
+    lasts_s = dice.choose([0.5, 2.0, 6.0])  # the last fault ends the membership
     return Fault(at_s=round(at_s, 3), kind=kind, targets=(dice.choose(clients),), lasts_s=lasts_s)
 
 

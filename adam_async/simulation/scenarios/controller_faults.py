@@ -1,4 +1,4 @@
-"""All kinds of faults of a group of controllers and its clients, and how plans draw them."""
+"""All kinds of faults of a group of controllers and its clients, and their draw."""
 
 import asyncio
 import math
@@ -43,7 +43,7 @@ COSTS_A_DISK = ("wipe", "rot")
 def draw_fault(
     dice: RandomStream, kind: str, *, at_s: float, controllers: list[str], users: list[str]
 ) -> Fault:
-    """Draw a fault of one kind; half of the faults strike the leader."""
+    """Draw a fault of one kind; half of the faults affect the leader."""
     targets: tuple[str, ...] = () if dice.chance(0.5) else (dice.choose(controllers),)
     lasts_s, amount = dice.between(0.2, 2.0), 0.0
     match kind:
@@ -62,7 +62,7 @@ def draw_fault(
             ends = [dice.choose(controllers)]
             ends.append(dice.choose([name for name in [*controllers, *users] if name not in ends]))
             dice.shuffle(ends)
-            client = [name for name in ends if name in users]  # it may talk to the leader alone
+            client = [name for name in ends if name in users]  # the client may talk only to the leader
             reverse = bool(client) and ends[0] not in users
             targets, amount = tuple(client or ends), float(dice.below(2) + 2 * reverse)
             lasts_s = 0.0 if kind == "reset" else dice.between(0.2, 3.0)
@@ -89,7 +89,7 @@ def strikes_of(
     """Return the faults of a group and its clients by kind, for `faults.strike_all`.
 
     Args:
-        over: Event that is set at the end of the time of faults, after which none is undone.
+        over: Event that is set at the end of the time of faults, after which no fault is undone.
         patience_s: Longest extension of a fault without an effect, in seconds.
     """
     targets = Targets(world, group, over, patience_s=patience_s)

@@ -45,12 +45,12 @@ def draw_settings(dice: RandomStream, *, sessions: int) -> dict[str, Setting]:
     """Draw the settings of a group: mostly three controllers, with sizes small enough to reach the limits.
 
     Args:
-        dice: A random stream for this call alone.
+        dice: A random stream only for this call.
         sessions: Least number of sessions with which all clients get answers.
     """
     return {
         "controllers": dice.choose([3, 3, 3, 3, 3, 3, 3, 5]),
-        "heartbeat_s": dice.choose([0.1, 0.3, 0.3, 0.3, 0.3, 0.3]),  # 0.1, as shipped, takes longer
+        "heartbeat_s": dice.choose([0.1, 0.3, 0.3, 0.3, 0.3, 0.3]),  # the shipped value, 0.1, takes longer
         "snapshot_entries": dice.choose([8, 40, 150, 1000]),
         "message_bytes": dice.choose([1, 1000, 1 << 20]),
         "chunk_bytes": dice.choose([300, 4000, 256 << 10]),
@@ -61,7 +61,7 @@ def draw_settings(dice: RandomStream, *, sessions: int) -> dict[str, Setting]:
 
 
 def permit_all(attempt: Attempt, cluster: ClusterMap) -> Refusal | None:
-    """Refuse nothing: the clients of this test of consensus set keys of other nodes."""
+    """Accept all requests, because the clients of this test of consensus set keys of other nodes."""
     return None
 
 
@@ -77,10 +77,11 @@ class ControllerGroup:
         settings: Settings from `draw_settings`.
 
     Attributes:
-        cores: Core of each controller, of its last incarnation with one.
+        cores: Core of each controller, of its last incarnation with a core.
         writes: Number of `Persist` effects of each controller.
-        proven: Length of each controller's file before its last durable record: damage there must be noticed.
-        damaged: Controllers with a damaged file that was not written anew.
+        proven: Length of each controller's file before its last durable record, up to which damage must be
+            noticed.
+        damaged: Controllers with a damaged file that was not replaced.
         rotten: Controllers about to lose their disk after damage.
         refused: Those of them that refused to start with the damage.
     """

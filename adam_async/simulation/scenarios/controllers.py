@@ -1,11 +1,11 @@
 """Three or five controllers under all kinds of faults, and their clients.
 
 Clients read, set and watch keys of the map while faults strike the controllers. Checkers follow every event
-of every controller: the controllers agree (I7), accept nothing old (I4), and have one table and one ledger
+of every controller: the controllers agree (I7), accept no old message (I4), and have one table and one ledger
 leader (I3). At the end one order explains all answers, and no watch has a gap (I6). After the time of faults
-the scenario chooses a *core*: a majority of the controllers, and a client. It repairs everything that the
-core needs; the rest stays broken. The client must get answers, and the leader must stay (I15). Then
-everything is repaired, and all controllers must reach the same state.
+the scenario chooses a *core*: a majority of the controllers, and a client. The scenario repairs all parts
+that the core needs; the other parts stay broken. The client must get answers, and the leader must stay (I15).
+Then all parts are repaired, and all controllers must reach the same state.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ def draw_plan(dice: RandomStream) -> Plan:
 
 
 def _cheaper(options: Options, dice: RandomStream) -> Options:
-    """Make fewer networks ragged: such runs take three times as long as others."""
+    """Make fewer networks ragged, because such runs take three times as long as others."""
     network = replace(options.network, ragged=options.network.ragged and dice.chance(0.2))
     return msgspec.structs.replace(options, network=network)
 
@@ -119,7 +119,7 @@ class _Run(ControllerRun):
     # --- a core ------------------------------------------------------------------------------
 
     async def run_core(self) -> None:
-        """Repair what a core needs, and check that it works."""
+        """Repair the parts that a core needs, and check that the core works."""
         core = self.group.majority(self.dice)
         user = self.users[self.dice.choose(list(self.users))]
         outside = [name for name in [*self.group.addresses, *self.users] if name not in (*core, user.name)]
@@ -154,7 +154,7 @@ class _Run(ControllerRun):
         node.set_clock(rate=1.0)
 
     def _cut_off(self, core: list[str], outside: list[str], user: str) -> None:
-        """Leave the machines outside of the core as they are, or break them for good."""
+        """Leave the machines outside the core unchanged, or break them for good."""
         network, inside = self.world.network, [*core, user]
         for number, one in enumerate(inside):
             for other in inside[:number]:
@@ -168,7 +168,7 @@ class _Run(ControllerRun):
             elif is_controller and how == "down":
                 node.crash()
             elif is_controller or how == "as it is":
-                # A controller that only a part of the core hears may lead, so cut it from the whole core.
+                # A controller that only a part of the core reaches may lead, so cut it from the whole core.
                 for one in inside:
                     if how != "mute":
                         network.cut(one, name, both=False)
@@ -178,7 +178,7 @@ class _Run(ControllerRun):
     # --- the end -----------------------------------------------------------------------------
 
     async def settle(self) -> None:
-        """Repair everything; check that all controllers reach the same state with all acknowledged writes."""
+        """Repair all faults; check that all controllers reach the same state with all acknowledged writes."""
         network, names = self.world.network, list(self.world.nodes)
         network.heal_all()
         for number, one in enumerate(names):

@@ -61,13 +61,13 @@ class DiskFaults:
             await self._ends(node, fault)
 
     async def _ends(self, node: Node, fault: Fault) -> None:
-        """See a controller end as soon as it has to write; then repair its disk and restart it."""
+        """Wait for the end of a controller at its next write; then repair its disk and restart it."""
         assert node.task is not None
         written, asked_s = self._group.writes[node.name], self._targets.world.now
         while not node.task.done() and not self._targets.over.is_set():
             await asyncio.wait([node.task], timeout=STEP_S)
             if fault.kind == "disk-full" and node.disk_model.used_bytes < node.disk_model.capacity_bytes:
-                # A new, smaller file has replaced the old one and made room: fill the disk again.
+                # A new, smaller file has replaced the old one and freed space: fill the disk again.
                 node.disk_model.capacity_bytes = node.disk_model.used_bytes
                 written = self._group.writes[node.name]
             if self._group.writes[node.name] == written:
@@ -95,10 +95,12 @@ class DiskFaults:
         self._group.restart(node.name, empty_disk=True)
 
     async def _rot(self, _: World, fault: Fault) -> None:
-        """Flip bits on a controller's disk. It must refuse to start with them; then it loses its disk.
+        """Flip bits on a controller's disk.
 
-        With `amount` 1 the bits flip while it runs, and it notices them after a crash. A file that it has
-        written anew meanwhile is damaged again.
+        The controller must refuse to start with the flipped bits; then it loses its disk.
+
+        With `amount` 1 the bits flip while the controller runs, which notices them after a crash. A file that
+        the controller has replaced in that time is damaged again.
         """
         group = self._group
         async with self._targets.settled(fault) as node:

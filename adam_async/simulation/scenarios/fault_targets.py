@@ -1,7 +1,7 @@
 """Targets and duration of the faults of a group of controllers.
 
-A fault without a target strikes the leader of its start. A machine has one fault at a time; further ones
-wait. After the time of faults none is undone: the scenario decides what to repair.
+A fault without a target affects the leader at its start. A machine has one fault at a time; further faults
+wait. After the time of faults no fault is undone: the scenario decides the repairs.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenarios.controller_group import ControllerGroup
 
 FIND_S = 3.0
-"""Longest wait of a fault for a leader without another fault, in seconds; then it strikes any controller."""
+"""Maximum wait of a fault for a leader without another fault, in seconds; then the fault affects any
+controller."""
 
 STEP_S = 0.05
 """Interval between two checks of a condition, in seconds."""
@@ -45,7 +46,10 @@ class Targets:
         self._patience_s = patience_s
 
     async def lasts(self, seconds: float) -> bool:
-        """Wait for the duration of a fault. Returns whether to undo it: False after the time of faults."""
+        """Wait for the duration of a fault.
+
+        Returns whether to undo the fault: False after the time of faults.
+        """
         try:
             async with asyncio.timeout(seconds):
                 await self.over.wait()
@@ -54,7 +58,10 @@ class Targets:
         return not self.over.is_set()
 
     async def until(self, happened: Callable[[], bool]) -> bool:
-        """Wait for a condition until the end of the time of faults. Returns whether it came true."""
+        """Wait for a condition until the end of the time of faults.
+
+        Returns whether the condition was reached.
+        """
         until = self.world.now + self._patience_s
         while not happened():
             if self.over.is_set() or self.world.now > until:
@@ -67,7 +74,7 @@ class Targets:
         """Reserve a machine with a running program for a fault.
 
         Raises:
-            Missed: No program runs there.
+            Missed: The machine runs no program.
         """
         node = await self.target(fault)
         async with self.locks[node.name]:
@@ -76,7 +83,7 @@ class Targets:
 
     @asynccontextmanager
     async def settled(self, fault: Fault) -> AsyncIterator[Node]:
-        """Reserve a controller for the loss of its disk, once all others are in the group with theirs.
+        """Reserve a controller for the loss of its disk, when all others are in the group with their disks.
 
         Otherwise the group would lose more disks at once than it survives.
 
@@ -96,7 +103,10 @@ class Targets:
         return self.world.nodes[fault.targets[0]] if fault.targets else await self._leader()
 
     def pair(self, fault: Fault) -> tuple[str, str] | None:
-        """Return the two machines of a fault; a single target is paired with the leader. None without one."""
+        """Return the two machines of a fault; a single target is paired with the leader.
+
+        None without a leader.
+        """
         one, other = (*fault.targets, self.group.leader)[:2]
         return (one, other) if other else None
 

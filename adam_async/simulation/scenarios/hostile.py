@@ -1,7 +1,7 @@
 """Pure: invalid handshakes, and frames that break a rule of the wire.
 
 The server answers an invalid handshake with a refusal or closes the connection. Invalid frames after a valid
-handshake end the link. Each has the name of the rule that it breaks, and the code of its end.
+handshake end the link. Each client has the name of the rule that it breaks, and the code of its end.
 
     BREACHES["breach-checksum"].data      # ends the link: RemoteProtocolError, rule "checksum"
 """

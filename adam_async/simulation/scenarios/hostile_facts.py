@@ -56,7 +56,7 @@ def next_push(
 ) -> tuple[Push | None, NDArray[Any]]:
     """Return the next push of a worker or client to the first shard of a server, and its gradient, of zeros.
 
-    The push is None while none of them has pushed.
+    The push is None before the first push of any of them.
     """
     for served in reversed(tuple(server.served.values())):
         store, state = cluster.store(served.store.id), served.state

@@ -2,8 +2,8 @@
 
 A *hostile peer* proves a role that may talk to its target, and sends messages that differ from valid ones in
 one place (`bad_fields.py`). The seed draws their order and number. The peer sends them one after the other,
-many at once, or without waiting for answers. Other peers read no answers, hold silent sockets, or set records
-of other roles.
+many at once, or without waiting for answers. Other peers read no answers, keep silent sockets open, or set
+records of other roles.
 
 After each hostile peer the target still runs and answers a valid question within `PROBE_S`. No handler fails,
 and no target accepts a message that is never valid.
@@ -95,14 +95,14 @@ SENDERS: Mapping[str, tuple[str, ...]] = {
     "worker": ("worker", "driver", "ps", "data"),
     "controller": ("worker", "driver", "data", "ps", "controller", "client", "reader"),
 }
-"""Roles that hostile peers prove to a target. A hostile `controller` is in no group of controllers:
-members of one trust each other."""
+"""Roles that hostile peers prove to a target. A hostile `controller` is in no group of controllers, because
+members of a group trust each other."""
 
 ONE_WAY = ("Greet", "Blocks", "Agree")
 """Types of messages without an answer."""
 
 ONLY_SERVE = ("ps", "data")
-"""Roles that take requests alone from these peers, and no messages."""
+"""Roles that take only requests from these peers, and no messages."""
 
 ANSWER_S, PROBE_S, READY_S, STRIKE_S = 3.0, 2.0, 60.0, 60.0
 """Time limits, in seconds: of the answer to a bad message, of the dial and answer of a valid question, of the
@@ -115,7 +115,7 @@ STOLEN = 6
 """Number of records that one hostile peer tries to set."""
 
 MOST_PUSHES = 20
-"""Number of pushes that a hostile peer tries to make in the sessions of others."""
+"""Number of pushes that a hostile peer tries to make in the sessions of other workers."""
 
 HELD_S = 0.3
 """Seconds between two writes to a socket without a handshake."""
@@ -482,9 +482,9 @@ class _Peer:
     # --- sockets -----------------------------------------------------------------------------
 
     async def hold_sockets(self) -> bool:
-        """Hold sockets that send nothing, too little or noise, and dial each again when it closes.
+        """Keep sockets open that send nothing, too little or noise, and dial each again when it closes.
 
-        Meanwhile the target admits valid peers.
+        During the attack the target admits valid peers.
         """
         async with asyncio.TaskGroup() as group:
             holds = [

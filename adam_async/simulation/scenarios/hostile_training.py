@@ -1,6 +1,6 @@
 """A whole cluster learns digits while hostile peers send every message with every bad field.
 
-Every role is a machine of its own, as in `training`. No machine fails: all faults are hostile peers
+Every role runs on its own machine, as in `training`. No machine fails: all faults are hostile peers
 (`hostile_peers.py`). In addition to the conditions there: no role ends or restarts, the run ends in time with
 the right counts, epochs advance, the model learns, every value is finite, and the cluster map stays small.
 """
@@ -38,11 +38,11 @@ MOST_MAP_BYTES = 1 << 20
 """Maximum size of the cluster map despite hostile peers, in bytes of JSON text."""
 
 MOST_HELD_BYTES, LEFT_BYTES = 6 << 20, 256 << 10
-"""Most bytes that a machine holds for three hostile links, of 1 MiB each, and for valid ones; and for the
-latter alone after the run."""
+"""Maximum bytes that a machine holds for three hostile links, of 1 MiB each, and for valid ones; and for the
+valid ones alone after the run."""
 
 GIVEN_BACK_S = 12.0
-"""Seconds within which the questions of deaf peers are over: up to 500, some 125 at a time, 2 s each."""
+"""Seconds until the questions of deaf peers are over: up to 500, about 125 at a time, 2 s each."""
 
 CHECK_S = 0.5
 """Seconds between two checks of values and the map."""
@@ -103,8 +103,8 @@ class _Run:
     async def _wait_for_memory(self) -> None:
         """Wait until roles hold little for their peers, for `GIVEN_BACK_S` at most.
 
-        A role that stopped reading from a deaf peer notices the end of its link late: it answers the open
-        questions first, some at a time.
+        A role that stopped reading from a deaf peer notices the end of its link late, because it answers the
+        open questions first, some at a time.
         """
         for _ in range(int(GIVEN_BACK_S / CHECK_S)):
             if not self._holders():
@@ -125,7 +125,7 @@ class _Run:
         """Check that no role has ended, values are finite and the map is small.
 
         Raises:
-            Violation: One of these is false.
+            Violation: A condition is false.
         """
         if self.ledger.counts["started again"]:
             ended = [span for span in self.ledger.spans if span.kind == "ended"]

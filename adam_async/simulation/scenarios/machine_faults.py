@@ -73,7 +73,7 @@ class MachineFaults:
             check_noticed(is_running(node) and node.host is host)
 
     async def _clock(self, _: World, fault: Fault) -> None:
-        """Change the rate of a clock beside other faults; if one ends the incarnation, again in the next."""
+        """Change the rate of a clock beside other faults, again in the next incarnation if one ends this."""
         node, over = await self._targets.target(fault), self._targets.over
         lasts_s, ran = fault.lasts_s, False
         async with self._clocks[node.name]:

@@ -1,7 +1,7 @@
 """A program that reads, sets and watches the map by the shipped `MapClient`.
 
-It records all answers, which `Histories` checks. After its client gave up it makes another one and goes on,
-as the supervisor of a role would.
+The user records all answers, which `Histories` checks. If its client stops waiting, the user makes another
+client and continues, as the supervisor of a role would.
 """
 
 import asyncio
@@ -39,16 +39,16 @@ class MapClientUser:
     group: ControllerGroup
     ledger: Ledger
     controllers: Sequence[str]
-    """Addresses that it knows."""
+    """Addresses that the user knows."""
     waits: Waits
     patience_s: float
     """Time limit of a question, in seconds."""
     pause_s: float
     """Mean pause between two questions, in seconds."""
     watches: bool
-    """Whether it watches the map over the same client, too."""
+    """Whether the user watches the map over the same client, too."""
     working: bool = True
-    """Whether it sends questions."""
+    """Whether the user sends questions."""
     answered: int = 0
     _has_question: bool = False
 

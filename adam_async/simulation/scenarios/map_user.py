@@ -1,8 +1,8 @@
 """A client of the controllers that asks random questions and records the answers.
 
-It speaks the protocol itself, so the record is exact. It sends one question at a time, numbered within a
-session, to the leader, until it has an answer or its time limit ends. It is a member, too: the controllers
-lose its record while they do not hear of it.
+The user speaks the protocol itself, so its record is exact. The user sends one question at a time, numbered
+within a session, to the leader, until an answer or the time limit. The user is a member, too: the controllers
+lose its record during its silence.
 """
 
 import asyncio
@@ -56,8 +56,8 @@ PAUSE_S = 0.3
 """Pause after a controller that gave no answer, in seconds."""
 
 SHORT = 0.3
-"""Factor of half of the pauses; the others are longer by as much. Questions close together meet more
-faults."""
+"""Factor of half of the pauses; the other half is longer by the same factor. Questions close together meet
+more faults."""
 
 WATCH_S = 4.0
 """Wait of a watch for news, in seconds."""
@@ -84,18 +84,18 @@ class User:
     group: ControllerGroup
     ledger: Ledger
     role: str = "worker"
-    """Role of its record."""
+    """Role of the user's record."""
     watches: bool
     submits: bool = False
-    """Whether it submits runs, for which the others become ready."""
+    """Whether the user submits runs, for which the others become ready."""
     pause_s: float
     """Mean pause between two questions, in seconds."""
     patience_s: float
     """Time limit of a question, in seconds; it may change at any time."""
     working: bool = True
-    """Whether it sends questions."""
+    """Whether the user sends questions."""
     acknowledged: int = 0
-    """Number of its last acknowledged write to its own record."""
+    """Number of the user's last acknowledged write to its own record."""
     _written: int = 0
 
     async def run(self, node: Node) -> None:
@@ -143,7 +143,7 @@ class User:
         return answer is not None
 
     def _ready(self, state: "_State", record: NodeRecord) -> str:
-        """Return the value of `ready` that its record needs."""
+        """Return the value of `ready` that the user's record needs."""
         run = state.map.run
         if run is None or run.phase in ("failed", "finished"):
             return record.ready
@@ -188,7 +188,7 @@ class User:
         return True
 
     def check_kept(self, cluster: ClusterMap) -> None:
-        """Check that a map has its acknowledged writes. Raises Violation."""
+        """Check that a map has the user's acknowledged writes. Raises Violation."""
         check_kept(cluster, self.name, self.acknowledged)
 
 
@@ -280,7 +280,7 @@ class _State:
         return self._group.world.now
 
     async def _answer(self, body: Body, *tensors: Any, begun: float) -> Message | None:
-        """Ask until an answer comes; None after the time limit.
+        """Ask until an answer arrives; None after the time limit.
 
         Raises:
             SessionOver: The controllers do not know the session.
@@ -329,7 +329,7 @@ class _State:
             return self._link
 
     def _leave(self, link: Link, hint: str) -> None:
-        """Choose the next controller: the one at the address in `hint`, or the next in turn."""
+        """Choose the next controller: the controller at the address in `hint`, or the next in turn."""
         if self._link is not link:
             return
         link.abort()

@@ -1,11 +1,11 @@
 """Members of one controller crash, are killed, freeze and are cut off; the controller freezes.
 
-Each worker but one writes increasing numbers to its own record while faults strike. The controller's map must
+Each worker but one writes increasing numbers to its own record during the faults. The controller's map must
 have each acknowledged number, or a later one (I6). A member that is down for long is lost. After the faults
 every machine is a member again, in its newest incarnation, with the newest map.
 
-Meanwhile these workers train short runs (`short_runs.py`) from two or three data servers, which faults
-strike, too. After the faults epochs end again.
+In the same time these workers train short runs (`short_runs.py`) from two or three data servers, which have
+faults, too. After the faults epochs end again.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ WRITE_S = 0.6
 """Mean pause of a worker between two writes, in seconds."""
 
 PACES_S = (0.05, 0.05, 0.2)
-"""Durations of a group in seconds, of which each worker draws one: some workers are slow."""
+"""Durations of a group in seconds; each worker draws one, so some workers are slow."""
 
 LINK_KINDS = ("cut", "cut-one-way", "reset")
 
@@ -101,10 +101,10 @@ class _Member:
     membership: Membership | None = None
     incarnation: int = 0
     written: int = 0
-    """Newest number that it began to write."""
+    """Newest number that the worker began to write."""
     acknowledged: int = 0
     down_s: float = 0.0
-    """Time for which it is down while the controller runs, in seconds."""
+    """Time for which the worker is down while the controller runs, in seconds."""
     pace_s: float = 0.0
 
 
@@ -121,7 +121,8 @@ class _Run:
         }
         self.runs = ShortRuns(world, ledger, self._network)
         self.silent = [*self.members][-1]
-        """A worker that never writes: a write sets the whole record, and so joins again after a loss."""
+        """A worker that never writes, because a write sets the whole record, and so joins again after a
+        loss."""
         self.writing = True
         world.node(CONTROLLER).start(self._serve)
         world.node(DRIVER).start(self.runs.run_driver)
@@ -205,7 +206,7 @@ class _Run:
         check_kept(self.controller.map, name, self.members[name].acknowledged, field="number")
 
     async def watch(self) -> None:
-        """Check that maps never go back, and that a member that is down for long is lost."""
+        """Check that maps never return to earlier versions, and that a member down for long is lost."""
         versions: dict[str, tuple[int, int]] = {}
         while True:
             await asyncio.sleep(STEP_S)
@@ -251,7 +252,7 @@ class _Run:
         await settle(self.world, lambda: self.unsettled, within_s=SETTLED_S, invariant="all return")
 
     async def strike_link(self, world: World, fault: Fault) -> None:
-        """Cut or reset a link; for data servers, that of the ledger leader to its first replica.
+        """Cut or reset a link; for data servers, the link of the ledger leader to its first replica.
 
         Raises:
             Violation: The ledger has no replica for long.

@@ -1,6 +1,6 @@
-"""A member by the shipped `Membership` that writes to its record, loses its membership and joins again.
+"""A member by the shipped `Membership`, which writes to its record, loses its membership and joins again.
 
-After the loss it takes another incarnation and goes on, as the supervisor of a role would.
+After the loss the member takes another incarnation and continues, as the supervisor of a role would.
 """
 
 import asyncio
@@ -30,7 +30,8 @@ AGAIN_S = 0.3
 """Pause before a program that gave up starts again, in seconds."""
 
 INCARNATIONS = 1000
-"""Number of incarnations for one start of a machine: a program that starts again takes the next one."""
+"""Number of incarnations for one start of a machine; a program that starts again takes the next
+incarnation."""
 
 LINGERS_S = 1.0
 """Time for which a hanging process keeps its link, in seconds."""
@@ -47,21 +48,21 @@ class Member:
     group: ControllerGroup
     ledger: Ledger
     controllers: Sequence[str]
-    """Addresses that it knows."""
+    """Addresses that the member knows."""
     waits: Waits
     pause_s: float
     """Mean pause between two operations, in seconds."""
     other: str
-    """Node whose death it sometimes reports."""
+    """Node whose death the member sometimes reports."""
     working: bool = True
-    """Whether it does more than keep its membership."""
+    """Whether the member does more than keep its membership."""
     membership: Membership | None = None
     acknowledged: int = 0
     """Highest acknowledged number."""
     _written: int = 0
 
     async def run(self, node: Node) -> None:
-        """Be a member, as the program of one incarnation."""
+        """Run a member, as the program of one incarnation."""
         async with asyncio.TaskGroup() as group:
             for incarnation in itertools.count(node.incarnation * INCARNATIONS):
                 self.membership = membership = self._new_membership(node, incarnation)
@@ -96,7 +97,7 @@ class Member:
         )
 
     async def _watch(self, membership: Membership, incarnation: int) -> None:
-        """Record the maps of a membership: none may go back, or differ from another's of its version."""
+        """Record the maps of a membership: versions only rise, and equal versions have equal maps."""
         async for newest in membership.changes():
             histories = self.group.histories
             if newest.version:
@@ -130,7 +131,7 @@ class Member:
             self.ledger.operations += 1
 
     async def _linger(self, node: Node, incarnation: int) -> None:
-        """Keep a link as a hanging process would: until its end the next incarnation cannot join."""
+        """Keep a link in the way of a hanging process: until its end the next incarnation cannot join."""
         client = MapClient(
             network=network_of(node),
             controllers=",".join(self.controllers),
@@ -152,7 +153,7 @@ class Member:
         self.acknowledged = max(self.acknowledged, number)
 
     async def _run(self, membership: Membership, dice: RandomStream) -> None:
-        """Submit a run for which no role becomes ready, or end it; it has no epoch and no ledger."""
+        """Submit a run for which no role becomes ready, or end it; the run has no epoch and no ledger."""
         run = membership.map.run
         if run is None or run.phase in ("failed", "finished"):
             record = RUN.record(f"{self.name}-{dice.below(1 << 20)}", self.name)
@@ -164,11 +165,11 @@ class Member:
         await membership.update("lending", lambda newest: newest.ledger_record)
 
     def check_kept(self, cluster: ClusterMap) -> None:
-        """Check that a map has its acknowledged writes. Raises Violation."""
+        """Check that a map has the member's acknowledged writes. Raises Violation."""
         check_kept(cluster, self.name, self.acknowledged, field="number")
 
     def check_joined(self, cluster: ClusterMap) -> str:
-        """Return why it has not joined with the newest map; empty if it has."""
+        """Return why the member has not joined with the newest map; empty if it has."""
         if self.membership is None or not self.membership.joined:
             return f"{self.name} has not joined"
         if self.membership.map.version != cluster.version:

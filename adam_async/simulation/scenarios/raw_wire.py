@@ -43,7 +43,7 @@ class RawWire(asyncio.Protocol):
         self.transport.pause_reading()
 
     async def until(self, count: int) -> bytes:
-        """Wait for so many bytes or the end; return and drop the received bytes."""
+        """Wait for this many bytes or the end; return and drop the received bytes."""
         while len(self.received) < count and not self.over:
             self.news.clear()
             await self.news.wait()
@@ -65,7 +65,7 @@ class RawWire(asyncio.Protocol):
         """Go through a handshake.
 
         Raises:
-            HandshakeRejected: The server refused it.
+            HandshakeRejected: The server refused the client.
             ConnectionError: The server closed the connection.
         """
         self.send(handshake.hello())
@@ -81,7 +81,7 @@ class RawWire(asyncio.Protocol):
 async def dial_authenticated(
     host: str, port: int, make_handshake: Callable[[], ClientHandshake], *, pause_s: float
 ) -> RawWire:
-    """Connect and go through a handshake, with as many attempts as needed and a pause between two."""
+    """Connect and complete a handshake, with as many attempts as needed and a pause between two."""
     while True:
         wire = await dial_raw(host, port)
         handshake = make_handshake()

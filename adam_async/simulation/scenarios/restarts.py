@@ -1,6 +1,6 @@
-"""All controllers crash at once, repeatedly, and must go on with all acknowledged writes.
+"""All controllers crash at once, repeatedly, and must continue with all acknowledged writes.
 
-A restart of all controllers is the worst case for votes and terms that are not on disk: a node that forgot
+A restart of all controllers is the hardest case for votes and terms that are not on disk: a node that lost
 its vote votes again. In each round the machines crash in the middle of their work, and unsynced writes are
 lost or torn; some crash again during the restart, or one restarts late. Then a client must get answers (I15),
 and the map must have all acknowledged writes (I6). Checkers follow every event, as in `controllers`.
@@ -21,13 +21,13 @@ ROUNDS = 8
 """Number of restarts of all controllers in one run."""
 
 ROUND_S = 3.5
-"""Least interval between two of them, in seconds."""
+"""Minimum interval between two restarts, in seconds."""
 
 LEAST_OPERATIONS = 200
 """Number of answered questions of a run."""
 
 ANSWERS = 3
-"""Number of answers, of all clients together, that show that a group goes on."""
+"""Number of answers, to all clients together, after which a group counts as working."""
 
 
 def draw_plan(dice: RandomStream) -> Plan:
@@ -79,7 +79,7 @@ class _Run(ControllerRun):
         self.group.check_end()
 
     async def restart_all(self, world: World, fault: Fault) -> None:
-        """Crash all controllers, `amount` times again during their restart, and check that they go on."""
+        """Crash all controllers, `amount` times again during their restart, and check that they continue."""
         names = list(self.group.addresses)
         for attempt in range(int(fault.amount) + 1):
             if attempt:

@@ -1,9 +1,9 @@
 """Short runs: workers of a scenario lease groups from data servers and report them as trained.
 
-Workers compute nothing. Short runs follow one another, each with options of its own: how an epoch is shared
-out, whether it ends early, starts warm, pauses or resumes half way, and into how many partitions the model is
-cut. A run that loses its data servers fails, and the next one begins. A finished epoch has counted or skipped
-every image once.
+Workers compute no gradients. Short runs follow one another, each with its own options: the way of sharing out
+an epoch, an early end, a warm start, a pause or resume half way, and the number of partitions. A run that
+loses its data servers fails, and the next one begins. A finished epoch has counted or skipped every image
+once.
 """
 
 import asyncio
@@ -75,7 +75,8 @@ TAKEN_UP = ((0, 20), (31, 47))
 SPEC = mlp((4, 2), input_shape=(1, 2, 2)).to_dict()
 
 INCARNATIONS = 1000
-"""Number of incarnations for one start of a machine: a program that starts again takes the next one."""
+"""Number of incarnations for one start of a machine; a program that starts again takes the next
+incarnation."""
 
 
 @lru_cache(maxsize=1)
@@ -138,7 +139,7 @@ class ShortRuns:
             await asyncio.sleep(0.5)
 
     async def run_driver(self, node: Node) -> None:
-        """Submit one run after the other, start their epochs, and be ready for all of them."""
+        """Submit one run after the other, start their epochs, and report ready for all of them."""
         network = self._network(node)
         identity = Identity(role="ps", node=node.name, incarnation=node.incarnation)
         record = NodeRecord(role="ps", address=f"tcp://{node.name}:1", incarnation=node.incarnation)
@@ -285,7 +286,7 @@ class ShortRuns:
     async def _be_refused(
         self, link: Link, code: str, question: Body, *, unless: "asyncio.Future[Any] | None" = None
     ) -> None:
-        """Send a question that must be refused with this code, unless `unless` is answered before it."""
+        """Send a question that must be refused with this code, unless `unless` is answered before."""
         try:
             answer = await link.call(pack(question), timeout_s=2.0)
         except RemoteError as error:

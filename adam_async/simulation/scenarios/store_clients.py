@@ -1,12 +1,12 @@
-"""Clients of stores beside a training run: they push, pull, tick, leave, and delete and create stores.
+"""Clients of stores beside a training run, which push, pull, tick, leave, and delete and create stores.
 
-Each client is a machine of its own. Its program opens the store of all clients, which the first one creates,
-and works on it until it is full or the dice say so; then it deletes the store, and all clients open the next
-one. A program that fails opens the store again. One more machine reads the store, and never holds the others
-back.
+Each client runs on its own machine. The client's program opens the store of all clients, which the first one
+creates, and works on it until it is full or a draw ends it; then it deletes the store, and all clients open
+the next one. A program that fails opens the store again. One more machine reads the store, and never delays
+the others.
 
-Every push adds 1 to a column of its own (`checkers.store_pushes`). One array is float64 and one float32, so
-each push has messages of two families. The seed draws the consistency.
+Every push adds 1 to its own column (`checkers.store_pushes`). One array is float64 and one float32, so each
+push has messages of two families. The seed draws the consistency.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ HEIGHTS: Mapping[str, int] = {"wide": 4, "narrow": 2}
 ROWS = sum(HEIGHTS.values())
 
 SHARD_BYTES = COLUMNS * 8
-"""Size of a row of the float64 array: a shard. Both rows of the float32 array are one shard."""
+"""Size of a row of the float64 array: a shard. Number of rows of the float32 array, which are one shard."""
 
 BEGUN_WITH = 2
 """Number of clients that the first step of a store waits for."""
@@ -88,7 +88,7 @@ class _OpenStore:
     pushes: StorePushes
     dice: RandomStream
     step: int
-    """Steps that it has ended: ticks, and with bsp also the push of a step."""
+    """Steps that the client has ended: ticks, and with bsp also the push of a step."""
 
 
 class StoreClients:
@@ -183,7 +183,7 @@ class StoreClients:
         return pushes
 
     async def _work(self, opened: "_OpenStore") -> None:
-        """Push, end the step and pull, again and again; several pushes at once where no step is summed."""
+        """Push, end the step and pull, repeatedly; several pushes at once if no step is summed."""
         link, pushes, dice = opened.link, opened.pushes, opened.dice
         while self._going_on:
             if pushes.full or dice.chance(0.005):
@@ -191,7 +191,7 @@ class StoreClients:
                 self._ledger.counts["stores deleted"] += 1
                 return
             if dice.chance(0.01):
-                return  # leaves its place to the next
+                return  # the client leaves its number to the next one
             async with asyncio.TaskGroup() as group:
                 count = 1 + dice.below(3) if self._slack != 0 else 1
                 for _ in range(min(count, pushes.room)):
@@ -239,7 +239,7 @@ class StoreClients:
         pushes.pulled(opened.name, before, pulled)
 
     def _is_known(self, link: StoreLink) -> bool:
-        """Whether all servers of a store know the place of a client in its clocks."""
+        """Whether all servers of a store know the number of a client in its clocks."""
         session = link.session
         for name in set(link.store.buckets):
             served = self._cluster.servers[name].store(session.store)
@@ -266,7 +266,7 @@ class StoreClients:
         """Let all clients end their last step, and leave.
 
         Raises:
-            Violation: A client goes on for `END_S`.
+            Violation: A client continues for `END_S`.
         """
         self._going_on = False
         await settle(
@@ -274,7 +274,7 @@ class StoreClients:
         )
 
     def _unfinished(self) -> str:
-        """Return which clients go on; a client that waits for others to begin the first step may."""
+        """Return the clients that may continue, with those that wait for others to begin the first step."""
         newest = self._cluster.map
         left = []
         for name in sorted(self._working):
@@ -286,7 +286,7 @@ class StoreClients:
 
 
 def _is_live(link: StoreLink, cluster: ClusterMap) -> bool:
-    """Whether the controllers have not given the place of a client away."""
+    """Whether the controllers still keep the client's number."""
     store = cluster.store(link.store.id)
     if store is None:
         return False

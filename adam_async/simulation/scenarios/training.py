@@ -2,11 +2,11 @@
 
 Clients of a store beside the run are lost, too (`store_clients.py`).
 
-Every role is a machine of its own: three controllers with a disk each, two parameter servers, two data
+Every role runs on its own machine: three controllers with a disk each, two parameter servers, two data
 servers, two replicas, a driver. The state of parameter servers and driver has one copy, so faults only delay
 these roles. The invariants: the run ends in time; every epoch counts every image once; the model learns; each
-acknowledged push is in the shards (I1), and none is in them twice (I2). Gradients cross the network, so a
-seed has the same replay hash on machines whose BLAS gives the same bits.
+acknowledged push is in the shards (I1), and no push counts twice (I2). Gradients cross the network, so a seed
+has the same replay hash on machines whose BLAS gives the same bits.
 """
 
 import asyncio
@@ -59,20 +59,21 @@ LEARNT = 0.75
 """Least test accuracy at the end, as a share; guessing gives 0.1."""
 
 LEARNT_OTHERWISE = 0.25
-"""Least test accuracy of a run with drawn options, which may learn slowly; the lowest one seen was 0.39."""
+"""Minimum test accuracy of a run with drawn options, which may learn slowly; the lowest observed value was
+0.39."""
 
 END_S = 60.0
 """Time limit of the end of the run after the last fault, in seconds."""
 
 BRIEF_S = 1.2
-"""Longest freeze of a role with the only copy of its state, in seconds: its links survive it."""
+"""Maximum freeze of a role with the only copy of its state, in seconds: its links survive it."""
 
 SETTLE_S = 2.0
 """Time after the end of the run until servers have done all requests, in seconds."""
 
 LEAST_OPERATIONS = 100
 """Number of acknowledged pushes of a run that counts. Drawn options can make pushes rare: a whole run with
-large groups or a partitioned model has about 300, and fewer if it pushes every other group."""
+large groups or a partitioned model has about 300, and fewer if it pushes every second group."""
 
 
 def draw_plan(dice: RandomStream) -> Plan:

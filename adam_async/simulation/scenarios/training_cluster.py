@@ -1,6 +1,6 @@
-"""A simulated training cluster, with each role on a machine of its own, and observations of it from outside.
+"""A simulated training cluster, with each role on its own machine, and observations of it from outside.
 
-Three controllers with a disk each, two parameter servers, two data servers, two replicas, a driver. They
+Three controllers with a disk each, two parameter servers, two data servers, two replicas, a driver. The roles
 learn the digits of the package, which are read once in a process; no run depends on the time of the read.
 """
 
@@ -60,7 +60,7 @@ LINKS = LinkConfig(
 )
 
 MEMORY_BYTES = 24 << 20
-"""Most bytes that the links of one machine hold for their peers together."""
+"""Maximum number of bytes that the links of one machine hold for their peers together."""
 
 IMAGES = 300
 """Number of training images, of 1,437; the 360 test images are all used."""

@@ -36,7 +36,7 @@ LINK_KINDS = ("cut", "cut-one-way", "reset", "damage")
 """Kinds of faults of a link that a worker uses at that time."""
 
 CONTROLLER_KINDS = ("controller-kill", "controller-crash", "controller-freeze")
-"""Kinds of faults of a controller; half of them strike the leader."""
+"""Kinds of faults of a controller; half of them affect the leader."""
 
 CLIENT_KINDS = ("client-kill", "client-crash", "client-freeze", "client-cut", "client-reset")
 """Kinds of faults of a client of stores, or of its link to a parameter server."""
@@ -45,7 +45,7 @@ VICTIM_S = 60.0
 """Time limit of the wait for a target, in seconds."""
 
 LEAST_S = 0.6
-"""Least duration of a fault in seconds: longer than the interval between two pings, so peers notice it."""
+"""Minimum duration of a fault in seconds: longer than the interval between two pings, so peers notice it."""
 
 STEP_S = 0.05
 """Interval between two searches for a target, in seconds."""
@@ -90,7 +90,7 @@ class TrainingFaults:
             await KINDS[kind](world, msgspec.structs.replace(fault, kind=kind, targets=(name,)))
 
     async def _client(self, world: World, fault: Fault) -> None:
-        """Strike a client of stores once it runs, or its link to a server once there is one."""
+        """Apply a fault to a client of stores once it runs, or to its link to a server once it exists."""
         kind, (client,) = fault.kind.removeprefix("client-"), fault.targets
         servers = [*SERVERS]
         world.dice.fork(str(fault)).shuffle(servers)
@@ -126,7 +126,7 @@ class TrainingFaults:
             )
             return
         if fault.kind == "damage":
-            # Include the other worker: this one may be down, or wait for the end of an epoch.
+            # Include the other worker, because this one may be down, or wait for the end of an epoch.
             ways = [(name, server) for name in WORKERS for server in SERVERS]
             await damage_between(world, [*ways, *(pair[::-1] for pair in ways)], patience_s=VICTIM_S)
             return
@@ -135,7 +135,7 @@ class TrainingFaults:
         await self._cut(fault, ways, both=fault.kind == "cut")
 
     async def _cut(self, fault: Fault, ways: list[tuple[str, str]], *, both: bool) -> None:
-        """Cut the first of these ways, and one more after the other until the cut has an effect."""
+        """Cut the first of these directions, and further ones in turn until the cut has an effect."""
         network, pairs = self._world.network, list[tuple[str, str]]()
         noticed, lasts_s = False, fault.lasts_s
         for source, target in ways:
@@ -178,7 +178,7 @@ async def _find_victim(fault: Fault, found: Callable[[], bool], missing: str) ->
     """Wait until a fault has a target.
 
     Raises:
-        Violation: It has none for `VICTIM_S`; `missing` is the reason.
+        Violation: The run has none for `VICTIM_S`; `missing` is the reason.
     """
     try:
         async with asyncio.timeout(VICTIM_S):

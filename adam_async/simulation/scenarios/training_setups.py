@@ -57,7 +57,7 @@ WIDE: Draw = {
     "images_per_group": 20,
     "rate": 0.2,
 }
-"""Gradients so large that messages of a step leave during its computation."""
+"""Gradients large enough that messages of a step are sent during its computation."""
 
 WHOLE = ("push_every", "pull_every", "clip", "layer_rate")
 """Options for which a step must be complete before its push."""
@@ -94,7 +94,7 @@ EXTRAS: tuple[Draw, ...] = (
 )
 
 MORE = 3
-"""Number of drawn extras; one that conflicts with earlier options is left out."""
+"""Number of drawn extras; an extra that conflicts with earlier options is left out."""
 
 NETWORKS: dict[str, ModelSpec] = {
     "": mlp((64, 32, 10), input_shape=(1, 8, 8)),
@@ -129,8 +129,8 @@ NETWORKS: dict[str, ModelSpec] = {
 partition, which could run ahead of the other one."""
 
 PACE, PACE_CUT = 0.01, 0.05
-"""Share of a core of a worker, so that training lasts as long as the faults. A partitioned model has more,
-smaller jobs."""
+"""Share of a core of a worker, small enough that training lasts as long as the faults. A partitioned model
+has more, smaller jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ class Setup:
     spec: ModelSpec
     """The network."""
     profiled: bool
-    """Whether roles record profiles, and the driver gathers them."""
+    """Whether roles record profiles, and the driver collects them."""
     stores: str
     """Consistency of the stores beside the run."""
 
@@ -161,7 +161,7 @@ def setup_of(settings: Draw, plain: Config) -> Setup:
     """Return the setup for the settings of a plan.
 
     Raises:
-        ConfigError: The options conflict; drawn ones never do.
+        ConfigError: The options conflict; drawn options never do.
     """
     options = {name: value for name, value in settings.items() if name not in OWN}
     config = msgspec.structs.replace(plain, **options)
@@ -181,7 +181,7 @@ def draw_setup(dice: RandomStream, plain: Config) -> dict[str, Setting]:
     """Draw the settings of a plan.
 
     Args:
-        dice: A random stream for this call alone.
+        dice: A random stream only for this call.
     """
     if dice.chance(PLAIN):
         return {}

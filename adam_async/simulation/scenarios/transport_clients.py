@@ -1,7 +1,7 @@
 """A server on the shipped transport, and clients that use every kind of call and message.
 
-They follow the protocol. Despite other clients, each answer belongs to its question, and no client loses its
-link for a broken rule.
+The clients follow the protocol. Despite other clients, each answer belongs to its question, and no client
+loses its link for a broken rule.
 """
 
 import asyncio
@@ -58,14 +58,14 @@ LINKS = LinkConfig(
     max_unauthenticated=8,
     max_requests=6,
 )
-"""Options of links with limits so small that little traffic reaches all of them."""
+"""Options of links with limits small enough that little traffic reaches all of them."""
 
 CLIENTS = ("client-0", "client-1", "client-2")
 SERVED_FOREVER = "client-0"
 """Client whose requests the server handles by `serve_forever`."""
 
 SIZES = (0, 7, 500, 5_000, 20_000)
-"""Sizes of an array in numbers: none, one write, one frame, several frames."""
+"""Sizes of an array, in numbers: none, one write, one frame, several frames."""
 
 AT_ONCE = 8
 """Most open questions of a client: more than the server accepts."""
@@ -74,7 +74,7 @@ PAUSE_S = 0.06
 """Mean pause of a client between two questions, in seconds."""
 
 ROOM_S = 5.0
-"""Maximum time that a client waits for room on a link, in seconds: a link that does not move ends earlier."""
+"""Maximum time that a client waits for room on a link, in seconds; a link without progress ends earlier."""
 
 
 def network_of(node: Node, *, token: bytes | None = TOKEN, rules: RoleTable = RULES) -> TcpNetwork:
@@ -205,7 +205,7 @@ class TransportClients:
             _check(question, await call)
 
     async def _ask_and_listen(self, link: Link, question: Message) -> None:
-        """Ask with a callback, and with one for the release of the question's arrays."""
+        """Ask with a callback, and with a callback for the release of the question's arrays."""
         answer: asyncio.Future[Message | TransportError] = asyncio.get_running_loop().create_future()
 
         fails = (

@@ -1,11 +1,11 @@
-"""Unauthenticated clients connect to a server, members break rules of the wire, and valid clients go on.
+"""Unauthenticated clients connect to a server, members break rules of the wire, and valid clients continue.
 
 One machine serves three clients: calls with small and large arrays, some with buffers for the answer,
-messages without an answer, and some invalid calls. Meanwhile two more machines connect without the token, or
-prove it and break a rule (`hostile.py`), or send questions and never read; and faults cut and reset the links
-of the clients. The invariants: each answer belongs to its question. An unauthenticated client is refused for
-the right reason, and a peer that breaks a rule loses its link for that rule. No valid client loses a link for
-a rule. After the faults every client gets answers.
+messages without an answer, and some invalid calls. In the same time two more machines connect without the
+token, or prove it and break a rule (`hostile.py`), or send questions and never read; and faults cut and reset
+the links of the clients. The invariants: each answer belongs to its question. An unauthenticated client is
+refused for the right reason, and a peer that breaks a rule loses its link for that rule. No valid client
+loses a link for a rule. After the faults every client gets answers.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ REFUSAL = 5
 """Kind of a refusal, among the records of a handshake."""
 
 CHALLENGED = "record 2"
-"""Reply of a server that goes on with a handshake."""
+"""Reply of a server that continues with a handshake."""
 
 LINK_KINDS = ("cut", "cut-one-way", "reset")
 GUISES = ("guise-token", "guise-no-token", "guise-role")
@@ -157,7 +157,7 @@ class _Run:
             wire.close()
 
     async def _flood(self, node: Node) -> None:
-        """Open connections without a proof repeatedly, until a member has joined beside them."""
+        """Open connections without a proof repeatedly, until a member has joined during the flood."""
         joiner = self.world.nodes[JOINER]
         async with asyncio.TaskGroup() as group:
             floods = [
@@ -202,7 +202,7 @@ class _Run:
             self._check_code(kind, error.code, "role" if ghost else "token")
 
     async def _break_rule(self, node: Node, kind: str, name: str) -> None:
-        """Prove the token, break a rule, and see the link end for it."""
+        """Prove the token, break a rule, and check that the link ends for that rule."""
         peer = Peer(role="client", node=name, incarnation=1)
 
         def handshake() -> ClientHandshake:

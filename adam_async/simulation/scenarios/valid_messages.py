@@ -34,13 +34,13 @@ class Ride:
     """A record attached to a message, as text or packed."""
 
     kind: Any
-    """Type of the record, as a decoder takes it."""
+    """Type of the record, in the form that a decoder needs."""
     record: Any
     """Valid value of the record."""
     is_text: bool = True
     """Whether the record is JSON text; else it is MessagePack."""
     field: str = ""
-    """Name of the bytes field that holds the record; empty if the one tensor holds it."""
+    """Name of the bytes field with the record; empty if the only tensor contains it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,7 +54,7 @@ class Example:
     """Name of this example among those of its message; empty for a single one."""
 
     def meta(self) -> dict[str, Any]:
-        """Return the fields as builtins, as a link carries them."""
+        """Return the fields as builtins, in the form that a link carries."""
         return m.pack(self.body).meta
 
 

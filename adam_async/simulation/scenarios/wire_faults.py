@@ -106,7 +106,7 @@ class WireFaults:
         )
 
     def _ways(self, fault: Fault) -> list[Pair]:
-        """Return the ways from the target of a fault to all other controllers."""
+        """Return the paths from the target of a fault to all other controllers."""
         (one,) = fault.targets
         return [(one, name) for name in self._addresses if name != one]
 
@@ -129,7 +129,9 @@ class WireFaults:
         check_noticed(noticed)
 
     async def _hold(self, fault: Fault, put: Callable[[], None], noticed: Callable[[], bool]) -> bool:
-        """Apply `put` until the time of a fault is over and it had an effect. Returns whether it had one.
+        """Apply `put` until the time of a fault is over and it had an effect.
+
+        Returns whether the fault had an effect.
 
         The end of another fault at the same wires may undo this one, so `put` is applied repeatedly.
         """

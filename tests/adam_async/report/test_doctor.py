@@ -227,7 +227,7 @@ async def test_the_digits_are_there_when_nothing_else_is(tmp_path: Path) -> None
         finding = await check_data(disk, None, tmp_path)
 
     assert finding.state == "ok"
-    assert finding.detail.startswith("digits, 1437 training and 360 test images")
+    assert finding.detail.startswith("digits, 1,437 training and 360 test images")
 
 
 async def test_a_data_folder_that_is_none_is_broken(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_bad_arrays_are_refused_before_a_message(arrays: Any, claim: str) -> Non
         ({"where": "locl"}, "'locl' is not of the form .*; 'local' stands for a server in this loop"),
         ({"servers": 1.5}, "servers is a whole number from 0"),
         ({"shard_bytes": 0}, "shard_bytes is a whole number from 8"),
-        ({"rule": {"v": Sgd()}}, "rule names 'v', and there is no such array"),
+        ({"rule": {"v": Sgd()}}, "rule names 'v', which are not in arrays"),
         ({"rule": {}}, "rule names no rule for array 'w'"),
         ({"rule": "sgd"}, "the rule of array 'w' is 'sgd'; use Sgd, Adagrad, Adam or AdamW"),
         ({"token": "short"}, "token"),
