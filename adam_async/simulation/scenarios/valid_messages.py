@@ -388,7 +388,7 @@ def _replication(facts: Facts) -> list[Example]:
         "generation": facts.generation,
         "session": 1,
     }
-    positions = {"committed": 1, "applied_by_all": 0}
+    positions: dict[str, Any] = {"committed": 1, "applied_by_all": 0}
     content = (np.zeros(4, np.float32),)
     return [
         Example(body=m.Begin(**session, version=facts.version, start=0)),
