@@ -15,6 +15,7 @@ from tests.ablations.patches import replaces, replaces_property
 from tests.adam_async.controller.consensus.ablations import Ablation
 from tests.adam_async.replication.scenarios import (
     a_joining_member_has_the_tail_of_earlier_primaries_before_it_is_added,
+    another_entry_takes_the_place_of_an_uncommitted_one_and_of_all_behind_it,
 )
 
 FAR = 1 << 50
@@ -214,30 +215,36 @@ def order_during_handover(self):
 ABLATIONS = (
     Ablation("an entry is committed before all members hold it", commit_alone),
     Ablation("a secondary applies uncommitted entries", apply_uncommitted),
-    Ablation("an older generation is accepted", acknowledge_old_generations),
-    Ablation("a conflicting tail stays", keep_conflicting_entries),
-    Ablation("the entries after a conflicting one stay", keep_entries_after_conflict),
-    Ablation("the tail goes at the begin of a session", drop_tail),
-    Ablation("the own tail counts as the primary's", count_tail_as_equal),
-    Ablation("a member outside in_sync takes over", take_over_from_outside),
-    Ablation("a member is a node without its incarnation", start_without_incarnation),
-    Ablation("a joining member does not count once it is proposed", count_members_of_the_map_alone),
-    Ablation("a struck-out member does not count before the map confirms it", count_proposed_members_alone),
-    Ablation("a joining member is added without all pieces", add_without_pieces),
-    Ablation("a joining member is added without all entries", add_without_entries),
+    Ablation("an older generation is accepted", acknowledge_old_generations, seed=1),
+    Ablation("a conflicting tail stays", keep_conflicting_entries, seed=51),
+    Ablation(
+        "the entries after a conflicting one stay",
+        keep_entries_after_conflict,
+        story=another_entry_takes_the_place_of_an_uncommitted_one_and_of_all_behind_it,
+    ),
+    Ablation("the tail goes at the begin of a session", drop_tail, seed=7),
+    Ablation("the own tail counts as the primary's", count_tail_as_equal, seed=51),
+    Ablation("a member outside in_sync takes over", take_over_from_outside, seed=6),
+    Ablation("a member is a node without its incarnation", start_without_incarnation, seed=3),
+    Ablation("a joining member does not count once it is proposed", count_members_of_the_map_alone, seed=1),
+    Ablation(
+        "a struck-out member stops counting before the map agrees", count_proposed_members_alone, seed=1
+    ),
+    Ablation("a joining member is added without all pieces", add_without_pieces, seed=2),
+    Ablation("a joining member is added without all entries", add_without_entries, seed=3),
     # Links are first in, first out, so a correct member has the tail before its first piece.
     Ablation(
         "a joining member is added without the tail of earlier primaries",
         add_without_tail,
         story=a_joining_member_has_the_tail_of_earlier_primaries_before_it_is_added,
     ),
-    Ablation("an entry is committed below min_in_sync", commit_below_min_in_sync),
-    Ablation("an entry is applied to a piece that has it", apply_again),
-    Ablation("a joining member applies more than the primary", let_joining_members_apply_all),
+    Ablation("an entry is committed below min_in_sync", commit_below_min_in_sync, seed=6),
+    Ablation("an entry is applied to a piece that has it", apply_again, seed=1),
+    Ablation("a joining member applies more than the primary", let_joining_members_apply_all, seed=3),
     Ablation("applied entries go before all have applied them", drop_own_applied_entries),
-    Ablation("applied entries go before a joining member has applied them", drop_entries_of_joining_members),
-    Ablation("an answer of an earlier link is counted", count_answers_of_earlier_links),
-    Ablation("a record is proposed without its version", propose_without_version),
-    Ablation("a handover does not flush", hand_over_without_flush),
-    Ablation("entries are ordered during a handover", order_during_handover),
+    Ablation("applied entries go before joining members apply them", drop_entries_of_joining_members, seed=1),
+    Ablation("an answer of an earlier link is counted", count_answers_of_earlier_links, seed=206),
+    Ablation("a record is proposed without its version", propose_without_version, seed=1),
+    Ablation("a handover does not flush", hand_over_without_flush, seed=22),
+    Ablation("entries are ordered during a handover", order_during_handover, seed=33),
 )

@@ -10,6 +10,7 @@ from adam_async.replication.effects import ReadRecord, Removed, StartAnew, Stopp
 from adam_async.replication.violations import Violation
 from tests.adam_async.replication.scenarios import (
     a_joining_member_has_the_tail_of_earlier_primaries_before_it_is_added,
+    another_entry_takes_the_place_of_an_uncommitted_one_and_of_all_behind_it,
 )
 from tests.adam_async.replication.small_bundle import A, B, C, SmallBundle
 
@@ -116,17 +117,7 @@ def test_after_two_successive_losses_an_acknowledged_entry_is_there():
 
 
 def test_another_entry_takes_the_place_of_an_uncommitted_one_and_of_all_behind_it():
-    bundle = SmallBundle(A, B, C)
-    bundle[A].link_lost(C)
-    bundle.propose(A, "x1", "x2", "x3")
-    bundle.lose(A)
-    bundle.change(generation=2, in_sync=(C, B))
-    bundle.settle()
-
-    bundle.propose(C, "y")
-
-    assert bundle.applied[B] == bundle.applied[C] == ["y"]
-    assert bundle[B].log.last == 1
+    another_entry_takes_the_place_of_an_uncommitted_one_and_of_all_behind_it()
 
 
 def test_a_primary_that_was_replaced_commits_nothing_and_stops_when_it_learns_that():
@@ -145,6 +136,33 @@ def test_a_primary_that_was_replaced_commits_nothing_and_stops_when_it_learns_th
     assert Stopped(2) in bundle.events[A]
     assert Removed() in bundle.events[A]
     assert bundle[A].held_bytes == 0
+
+
+@pytest.mark.parametrize("me", [B, ("a", 2)])
+def test_a_member_outside_in_sync_does_not_take_over(me):
+    bundle = SmallBundle(A, outside=(me,))
+    bundle.change(joining=(me,) if me == B else ())
+
+    bundle[me].take_over()
+    bundle.carry_out(me)
+
+    assert bundle.proposals(me) == []
+
+
+def test_an_entry_in_a_piece_is_not_applied_to_it_again_and_none_to_a_lacking_piece():
+    bundle = SmallBundle(A, outside=(B,))
+    bundle.applies = False
+    bundle.propose(A, "x")
+    bundle[A].link_lost(B)
+    bundle.change(joining=(B,))
+    bundle[A].link_up(B)
+    assert not bundle[B].applies_to(0, 1)
+    bundle[A].applied(1)  # before the piece is copied, and after the entry was sent
+
+    bundle.settle()
+
+    assert not bundle[B].applies_to(0, 1)
+    assert bundle[B].applies_to(0, 2)
 
 
 def test_a_session_waits_for_the_record_that_its_primary_knows():
