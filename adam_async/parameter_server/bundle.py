@@ -112,6 +112,11 @@ class Bundle:
         shards = self.shards.values()
         return [shard for shard in shards if shard.spec.id not in self.absent] if self.absent else shards
 
+    def unfinished(self) -> list[Entry]:
+        """Return the committed entries that are not applied."""
+        taken = [self._taken_entry] if self._taken_entry is not None else []
+        return [*taken, *(entry for entry in self._ready if not isinstance(entry, ApplySum))]
+
     def regroup(self) -> None:
         """Forget the groups of shards: their tables have been replaced."""
         self._groups.clear()

@@ -196,11 +196,7 @@ class ServerState:
     @property
     def has_work(self) -> bool:
         """Whether `take_batch` has work to give or a batch to form now."""
-        return not self.bundle.idle or (bool(self._queue) and len(self._in_flight) < self._most_in_flight)
-
-    @property
-    def _most_in_flight(self) -> int:
-        return 1 if self.alone else MOST_IN_FLIGHT
+        return not self.bundle.idle or (bool(self._queue) and len(self._in_flight) < MOST_IN_FLIGHT)
 
     # --- the role of this server -------------------------------------------------------------
 
@@ -217,8 +213,10 @@ class ServerState:
 
     def _enter(self, entry: Entry) -> list[Effect]:
         """Put an entry into the log."""
+        if self.alone:
+            return self.committed(entry)
         self._in_flight.append(_InFlight(entry))
-        return self.committed(entry) if self.alone else [Propose(entry)]
+        return [Propose(entry)]
 
     def committed(self, entry: Entry) -> list[Effect]:
         """Take the next committed entry, of this primary or of another one."""
@@ -228,17 +226,25 @@ class ServerState:
         """Answer the requests of applied entries, and those behind them."""
         effects: list[Effect] = []
         for entry in done:
-            for each in self._in_flight:
-                if each.entry is entry:
-                    each.done = True
-                    effects += self._answer(entry)
-                    break
-            while self._in_flight and self._in_flight[0].done:
-                for behind in self._in_flight.popleft().behind:
-                    effects += self._answer_behind(behind)
+            effects += self._answer(entry) if self.alone else self._land(entry)
             if isinstance(entry, EpochBegan):
                 effects += [effect for waiting in self.epoch_gate.take() for effect in self.handle(waiting)]
-        return effects + self._answer_waiting()
+        if self.waiting:
+            effects += self._answer_waiting()
+        return effects
+
+    def _land(self, entry: Entry) -> list[Effect]:
+        """Answer the requests of an applied entry if this primary proposed it, and those behind it."""
+        effects: list[Effect] = []
+        for each in self._in_flight:
+            if each.entry is entry:
+                each.done = True
+                effects += self._answer(entry)
+                break
+        while self._in_flight and self._in_flight[0].done:
+            for behind in self._in_flight.popleft().behind:
+                effects += self._answer_behind(behind)
+        return effects
 
     def _answer(self, entry: Entry) -> list[Effect]:
         match entry:
@@ -265,7 +271,7 @@ class ServerState:
         effects: list[Effect] = []
         while True:
             work = self.bundle.take_work()
-            if work is not None or not self._queue or len(self._in_flight) >= self._most_in_flight:
+            if work is not None or not self._queue or len(self._in_flight) >= MOST_IN_FLIGHT:
                 return work, effects
             head = self._queue.take(self._joins, _most_joined)
             if isinstance(head, QueuedTick):
@@ -476,7 +482,7 @@ class ServerState:
 
     def _answer_waiting(self) -> list[Effect]:
         """Answer the requests whose values are ready, unless a batch is in progress: its end answers them."""
-        return [] if isinstance(self.bundle.taken, Apply) or not self.waiting else self.waiting.answer()
+        return [] if isinstance(self.bundle.taken, Apply) else self.waiting.answer()
 
     def give_up(self, *, now: float) -> list[Effect]:
         """Answer the waiting requests whose deadline has passed, without values."""
@@ -487,7 +493,8 @@ class ServerState:
         return self._drop("wrong-run", f"store {self.store} left this server")
 
     def _drop(self, code: str, text: str) -> list[Effect]:
-        requests = [request for each in self._in_flight for request in _requests_of(each.entry)]
+        own = self.bundle.unfinished() if self.alone else [each.entry for each in self._in_flight]
+        requests = [request for entry in own for request in _requests_of(entry)]
         requests += [queued.request for each in self._in_flight for queued in each.behind]
         requests += [queued.request for queued in self._queue]
         requests += [event.request for event in self.epoch_gate.take()]
