@@ -36,16 +36,17 @@ from adam_async.controller.service import Controller
 from adam_async.data_server.client import DataClient, WorkerSlot
 from adam_async.data_server.dataset import make_dataset
 from adam_async.data_server.service import DataServer
+from adam_async.driver.preparation import store_of
 from adam_async.driver.submission import submit, update_program
 from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import Finished, Reported, ReportGroups, pack
-from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import NodeRecord, ready_word
 from adam_async.run.config import Config, Waits
 from adam_async.run.group_limits import GroupLimits
 from adam_async.run.learning_rate import decide
 from adam_async.run.model_selection import choose_model
 from adam_async.run.program_record import ProgramRecord
+from adam_async.run.store_record import ArrayRecord, served_word
 from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
@@ -94,26 +95,28 @@ async def serve(channel: Any, shape: tuple[int, int, int], images: int, ahead: i
             )
         )
         reach = {"network": network, "controller": controller.address, "waits": waits}
-        await stack.enter_async_context(
-            ParameterServer(RoleSettings(address=LOOPBACK, identity=who("ps"), **reach), buffers=buffers)
-        )
         server = await stack.enter_async_context(
             DataServer(RoleSettings(address=LOOPBACK, identity=who("data"), **reach), dataset)
         )
         memberships = {}
-        for identity in (who("driver"), WORKER):
+        for identity in (who("driver"), who("ps"), WORKER):
             membership = memberships[identity.role] = Membership(
                 identity=identity,
-                record=NodeRecord(role=identity.role, address="", incarnation=identity.incarnation),
+                record=NodeRecord(role=identity.role, address=LOOPBACK, incarnation=identity.incarnation),
                 traffic=Traffic(identity.node),
                 **reach,
             )
             group.create_task(membership.run())
             await membership.wait_for(lambda _, membership=membership: membership.joined, "a seat", 10)
-        driver, worker = memberships["driver"], memberships["worker"]
+        driver, ps, worker = memberships["driver"], memberships["ps"], memberships["worker"]
         spec = choose_model("auto", dataset.info())
         program = TrainingProgram(config=decide(config, 1), spec=spec.to_dict())
-        await submit(driver, program.record(RUN, who("driver").node))
+        run, arrays = program.record(RUN, who("driver").node), (ArrayRecord("w", (4,)),)
+        await submit(driver, run)
+        await driver.create_store(RUN, store_of(run, program, arrays), arrays)
+        await ps.wait_for(lambda m: bool(m.buckets), "the placement", 10)
+        assert ps.map.run_store is not None
+        await ps.set_node(serves=(served_word(ps.map.run_store),))  # without values: no worker pulls
         cluster = await worker.wait_for(
             lambda m: m.run is not None and m.replica_generation(0) != 0, "a place", 10
         )

@@ -28,15 +28,16 @@ from adam_async.controller.client import Membership
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.client import DataClient, WorkerSlot
+from adam_async.driver.preparation import store_of
 from adam_async.driver.submission import submit
 from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import Finished, Groups, LeaseGroups, pack, role_table, unpack
-from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import NodeRecord, ready_word
 from adam_async.run.config import Config
 from adam_async.run.group_limits import GroupLimits
 from adam_async.run.learning_rate import decide
 from adam_async.run.model_selection import choose_model
+from adam_async.run.store_record import ArrayRecord, served_word
 from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
@@ -118,16 +119,12 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
             )
         )
         reach: dict[str, Any] = {"network": network, "controller": controller.address, "waits": waits}
-        await stack.enter_async_context(
-            ParameterServer(
-                RoleSettings(address=LOOPBACK, identity=identity_of("ps"), **reach), buffers=buffers
-            )
-        )
         place = ("--controller", controller.address, "--id", "data-0")
         server = stack.enter_context(Command("data", *place, "--data", str(folder), "--cache", str(BUDGET)))
         memberships: list[Membership] = []
         for identity in (
             identity_of("driver"),
+            identity_of("ps"),
             *(identity_of("worker", number) for number in range(workers)),
         ):
             record = NodeRecord(
@@ -136,20 +133,28 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
             membership = Membership(identity=identity, record=record, traffic=Traffic(identity.node), **reach)
             memberships.append(membership)
             stack.callback(group.create_task(membership.run()).cancel)
-        driver = memberships[0]
+        driver, ps = memberships[:2]
         cluster = await driver.wait_for(
-            lambda m: len(m.live("worker")) == workers and bool(m.live("data")), "everybody", 20
+            lambda m: len(m.live("worker")) == workers and bool(m.live("data") and m.live("ps")),
+            "everybody",
+            20,
         )
         data = cluster.nodes["data-0"]
         rss_before = own_bytes(server.pid)
         spec = choose_model("auto", data.info)
         program = TrainingProgram(config=decide(config, workers), spec=spec.to_dict())
-        await submit(driver, program.record(RUN, identity_of("driver").node))
+        run, arrays = program.record(RUN, identity_of("driver").node), (ArrayRecord("w", (4,)),)
+        await submit(driver, run)
+        await driver.create_store(RUN, store_of(run, program, arrays), arrays)
+        await ps.wait_for(lambda m: bool(m.buckets), "the placement", 10)
+        store = ps.map.run_store
+        assert store is not None
+        await ps.set_node(serves=(served_word(store),))  # without values: no worker pulls
         replicas = range(workers)
         cluster = await driver.wait_for(
             lambda m: all(map(m.replica_generation, replicas)), "the places of all workers", 10
         )
-        for number, membership in enumerate(memberships[1:]):
+        for number, membership in enumerate(memberships[2:]):
             generation = cluster.replica_generation(cluster.nodes[identity_of("worker", number).node].replica)
             await membership.set_node(ready=ready_word(RUN, generation))
         cluster = await driver.wait_for(lambda m: m.epoch is not None, "the epoch", 20)
