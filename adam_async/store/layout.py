@@ -17,7 +17,7 @@ from adam_async.run.shard_table import ShardSpec, ShardTable
 from adam_async.run.store_record import ArrayRecord
 from adam_async.store.arrays import is_surely_finite, names_in
 
-MESSAGE_BYTES = 4 << 20
+MESSAGE_BYTES = 2 << 20
 """Bytes of values after which the shards of a server continue in the next message, unless one shard is
 larger: the server receives one message while it applies the earlier one."""
 
@@ -50,6 +50,8 @@ class ShardMessage:
     parts: tuple[Part, ...]
     """Parts of a push of dense gradients."""
     dtype: np.dtype[Any]
+    size: int
+    """Number of values."""
     index: slice | NDArray[np.intp]
     """Index of the shards in an array with an entry for each shard of the store."""
     names: tuple[str, ...]
@@ -244,6 +246,7 @@ def _message(server: str, specs: Sequence[ShardSpec], names: tuple[str, ...], wh
         ranges=tuple(ranges),
         parts=(Part(False, len(specs)),),
         dtype=np.dtype(specs[0].dtype),
+        size=sum(spec.size for spec in specs),
         index=_index(specs),
         names=names,
         whole=whole,

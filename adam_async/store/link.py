@@ -30,7 +30,7 @@ from adam_async.store.joining import Joining
 from adam_async.store.layout import ShardMessage, StoreLayout
 from adam_async.store.local_servers import ServerAccess
 from adam_async.store.pulling import PullCollector, pull_targets
-from adam_async.store.pushing import Outgoing, PushCollector, PushMessages
+from adam_async.store.pushing import Collector, Outgoing, PushCollector, PushMessages
 from adam_async.store.values import PushOutcome, ReadVersions, Values
 from adam_async.store.wish import StoreWish
 from transport import Identity, LocalNetwork
@@ -89,7 +89,7 @@ class StoreLink:
         self._queued: deque[_QueuedCall] = deque()
         """Calls that wait for the servers to answer earlier pushes, in order."""
         self._has_queued = asyncio.Event()
-        self._open: set[PushCollector] = set()
+        self._open: set[Collector] = set()
         """Pushes that are not answered."""
         self._settling: list[asyncio.Future[None]] = []
         """Waits for the end of all pushes."""
@@ -201,7 +201,8 @@ class StoreLink:
         if self.slack is not None:
             await self._begun()
         messages = self._checked_messages(gradients, rate, weight, assign)
-        push = self._begin_push(messages, read, weight, assign=assign)
+        push = PushCollector(self.layout, self.note_versions, len(messages), self._ended)
+        self._begin_push(messages, read, weight, push, assign=assign)
         await self._unless_failed(push.done)
         return push.outcome()
 
@@ -214,22 +215,25 @@ class StoreLink:
         weight: int,
     ) -> Values:
         """See `ParameterStore.push_pull`."""
-        self._check()
         if self.slack is not None:
+            self._check()
             await self._begun()
         messages = self._checked_messages(gradients, rate, weight, assign=False)
-        if self.slack is None and all(type(message.shards) is ShardMessage for message in messages):
+        if self.slack is None and all(type(each.shards) is ShardMessage for each in messages):
             # One message each way: the answer to a push may bring the values.
-            pull = PullCollector(self.store.id, self.layout, self.note_versions, tuple(gradients), {})
-            await self._unless_failed(self._begin_push(messages, read, weight, pull=pull).done)
+            pull = self._pull_collector(tuple(gradients), {})
+            self._begin_push(messages, read, weight, pull)
+            pull.prepare()
+            await self._unless_failed(pull.done)
             return pull.values()
-        done = self._begin_push(messages, read, weight).done
-        if done.done():
-            await done  # a refused push ends no step
+        push = PushCollector(self.layout, self.note_versions, len(messages), self._ended)
+        self._begin_push(messages, read, weight, push)
+        if push.done.done():
+            await push.done  # a refused push ends no step
         if self.slack is not None:
             await self.tick()
         values = await self.pull(tuple(gradients), None)
-        await self._unless_failed(done)
+        await self._unless_failed(push.done)
         return values
 
     async def _begun(self) -> None:
@@ -260,7 +264,8 @@ class StoreLink:
         self, gradients: Mapping[str, Gradient], rate: float | None, weight: int, assign: bool
     ) -> list[Outgoing]:
         """Return the messages of a push; for errors see `ParameterStore.push`."""
-        self._check()
+        if self._error is not None:
+            self._check()
         if self._wish.reader:
             raise StoreError("this client is a reader: open the store without reader=True to push")
         return self._messages.messages(gradients, rate, weight, assign)
@@ -270,23 +275,24 @@ class StoreLink:
         messages: list[Outgoing],
         read: Values | ReadVersions | None,
         weight: int,
+        collector: PushCollector | PullCollector,
         *,
         assign: bool = False,
-        pull: PullCollector | None = None,
-    ) -> PushCollector:
+    ) -> None:
         """Send a push now or, if servers owe answers, from the queue.
 
-        With `pull` the answers bring the values, too.
+        The answers to a push with a `PullCollector` bring the values, too.
         """
-        versions = self._versions(read)
-        push = PushCollector(self.layout, self.note_versions, self._push_ended, len(messages))
-        self._open.add(push)
-        send = partial(self._send, messages, versions, weight, assign, pull, push)
-        self._queue_call(send, push.fail, is_push=True)
-        return push
+        all_versions = self._versions(read)
+        # As numbers, because later answers must not count as read before this call.
+        versions = [tuple(all_versions[message.shards.index].tolist()) for message in messages]
+        self._open.add(collector)
+        send = partial(self._send, messages, versions, weight, assign, collector)
+        self._queue_call(send, collector.fail, is_push=True)
 
-    def _push_ended(self, push: PushCollector) -> None:
-        self._open.discard(push)
+    def _ended(self, call: Collector) -> None:
+        """Take note of the end of a push or a pull."""
+        self._open.discard(call)
         if self._settling and not self._open:
             for waiter in self._settling:
                 if not waiter.done():
@@ -317,12 +323,9 @@ class StoreLink:
             await self._has_queued.wait()
 
     def _versions(self, read: Values | ReadVersions | None) -> NDArray[np.int64]:
-        """Return the versions that a push counts as read at; those not read count as the newest seen.
-
-        Later answers do not change them.
-        """
+        """Return the versions that a push counts as read at; those not read count as the newest seen."""
         if read is None:
-            return self._seen.copy()
+            return self._seen
         versions = read.read if isinstance(read, Values) else read
         if not isinstance(versions, ReadVersions):
             raise StoreError(f"read takes the values of a pull, or their versions, not {type(read).__name__}")
@@ -344,11 +347,10 @@ class StoreLink:
     def _send(
         self,
         messages: Sequence[Outgoing],
-        versions: NDArray[np.int64],
+        versions: Sequence[tuple[int, ...]],
         weight: int,
         assign: bool,
-        pull: PullCollector | None,
-        push: PushCollector,
+        collector: PushCollector | PullCollector,
     ) -> None:
         """Send the messages of a push.
 
@@ -371,24 +373,33 @@ class StoreLink:
                 parts=of.parts,
                 shards=of.shards,
                 tensors=[tensor.copy() for tensor in message.tensors] if kept else message.tensors,
-                versions=tuple(versions[of.index].tolist()),
+                versions=versions[number],
                 own_applied=(0,) * len(of.shards),
                 clock=clock,
                 weight=weight,
                 rate=message.rate,
                 epoch=1 if self.slack is not None and not assign else 0,
                 assign=assign,
-                pull=pull is not None,
+                pull=isinstance(collector, PullCollector),
             )
-            if pull is not None:
+            if isinstance(collector, PullCollector):
                 # The values bring the versions, and without clocks no sum refuses a push.
-                arrived, memory = partial(pull.answered, number), pull.into(pull.plan.messages[number])
-                self._client.push(of.server, step, on_free=push.freed, on_values=arrived, into=memory)
+                self._client.push(
+                    of.server,
+                    step,
+                    on_free=collector.freed,
+                    on_values=partial(collector.answered, number),
+                    into=collector.into(number),
+                )
             else:
-                answered = partial(push.answered, message, done=kept)
-                self._client.push(of.server, step, on_free=_keep if kept else push.freed, on_outcome=answered)
+                self._client.push(
+                    of.server,
+                    step,
+                    on_free=_keep if kept else collector.freed,
+                    on_outcome=partial(collector.answered, message, done=kept),
+                )
         if not messages:
-            push.finish()
+            collector.freed()
 
     def note_versions(self, index: slice | NDArray[np.intp], versions: Sequence[int]) -> None:
         """Take note of the versions of an answer."""
@@ -447,7 +458,7 @@ class StoreLink:
         wanted = tuple(layout.arrays) if names is None else tuple(dict.fromkeys(names))
         layout.plan(wanted)
         targets = pull_targets(layout.arrays, wanted, out)
-        pull = PullCollector(self.store.id, layout, self.note_versions, wanted, targets)
+        pull = self._pull_collector(wanted, targets)
         sent: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         # Behind the pushes that were called before.
         self._queue_call(partial(self._send_pull, pull, sent), sent.set_exception)
@@ -466,6 +477,9 @@ class StoreLink:
         if self.slack is not None and not self._wish.reader and not self._started:
             self.clock, self._started = max(pull.clocks, default=0), True
         return pull.values()
+
+    def _pull_collector(self, names: tuple[str, ...], targets: dict[str, NDArray[Any]]) -> PullCollector:
+        return PullCollector(self.store.id, self.layout, self.note_versions, names, targets, self._ended)
 
     def _named(self, late: Sequence[int]) -> str:
         """Return the places of some clients with their nodes, as ``store show`` has them."""
@@ -491,12 +505,12 @@ class StoreLink:
                 message.shards,
                 partial(_pulled, pull, number),
                 clock=bound,
-                into=pull.into(message),
+                into=pull.into(number),
                 on_behind=pull.behind,
                 is_wanted=lambda: pull.is_wanted,
             )
-        if not pull.missing:
-            pull.done.set_result(None)
+        if not pull.plan.messages:
+            pull.freed()
         sent.set_result(bound)
 
     _has_begun = False
@@ -553,3 +567,4 @@ def _keep() -> None:
 
 def _pulled(pull: PullCollector, number: int, answer: ValuesMessage, flat: NDArray[Any]) -> None:
     pull.answered(number, answer.versions, flat, answer.clock)
+    pull.freed()

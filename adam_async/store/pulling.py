@@ -1,7 +1,6 @@
 """Collects the answers of one pull of a store, into arrays by name."""
 
-import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,14 @@ from numpy.typing import NDArray
 from adam_async.errors import StoreError
 from adam_async.messages import Values as ValuesMessage
 from adam_async.run.store_record import ArrayRecord
-from adam_async.store.layout import AnswerRange, ShardMessage, StoreLayout
-from adam_async.store.pushing import NoteVersions
+from adam_async.store.layout import AnswerRange, StoreLayout
+from adam_async.store.pushing import Collector, NoteVersions
 from adam_async.store.values import ReadVersions, Values
+from transport import RemoteProtocolError
 
 
-class PullCollector:
-    """Collects the answers of one pull.
+class PullCollector(Collector):
+    """Collects the answers of one pull, or of one push whose answers bring the values.
 
     Args:
         store: Id of the store.
@@ -24,6 +24,7 @@ class PullCollector:
         note_versions: Takes the versions of each answer, with their index.
         names: The arrays.
         targets: Flat memory to fill, by name; the collector adds that of other arrays.
+        on_end: See `Collector`.
     """
 
     def __init__(
@@ -33,28 +34,31 @@ class PullCollector:
         note_versions: NoteVersions,
         names: tuple[str, ...],
         targets: dict[str, NDArray[Any]],
+        on_end: Callable[[Collector], None],
     ) -> None:
+        self.plan = layout.plan(names)
+        super().__init__(len(self.plan.messages), on_end)
         self._store = store
         self._layout = layout
         self._note_versions = note_versions
         self._names = names
-        self.plan = layout.plan(names)
         self._flats: dict[int, NDArray[Any]] = {}
         """Values of messages of whole arrays, by number."""
         self._targets = targets
         self._given = frozenset(targets)
         self._found: dict[str, NDArray[Any]] = {}
+        self._arrays: dict[str, NDArray[Any]] = {}
+        """Arrays that are made before the answers."""
         self._read = layout.unread.copy()
-        self.missing = len(self.plan.messages)
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.clocks: list[int] = []
         """Clock of each answer."""
         self.late: tuple[int, ...] = ()
         self.is_wanted = True
         """Whether a caller still waits for the values."""
 
-    def into(self, message: ShardMessage) -> NDArray[Any] | None:
-        """Return memory for the answer if the answer is one range of an array; None for pooled memory."""
+    def into(self, number: int) -> NDArray[Any] | None:
+        """Return memory for the answer to a message of one range of an array; None for pooled memory."""
+        message = self.plan.messages[number]
         if len(message.ranges) != 1:
             return None
         only = message.ranges[0]
@@ -72,8 +76,22 @@ class PullCollector:
         self.late = tuple(answer.behind)
 
     def answered(self, number: int, versions: Sequence[int], flat: NDArray[Any], clock: int) -> None:
-        """Take the answer to a message by its number: versions, flat values, and their clock."""
+        """Take the answer to a message by its number: versions, flat values, and their clock.
+
+        Raises:
+            RemoteProtocolError: It has another number of versions or values, or values of another type.
+        """
         message = self.plan.messages[number]
+        if (
+            len(versions) != len(message.shards)
+            or flat.shape != (message.size,)
+            or flat.dtype != message.dtype
+        ):
+            raise RemoteProtocolError(
+                "values",
+                f"{len(versions)} versions and values {flat.dtype}{flat.shape} do not fit "
+                f"{len(message.shards)} shards of {message.size} values {message.dtype}",
+            )
         self._note_versions(message.index, versions)
         self._read[message.index] = versions
         self.clocks.append(clock)
@@ -89,24 +107,26 @@ class PullCollector:
                 else:
                     self._target(each.name)[each.start : each.stop] = flat[at:end]
                 at = end
-        self.missing -= 1
-        if not self.missing and not self.done.done():
-            self.done.set_result(None)
+
+    def prepare(self) -> None:
+        """Make the arrays whose memory is known, while the answers are on their way."""
+        targets = self._targets
+        for name in self._names if targets else ():
+            if name in targets:
+                self._arrays[name] = self._array(name)
+
+    def _array(self, name: str) -> NDArray[Any]:
+        flat = self._found.get(name)
+        array = (self._target(name) if flat is None else flat).reshape(self._layout.arrays[name].shape)
+        array.setflags(write=False)
+        return array
 
     def values(self) -> Values:
-        """Return the values; requires that `done` has its result."""
-        arrays: dict[str, NDArray[Any]] = {}
+        """Return the values; call it when `done` has ended."""
+        arrays = self._arrays
         ranges = {} if self._given else self.plan.answer_ranges
-        for name in self._names if len(ranges) < len(self._names) else ():
-            if name in ranges:
-                continue
-            record = self._layout.arrays[name]
-            flat = self._found.get(name)
-            if flat is None:
-                flat = self._target(name)
-            array = flat.reshape(record.shape)
-            array.setflags(write=False)
-            arrays[name] = array
+        if len(arrays) + len(ranges) < len(self._names):
+            arrays = {name: self._array(name) for name in self._names if name not in ranges}
         clock = min(self.clocks, default=0)
         pulled = _PulledArrays(self._names, ranges, self._flats, arrays) if ranges else arrays
         return Values(pulled, ReadVersions(self._store, self._read), clock)

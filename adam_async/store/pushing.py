@@ -65,9 +65,9 @@ class PushMessages:
         Raises:
             StoreError: A name, shape, type or value does not fit.
         """
-        if not isinstance(gradients, Mapping):
+        if type(gradients) is not dict and not isinstance(gradients, Mapping):
             raise StoreError(f"a push takes a mapping of names to arrays, not {type(gradients).__name__}")
-        rate = _checked_rate(rate)
+        rate = None if rate is None else _checked_rate(rate)
         if not isinstance(weight, int) or not 1 <= weight <= MOST_WEIGHT:
             raise StoreError(f"weight is a whole number from 1 to {MOST_WEIGHT}, not {weight!r}")
         layout = self._layout
@@ -131,29 +131,55 @@ class PushMessages:
         return found
 
 
-class PushCollector:
+class Collector:
+    """Counts the messages of one call whose answers are missing.
+
+    Args:
+        messages: Number of messages.
+        on_end: Called once with the collector, when all messages are answered, or were not sent.
+    """
+
+    def __init__(self, messages: int, on_end: "Callable[[Collector], None]") -> None:
+        self._left = messages
+        self._on_end = on_end
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Ends with the call, unless its caller was cancelled."""
+
+    def freed(self) -> None:
+        """Take note that a message is answered, and that no send reads its tensors any more."""
+        self._left -= 1
+        if self._left <= 0:
+            self._on_end(self)
+            if not self.done.done():
+                self.done.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """End the call with an error: it was not sent."""
+        self._on_end(self)
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class PushCollector(Collector):
     """Collects the answers of one push.
 
     Args:
         layout: Shards of the store.
         note_versions: Takes the versions of each answer, with their index.
-        on_end: Called once with the collector, when all messages are answered.
         messages: Number of messages.
+        on_end: See `Collector`.
     """
 
     def __init__(
         self,
         layout: StoreLayout,
         note_versions: NoteVersions,
-        on_end: "Callable[[PushCollector], None]",
         messages: int,
+        on_end: Callable[[Collector], None],
     ) -> None:
+        super().__init__(messages, on_end)
         self._layout = layout
         self._note_versions = note_versions
-        self._on_end = on_end
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Ends with the push, unless its caller was cancelled."""
-        self._left = messages
         self._versions: dict[str, int] = {}
         self._refused: list[RefusedShard] = []
 
@@ -175,27 +201,9 @@ class PushCollector:
         if done:
             self.freed()
 
-    def freed(self) -> None:
-        """Note that a message is answered, and that its tensors are no longer read."""
-        self._left -= 1
-        if not self._left:
-            self.finish()
-
-    def finish(self) -> None:
-        """End the push: all its messages are answered."""
-        self._on_end(self)
-        if not self.done.done():
-            self.done.set_result(None)
-
     def outcome(self) -> PushOutcome:
         """Return the outcome; call it when `done` has ended."""
         return PushOutcome(versions=self._versions, refused=tuple(self._refused))
-
-    def fail(self, error: Exception) -> None:
-        """End the push with an error: it was not sent."""
-        self._on_end(self)
-        if not self.done.done():
-            self.done.set_exception(error)
 
 
 def record_type(record: ArrayRecord) -> Callable[[float], Any]:
@@ -203,7 +211,7 @@ def record_type(record: ArrayRecord) -> Callable[[float], Any]:
     return np.float32 if record.dtype == "float32" else np.float64
 
 
-def _checked_rate(rate: object) -> float | None:
-    if rate is None or (isinstance(rate, Real) and 0 <= float(rate) <= MOST_RATE):
-        return None if rate is None else float(rate)
+def _checked_rate(rate: object) -> float:
+    if isinstance(rate, Real) and 0 <= float(rate) <= MOST_RATE:
+        return float(rate)
     raise StoreError(f"rate is a number from 0 to {MOST_RATE:g}, not {rate!r}")

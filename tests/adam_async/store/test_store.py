@@ -166,6 +166,27 @@ async def test_factors_reach_arrays_whose_rows_are_cut_over_shards(shard_bytes: 
         np.testing.assert_allclose((await store.pull())["w"], -(errors.T @ activations), rtol=1e-13)
 
 
+async def test_gradients_whose_squares_overflow_are_pushed_without_a_warning() -> None:
+    async with ParameterStore.open("local", {"w": np.zeros(3, np.float32)}, rule=Sgd(rate=1.0)) as store:
+        values = await store.push_pull({"w": np.full(3, 1e30, np.float32)})
+        np.testing.assert_array_equal(values["w"], np.full(3, -1e30, np.float32))
+
+
+async def test_a_failure_ends_a_call_that_waits_and_a_cancelled_one_stays_cancelled() -> None:
+    async with ParameterStore.open("local", {"w": np.zeros(3)}, rule=Sgd(rate=1.0)) as store:
+        waiting = asyncio.create_task(store.push_pull({"w": np.ones(3)}))
+        cancelled = asyncio.create_task(store.push({"w": np.ones(3)}))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        store._link.fail(StoreError("the client failed"))
+        with pytest.raises(StoreError, match="the client failed"):
+            await waiting
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        with pytest.raises(StoreError, match="the client failed"):
+            await store.settled()
+
+
 async def test_concurrent_calls_are_ordered_as_called() -> None:
     async with ParameterStore.open("local", {"w": np.zeros(4)}, rule=Sgd(rate=1.0)) as store:
         async with asyncio.TaskGroup() as group:

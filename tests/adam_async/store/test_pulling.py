@@ -1,0 +1,58 @@
+"""The collection of pulled values: answers that do not fit are refused, and arrays keep their order."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from adam_async.run.shard_table import NUM_BUCKETS, shard_table
+from adam_async.run.store_record import ArrayRecord
+from adam_async.store.layout import StoreLayout
+from adam_async.store.pulling import PullCollector
+from transport import RemoteProtocolError
+
+
+def collector(names: tuple[str, ...] = ("a", "b"), shard_bytes: int = 1 << 20) -> PullCollector:
+    """Return the collector of a pull of a (2, 3) and of b (4,), both float32."""
+    arrays = [ArrayRecord("a", (2, 3), "float32", 0, "auto"), ArrayRecord("b", (4,), "float32", 0, "auto")]
+    layout = StoreLayout(arrays, shard_table(arrays, shard_bytes=shard_bytes), ["ps-0"] * NUM_BUCKETS)
+    return PullCollector("s", layout, lambda index, versions: None, names, {}, lambda call: None)
+
+
+@pytest.mark.parametrize(
+    ("versions", "size", "dtype"),
+    [((1,), 10, "float32"), ((1, 1, 1), 10, "float32"), ((1, 1), 9, "float32"), ((1, 1), 10, "float64")],
+)
+async def test_an_answer_that_does_not_fit_its_message_is_refused_whole(versions, size, dtype):
+    pull = collector()
+    with pytest.raises(RemoteProtocolError, match="do not fit 2 shards of 10 values float32"):
+        pull.answered(0, versions, np.zeros(size, dtype), 0)
+    pull.answered(0, (7, 8), np.arange(10, dtype=np.float32), 0)
+    assert pull.values().read.of_shards.tolist() == [7, 8]
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+async def test_values_keep_the_order_of_the_names(prepared):
+    pull = collector(("b", "a"), shard_bytes=8)  # each array is cut into several messages or ranges
+    for number in range(len(pull.plan.messages)):
+        pull.into(number)
+    if prepared:
+        pull.prepare()
+    for number, message in enumerate(pull.plan.messages):
+        pull.answered(number, [1] * len(message.shards), np.zeros(message.size, np.float32), 0)
+        pull.freed()
+    assert pull.done.done()
+    values = pull.values()
+    assert list(values) == ["b", "a"]
+    assert values["a"].shape == (2, 3)
+    assert not values["a"].flags.writeable
+
+
+async def test_a_call_without_messages_ends_once():
+    ended = []
+    pull = collector(())
+    pull._on_end = ended.append
+    pull.freed()
+    await asyncio.wait_for(pull.done, 1)
+    assert ended == [pull]
+    assert dict(pull.values()) == {}
