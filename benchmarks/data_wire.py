@@ -64,13 +64,18 @@ CASES = {
 """(C, H, W), images of a group, groups ahead."""
 
 
+def count_of(shape: tuple[int, int, int]) -> int:
+    """Return the number of training images of this shape."""
+    return min(60_000, (256 << 20) // int(np.prod(shape)))
+
+
 def child(channel: Any, shape: tuple[int, int, int], images: int, ahead: int) -> None:
     """The process of the servers."""
     uvloop.run(serve(channel, shape, images, ahead))
 
 
 async def serve(channel: Any, shape: tuple[int, int, int], images: int, ahead: int) -> None:
-    count = min(60_000, (256 << 20) // int(np.prod(shape)))
+    count = count_of(shape)
     dice = np.random.default_rng(7)
     pictures = dice.integers(0, 256, (count, *shape), dtype=np.uint8)
     labels = np.arange(count) % 10
@@ -176,7 +181,13 @@ async def measure(case: tuple[tuple[int, int, int], int, int], rounds: int, seco
         WorkerSlot(RUN, 0, life, 0),
         address=lambda _: address,
         ahead=ahead,
-        limits=GroupLimits(images=images, pixels=int(np.prod(shape)), classes=10, epochs=1_000_000),
+        limits=GroupLimits(
+            images=images,
+            pixels=int(np.prod(shape)),
+            classes=10,
+            epochs=1_000_000,
+            train_images=count_of(shape),
+        ),
         waits=Waits(),
     )
     async with asyncio.TaskGroup() as group:
