@@ -174,7 +174,7 @@ class BundleCopy:
         self._effects: deque[Effect] = deque()
         self._is_running = False
         self._reports_soon = False
-        self._held: deque[Entry] = deque()
+        self._paused: deque[Entry] = deque()
         """Entries of this primary that wait for the end of a handover."""
         self._to_apply: deque[LogEntry] = deque()
         self._applying = 0
@@ -234,13 +234,13 @@ class BundleCopy:
 
     def propose(self, entry: Entry) -> None:
         """Put an entry of this primary into the log; during a handover it waits."""
-        self._held.append(entry)
-        self._propose_held()
+        self._paused.append(entry)
+        self._propose_paused()
         self._run()
 
-    def _propose_held(self) -> None:
-        while self._held and self._core.is_ordering:
-            content = _Content(self._held.popleft())
+    def _propose_paused(self) -> None:
+        while self._paused and self._core.is_ordering:
+            content = _Content(self._paused.popleft())
             self._core.propose(content, entry_bytes(content.parts()))
 
     def received(self, sender: Member, message: Message, tensors: Sequence[NDArray[Any]]) -> None:
@@ -336,7 +336,7 @@ class BundleCopy:
                 while self._effects:
                     self._perform(self._effects.popleft())
                     self._effects += self._core.take_effects()
-                self._propose_held()
+                self._propose_paused()
                 self._effects += self._core.take_effects()
         finally:
             self._is_running = False
@@ -365,7 +365,7 @@ class BundleCopy:
                 self._shards.lead()
             case Stopped():
                 self._asked.clear()
-                self._held.clear()
+                self._paused.clear()
                 self._shards.follow()
             case Removed():
                 self._shards.leave()
