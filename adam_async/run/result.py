@@ -7,6 +7,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from adam_async.errors import RecordError
+from adam_async.run.run_copies import RunCopies
 from adam_async.run.series import Sample
 from adam_async.run.step_model import RunModel
 
@@ -81,6 +82,8 @@ class RunResult:
     """Losses of roles and other events, with seconds since the run began."""
     series: tuple[Sample, ...] = ()
     """Samples, one for about each second of training."""
+    copies: RunCopies | None = None
+    """Copies of the shards at the last poll of the roles; None before they were placed."""
     checkpoints: tuple[CheckpointResult, ...] = ()
     checkpoint_missed: str = ""
     """Reason that the last due checkpoint was not written; empty if it was, or none was due."""
