@@ -109,13 +109,8 @@ class ParameterServer(Role):
     @property
     def state(self) -> ServerState | None:
         """State of the newest run's store; None before it has values for all shards."""
-        return next(iter(self._states_of_run()), None)
-
-    def _states_of_run(self) -> list[ServerState]:
-        """States of the bundles of the newest run's store of which this server is the primary."""
         of_runs = [each for each in self.served.values() if each.store.program and each.complete]
-        newest = of_runs[-1].store.id if of_runs else ""
-        return [each.state for each in of_runs if each.store.id == newest]
+        return of_runs[-1].state if of_runs else None
 
     # --- stores --------------------------------------------------------------------------------
 
@@ -337,12 +332,9 @@ class ParameterServer(Role):
     # --- inspection ----------------------------------------------------------------------------
 
     def statistics(self) -> ServerStatistics:
-        """Counts of the server, and of its shards in the run in progress or just ended.
-
-        Copies that it has as a secondary do not count: their primary reports them.
-        """
-        states = self._states_of_run()
-        return self._with_common(states[0].statistics(*states[1:]) if states else ServerStatistics())
+        """Counts of the server, and of its shards in the run in progress or just ended."""
+        state = self.state
+        return self._with_common(state.statistics() if state is not None else ServerStatistics())
 
     def __repr__(self) -> str:
         return f"<ParameterServer {self._identity.node} at {self.address} with {len(self.served)} bundles>"

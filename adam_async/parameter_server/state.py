@@ -536,15 +536,13 @@ class ServerState:
             batched_pushes=self.bundle.batched_pushes,
         )
 
-    def statistics(self, *others: "ServerState") -> ServerStatistics:
-        """Counts of the shards, and of the requests that wait, with those of other bundles of the store."""
-        states = (self, *others)
-        counts = count_shards([shard for state in states for shard in state.shards.values()])
-        counts.parked = sum([len(state.waiting) for state in states])
-        waiting_for = {int(replica) for state in states for replica in state.waiting.waiting_for()}
-        counts.waiting_for = sorted(waiting_for)
-        counts.batches = sum([state.bundle.batches for state in states])
-        counts.batched_pushes = sum([state.bundle.batched_pushes for state in states])
+    def statistics(self) -> ServerStatistics:
+        """Counts of the shards, and of the requests that wait."""
+        counts = count_shards(self.shards.values())
+        counts.parked = len(self.waiting)
+        counts.waiting_for = [int(replica) for replica in self.waiting.waiting_for()]
+        counts.batches = self.bundle.batches
+        counts.batched_pushes = self.bundle.batched_pushes
         return counts
 
 
