@@ -25,12 +25,13 @@ docs/reference/exit-codes.md lists them all.
 
 from collections.abc import Sequence
 
-_RESUME = "--resume DIR picks the run up at its last checkpoint, if --checkpoint DIR kept one"
+RESUME = "--resume DIR picks the run up at its last checkpoint, if --checkpoint DIR kept one"
+"""Text on the continuation of a failed run."""
 
-LOST_SHARDS = f"with it went the only copy of its shards; {_RESUME}"
+LOST_SHARDS = f"with it went the only copy of its shards; {RESUME}"
 """Text on the consequence of a lost parameter server for its run."""
 
-LOST_COPIES = f"with them went all copies of some shards; {_RESUME}"
+LOST_COPIES = f"with them went all copies of some shards; {RESUME}"
 """Text on the consequence of several lost parameter servers for their run."""
 
 _RECREATE = "open the store again with arrays to create it anew"

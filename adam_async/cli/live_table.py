@@ -16,6 +16,7 @@ from adam_async.model.partition.prediction import crossing_bytes
 from adam_async.report.report import Report
 from adam_async.run.progress import Progress
 from adam_async.run.result import EpochResult
+from adam_async.run.run_copies import RunCopies
 from adam_async.run.step_model import RunModel, StepModel
 
 if TYPE_CHECKING:
@@ -263,6 +264,10 @@ def summary(report: Report) -> list[str]:
         latest = max(report.controllers, key=lambda each: (each.role == "leader", each.term))
         leader = latest.node if latest.role == "leader" else "none"
         lines.append(f"leader {leader} of {len(report.controllers)} controllers, in term {latest.term}")
+    if report.copies is not None and report.copies.copies > 1:
+        lagging = report.copies.lagging
+        fewer = f", fewer of those of {', '.join(lagging)}" if lagging else ""
+        lines.append(f"{report.copies.copies} copies of each shard{fewer}")
     lines.append(
         f"staleness mean {staleness.mean:.2f}, max {staleness.max} "
         "(pushes applied to a shard between the read of its values and the push)"
@@ -352,12 +357,24 @@ def consistency_line(progress: Progress) -> str:
         line += f", slowest clock {_count(progress.clock)}"
     if progress.skipped:
         line += f", {_count(progress.skipped)} images skipped"
+    if progress.copies is not None and progress.copies.copies > 1:
+        line += f"; {copies_text(progress.copies)}"
     for what, nodes in (("waiting", progress.waiting_for), ("no answer", progress.silent)):
         if nodes:
             more = len(nodes) - WAITING_SHOWN
             line += f"; {what}: {', '.join(nodes[:WAITING_SHOWN])}"
             line += f" and {more} more" if more > 0 else ""
     return line
+
+
+def copies_text(copies: RunCopies) -> str:
+    """Return the number of copies of each shard, and the servers whose shards have fewer in sync."""
+    lagging = copies.lagging
+    if not lagging:
+        return f"{copies.copies} copies of each shard"
+    few = [f"{each.home} {len(each.in_sync)}" for each in lagging]
+    more = f" and {len(few) - WAITING_SHOWN} more" if len(few) > WAITING_SHOWN else ""
+    return f"copies in sync, of {copies.copies}: {', '.join(few[:WAITING_SHOWN])}{more}"
 
 
 def _count(number: float) -> str:

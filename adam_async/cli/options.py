@@ -155,6 +155,8 @@ class TrainOptions:
     """Controllers: 1, or 3 or 5, which survive the loss of one or two."""
     copies: int | None = None
     """Servers with each shard; 0 is 3, or all servers if fewer, with several controllers, else 1."""
+    min_in_sync: int | None = None
+    """Copies that must have a push before it is applied; 0 is 2, or 1 with one copy."""
     slow: Annotated[tuple[str, ...] | None, _OnlyOn] = None
     """Slow down a worker (worker-1:0.2, a share of its cores) or a link (worker-0~ps-0:5ms+1ms);
     repeatable."""

@@ -1,11 +1,11 @@
 """Each role a child process over loopback TCP: `async with ProcessCluster(config) as cluster`.
 
 The children have the command lines of roles started by hand, and find each other through the controller. The
-cluster supervises its children. The cluster reports the death of a child at once, with its cause, to the
-caller and to the controller, so no role waits for its return. The cluster restarts a worker, which loses only
-its groups in flight; a data server if another one serves; and a controller of several, which continues from
-its folder, even if the folder is empty. The death of a role with the run's only copy of some state ends the
-run. The children end with this process in every case (see `parent_pipe`).
+cluster supervises them. It reports the death of a child at once, with its cause, to the caller and to the
+controller, so that no role waits for its return. It restarts a worker, which loses only its groups in flight;
+a data server if another one serves; a parameter server if each of its shards has another copy; and a
+controller of several, which continues from its folder, even an empty one. The death of a role with the run's
+only copy of some state ends the run. The children end with this process, however it ends (see `parent_pipe`).
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from adam_async.checkpoint.trained_model import Model as TrainedModel
 from adam_async.cluster.external_data import DataHosts, address_for, hosts_of
 from adam_async.cluster.networks import LOOPBACK, network_for, slowed
 from adam_async.cluster.parent_pipe import Orders
+from adam_async.cluster.server_losses import ServerLosses, lost_text, successors_text
 from adam_async.cluster.setup import ClusterSetup
 from adam_async.controller.role import RoleSettings
 from adam_async.data_server.dataset import Dataset
@@ -44,7 +45,7 @@ from adam_async.errors import (
 from adam_async.model.spec import ModelSpec
 from adam_async.run.addresses import controller_names
 from adam_async.run.cache_size import one_of
-from adam_async.run.cluster_map import failure_of
+from adam_async.run.cluster_map import ClusterMap, failure_of
 from adam_async.run.config import Config, Waits
 from adam_async.run.option_sources import for_children
 from adam_async.run.result import OnEpoch, RunResult
@@ -158,6 +159,7 @@ class ProcessCluster:
         self._on_line = on_line
         self._controllers = controller_names(config.controllers)
         self._given_up: set[ChildProcess] = set()
+        self._losses = ServerLosses()
         self._orders: dict[str, bytes] = {}
         self.children: dict[str, ChildProcess] = {}
         self._stack = AsyncExitStack()
@@ -384,6 +386,8 @@ class ProcessCluster:
             if self._stopping.is_set() or child in self._given_up:
                 return
             how = how_it_ended(code)
+            if role == "ps":
+                self._losses.note(self._map, node)
             refusal = self._refusal_of(node)
             served = served or child.served_s > 0
             if child.served_s >= SOUND_S:
@@ -392,15 +396,19 @@ class ProcessCluster:
             # start, and the other controllers need it to form their group.
             could_start = served or (code < 0 and role == "controller")
             restart = could_start and left > 0 and not refusal and self._may_restart(role, node)
-            self._note(f"{node} died: {how}{'; starting it again' if restart else ''}")
+            successors = successors_text(self._losses.successors(self._map, node)) if role == "ps" else ""
+            self._note(f"{node} died: {how}{successors}{'; starting it again' if restart else ''}")
             if served and left == 0 and self._others_suffice(node):
                 self._note(f"{node} was started again {RESTARTS} times and is left: the others go on")
+                if self._driver is not None:
+                    await self._driver.report_death(node)
                 return
             if not restart:
                 if left == 0:
                     how = f"{how}, after it had been started again {RESTARTS} times within a short time"
                 if role == "ps":
-                    how = f"{how}; {LOST_SHARDS}"
+                    lost = self._losses.lost(self._map) if self.config.copies_in_force > 1 else ()
+                    how = f"{how}; {lost_text(lost) if lost else LOST_SHARDS}"
                 if served and not self._death.done():
                     died = (
                         RoleFailed(node, f"cannot train the run: {refusal}")
@@ -422,8 +430,8 @@ class ProcessCluster:
 
         A restart would not remove the error.
         """
-        cluster = self._driver.map if self._driver is not None else None
-        if cluster is None or cluster.run is None or node not in cluster.nodes:
+        cluster = self._map
+        if cluster.run is None or node not in cluster.nodes:
             return ""
         return failure_of(cluster.nodes[node], cluster.run.id)
 
@@ -433,15 +441,21 @@ class ProcessCluster:
             others = (c for name, c in self.children.items() if name.startswith("data-") and name != node)
             return any(other.serves for other in others)
         if role == "ps" and self.config.copies_in_force > 1:
-            others = (c for name, c in self.children.items() if name.startswith("ps-") and name != node)
-            return any(other.serves for other in others)
+            return not self._losses.lost(self._map)
         # The state of a controller of several is in its folder, even if all of them die.
         return role == "worker" or (role == "controller" and len(self._controllers) > 1)
 
     def _others_suffice(self, node: str) -> bool:
-        """Whether this child is a controller without which the others have a majority."""
+        """Whether the others go on without a controller or server that is not started again."""
+        if node.startswith("ps-"):
+            return self.config.copies_in_force > 1 and self._losses.suffice(self._map)
         serving = [name for name in self._controllers if name != node and self.children[name].serves]
         return node in self._controllers and 2 * len(serving) > len(self._controllers)
+
+    @property
+    def _map(self) -> ClusterMap:
+        """The newest map of the driver; empty before it is one."""
+        return self._driver.map if self._driver is not None else ClusterMap()
 
     def _note(self, what: str) -> None:
         if self._driver is not None:

@@ -346,6 +346,7 @@ def check_store(store: StoreRecord) -> str:
         ("shard_bytes", 8, 1 << 40),
         ("servers", 0, NUM_BUCKETS),
         ("copies", 1, MOST_COPIES),
+        ("min_in_sync", 0, min(store.copies, MOST_COPIES)),
         ("replicas", 1, 1 << 20),
         ("most_weight", 1, (1 << 32) - 1),
         ("summed_weight", 0, (1 << 32) - 1),

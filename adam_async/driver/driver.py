@@ -487,6 +487,7 @@ class Driver:
             statistics={**progress.roles, self._identity.node: self._own_statistics()},
             events=self._events.noted,
             series=tuple(progress.series),
+            copies=progress.copies,
             checkpoints=self._training_run.written if self._training_run is not None else (),
         )
 

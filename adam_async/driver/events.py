@@ -14,6 +14,7 @@ from adam_async.controller.status_log import NOTICE
 from adam_async.driver.progress_poll import HEARD, SILENT
 from adam_async.errors import AdamError
 from adam_async.run.cluster_map import MOST_REASON, ClusterMap
+from adam_async.run.run_copies import BundleCopies, copies_of
 from transport import TransportError
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,12 @@ class RunEvents:
         self._silent: set[str] = set()
         self._run = ""
         self._places: dict[tuple[int, int], str] = {}
+        self._copies: dict[str, BundleCopies] = {}
+        """Bundles of the run, by home."""
+        self._waiting: set[str] = set()
+        """Homes of bundles whose pushes wait for more copies."""
+        self._complete: set[str] = set()
+        """Homes of bundles that have had all copies in sync."""
 
     def begin(self, *, anew: bool) -> None:
         """Begin a run; with `anew`, drop the events of an earlier run."""
@@ -96,6 +103,34 @@ class RunEvents:
                     self._explained.discard(name)
                     self._silent.discard(name)
             self._note_successors(cluster)
+            self._note_copies(cluster)
+
+    def _note_copies(self, cluster: ClusterMap) -> None:
+        """Note primaries that moved, and shards that begin or cease to lack copies."""
+        found = copies_of(cluster)
+        if found is None or found.copies == 1:
+            return
+        for now in found.bundles:
+            was = self._copies.get(now.home)
+            if now.in_sync:
+                self._copies[now.home] = now
+            if was is None or not now.in_sync:
+                continue
+            shards, before, after = f"the shards of {now.home}", len(was.in_sync), len(now.in_sync)
+            if now.primary != was.primary:
+                self.note(f"primary of {shards} moved from {was.primary} to {now.primary}")
+            if after < found.min_in_sync <= before:
+                self.note(
+                    f"pushes to {shards} wait: {after} in sync, {found.min_in_sync} needed (min_in_sync)"
+                )
+                self._waiting.add(now.home)
+            if after >= found.min_in_sync and now.home in self._waiting:
+                self.note(f"pushes to {shards} go on: {after} in sync")
+                self._waiting.discard(now.home)
+            if before < found.copies <= after and now.home in self._complete:
+                self.note(f"{shards} have {found.copies} copies in sync again")
+            if after >= found.copies:
+                self._complete.add(now.home)
 
     def _note_loss(self, node: str) -> None:
         """Note that the controllers count a node as dead. A silent node may be alive."""
@@ -108,6 +143,8 @@ class RunEvents:
         if run != self._run:
             self._run = run
             self._places.clear()
+            for memory in (self._copies, self._waiting, self._complete):
+                memory.clear()
         for name, node in sorted(cluster.nodes.items()):
             if node.role != "worker" or not node.live or node.replica < 0:
                 continue

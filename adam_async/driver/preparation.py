@@ -74,6 +74,7 @@ def store_of(record: ProgramRecord, program: TrainingProgram, arrays: Sequence[A
         shard_bytes=config.shard_bytes,
         servers=config.servers,
         copies=config.copies_in_force,
+        min_in_sync=config.min_in_sync,
         slack=config.slack,
         summed_weight=config.images_per_group if config.synchronous else 0,
         most_weight=config.images_per_group * config.push_every,

@@ -13,6 +13,7 @@ from adam_async.controller.client import Membership
 from adam_async.driver.readiness import POLL_S
 from adam_async.driver.role_counts import RoleCounts
 from adam_async.run.progress import Progress
+from adam_async.run.run_copies import copies_of
 
 SILENT, HEARD = " has not answered for ", " answers again, "
 """Texts after a node's name in the events of its silence."""
@@ -88,3 +89,4 @@ class ProgressPoll:
         known = {**progress.roles, **{node: each.values for node, each in answers.items()}}
         progress.update({node: known[node] for node in addresses if node in known}, now=now, ended=ended)
         progress.replicas = len(self._membership.map.live_replicas())
+        progress.copies = copies_of(self._membership.map)

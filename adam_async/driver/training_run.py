@@ -389,6 +389,7 @@ class TrainingRun:
             statistics=statistics,
             events=self._parts.events.noted,
             series=tuple(self._progress.series),
+            copies=self._progress.copies,
             checkpoints=self.written,
             checkpoint_missed=self._checkpointer.missed if self._checkpointer is not None else "",
             record=record,

@@ -185,7 +185,7 @@ class ServedStore:
         store, host = self.store, self._host
         pieces = pieces_of([spec for spec in self._specs if store.buckets[spec.bucket] == self.home])
         facts = BundleFacts(
-            store=store.id, home=self.home, pieces=len(pieces), min_in_sync=min(2, store.copies)
+            store=store.id, home=self.home, pieces=len(pieces), min_in_sync=store.min_in_sync_in_force
         )
         self._copy = BundleCopy(
             host.me,

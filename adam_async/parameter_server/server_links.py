@@ -3,8 +3,8 @@
 A primary dials the other members of its bundles. Entries and their acknowledgements travel on that link, in
 order. Each server also dials each other one for heartbeats, so that a beat never waits behind an entry. A
 server that hears no beat counts the other as silent; one that is refused twice when it dials counts it as
-gone, because its process has ended. A server that was late itself counts nobody as silent: the beats of the
-others may lie unread in its sockets.
+gone, because its process has ended. After a stall of its own a server counts no other as silent: their
+beats may lie unread in its sockets.
 """
 
 import asyncio

@@ -23,6 +23,8 @@ def explain_defaults(
         found["schedule"] = _why_schedule(asked, decided)
     if not asked.momentum and asked.rule == "sgd":
         found["momentum"] = "none: groups in flight at once act like momentum that grows with their number"
+    if not asked.copies:
+        found["copies"] = _why_copies(decided)
     if not asked.threads:
         found["threads"] = "one for each core, shared out among the replicas"
     if not asked.in_flight:
@@ -34,6 +36,17 @@ def explain_defaults(
     if asked.kernels == "auto":
         found["kernels"] = f"{kernels}; numba is taken where it is installed"
     return found
+
+
+def _why_copies(decided: Config) -> str:
+    copies = decided.copies_in_force
+    if copies > 1:
+        return f"{copies} on {decided.servers} servers: several controllers replace a lost primary"
+    if decided.controllers == 1:
+        return "one: a single controller is the first thing that a run would lose"
+    if decided.servers == 1:
+        return "one: there is one server"
+    return "one: an option of this run excludes several"
 
 
 def _why_rate(decided: Config, squared_norm: float) -> str:

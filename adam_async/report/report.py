@@ -19,6 +19,7 @@ from adam_async.report.defaults import explain_defaults
 from adam_async.run.config import Config
 from adam_async.run.learning_rate import default_rate, squared_norm_of
 from adam_async.run.result import EpochResult, RunResult
+from adam_async.run.run_copies import RunCopies
 from adam_async.run.series import Sample
 from adam_async.run.staleness import StalenessReport, add_up, add_up_by_name
 from adam_async.run.step_model import RunModel, StepModel
@@ -154,6 +155,25 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     peak_rss_mb: float
 
 
+class BundleReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The copies of the shards that were placed on one server."""
+
+    home: str
+    primary: str
+    in_sync: list[str]
+    joining: list[str]
+
+
+class CopiesReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The copies of all shards at the end."""
+
+    copies: int
+    min_in_sync: int
+    lagging: list[str]
+    """Homes of the shards with fewer copies in sync."""
+    bundles: list[BundleReport]
+
+
 class ControllerReport(msgspec.Struct, frozen=True, kw_only=True):
     """State of one controller in its group at the end."""
 
@@ -268,6 +288,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     series: list[Sample]
     events: list[EventReport]
     checkpoints: list[CheckpointReport]
+    copies: CopiesReport | None = None
     controllers: list[ControllerReport] = []
     servers: list[ServerReport]
     caches: list[CacheReport]
@@ -320,6 +341,7 @@ def build_report(
         else None,
         series=list(result.series),
         events=msgspec.convert(result.events, list[EventReport]),
+        copies=_copies(result.copies) if result.copies is not None else None,
         checkpoints=msgspec.convert(result.checkpoints, list[CheckpointReport], from_attributes=True),
         **msgspec.structs.asdict(counts),
     )
@@ -403,6 +425,15 @@ async def write(report: Report, path: Path, disk: Disk) -> None:
 def _epoch(epoch: EpochResult) -> EpochReport:
     report = msgspec.convert(epoch, EpochReport, from_attributes=True)
     return report if isfinite(epoch.train_loss) else msgspec.structs.replace(report, train_loss=None)
+
+
+def _copies(copies: RunCopies) -> CopiesReport:
+    return CopiesReport(
+        copies=copies.copies,
+        min_in_sync=copies.min_in_sync,
+        lagging=[bundle.home for bundle in copies.lagging],
+        bundles=msgspec.convert(copies.bundles, list[BundleReport], from_attributes=True),
+    )
 
 
 def _staleness(roles: Collection[Mapping[str, Any]]) -> StalenessReport:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from adam_async.errors import ConfigError
-from adam_async.run.bundle_record import MOST_COPIES
+from adam_async.run.bundle_record import DEFAULT_COPIES, MOST_COPIES
 from adam_async.run.cache_size import cache_limits, read_budget
 from adam_async.run.image_size import read_image_size
 from adam_async.run.option_types import check_types
@@ -119,6 +119,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Controllers: 1, or a group of 3 or 5, which survives the loss of one or two."""
     copies: int = 0
     """Servers with each shard; 0 is 3, or all servers if fewer, with several controllers, else 1."""
+    min_in_sync: int = 0
+    """Copies that must have a push before it is applied; 0 is 2, or 1 with one copy."""
     processes: bool = False
     """Whether each role is a child process over loopback TCP, instead of all in one event loop."""
     rule: Literal["sgd", "adagrad", "adam", "adamw"] = "sgd"
@@ -263,6 +265,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.copies > self.servers:
             raise ConfigError(
                 f"copies={self.copies} need as many servers, and there are {self.servers}: raise servers"
+            )
+        if self.min_in_sync > self.copies_in_force:
+            raise ConfigError(
+                f"min_in_sync={self.min_in_sync} needs as many copies, and there "
+                f"{'is 1' if self.copies_in_force == 1 else f'are {self.copies_in_force}'}: raise copies"
             )
         for name, asked, why in (
             ("weights=aliased", self.weights == "aliased", "all servers share one memory there"),
@@ -484,6 +491,7 @@ _LEAST = {
     "in_flight": 0,
     "servers": 1,
     "copies": 0,
+    "min_in_sync": 0,
     "data_servers": 1,
     "rate": 0.0,
     "weight_decay": 0.0,
@@ -514,6 +522,7 @@ MOST = {
     "partitions": 64,
     "servers": 64,  # one for each bucket
     "copies": MOST_COPIES,
+    "min_in_sync": MOST_COPIES,
     "data_servers": 64,
     "lag": 1,
     "seed": (1 << 64) - 1,  # the cluster map's numbers have 64 bits
@@ -522,9 +531,6 @@ MOST = {
     "read_ahead": 1024,  # a worker has memory for each
 }
 """Maximum values; larger values are mistakes, or would cause a less clear error later."""
-
-DEFAULT_COPIES = 3
-"""Default number of servers with each shard, with several controllers."""
 
 CONTROLLERS = (1, 3, 5)
 CONTROLLERS_WORDS = (

@@ -7,6 +7,7 @@ from typing import Any
 
 from adam_async.messages import read_number
 from adam_async.run.result import EpochResult
+from adam_async.run.run_copies import RunCopies
 from adam_async.run.series import Sample, Series
 from adam_async.run.staleness import add_up
 from adam_async.run.step_model import RunModel
@@ -47,6 +48,8 @@ class Progress:
     """Roles without an answer at the last update, each with its time."""
     loss: float = 0.0
     replicas: int = 0
+    copies: RunCopies | None = None
+    """Copies of the run's shards at the last update; None before they are placed."""
     clock: int = 0
     """Clock up to which all pushes of live replicas are applied, in steps."""
     waiting_for: tuple[str, ...] = ()
@@ -83,6 +86,7 @@ class Progress:
         self._added_up = 0, 0.0, 0
         self.roles = {}
         self.silent = ()
+        self.copies = None
         self.checkpoint = ""
 
     def written(self, checkpoint: str, *, now: float) -> None:

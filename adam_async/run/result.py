@@ -7,6 +7,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from adam_async.errors import RecordError
+from adam_async.run.run_copies import RunCopies
 from adam_async.run.series import Sample
 from adam_async.run.step_model import RunModel
 
@@ -83,6 +84,8 @@ class RunResult:
     """Losses of roles and other events, with seconds since the start of the run."""
     series: tuple[Sample, ...] = ()
     """Samples, one for about each second of training."""
+    copies: RunCopies | None = None
+    """Copies of the shards at the last poll of the roles; None before they were placed."""
     checkpoints: tuple[CheckpointResult, ...] = ()
     checkpoint_missed: str = ""
     """Reason for a missing last checkpoint; empty if it was written, or none was due."""

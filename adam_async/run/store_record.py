@@ -132,6 +132,8 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Number of servers; 0 means all servers that are live at the placement."""
     copies: int = 1
     """Number of servers with each shard."""
+    min_in_sync: int = 0
+    """Number of copies that must have an entry before it is applied; 0: see `min_in_sync_in_force`."""
     slack: int | None = None
     """Number of clocks by which a client may be ahead of the slowest: s in ssp, 0 in bsp; None in asp."""
     summed_weight: int = 0
@@ -171,6 +173,11 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     bucket_bytes: tuple[int, ...] = ()
     """Bytes of the values of each bucket, by which it is placed."""
     changed: int = 0
+
+    @property
+    def min_in_sync_in_force(self) -> int:
+        """Number of copies that must have an entry before it is applied: two by default, one of one copy."""
+        return self.min_in_sync or min(2, self.copies)
 
     @property
     def fixed(self) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ from adam_async.messages import ShardState
 from adam_async.model.rules import rule_of
 from adam_async.parameter_server.client import SessionIdentity
 from adam_async.run.arrays import ArraySpec
+from adam_async.run.bundle_record import DEFAULT_COPIES
 from adam_async.run.cluster_map import ClusterMap, replica_generation
 from adam_async.run.shard_table import ShardSpec, shard_table
 from adam_async.run.store_record import ArrayRecord, StoreRecord, joined_arrays, served_word
@@ -118,6 +119,12 @@ class Joining:
                 "replicas=N, the number of clients of the first step"
             )
         state = [len(rule_of(rule).state_names) for rule in wish.rules]
+        copies = await self._copies()
+        if wish.min_in_sync > copies:
+            raise StoreError(
+                f"min_in_sync is {wish.min_in_sync}, and store {wish.name!r} would have "
+                f"{'1 copy' if copies == 1 else f'{copies} copies'}: set copies"
+            )
         record = StoreRecord(
             id=f"{self._node}-{wish.name}",
             creator=self._node,
@@ -128,7 +135,8 @@ class Joining:
             pieces=0,
             shard_bytes=wish.shard_bytes,
             servers=wish.servers,
-            copies=wish.copies,
+            copies=copies,
+            min_in_sync=wish.min_in_sync,
             slack=wish.slack,
             summed_weight=1 if wish.is_summed else 0,
             replicas=max(wish.replicas, 1),
@@ -137,6 +145,25 @@ class Joining:
         if wish.create == "new" and store.id != record.id:
             raise StoreError(f"store {wish.name!r} was just created by another client")
         return store
+
+    async def _copies(self) -> int:
+        """Return the number of copies of a new store; by default it depends on the live servers.
+
+        Raises:
+            DeadlineExceeded: No server, or fewer than the wanted ones, were live within `prepare_s`.
+        """
+        wish, membership = self._wish, self._membership
+        if wish.copies is not None:
+            return wish.copies
+        if len(membership.controllers) == 1:
+            return 1
+        wanted = max(wish.servers, 1)
+        cluster = await membership.wait_for(
+            lambda cluster: len(cluster.live("ps")) >= wanted,
+            f"{counted(wanted, 'server')} for store {wish.name!r}; start one with adam-async ps",
+            self._waits.prepare_s,
+        )
+        return min(DEFAULT_COPIES, len(cluster.live("ps")))
 
     async def _create_once(self, record: StoreRecord) -> StoreRecord:
         """Create the store, or return the store that another client creates at the same time."""

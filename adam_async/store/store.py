@@ -73,7 +73,8 @@ class ParameterStore:
         rule: Rule | Mapping[str, Rule] = Sgd(),  # noqa: B008 - a frozen value
         consistency: str = "asp",
         replicas: int = 0,
-        copies: int = 1,
+        copies: int | None = None,
+        min_in_sync: int = 0,
         servers: int = 0,
         shard_bytes: int = SHARD_BYTES,
         reader: bool = False,
@@ -91,13 +92,16 @@ class ParameterStore:
             name: Name of the store in its cluster.
             create: ``auto`` creates the store if it is absent, ``new`` refuses one that exists, and
                 ``never`` only joins.
-            rule: Update rule of all arrays, or of each by name. consistency: ``asp``, without clocks;
-                ``ssp:S``, in which a pull at step t waits until every client has ended step t - S; or
+            rule: Update rule of all arrays, or of each by name.
+            consistency: ``asp``, without clocks; ``ssp:S``, in which a pull at step t waits until every client has ended step t - S; or
                 ``bsp``, in which the servers apply the mean of the clients' gradients at each step.
             replicas: With clocks, the number of clients that the first step waits for; with bsp the
                 creator needs it, and with ssp it is 1 by default.
-            copies: Number of servers with each shard; only 1 is possible.
-            servers: Number of servers; 0 means all servers that are live at the creation.
+            copies: Number of servers with each shard, 1 to 8. By default 3, or all live servers if fewer, if
+                `where` names several controllers, else 1.
+            min_in_sync: Number of copies that must have a push before it is applied; 0 is 2, or 1 with one
+                copy.
+            servers: Number of servers to use; 0 for all that are live when the store is created.
             shard_bytes: Maximum size of a shard, in bytes.
             reader: Whether this client only pulls. A reader never delays other clients.
             token: Text of the cluster's token file, or of keys of the role ``client`` or ``reader``.
@@ -118,6 +122,7 @@ class ParameterStore:
             is_summed=consistency == "bsp",
             replicas=replicas,
             copies=copies,
+            min_in_sync=min_in_sync,
             servers=servers,
             shard_bytes=shard_bytes,
             reader=reader,

@@ -194,7 +194,8 @@ class ParameterStore:
         rule: Rule | Mapping[str, Rule] = Sgd(),  # noqa: B008 - a frozen value
         consistency: str = "asp",
         replicas: int = 0,
-        copies: int = 1,
+        copies: int | None = None,
+        min_in_sync: int = 0,
         servers: int = 0,
         shard_bytes: int = SHARD_BYTES,
         reader: bool = False,
@@ -214,6 +215,7 @@ class ParameterStore:
             consistency=consistency,
             replicas=replicas,
             copies=copies,
+            min_in_sync=min_in_sync,
             servers=servers,
             shard_bytes=shard_bytes,
             reader=reader,

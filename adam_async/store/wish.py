@@ -34,7 +34,10 @@ class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Whether servers apply the mean of the gradients of a step (bsp); in ``ssp:0`` they apply each push."""
     replicas: int
     """0: not given."""
-    copies: int = 1
+    copies: int | None = None
+    """None: `DEFAULT_COPIES` if the client knows several controllers, else 1."""
+    min_in_sync: int = 0
+    """0: not given."""
     servers: int
     shard_bytes: int
     reader: bool
@@ -44,15 +47,20 @@ class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if not isinstance(self.name, str):
             raise ConfigError(f"the name of a store is text, not {self.name!r:.80}")
         store_key(self.name)
-        if isinstance(self.copies, bool) or not 1 <= self.copies <= MOST_COPIES:
-            raise ConfigError(f"copies is {self.copies!r:.80}; 1 to {MOST_COPIES} are allowed")
         for option, value, least, most in (
             ("replicas", self.replicas, 0, 1 << 20),
+            ("copies", 1 if self.copies is None else self.copies, 1, MOST_COPIES),
+            ("min_in_sync", self.min_in_sync, 0, MOST_COPIES),
             ("servers", self.servers, 0, NUM_BUCKETS),
             ("shard_bytes", self.shard_bytes, 8, 1 << 40),
         ):
             if type(value) is not int or not least <= value <= most:
                 raise ConfigError(f"{option} is a whole number from {least} to {most}, not {value!r:.80}")
+        if self.copies is not None and self.min_in_sync > self.copies:
+            raise ConfigError(
+                f"min_in_sync is {self.min_in_sync}, and copies {self.copies}: raise copies, or leave "
+                "min_in_sync out"
+            )
         if not isinstance(self.waits, Waits):
             raise ConfigError(f"waits is an adam_async.Waits, not {self.waits!r:.80}")
         if self.create not in CREATE_WORDS:

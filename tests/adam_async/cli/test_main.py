@@ -170,7 +170,7 @@ def test_reports_are_named_one_after_the_other() -> None:
         (["trian"], "trian"),
         (["worker"], "--join"),
         (["ps"], "--controller"),
-        (["train", "--copies", "3"], "Unknown option"),
+        (["train", "--replicate", "3"], "Unknown option"),
         (["train", "--epochs", "2.4"], "must be a whole number, not '2.4'"),
         (["train", "--checkpoint-misses=1.5"], "must be a whole number, not '1.5'"),
         (["worker", "--join", "tcp://127.0.0.1:1", "--threads=1.5"], "must be a whole number, not '1.5'"),

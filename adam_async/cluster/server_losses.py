@@ -1,0 +1,72 @@
+"""Pure: what the copies of a run's shards still allow after the ends of server processes.
+
+The parent of the servers learns of an end before the controllers do. So this notes the ended incarnations,
+and reads the newest map without them.
+"""
+
+from collections.abc import Iterator
+
+from adam_async.errors import RESUME
+from adam_async.run.bundle_record import BundleRecord, Member
+from adam_async.run.cluster_map import ClusterMap
+
+
+class ServerLosses:
+    """The ended servers of a cluster of processes. Maps are the newest ones of its driver."""
+
+    def __init__(self) -> None:
+        self._ended: set[Member] = set()
+
+    def note(self, cluster: ClusterMap, node: str) -> None:
+        """Note that the process of a server has ended."""
+        if node in cluster.nodes:
+            self._ended.add((node, cluster.nodes[node].incarnation))
+
+    def lost(self, cluster: ClusterMap) -> tuple[str, ...]:
+        """Return the homes of the run's shards that have no copy left; none outside a run."""
+        return tuple(home for home, bundle in _bundles_of(cluster) if not self._left(bundle))
+
+    def suffice(self, cluster: ClusterMap) -> bool:
+        """Return whether all pushes of the run can go on with the servers that are left."""
+        store, bundles = cluster.run_store, tuple(_bundles_of(cluster))
+        if store is None or not bundles:
+            return False
+        return all(len(self._left(bundle)) >= store.min_in_sync_in_force for _, bundle in bundles)
+
+    def successors(self, cluster: ClusterMap, node: str) -> tuple[str, ...]:
+        """Return the servers that go on with the shards of which an ended server was the primary."""
+        found: dict[str, None] = {}
+        for _, bundle in _bundles_of(cluster):
+            if bundle.primary is not None and bundle.primary[0] == node:
+                found.update(dict.fromkeys(self._left(bundle)))
+        return tuple(found)
+
+    def _left(self, bundle: BundleRecord) -> list[str]:
+        return [member[0] for member in bundle.in_sync if member not in self._ended]
+
+
+def lost_text(homes: tuple[str, ...]) -> str:
+    """Return the text on the loss of the last copy of the shards of some homes."""
+    return f"with it went the last copy of the shards of {_joined(homes)}; {RESUME}"
+
+
+def successors_text(servers: tuple[str, ...]) -> str:
+    """Return the text on the servers that go on with the shards of a lost one; empty for none."""
+    return f"; its shards go on with {_joined(servers)}" if servers else ""
+
+
+def _bundles_of(cluster: ClusterMap) -> Iterator[tuple[str, BundleRecord]]:
+    """Yield home and record of each bundle of the run in progress, once its store is open."""
+    store = cluster.run_store
+    if store is None or not cluster.in_progress or store.phase not in ("open", "failed"):
+        return
+    for home in sorted(set(store.buckets)):
+        bundle = cluster.bundle(store.id, home)
+        if bundle is not None:
+            yield home, bundle
+
+
+def _joined(names: tuple[str, ...]) -> str:
+    """Return names with commas and a last ``and``."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last

@@ -1,0 +1,52 @@
+"""Pure: the copies of a run's shards, for its report, its live table and its events."""
+
+import msgspec
+
+from adam_async.run.cluster_map import ClusterMap
+
+
+class BundleCopies(msgspec.Struct, frozen=True, kw_only=True):
+    """The servers with copies of one bundle."""
+
+    home: str
+    """Server that the bundle was placed on; its name."""
+    primary: str
+    """Server that answers; empty once all copies are lost."""
+    in_sync: tuple[str, ...]
+    """Servers with all acknowledged pushes, the primary first."""
+    joining: tuple[str, ...]
+    """Servers that still receive values."""
+
+
+class RunCopies(msgspec.Struct, frozen=True, kw_only=True):
+    """The copies of all shards of a run."""
+
+    copies: int
+    """Servers that should have each shard."""
+    min_in_sync: int
+    """Copies that must have a push before it is applied."""
+    bundles: tuple[BundleCopies, ...]
+    """By home."""
+
+    @property
+    def lagging(self) -> tuple[BundleCopies, ...]:
+        """Bundles with fewer copies in sync than the run asks for."""
+        return tuple(bundle for bundle in self.bundles if len(bundle.in_sync) < self.copies)
+
+
+def copies_of(cluster: ClusterMap) -> RunCopies | None:
+    """Return the copies of the run's shards; None before they are placed."""
+    store = cluster.run_store
+    if store is None or not store.buckets:
+        return None
+    bundles = []
+    for home in sorted(set(store.buckets)):
+        bundle = cluster.bundle(store.id, home)
+        if bundle is None:
+            continue
+        in_sync = tuple(node for node, _ in bundle.in_sync)
+        joining = tuple(node for node, _ in bundle.joining)
+        bundles.append(
+            BundleCopies(home=home, primary=next(iter(in_sync), ""), in_sync=in_sync, joining=joining)
+        )
+    return RunCopies(copies=store.copies, min_in_sync=store.min_in_sync_in_force, bundles=tuple(bundles))
