@@ -14,6 +14,7 @@ from adam_async.model import Network
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.plan import PartitionPlan
 from adam_async.model.partition.prediction import longest_chain
+from adam_async.run.training_program import read_training
 
 
 def show_plan(model: Network, plan: PartitionPlan) -> None:
@@ -39,8 +40,9 @@ async def main(source: str = "digits", *, epochs: int = 3) -> RunResult:
         result = await cluster.train(print)
         run = cluster.controller.map.run
     assert run is not None
-    assert run.plan is not None
-    show_plan(result.model, PartitionPlan.from_dict(run.plan))
+    plan = read_training(run).plan
+    assert plan is not None
+    show_plan(result.model, PartitionPlan.from_dict(plan))
     print("in one process worker-0 trained both parts, without messages between workers")
     return result
 

@@ -264,7 +264,8 @@ class TcpNetwork(Network):
         entropy: Function that returns a number of unpredictable bytes.
         pool: Memory in which the links receive.
         budget: Bytes that all links together may hold for their peers; default 512 MiB.
-        rules: Table of the messages that each role may send. advertise: ``tcp://host:port`` that listeners
+        rules: Table of the messages that each role may send.
+        advertise: ``tcp://host:port`` that listeners
             report as their address, for listeners on every interface or behind a gateway; port 0 means the
             listening port. Empty: the listening address.
     """

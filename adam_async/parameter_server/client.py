@@ -361,7 +361,7 @@ class ParameterClient:
     @property
     def may_push(self) -> bool:
         """Whether no bundle owes too many answers."""
-        return all([connection.session.may_push for connection in self._all])
+        return all(connection.session.may_push for connection in self._all)
 
     async def admit(self) -> None:
         """Wait until every bundle may be pushed to. Cancelling it loses nothing.

@@ -14,7 +14,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from typing import Any
 
 from adam_async.messages import Body, pack, unpack_any
-from adam_async.messages.replication import Beat, Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
+from adam_async.messages.replication import Beat
+from adam_async.replication.effects import MESSAGES
 from adam_async.replication.effects import Message as ReplicationMessage
 from adam_async.run.bundle_record import Member
 from adam_async.runtime.channel import Channel, Endpoint
@@ -45,9 +46,6 @@ GONE_DIALS = 2
 
 OnMessage = Callable[[Member, ReplicationMessage, Sequence[Any]], None]
 """Takes a message of another server, and its tensors. It raises `ProtocolError` for an invalid one."""
-
-MESSAGES = (Begin, Begun, Copy, Committed, Held, PieceCopy, Superseded)
-"""Messages about a bundle."""
 
 _DIALS = RetrySchedule(first_s=0.05, longest_s=0.5)
 

@@ -8,6 +8,10 @@ from adam_async.replication.log import Entry
 from adam_async.run.bundle_record import BundleRecord, Member
 
 Message = Begin | Begun | Copy | Committed | Held | PieceCopy | Superseded
+"""A message about a bundle, between two of its members."""
+
+MESSAGES = (Begin, Begun, Copy, Committed, Held, PieceCopy, Superseded)
+"""Their classes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ class ArraySpec:
     """The shape and type of an array of a store.
 
     Attributes:
-        shape: Lengths of the array's axes; empty for a scalar. dtype: ``float32`` or ``float64``.
+        shape: Lengths of the array's axes; empty for a scalar.
+        dtype: ``float32`` or ``float64``.
         split: Whether several servers may have parts of the array, cut into shards along its first axis.
 
     Raises:

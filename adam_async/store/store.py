@@ -93,8 +93,9 @@ class ParameterStore:
             create: ``auto`` creates the store if it is absent, ``new`` refuses one that exists, and
                 ``never`` only joins.
             rule: Update rule of all arrays, or of each by name.
-            consistency: ``asp``, without clocks; ``ssp:S``, in which a pull at step t waits until every client has ended step t - S; or
-                ``bsp``, in which the servers apply the mean of the clients' gradients at each step.
+            consistency: ``asp`` without clocks; ``ssp:S``, in which a pull at step t waits until every client
+                has ended step t - S; or ``bsp``, in which the servers apply the mean of the clients'
+                gradients at each step.
             replicas: With clocks, the number of clients that the first step waits for; with bsp the
                 creator needs it, and with ssp it is 1 by default.
             copies: Number of servers with each shard, 1 to 8. By default 3, or all live servers if fewer, if
@@ -313,7 +314,7 @@ class Opening:
     def __init__(self, where: str, wish: StoreWish, token: str | None) -> None:
         if token is not None:
             check_token_is_for(token, "reader" if wish.reader else "client", origin="token")
-        self._where = _checked_where(where, wish.servers)
+        self._where = _checked_where(where, wish)
         self._wish = wish
         self._token = token
         self._task: asyncio.Task[None] | None = None
@@ -405,17 +406,18 @@ class Opening:
             opened.cancel()
 
 
-def _checked_where(where: str, servers: int) -> str:
+def _checked_where(where: str, wish: StoreWish) -> str:
     """Return the address of a store: ``local``, or those of controllers joined by commas.
 
     Raises:
-        ConfigError: It is neither, or a local store wants several servers.
+        ConfigError: It is neither, or a local store wants several servers or copies.
     """
     if not isinstance(where, str):
         raise ConfigError(f"where is 'local' or addresses of controllers, not {where!r:.80}")
     if where == "local":
-        if servers > 1:
-            raise ConfigError(f"servers is {servers}: local has one server; leave servers out")
+        for name, value in (("servers", wish.servers), ("copies", wish.copies or 1)):
+            if value > 1:
+                raise ConfigError(f"{name} is {value}: local has one server; leave {name} out")
         return where
     try:
         return check_addresses(where, "where")

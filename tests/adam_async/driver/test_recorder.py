@@ -26,12 +26,12 @@ RUN = TrainingProgram(config=Config(record=True), spec=digits().to_dict())
 IDENTITY = Identity(role="driver", node="driver", incarnation=1)
 
 
-def recorder(pool: ComputePool, program: TrainingProgram = RUN) -> Recorder:
+def recorder(pool: ComputePool, program: TrainingProgram = RUN, run: str = "run") -> Recorder:
     traffic = Traffic("driver")
     queries = RoleQueries(
         network=local_network(), identity=IDENTITY, waits=Waits(dial_s=0.05), traffic=traffic
     )
-    return Recorder(run="run", program=program, model=MODEL, data={}, queries=queries, pool=pool)
+    return Recorder(run=run, program=program, model=MODEL, data={}, queries=queries, pool=pool)
 
 
 async def test_a_resumed_run_is_not_recorded() -> None:
@@ -60,7 +60,7 @@ async def test_a_run_in_which_a_primary_moved_has_no_record() -> None:
     moved = msgspec.structs.replace(cluster, bundles={**cluster.bundles, key: bundle})
 
     async with ComputePool(threads=1) as pool:
-        record = await recorder(pool, cluster.run).gather(moved, {}, {})
+        record = await recorder(pool, run=cluster.run.id).gather(moved, {}, {})
 
     assert isinstance(record, RecordError)
     assert "the primary of bundle ps-1 is ps-0 now, and the log of its pushes began on ps-1" in str(record)

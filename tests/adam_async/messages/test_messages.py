@@ -14,6 +14,7 @@ from adam_async.messages import (
     ROLES,
     TABLE,
     Agree,
+    Beat,
     Begin,
     Begun,
     Block,
@@ -141,6 +142,7 @@ ALLOWED = {
     "ShardStates": {("ps", "driver")},
     "LoadShards": {("driver", "ps"), ("client", "ps")},
     "Loaded": {("ps", "driver"), ("ps", "client")},
+    "Beat": {("ps", "ps")},
     "Begin": {("ps", "ps")},
     "Begun": {("ps", "ps")},
     "Copy": {("ps", "ps")},
@@ -230,6 +232,7 @@ EXAMPLES = [
     ShardStates(arrays=("momentum",)),
     LoadShards(store="r", generation=1, arrays=()),
     Loaded(left=2),
+    Beat(),
     Begin(store="r", home="ps-0", generation=2, session=3, version=9, start=4, anew=True),
     Begun(store="r", home="ps-0", generation=2, session=3, position=7, applied=5),
     Copy(

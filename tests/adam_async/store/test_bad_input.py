@@ -132,7 +132,7 @@ def test_bad_arrays_are_refused_before_a_message(arrays: Any, claim: str) -> Non
         ({"replicas": True}, "replicas is a whole number from 0 to 1048576, not True"),
         ({"servers": "2"}, "servers is a whole number from 0 to 64, not '2'"),
         ({"waits": None}, "waits is an adam_async.Waits, not None"),
-        ({"copies": 2}, "copies is 2: each shard has one copy; leave copies out"),
+        ({"copies": 2}, "copies is 2: local has one server; leave copies out"),
         ({"replicas": -1}, "replicas is a whole number from 0"),
         ({"servers": 3}, "servers is 3: local has one server; leave servers out"),
         ({"where": "locl"}, "'locl' is not of the form .*; 'local' stands for a server in this loop"),
