@@ -131,12 +131,18 @@ def decode_entry(parts: list[Part], bundle: Bundle, specs: Sequence[ShardSpec]) 
     queued = [queued_push(each, part[1:], bundle, specs) for each, part in zip(pushes, parts, strict=True)]
     if any(each.push.assign for each in queued) and (first.sums or len(queued) > 1):
         raise RemoteProtocolError("entry", "values that replace those of shards are an entry of their own")
+    if any(each.push.assign and (each.push.clock or _has_factors(each.push)) for each in queued):
+        raise RemoteProtocolError("entry", "an assignment has values, and no clock")
     if first.sums is not (bundle.summed and not queued[0].push.assign):
         raise RemoteProtocolError("entry", "gradients are added up in bsp, and only in bsp")
     if first.sums:
         return Contribute(queued[0])
     _check_batch(queued)
     return Apply(tuple(queued))
+
+
+def _has_factors(push: Push) -> bool:
+    return any(part.factors for part in push.parts)
 
 
 def _check_batch(pushes: Sequence[QueuedPush]) -> None:

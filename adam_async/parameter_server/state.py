@@ -517,7 +517,7 @@ class ServerState:
         for queued in self._queue:
             if isinstance(queued, QueuedPush):
                 assert len(queued.accepted) + len(queued.problems) == len(queued.push.shards)
-        assert len(self._in_flight) <= MOST_IN_FLIGHT or self.synchronous
+        assert sum([isinstance(each.entry, Apply) for each in self._in_flight]) <= MOST_IN_FLIGHT
 
     def store_statistics(self, others: Sequence["ServerState"] = ()) -> StoreStatistics:
         """Counts of the store on this server, for its clients; with those of its other bundles here."""
