@@ -90,6 +90,11 @@ class Bundle:
                 shard.pending = PendingContributions(reached=shard.slowest_clock())
 
     @property
+    def summed(self) -> bool:
+        """Whether pushes are added up (bsp)."""
+        return self._summed_weight > 0
+
+    @property
     def idle(self) -> bool:
         """Whether all committed entries and complete sums are applied."""
         return self.taken is None and not self._ready
@@ -123,7 +128,7 @@ class Bundle:
 
     def tables(self) -> Iterable[ShardTables]:
         """Return the tables of all shards, each once."""
-        return {id(shard.tables): shard.tables for shard in self.shards.values()}.values()
+        return _tables_of(self.shards.values())
 
     # --- entries -----------------------------------------------------------------------------
 
@@ -337,17 +342,15 @@ class Bundle:
 
     def _forget(self, replica_generations: Set[int | None]) -> None:
         """Drop the push numbers of generations. From then on the server refuses their pushes."""
-        for tables in self.tables() if replica_generations - {None} else ():
+        for tables in _tables_of(self._touched()) if replica_generations - {None} else ():
             for numbers in (tables.last_number, tables.ordered):
                 for session in [session for session in numbers if session[1] in replica_generations]:
                     del numbers[session]
 
     def _forget_sessions(self, sessions: Iterable[Session]) -> None:
-        for session in sessions:
-            for tables in self.tables():
-                tables.last_number.pop(session, None)
-                tables.ordered.pop(session, None)
-            self.replicas.forget_early(session[1])  # the session's incarnation is its replica generation
+        for tables in _tables_of(self._touched()):
+            for session in sessions:
+                tables.forget_session(session)
 
     def _note(self, shard: Shard, push: Push, flags: int) -> None:
         if self.log is not None:
@@ -363,6 +366,11 @@ class Bundle:
 
     def __repr__(self) -> str:
         return f"<Bundle {len(self.shards)} shards, {len(self._ready)} entries wait>"
+
+
+def _tables_of(shards: Iterable[Shard]) -> Iterable[ShardTables]:
+    """Return the tables of shards, each once."""
+    return {id(shard.tables): shard.tables for shard in shards}.values()
 
 
 def _is_work(entry: Entry | ApplySum) -> bool:

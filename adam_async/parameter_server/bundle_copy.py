@@ -3,8 +3,8 @@
 The core (`replication.BundleMember`) decides what is sent, committed and proposed to the controllers. This
 shell carries out its effects: it encodes entries, sends them over `ServerLinks`, applies committed ones
 through the state of the store, copies pieces for servers that join, and watches for silent members. The
-primary's own entries keep their objects, so that its front can answer their requests; a member decodes an
-entry when its turn to be applied comes.
+primary's own entries keep their objects, so that its front can answer their requests. The others decode an
+entry or a piece when it arrives, so that an invalid one costs its link and changes nothing.
 """
 
 import asyncio
@@ -21,9 +21,15 @@ from adam_async.messages import Body
 from adam_async.messages.replication import Copy, PieceCopy
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import Entry
-from adam_async.parameter_server.log_entries import Part, decode_entry, encode_entry, entry_bytes
+from adam_async.parameter_server.log_entries import (
+    Part,
+    decode_entry,
+    encode_entry,
+    entry_bytes,
+    without_shards,
+)
 from adam_async.parameter_server.server_links import ServerLinks
-from adam_async.parameter_server.shard_pieces import copy_piece, load_piece
+from adam_async.parameter_server.shard_pieces import copy_piece, load_piece, read_piece
 from adam_async.replication.effects import (
     Apply,
     BecamePrimary,
@@ -70,23 +76,35 @@ LOG_BYTES = 256 << 20
 BACK_OFF_S = 0.2
 """Pause before a proposal without an outcome is repeated, in seconds."""
 
+STUCK_TICKS = 10
+"""Number of heartbeats without a commit after which the primary refuses questions and names the reason."""
+
+STALLED_TICKS = 50
+"""Number of heartbeats without a commit after which a primary strikes out the members that it waits for: they
+beat, and do not take entries."""
+
 MOST_PARTS = 64
 """Maximum number of parts of an entry; a batch has fewer pushes."""
 
+MOST_PIECE_PARTS = 1024
+"""Maximum number of parts of a piece."""
 
-@dataclass(slots=True, eq=False)
+PART_BYTES = 8 << 20
+"""Size of a part of a piece above which its next tensor begins another part, in bytes."""
+
+PART_TENSORS = 256
+"""Maximum number of tensors of a part of a piece."""
+
+MOST_BYTES = 1 << 30
+"""Maximum size of an entry or a piece, in bytes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Content:
-    """The content of an entry: as this primary formed it, or as it arrived."""
+    """The content of an entry, also as it travels."""
 
-    entry: Entry | None = None
-    arrived: list[Part] | None = None
-
-    def parts(self) -> list[Part]:
-        """Return it as it travels."""
-        if self.arrived is None:
-            assert self.entry is not None
-            self.arrived = encode_entry(self.entry)
-        return self.arrived
+    entry: Entry
+    parts: list[Part]
 
 
 class BundleShards(Protocol):
@@ -185,14 +203,20 @@ class BundleCopy:
         self._asked: deque[CopyPiece] = deque()
         """Pieces to copy once the shards are between two entries."""
         self._parts: dict[Member, list[Part]] = {}
-        """Parts of an entry that has not arrived whole, by sender."""
+        """Parts of an entry or a piece that has not arrived whole, by sender."""
+        self._committed = 0
+        """Position up to which entries were committed at the last tick."""
+        self._stuck_ticks = 0
+        """Number of ticks since entries wait and none was committed."""
         self._proposing: asyncio.Task[None] | None = None
         self._lacks_since: float | None = None
         self._home_since: float | None = None
         """Time since which the home could take over, while another server is the primary."""
 
     def start(self) -> None:
-        """Carry out the first effects of the core."""
+        """Take up the links that are there, and carry out the first effects of the core."""
+        for member in self._host.links.up:
+            self._core.link_up(member)
         self._run()
 
     # --- questions ---------------------------------------------------------------------------
@@ -212,6 +236,11 @@ class BundleCopy:
         """The other members."""
         return {*self._core.record.members} - {self._core.me}
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether entries of this primary have waited for a while, and none was committed."""
+        return self._stuck_ticks >= STUCK_TICKS
+
     def why_not_committing(self) -> str:
         """Text that names what the last entry waits for; empty if it is committed."""
         return self._core.why_not_committing()
@@ -221,6 +250,7 @@ class BundleCopy:
     def record_changed(self, record: BundleRecord) -> None:
         """Follow the bundle's record in the cluster map."""
         self._core.record_changed(record)
+        self._parts = {sender: parts for sender, parts in self._parts.items() if sender in record.members}
         self._run()
 
     def link(self, member: Member, *, is_up: bool) -> None:
@@ -240,8 +270,9 @@ class BundleCopy:
 
     def _propose_paused(self) -> None:
         while self._paused and self._core.is_ordering:
-            content = _Content(self._paused.popleft())
-            self._core.propose(content, entry_bytes(content.parts()))
+            entry = self._paused.popleft()
+            parts = encode_entry(entry)
+            self._core.propose(_Content(entry, parts), entry_bytes(parts))
 
     def received(self, sender: Member, message: Message, tensors: Sequence[NDArray[Any]]) -> None:
         """Take a message of another member.
@@ -254,7 +285,12 @@ class BundleCopy:
             parts = self._collected(sender, message, list(tensors))
             if parts is None:
                 return
-            content = parts[0] if isinstance(message, PieceCopy) else _Content(arrived=parts)
+            bundle = self._shards.bundle
+            if isinstance(message, Copy):
+                content = _Content(decode_entry(parts, bundle, self._table), parts)
+            elif message.piece < len(self._pieces):
+                tensors = [tensor for part in parts for tensor in part]
+                content = read_piece(bundle, self._pieces[message.piece], self._table, tensors)
         try:
             self._core.received(sender, message, content)
         except Violation as error:
@@ -263,20 +299,25 @@ class BundleCopy:
 
     def _collected(self, sender: Member, message: Copy | PieceCopy, tensors: Part) -> list[Part] | None:
         """Add a part to those before it; return all of them with the last one."""
-        parts = self._parts.setdefault(sender, [])
-        if not tensors or message.part != len(parts) or not message.part < message.parts <= MOST_PARTS:
+        parts = self._parts.pop(sender, [])
+        if message.part == 0:
+            parts = []  # those before it were of an earlier link
+        most = MOST_PARTS if isinstance(message, Copy) else MOST_PIECE_PARTS
+        if not tensors or message.part != len(parts) or not message.part < message.parts <= most:
             raise RemoteProtocolError(
                 "replication", f"part {message.part} of {message.parts} after {len(parts)} parts"
             )
         parts.append(tensors)
-        if len(parts) < message.parts:
-            return None
-        del self._parts[sender]
-        if entry_bytes(parts) != message.nbytes:
+        size, is_last = entry_bytes(parts), len(parts) == message.parts
+        if not size <= message.nbytes <= MOST_BYTES or (is_last and size != message.nbytes):
             raise RemoteProtocolError(
-                "replication", f"{entry_bytes(parts)} bytes, and its parts name {message.nbytes}"
+                "replication", f"{size} bytes in {len(parts)} of {message.parts} parts, not {message.nbytes}"
             )
-        return parts
+        if is_last:
+            return parts
+        if sender in self._core.record.members:
+            self._parts[sender] = parts
+        return None
 
     def tick(self) -> None:
         """Look for silent members; to be called with each heartbeat."""
@@ -287,6 +328,10 @@ class BundleCopy:
                     core.strike_out(member)
             for member in core.laggards(LOG_BYTES):
                 core.strike_out(member)
+            self._count_stuck_ticks()
+            if self._stuck_ticks >= STALLED_TICKS:
+                for member in core.waits_for():
+                    core.strike_out(member)
             self._invite()
             self._bring_home()
         elif core.me in record.in_sync and record.primary is not None:
@@ -295,6 +340,12 @@ class BundleCopy:
             if silent_s > TAKE_OVER_S + RANK_S * rank:
                 core.take_over()
         self._run()
+
+    def _count_stuck_ticks(self) -> None:
+        log = self._core.log
+        is_stuck = log.committed < log.last and log.committed == self._committed
+        self._stuck_ticks = self._stuck_ticks + 1 if is_stuck else 0
+        self._committed = log.committed
 
     def _invite(self) -> None:
         """Invite another server if the bundle has lacked a member for a while."""
@@ -366,6 +417,7 @@ class BundleCopy:
             case Stopped():
                 self._asked.clear()
                 self._paused.clear()
+                self._stuck_ticks = 0
                 self._shards.follow()
             case Removed():
                 self._shards.leave()
@@ -377,17 +429,15 @@ class BundleCopy:
             case CopyPiece():
                 self._asked.append(effect)
             case TakePiece():
-                load_piece(self._shards.bundle, self._pieces[effect.piece], self._table, effect.content)
+                load_piece(self._shards.bundle, effect.content)
             case ReadRecord():
                 return  # the map is on its way
 
     def _send(self, effect: Send) -> None:
         links, message = self._host.links, effect.message
         as_primary = self._core.is_primary
-        if isinstance(message, PieceCopy):
-            links.send(effect.to, message, effect.content, as_primary=as_primary)
-        elif isinstance(message, Copy):
-            parts = effect.content.parts()
+        if isinstance(message, Copy | PieceCopy):
+            parts = effect.content.parts if isinstance(message, Copy) else _cut(effect.content)
             for number, part in enumerate(parts):
                 numbered: Body = message
                 if len(parts) > 1:
@@ -412,11 +462,14 @@ class BundleCopy:
         """Give the shards the next entry if it is its turn, or copy a piece. Returns whether it did."""
         bundle = self._shards.bundle
         self._count_applied()
-        if self._to_apply and (self._core.is_primary or bundle.idle):
+        is_between = bundle.idle and not self._applying
+        # While a piece is to be copied, entries wait: with more and more of them the shards are never idle.
+        may_apply = is_between or (self._core.is_primary and not self._asked and not self._is_catching_up)
+        if self._asked and is_between:
+            self._copy_piece(self._asked.popleft(), bundle)
+        elif self._to_apply and may_apply:
             self._applying += 1
             self._apply(self._to_apply.popleft(), bundle)
-        elif self._asked and bundle.idle and not self._applying:
-            self._copy_piece(self._asked.popleft(), bundle)
         else:
             self._effects += self._core.take_effects()
             return bool(self._effects)
@@ -438,11 +491,7 @@ class BundleCopy:
             self._is_catching_up = bool(absent)
         bundle.absent = absent
         content: _Content = logged.content
-        entry = content.entry
-        if entry is None:
-            assert content.arrived is not None
-            entry = decode_entry(content.arrived, bundle, self._table, absent)
-        self._shards.committed(entry)
+        self._shards.committed(without_shards(content.entry, absent) if absent else content.entry)
 
     def _skip(self) -> None:
         """Pass an entry that is in all pieces already."""
@@ -463,3 +512,16 @@ class BundleCopy:
 
     def __repr__(self) -> str:
         return f"<BundleCopy {self._facts.home} {self._core!r}>"
+
+
+def _cut(tensors: Part) -> list[Part]:
+    """Cut the tensors of a piece into parts."""
+    parts: list[Part] = [[]]
+    size = 0
+    for tensor in tensors:
+        if parts[-1] and (size + tensor.nbytes > PART_BYTES or len(parts[-1]) == PART_TENSORS):
+            parts.append([])
+            size = 0
+        parts[-1].append(tensor)
+        size += tensor.nbytes
+    return parts

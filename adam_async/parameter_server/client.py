@@ -396,7 +396,8 @@ class ParameterClient:
                     # A bundle that answers is not given up, however long others keep the caller waiting.
                     patience.reschedule(loop.time() + self._waits.patience_s)
         except TimeoutError:
-            raise ShardUnavailable(f"answers of {connection}", self._waits.patience_s) from None
+            text = f"answers of {connection}{connection.refusal}"
+            raise ShardUnavailable(text, self._waits.patience_s) from None
 
     def statistics(self) -> ClientStatistics:
         """Count acknowledgements, repetitions and waits."""

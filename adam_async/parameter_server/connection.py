@@ -91,8 +91,12 @@ class BundleConnection:
                 channel.renew()
             if self._refusal or not settled:
                 await channel.pause(self._moved)
-        refusal = f"; its last answer is {self._refusal}" if self._refusal else ""
-        raise ShardUnavailable(f"{self}{refusal}", self._waits.patience_s)
+        raise ShardUnavailable(f"{self}{self.refusal}", self._waits.patience_s)
+
+    @property
+    def refusal(self) -> str:
+        """Text of the last refusal on the last link, to append to an error; empty without one."""
+        return f"; its last answer is {self._refusal}" if self._refusal else ""
 
     def primary_changed(self, primary: Primary | None) -> None:
         """Take up another primary, or its absence: drop the link, and end a dial to the old one."""

@@ -103,19 +103,19 @@ def entry_bytes(parts: list[Part]) -> int:
     return sum([tensor.nbytes for part in parts for tensor in part])
 
 
-def decode_entry(
-    parts: list[Part], bundle: Bundle, specs: Sequence[ShardSpec], absent: Set[ShardId]
-) -> Entry:
+def decode_entry(parts: list[Part], bundle: Bundle, specs: Sequence[ShardSpec]) -> Entry:
     """Return an entry from its parts.
 
     Args:
         bundle: The shards that it is applied to.
         specs: All shards of the store, by number.
-        absent: Shards that the entry does not touch: their copies have it, or have not arrived yet.
 
     Raises:
-        RemoteProtocolError: A part has other tensors than its details name.
+        RemoteProtocolError: A part has other tensors than its details name, or no primary forms such
+            an entry.
     """
+    if not parts:
+        raise RemoteProtocolError("entry", "it has no part")
     try:
         details = [_decoder.decode(part[0].tobytes()) for part in parts]
     except (msgspec.DecodeError, IndexError) as error:
@@ -128,12 +128,56 @@ def decode_entry(
     pushes = [each for each in details if isinstance(each, PushDetails)]
     if len(pushes) != len(details) or (first.sums and len(pushes) != 1):
         raise RemoteProtocolError("entry", "its parts are of several kinds")
-    queued = [
-        queued_push(each, part[1:], bundle, specs, absent) for each, part in zip(pushes, parts, strict=True)
-    ]
-    if any(each.accepted != queued[0].accepted for each in queued[1:]):
-        raise RemoteProtocolError("entry", "pushes of a batch accept different places")
-    return Contribute(queued[0]) if first.sums else Apply(tuple(queued))
+    queued = [queued_push(each, part[1:], bundle, specs) for each, part in zip(pushes, parts, strict=True)]
+    if any(each.push.assign for each in queued) and (first.sums or len(queued) > 1):
+        raise RemoteProtocolError("entry", "values that replace those of shards are an entry of their own")
+    if any(each.push.assign and (each.push.clock or _has_factors(each.push)) for each in queued):
+        raise RemoteProtocolError("entry", "an assignment has values, and no clock")
+    if first.sums is not (bundle.summed and not queued[0].push.assign):
+        raise RemoteProtocolError("entry", "gradients are added up in bsp, and only in bsp")
+    if first.sums:
+        return Contribute(queued[0])
+    _check_batch(queued)
+    return Apply(tuple(queued))
+
+
+def _has_factors(push: Push) -> bool:
+    return any(part.factors for part in push.parts)
+
+
+def _check_batch(pushes: Sequence[QueuedPush]) -> None:
+    """Raise unless pushes of a batch accept the same places, and have the same shards of one family there."""
+    first = pushes[0]
+    shards = [first.push.shards[place] for place in first.accepted]
+    for each in pushes[1:]:
+        if each.accepted != first.accepted or [each.push.shards[place] for place in each.accepted] != shards:
+            raise RemoteProtocolError("entry", "pushes of a batch are for different shards")
+    found = [first.shards[place] for place in (*first.accepted, *first.refused)]
+    if len({(shard.spec.rule, shard.spec.dtype) for shard in found if shard is not None}) > 1:
+        raise RemoteProtocolError("entry", "pushes of a batch are for shards of several rules or types")
+
+
+def without_shards(entry: Entry, absent: Set[ShardId]) -> Entry:
+    """Return an entry that does not change some shards: their copies have it, or have not arrived yet.
+
+    `Bundle.absent` does the same for entries without places.
+    """
+    match entry:
+        case Apply():
+            return Apply(tuple([_without(queued, absent) for queued in entry.pushes]))
+        case Contribute():
+            return Contribute(_without(entry.queued, absent))
+        case _:
+            return entry
+
+
+def _without(queued: QueuedPush, absent: Set[ShardId]) -> QueuedPush:
+    shards = queued.push.shards
+    return msgspec.structs.replace(
+        queued,
+        accepted=tuple([place for place in queued.accepted if shards[place] not in absent]),
+        refused=tuple([place for place in queued.refused if shards[place] not in absent]),
+    )
 
 
 def _other_entry(details: _Details) -> Entry:
@@ -169,11 +213,7 @@ def push_part(queued: QueuedPush, *, sums: bool) -> PushPart:
 
 
 def queued_push(
-    details: PushDetails,
-    tensors: Part,
-    bundle: Bundle,
-    specs: Sequence[ShardSpec],
-    absent: Set[ShardId] = frozenset(),
+    details: PushDetails, tensors: Part, bundle: Bundle, specs: Sequence[ShardSpec]
 ) -> QueuedPush:
     """Return a push from its details and its tensors; for arguments and errors see `decode_entry`."""
     push = details.push
@@ -183,15 +223,13 @@ def queued_push(
     if details.checked:
         gradients = gradients.trusted()
     shards = group or tuple([bundle.shards.get(ShardId(number)) for number in push.shards])
-    places = range(len(push.shards))
-    for place in (*details.accepted, *details.refused):
+    places, counted = range(len(push.shards)), (*details.accepted, *details.refused)
+    for place in counted:
         if place not in places or shards[place] is None:
             raise RemoteProtocolError("entry", f"place {place} of a push of {len(push.shards)} shards")
-    accepted, refused = details.accepted, details.refused
-    if absent:
-        accepted = tuple([place for place in accepted if push.shards[place] not in absent])
-        refused = tuple([place for place in refused if push.shards[place] not in absent])
-    return QueuedPush(None, push, shards, gradients, accepted, [], refused)
+    if len({push.shards[place] for place in counted}) < len(counted):
+        raise RemoteProtocolError("entry", "a push counts twice on a shard")
+    return QueuedPush(None, push, shards, gradients, details.accepted, [], details.refused)
 
 
 def _packed_part(queued: QueuedPush, *, sums: bool) -> Part:

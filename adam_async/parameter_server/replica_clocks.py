@@ -16,13 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from adam_async.messages import Push, Tick
-from adam_async.parameter_server.replica_generations import EndedGenerations, keep_newest
+from adam_async.parameter_server.replica_generations import EndedGenerations
 from adam_async.parameter_server.shard import Shard, ShardTables
 from adam_async.parameter_server.shard_group import ShardGroup
-from adam_async.run.ids import Replica, ShardId
-
-EARLY_KEPT = 256
-"""Maximum number of replica generations whose clocks are kept until the map names them."""
+from adam_async.run.ids import Replica
 
 
 class ClocksState(msgspec.Struct, frozen=True, array_like=True):
@@ -31,8 +28,6 @@ class ClocksState(msgspec.Struct, frozen=True, array_like=True):
     live: dict[int, int]
     known: dict[int, int]
     first_clock: int
-    early: list[tuple[int, int, dict[int, int]]]
-    """Replica, its generation, and clocks by shard."""
     over: list[tuple[int, int]]
     """Ended generations, oldest first."""
     newest: dict[int, list[int]]
@@ -58,7 +53,6 @@ class ReplicaClocks:
         self._known: Mapping[Replica, int] = {}
         """Last live generations; `live` may be empty."""
         self._first_clock = 0
-        self._early: dict[tuple[Replica, int], dict[ShardId, int]] = {}
 
     def advance(self, shards: Sequence[Shard], replica: Replica, incarnation: int, clock: int) -> None:
         """Raise the clocks of a replica on these shards, if that of its generation counts."""
@@ -73,11 +67,8 @@ class ReplicaClocks:
                     shard.separate().clocks[replica] = clock
         # The map may name the replica later. Without its clock it would then seem to be behind.
         elif self._clocked and (replica, incarnation) not in self.ended:
-            early = keep_newest(self._early, (replica, incarnation), EARLY_KEPT)
-            for shard in shards:
-                if tables is None:
-                    shard.separate()  # its early clock may differ from that of others
-                early[shard.spec.id] = max(early.get(shard.spec.id, 0), clock)
+            for each in [tables] if tables is not None else [shard.separate() for shard in shards]:
+                each.note_early(replica, incarnation, clock)
 
     def _counts(self, replica: Replica, incarnation: int) -> bool:
         """Whether the clock of a generation counts: it is live, or was the last live one while none is."""
@@ -99,22 +90,23 @@ class ReplicaClocks:
         # A new generation starts at the slowest clock of the others; the clock of its predecessor is void.
         reborn = {replica for replica, number in live.items() if self._known.get(replica, number) != number}
         self._known = live
-        early = {pair[0]: self._early.pop(pair, {}) for pair in live.items()}
-        # Clocks of other generations of these replicas are void.
-        self._early = {key: clocks for key, clocks in self._early.items() if key[0] not in live}
-        for shard, tables in _tables_of(shards):
+        for tables in _tables_of(shards):
             tables.name_replicas(live)
             # If no replica stays, the newcomers start at the slowest clock that the last ones had.
             staying = {r: c for r, c in tables.clocks.items() if r in live and r not in reborn}
             slowest = min((staying or tables.clocks).values(), default=self._first_clock)
-            number = shard.spec.id
-            tables.clocks = {r: max(staying.get(r, slowest), early[r].get(number, 0)) for r in live}
+            tables.clocks = {
+                r: max(staying.get(r, slowest), tables.early.get((r, number), 0))
+                for r, number in live.items()
+            }
+            # Clocks of other generations of these replicas are void.
+            tables.early = {key: clock for key, clock in tables.early.items() if key[0] not in live}
         return forgotten
 
     def epoch_began(self, first_clock: int, shards: Iterable[Shard]) -> None:
         """Raise all clocks to the first one of an epoch: the groups before it are all acknowledged."""
         self._first_clock = first_clock
-        for _, tables in _tables_of(shards):
+        for tables in _tables_of(shards):
             for replica, clock in tables.clocks.items():
                 tables.clocks[replica] = max(clock, first_clock)
 
@@ -130,10 +122,6 @@ class ReplicaClocks:
             live={int(replica): number for replica, number in self.live.items()},
             known={int(replica): number for replica, number in self._known.items()},
             first_clock=self._first_clock,
-            early=[
-                (int(replica), number, {int(shard): clock for shard, clock in clocks.items()})
-                for (replica, number), clocks in self._early.items()
-            ],
             over=over,
             newest=newest,
             forgotten=self.ended.forgotten,
@@ -144,18 +132,9 @@ class ReplicaClocks:
         self.live = {Replica(replica): number for replica, number in state.live.items()}
         self._known = {Replica(replica): number for replica, number in state.known.items()}
         self._first_clock = state.first_clock
-        self._early = {
-            (Replica(replica), number): {ShardId(shard): clock for shard, clock in clocks.items()}
-            for replica, number, clocks in state.early
-        }
         self.ended = EndedGenerations.of(state.over, state.newest, forgotten=state.forgotten)
 
-    def forget_early(self, replica_generation: int) -> None:
-        """Forget the clocks of a generation that the map has not named."""
-        for key in [key for key in self._early if key[1] == replica_generation]:
-            del self._early[key]
 
-
-def _tables_of(shards: Iterable[Shard]) -> Iterable[tuple[Shard, ShardTables]]:
-    """Return all tables, each with one of the shards that have them."""
-    return {id(shard.tables): (shard, shard.tables) for shard in shards}.values()
+def _tables_of(shards: Iterable[Shard]) -> Iterable[ShardTables]:
+    """Return the tables of shards, each once."""
+    return {id(shard.tables): shard.tables for shard in shards}.values()

@@ -115,6 +115,7 @@ class ServedStore:
         self._specs = self._table.shards
         self._rules = [rule_of(rule) for rule in store.rules]
         self._answers = Answers(host.buffers, self._rules)
+        self._appliers: Mapping[tuple[int, str], Applier] = {}
         self._work: _Work | None = None
         """The batch or sum that was taken from the queue and is not finished."""
         self._leaving: set[Link] = set()
@@ -138,9 +139,9 @@ class ServedStore:
         self._storage, shards = shards_of(
             store, self.home, self._table, self._arrays, self._rules, self._host
         )
-        appliers = appliers_of(shards, self._rules)
-        self._appliers: Mapping[tuple[int, str], Applier] = appliers
-        self._applier = next(iter(appliers.values()), None)
+        # Those of earlier shards are kept: they may have compiled kernels.
+        self._appliers = self._appliers or appliers_of(shards, self._rules)
+        self._applier = next(iter(self._appliers.values()), None)
         self.state = ServerState(
             store=store.id,
             generation=store.generation,
@@ -302,11 +303,11 @@ class ServedStore:
 
     def answer(self, request: Request, body: Body) -> bool:
         """Answer a question, now or later. Returns whether the store takes messages of this type."""
-        if not self.is_primary and not (isinstance(body, LoadShards) and self._missing):
-            primary = self._record.primary
-            text = f"{self._host.node} is no primary of bundle {self.home}"
-            request.fail("not-primary", f"{text}, {primary[0]} is" if primary is not None else text)
-            return True
+        if self._copy is not None or not self.is_primary:
+            refusal = self._why_not_now(isinstance(body, LoadShards))
+            if refusal is not None:
+                request.fail(*refusal)
+                return True
         if isinstance(body, Push) and body.pull and not self._missing:
             # Charge on arrival: the answer has values and their versions, so it cannot wait for room later.
             shards, group = self.state.shards, self.state.bundle.group(body.shards)
@@ -318,6 +319,21 @@ class ServedStore:
             request.charge(nbytes, partial(self._take, request, body))
             return True
         return self._take(request, body)
+
+    def _why_not_now(self, loads: bool) -> tuple[str, str] | None:
+        """Return the code and the text of the refusal of all questions; None if this server answers them."""
+        node, primary, copy = self._host.node, self._record.primary, self._copy
+        if copy is None:
+            if loads and self._missing:
+                return None
+            return "not-ready", f"{node} lacks values of {len(self._missing)} shards of store {self.store.id}"
+        if self.is_primary and not copy.is_stuck:
+            return None
+        if self.is_primary or primary == self._host.me:
+            why = copy.why_not_committing() or "it applies the entries of the primary before it"
+            return "not-ready", f"{node}, the primary of bundle {self.home}, has to wait: {why}"
+        text = f"{node} is no primary of bundle {self.home}"
+        return "not-primary", f"{text}, {primary[0]} is" if primary is not None else text
 
     def _take(self, request: Request, body: Body) -> bool:
         """Pass a question to the state, and perform its effects."""

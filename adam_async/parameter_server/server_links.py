@@ -47,6 +47,9 @@ GONE_DIALS = 2
 OnMessage = Callable[[Member, ReplicationMessage, Sequence[Any]], None]
 """Takes a message of another server, and its tensors. It raises `ProtocolError` for an invalid one."""
 
+MOST_ANSWERS = 1 << 16
+"""Maximum number of answers that wait for a primary that does not read; beyond it the link ends."""
+
 _DIALS = RetrySchedule(first_s=0.05, longest_s=0.5)
 
 
@@ -113,6 +116,11 @@ class ServerLinks:
             self._on_tick()
 
     # --- members -----------------------------------------------------------------------------
+
+    @property
+    def up(self) -> tuple[Member, ...]:
+        """Members with a link for entries that this server dialled."""
+        return tuple(self._out)
 
     def follow(self, addresses: Mapping[Member, str], entries: Set[Member]) -> None:
         """Keep links to these servers, and links for entries to some of them."""
@@ -186,7 +194,7 @@ class ServerLinks:
     async def attend(self, link: Link) -> None:
         """Take the messages of a link that another server dialled, until it ends."""
         member = (link.peer.node, link.peer.incarnation)
-        outgoing = _Outgoing(link)
+        outgoing = _Outgoing(link, most=MOST_ANSWERS)
         try:
             await self._attend(link, member, outgoing, dialled=False)
         finally:
@@ -235,15 +243,24 @@ class ServerLinks:
 
 
 class _Outgoing:
-    """Messages on their way to another server, in order."""
+    """Messages on their way to another server, in order.
 
-    def __init__(self, link: Link) -> None:
+    Args:
+        most: Number of waiting messages beyond which the link ends; None without a bound: the log of a
+            primary bounds its entries.
+    """
+
+    def __init__(self, link: Link, *, most: int | None = None) -> None:
         self._link = link
+        self._most = most
         self._queue: deque[Message] = deque()
         self._has_queue = asyncio.Event()
 
     def send(self, message: Message) -> None:
         if self._queue or not self._try(message):
+            if self._most is not None and len(self._queue) >= self._most:
+                self._link.abort()
+                return
             self._queue.append(message)
             self._has_queue.set()
 

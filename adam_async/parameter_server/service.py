@@ -109,8 +109,13 @@ class ParameterServer(Role):
     @property
     def state(self) -> ServerState | None:
         """State of the newest run's store; None before it has values for all shards."""
+        states = self._states()
+        return states[-1] if states else None
+
+    def _states(self) -> list[ServerState]:
+        """Return the bundles of the newest run's store that this server leads."""
         of_runs = [each for each in self.served.values() if each.store.program and each.complete]
-        return of_runs[-1].state if of_runs else None
+        return [each.state for each in of_runs if each.store.id == of_runs[-1].store.id]
 
     # --- stores --------------------------------------------------------------------------------
 
@@ -217,7 +222,7 @@ class ParameterServer(Role):
 
     def _on_entries_link(self, member: Member, is_up: bool) -> None:
         for served in tuple(self.served.values()):
-            if served.copy is not None and member in served.copy.peers:
+            if served.copy is not None:
                 served.copy.link(member, is_up=is_up)
 
     def _on_tick(self) -> None:
@@ -273,12 +278,13 @@ class ParameterServer(Role):
         if request.link.peer.role not in USERS:
             super()._report_statistics(request, body)
             return
-        served = self._store_of(request, body.run, ())
-        if served is not None:
-            state = served.state
+        led = [each.state for each in self.served.values() if each.store.id == body.run and each.is_primary]
+        if led:
             reply_when_room(
-                request, STATISTICS_BYTES, lambda: self._pack_statistics(state.store_statistics())
+                request, STATISTICS_BYTES, lambda: self._pack_statistics(led[0].store_statistics(led[1:]))
             )
+        elif self._store_of(request, body.run, ()) is not None:
+            request.fail("not-primary", f"{self._identity.node} is no primary of store {body.run}")
 
     def _store_of(self, request: Request, id: str, shards: Sequence[int]) -> ServedStore | None:
         """Return the bundle of a store with these shards; without it refuse the request and return None.
@@ -333,8 +339,8 @@ class ParameterServer(Role):
 
     def statistics(self) -> ServerStatistics:
         """Counts of the server, and of its shards in the run in progress or just ended."""
-        state = self.state
-        return self._with_common(state.statistics() if state is not None else ServerStatistics())
+        states = self._states()
+        return self._with_common(states[0].statistics(states[1:]) if states else ServerStatistics())
 
     def __repr__(self) -> str:
         return f"<ParameterServer {self._identity.node} at {self.address} with {len(self.served)} bundles>"

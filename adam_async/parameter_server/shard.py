@@ -23,6 +23,9 @@ Session = tuple[int, int]
 MOST_ROWS = 256
 """Number of rows of the staleness table from which replicas that the map does not name share one."""
 
+EARLY_KEPT = 256
+"""Maximum number of replica generations whose clocks are kept until the map names them."""
+
 EXACT = 1 << 10
 """Staleness, in pushes, from which on each value is counted as the power of two below it."""
 
@@ -48,6 +51,8 @@ class ShardTables:
     """Clock table: the step that each live replica has finished, on this shard."""
     staleness_of: dict[int, Counter[int]] = field(default_factory=dict)
     """By replica: number of its pushes applied at each staleness (see `EXACT`). Row `OTHERS` has the rest."""
+    early: dict[tuple[Replica, int], int] = field(default_factory=dict)
+    """Clocks of replica generations that the map has not named yet, oldest first."""
     loaded: Version = Version(0)  # noqa: RUF009 - a NewType call is the identity
     """Version with which a resumed run began; earlier pushes are counted in its checkpoint."""
     refused: int = 0
@@ -66,6 +71,7 @@ class ShardTables:
             dict(self.ordered),
             dict(self.clocks),
             {replica: Counter(counts) for replica, counts in self.staleness_of.items()},
+            dict(self.early),
             self.loaded,
             self.refused,
             self.duplicates,
@@ -87,6 +93,20 @@ class ShardTables:
             key = replica if len(self.staleness_of) < MOST_ROWS else OTHERS
             row = self.staleness_of.setdefault(key, Counter())
         row[staleness] += pushes
+
+    def note_early(self, replica: Replica, incarnation: int, clock: int) -> None:
+        """Keep the clock of a generation until the map names it."""
+        key = (replica, incarnation)
+        if key not in self.early and len(self.early) >= EARLY_KEPT:
+            del self.early[next(iter(self.early))]
+        self.early[key] = max(self.early.get(key, 0), clock)
+
+    def forget_session(self, session: Session) -> None:
+        """Forget the pushes of a session, and the clocks of its generation before the map names it."""
+        self.last_number.pop(session, None)
+        self.ordered.pop(session, None)
+        for key in [key for key in self.early if key[1] == session[1]]:
+            del self.early[key]
 
     def slowest_clock(self) -> int:
         """The clock of the slowest live replica; 0 if none is known."""

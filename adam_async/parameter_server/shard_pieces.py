@@ -11,6 +11,8 @@ arrays, in the order of their names, and then the tensors of the pushes.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -18,18 +20,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.messages import check_tensor
+from adam_async.messages.bounds import Clock, Count
 from adam_async.parameter_server.bsp_barrier import Contribution
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import QueuedPush
 from adam_async.parameter_server.log_entries import Part, PushDetails, push_part, queued_push
 from adam_async.parameter_server.replica_clocks import ClocksState
 from adam_async.parameter_server.shard import Session, Shard, ShardTables
-from adam_async.run.ids import Replica, Version
+from adam_async.run.ids import Replica, ShardId, Version
 from adam_async.run.shard_table import ShardSpec
 from transport import RemoteProtocolError
 
 PIECE_BYTES = 1 << 20
 """Size of the values of a piece of several shards, in bytes; one round of the loop copies it."""
+
+PIECE_SHARDS = 1024
+"""Maximum number of shards of a piece."""
 
 
 class TablesState(msgspec.Struct, frozen=True, array_like=True):
@@ -39,6 +45,8 @@ class TablesState(msgspec.Struct, frozen=True, array_like=True):
     last_number: list[tuple[Session, int]]
     clocks: dict[int, int]
     staleness: dict[int, dict[int, int]]
+    early: list[tuple[int, int, int]]
+    """Replica, its generation and its clock."""
     loaded: int
     refused: int
     duplicates: int
@@ -47,18 +55,18 @@ class TablesState(msgspec.Struct, frozen=True, array_like=True):
 class ContributionState(msgspec.Struct, frozen=True, array_like=True):
     """A pending contribution: index of its push in the piece, and place of the shard in that push."""
 
-    clock: int
-    push: int
-    place: int
+    clock: Clock
+    push: Count
+    place: Count
 
 
 class ShardDetails(msgspec.Struct, frozen=True, array_like=True):
     """One shard of a piece."""
 
     shard: int
-    tables: int
+    tables: Count
     """Index of its tables in the piece."""
-    reached: int = 0
+    reached: Clock = 0
     contributions: list[ContributionState] = []
 
 
@@ -67,7 +75,7 @@ class ShardsState(msgspec.Struct, frozen=True, array_like=True):
 
     shards: list[ShardDetails]
     tables: list[TablesState]
-    pushes: list[tuple[PushDetails, int]]
+    pushes: list[tuple[PushDetails, Count]]
     """Each push with pending contributions, and the number of its tensors."""
 
 
@@ -88,7 +96,8 @@ def pieces_of(shards: Sequence[ShardSpec]) -> list[tuple[ShardSpec, ...]]:
     pieces: list[tuple[ShardSpec, ...]] = [()]
     size = 0
     for spec in shards:
-        if len(pieces) > 1 and size + spec.nbytes <= PIECE_BYTES:
+        has_room = size + spec.nbytes <= PIECE_BYTES and len(pieces[-1]) < PIECE_SHARDS
+        if len(pieces) > 1 and has_room:
             pieces[-1] = (*pieces[-1], spec)
             size += spec.nbytes
         else:
@@ -128,48 +137,84 @@ def copy_piece(bundle: Bundle, specs: Sequence[ShardSpec]) -> Part:
     ]
 
 
-def load_piece(bundle: Bundle, specs: Sequence[ShardSpec], table: Sequence[ShardSpec], tensors: Part) -> None:
-    """Set the shards of a piece, or with no shard the state of piece 0.
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """A piece that has arrived, with the shape of the shards that it is for."""
+
+    details: ShardsState | ReplicasState
+    arrays: Sequence[tuple[NDArray[Any], NDArray[Any]]] = ()
+    """Each array of a shard, and its new values."""
+    pushes: Sequence[QueuedPush] = ()
+
+
+def read_piece(
+    bundle: Bundle, specs: Sequence[ShardSpec], table: Sequence[ShardSpec], tensors: Part
+) -> Piece:
+    """Return a piece from its tensors; nothing changes before `load_piece`.
 
     Args:
         specs: The shards of the piece.
         table: All shards of the store, by number.
 
     Raises:
-        RemoteProtocolError: The piece is of other shards, or a tensor of another shape or type. Shards may
-            have some of its values then: the caller drops the copy.
+        RemoteProtocolError: The piece is of other shards, or a tensor of another shape or type.
     """
     try:
         if not specs:
-            state = _replicas.decode(tensors[0].tobytes())
-            bundle.epoch = state.epoch
-            bundle.replicas.restore(state.clocks)
-            return
+            return Piece(_replicas.decode(tensors[0].tobytes()))
         details = _shards.decode(tensors[0].tobytes())
     except (msgspec.DecodeError, IndexError) as error:
         raise RemoteProtocolError("piece", f"its details: {error}") from None
     if [each.shard for each in details.shards] != [int(spec.id) for spec in specs]:
         raise RemoteProtocolError("piece", f"it has {len(details.shards)} shards, not those of this piece")
     rest = iter(tensors[1:])
-    shards = [bundle.shards[spec.id] for spec in specs]
-    for shard in shards:
+    arrays: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    for shard in [bundle.shards[spec.id] for spec in specs]:
         for target in _arrays(shard):
             source = next(rest, None)
             if source is None:
                 raise RemoteProtocolError("piece", f"it lacks arrays of shard {shard.spec.id}")
             check_tensor(source, f"shard {shard.spec.id}", target.shape, target.dtype)
-            np.copyto(target, source)
-    pushes = [
-        queued_push(push, [tensor for tensor, _ in zip(rest, range(count), strict=False)], bundle, table)
-        for push, count in details.pushes
-    ]
+            arrays.append((target, source))
+    pushes = [queued_push(push, list(islice(rest, count)), bundle, table) for push, count in details.pushes]
+    if next(rest, None) is not None:
+        raise RemoteProtocolError("piece", "it has more tensors than its details name")
+    for each in details.shards:
+        _check_shard(each, len(details.tables), pushes, is_summed=bundle.summed)
+    return Piece(details, arrays, pushes)
+
+
+def _check_shard(
+    details: ShardDetails, tables: int, pushes: Sequence[QueuedPush], *, is_summed: bool
+) -> None:
+    if details.tables >= tables:
+        raise RemoteProtocolError("piece", f"tables {details.tables} of {tables}")
+    if details.contributions and not is_summed:
+        raise RemoteProtocolError("piece", "it has contributions, and only bsp adds pushes up")
+    for each in details.contributions:
+        places = pushes[each.push].push.shards if each.push < len(pushes) else ()
+        if each.place >= len(places) or places[each.place] != details.shard:
+            raise RemoteProtocolError("piece", f"push {each.push} has no place {each.place} for the shard")
+        if each.clock <= details.reached:
+            raise RemoteProtocolError("piece", f"clock {each.clock} is reached, as {details.reached} is")
+
+
+def load_piece(bundle: Bundle, piece: Piece) -> None:
+    """Set the shards of a piece, or the state of piece 0."""
+    details = piece.details
+    if isinstance(details, ReplicasState):
+        bundle.epoch = details.epoch
+        bundle.replicas.restore(details.clocks)
+        return
+    for target, source in piece.arrays:
+        np.copyto(target, source)
     tables = [_tables_of(each) for each in details.tables]
-    for shard, of_shard in zip(shards, details.shards, strict=True):
-        if not of_shard.tables < len(tables):
-            raise RemoteProtocolError("piece", f"no tables {of_shard.tables}")
-        shard.tables = tables[of_shard.tables]
+    for each in details.shards:
+        shard = bundle.shards[ShardId(each.shard)]
+        shard.tables.shards -= 1
+        shard.tables = tables[each.tables]
         shard.tables.shards += 1
-        _load_contributions(shard, of_shard, pushes)
+        _load_contributions(shard, each, piece.pushes)
     bundle.regroup()
 
 
@@ -194,8 +239,6 @@ def _load_contributions(shard: Shard, details: ShardDetails, pushes: Sequence[Qu
     shard.pending.due.clear()
     shard.pending.waiting.clear()
     for each in details.contributions:
-        if not each.push < len(pushes) or not each.place < len(pushes[each.push].shards):
-            raise RemoteProtocolError("piece", f"no push {each.push} with a place {each.place}")
         queued = pushes[each.push]
         session: Session = (queued.push.session, queued.push.incarnation)
         contribution = Contribution(Replica(queued.push.replica), queued, each.place, session)
@@ -208,6 +251,7 @@ def _tables_state(tables: ShardTables) -> TablesState:
         list(tables.last_number.items()),
         {int(replica): clock for replica, clock in tables.clocks.items()},
         {replica: dict(counts) for replica, counts in tables.staleness_of.items()},
+        [(int(replica), generation, clock) for (replica, generation), clock in tables.early.items()],
         int(tables.loaded),
         tables.refused,
         tables.duplicates,
@@ -220,6 +264,7 @@ def _tables_of(state: TablesState) -> ShardTables:
         last_number=dict(state.last_number),
         clocks={Replica(replica): clock for replica, clock in state.clocks.items()},
         staleness_of={replica: Counter(counts) for replica, counts in state.staleness.items()},
+        early={(Replica(replica), generation): clock for replica, generation, clock in state.early},
         loaded=Version(state.loaded),
         refused=state.refused,
         duplicates=state.duplicates,

@@ -524,11 +524,12 @@ class ServerState:
         for queued in self._queue:
             if isinstance(queued, QueuedPush):
                 assert len(queued.accepted) + len(queued.problems) == len(queued.push.shards)
-        assert len(self._in_flight) <= MOST_IN_FLIGHT or self.synchronous
+        assert sum([isinstance(each.entry, Apply) for each in self._in_flight]) <= MOST_IN_FLIGHT
 
-    def store_statistics(self) -> StoreStatistics:
-        """Counts of the store on this server, for its clients."""
-        shards = self.shards.values()
+    def store_statistics(self, others: Sequence["ServerState"] = ()) -> StoreStatistics:
+        """Counts of the store on this server, for its clients; with those of its other bundles here."""
+        states = (self, *others)
+        shards = [shard for state in states for shard in state.shards.values()]
         return StoreStatistics(
             shards=len(shards),
             bytes=sum([shard.values.nbytes for shard in shards]),
@@ -537,20 +538,25 @@ class ServerState:
             clients=count_clients(shards),
             refused=sum([shard.refused for shard in shards]),
             duplicates=sum([shard.duplicates for shard in shards]),
-            waiting=len(self.waiting),
-            waiting_for=[int(replica) for replica in self.waiting.waiting_for()],
-            batches=self.bundle.batches,
-            batched_pushes=self.bundle.batched_pushes,
+            waiting=sum([len(state.waiting) for state in states]),
+            waiting_for=_waiting_for(states),
+            batches=sum([state.bundle.batches for state in states]),
+            batched_pushes=sum([state.bundle.batched_pushes for state in states]),
         )
 
-    def statistics(self) -> ServerStatistics:
-        """Counts of the shards, and of the requests that wait."""
-        counts = count_shards(self.shards.values())
-        counts.parked = len(self.waiting)
-        counts.waiting_for = [int(replica) for replica in self.waiting.waiting_for()]
-        counts.batches = self.bundle.batches
-        counts.batched_pushes = self.bundle.batched_pushes
+    def statistics(self, others: Sequence["ServerState"] = ()) -> ServerStatistics:
+        """Counts of the shards and of the requests that wait; with those of other bundles of the store."""
+        states = (self, *others)
+        counts = count_shards([shard for state in states for shard in state.shards.values()])
+        counts.parked = sum([len(state.waiting) for state in states])
+        counts.waiting_for = _waiting_for(states)
+        counts.batches = sum([state.bundle.batches for state in states])
+        counts.batched_pushes = sum([state.bundle.batched_pushes for state in states])
         return counts
+
+
+def _waiting_for(states: Iterable[ServerState]) -> list[int]:
+    return sorted({int(replica) for state in states for replica in state.waiting.waiting_for()})
 
 
 def _most_joined(head: QueuedPush) -> int:
