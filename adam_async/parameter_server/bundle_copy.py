@@ -198,7 +198,9 @@ class BundleCopy:
         """Time since which the home could take over, while another server is the primary."""
 
     def start(self) -> None:
-        """Carry out the first effects of the core."""
+        """Take up the links that other bundles have, and carry out the first effects of the core."""
+        for member in self._host.links.dialled:
+            self._core.link_up(member)
         self._run()
 
     # --- questions ---------------------------------------------------------------------------

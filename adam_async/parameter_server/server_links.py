@@ -137,6 +137,11 @@ class ServerLinks:
         ]
         return peer
 
+    @property
+    def dialled(self) -> list[Member]:
+        """Servers to which this one has a link for entries."""
+        return list(self._out)
+
     def silent_s(self, member: Member) -> float:
         """Return the time since the last beat of a server, in seconds; infinite if it is gone."""
         peer = self._peers.get(member)

@@ -221,7 +221,7 @@ class ParameterServer(Role):
 
     def _on_entries_link(self, member: Member, is_up: bool) -> None:
         for served in tuple(self.served.values()):
-            if served.copy is not None and member in served.copy.peers:
+            if served.copy is not None:  # the member may join the bundle while the link is there
                 served.copy.link(member, is_up=is_up)
 
     def _on_tick(self) -> None:
