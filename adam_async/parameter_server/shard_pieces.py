@@ -11,6 +11,7 @@ arrays, in the order of their names, and then the tensors of the pushes.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -159,10 +160,7 @@ def load_piece(bundle: Bundle, specs: Sequence[ShardSpec], table: Sequence[Shard
                 raise RemoteProtocolError("piece", f"it lacks arrays of shard {shard.spec.id}")
             check_tensor(source, f"shard {shard.spec.id}", target.shape, target.dtype)
             np.copyto(target, source)
-    pushes = [
-        queued_push(push, [tensor for tensor, _ in zip(rest, range(count), strict=False)], bundle, table)
-        for push, count in details.pushes
-    ]
+    pushes = [queued_push(push, list(islice(rest, count)), bundle, table) for push, count in details.pushes]
     tables = [_tables_of(each) for each in details.tables]
     for shard, of_shard in zip(shards, details.shards, strict=True):
         if not of_shard.tables < len(tables):
