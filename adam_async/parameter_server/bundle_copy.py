@@ -107,6 +107,10 @@ class _Content:
     parts: list[Part]
 
 
+Observe = Callable[["BundleCopy", LogEntry, Sequence[Part]], None]
+"""Follows the entries that a copy applies."""
+
+
 class BundleShards(Protocol):
     """The shards and the front of a bundle on this server."""
 
@@ -148,6 +152,7 @@ class CopyHost:
         set_record: Sets the bundle's record in the cluster map if it has the expected version still; returns
             False without an outcome.
         next_member: Returns the server to invite; None if there is none.
+        observe: Called before a committed entry is applied, with its copy, the entry and its parts.
     """
 
     links: ServerLinks
@@ -156,6 +161,7 @@ class CopyHost:
     spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"]
     set_record: Callable[[BundleRecord, int], Coroutine[Any, Any, bool]]
     next_member: Callable[[], Member | None]
+    observe: "Observe | None" = None
 
 
 class BundleCopy:
@@ -227,9 +233,31 @@ class BundleCopy:
         return self._core.record
 
     @property
+    def me(self) -> Member:
+        """Node and incarnation of this server."""
+        return self._core.me
+
+    @property
+    def home(self) -> str:
+        """Name of the bundle."""
+        return self._facts.home
+
+    @property
     def is_primary(self) -> bool:
         """Whether this server is the primary, as far as it knows."""
         return self._core.is_primary
+
+    @property
+    def state_position(self) -> int | None:
+        """Position of the last applied entry; None while an entry is in work, or while pieces are missing."""
+        if self._is_catching_up or not self._shards.bundle.idle:
+            return None
+        return self._core.log.applied
+
+    @property
+    def shards(self) -> Bundle:
+        """The shards of this copy."""
+        return self._shards.bundle
 
     @property
     def peers(self) -> Set[Member]:
@@ -491,6 +519,8 @@ class BundleCopy:
             self._is_catching_up = bool(absent)
         bundle.absent = absent
         content: _Content = logged.content
+        if self._host.observe is not None:
+            self._host.observe(self, logged, content.parts)
         self._shards.committed(without_shards(content.entry, absent) if absent else content.entry)
 
     def _skip(self) -> None:

@@ -26,7 +26,7 @@ from adam_async.messages import (
     ReportSteps,
     Tick,
 )
-from adam_async.parameter_server.bundle_copy import CopyHost
+from adam_async.parameter_server.bundle_copy import CopyHost, Observe
 from adam_async.parameter_server.served_store import ServedStore
 from adam_async.parameter_server.server_links import ServerLinks
 from adam_async.parameter_server.state import ServerState
@@ -59,6 +59,7 @@ class ParameterServer(Role):
         storage_pool: Memory of the shards, which roles of one process may share.
         make_pool: Makes the pool that compiles kernels of rules; without it, NumPy applies them.
         available_bytes: Returns the memory that shards could use; None: it is not reported, and not checked.
+        observe: Follows the entries of bundles with several copies.
 
     Cancelling the block ends it between two batches; queued pushes are dropped unacknowledged.
     """
@@ -71,11 +72,13 @@ class ParameterServer(Role):
         storage_pool: StoragePool | None = None,
         make_pool: MakePool | None = None,
         available_bytes: Callable[[], int] | None = None,
+        observe: Observe | None = None,
     ) -> None:
         info = {"memory_bytes": available_bytes()} if available_bytes is not None else None
         super().__init__(settings, info=info)
         self._buffers = buffers
         self._make_pool = make_pool
+        self._observe = observe
         self._storage_pool = storage_pool or StoragePool()
         self.served: dict[tuple[str, str], ServedStore] = {}
         """Bundles of stores by the id of the store and the home of the bundle."""
@@ -182,6 +185,7 @@ class ParameterServer(Role):
                 spawn=self._spawn,
                 set_record=partial(self._set_bundle, home),
                 next_member=partial(self._membership.next_member, store.id, home),
+                observe=self._observe,
             ),
         )
         try:
@@ -222,7 +226,7 @@ class ParameterServer(Role):
 
     def _on_entries_link(self, member: Member, is_up: bool) -> None:
         for served in tuple(self.served.values()):
-            if served.copy is not None:
+            if served.copy is not None:  # the member may join the bundle while the link is there
                 served.copy.link(member, is_up=is_up)
 
     def _on_tick(self) -> None:

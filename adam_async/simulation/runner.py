@@ -160,6 +160,8 @@ def too_little(scenario: Scenario, ledger: Ledger) -> tuple[str, ...]:
         reasons.append(f"fewer than {scenario.least_operations} operations")
     if ledger.leader_changes < scenario.least_leader_changes:
         reasons.append(f"fewer than {scenario.least_leader_changes} changes of leader")
+    if scenario.events and not any(ledger.counts[name] for name in scenario.events):
+        reasons.append(f"none of {', '.join(scenario.events)}")
     reasons += [f"no {kind}" for kind in scenario.kinds if not (ledger.faults + ledger.misses)[kind]]
     reasons += [f"a {kind} without an effect" for kind in ledger.misses]
     return tuple(reasons)

@@ -111,6 +111,7 @@ class Scenario:
         kinds: Kinds of faults that must all strike for a seed to count.
         least_operations: Number of client operations that must complete for a seed to count.
         least_leader_changes: Number of changes of leader that a seed needs to count.
+        events: Names of counts of the ledger; a seed needs one of them to count. Without names, none.
         limit_s: Time limit of a run, in seconds of the simulation.
         marks: Names of counts of the ledger, of marks and of fault points. If no seed of many reaches one of
             them, these seeds fail together.
@@ -125,5 +126,6 @@ class Scenario:
     run: Callable[[World, Plan, Ledger], Coroutine[Any, Any, object]]
     least_operations: int = 0
     least_leader_changes: int = 0
+    events: tuple[str, ...] = ()
     limit_s: float = 600.0
     marks: tuple[str, ...] = ()

@@ -5,11 +5,12 @@ from adam_async.simulation.scenarios.clients import CLIENTS
 from adam_async.simulation.scenarios.controllers import CONTROLLERS
 from adam_async.simulation.scenarios.hostile_training import HOSTILE
 from adam_async.simulation.scenarios.members import MEMBERS
+from adam_async.simulation.scenarios.pushes import PUSHES
 from adam_async.simulation.scenarios.restarts import RESTARTS
 from adam_async.simulation.scenarios.training import TRAIN
 from adam_async.simulation.scenarios.unauthenticated_clients import UNAUTHENTICATED
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
-    for scenario in (MEMBERS, TRAIN, CONTROLLERS, RESTARTS, CLIENTS, UNAUTHENTICATED, HOSTILE)
+    for scenario in (MEMBERS, TRAIN, CONTROLLERS, RESTARTS, CLIENTS, UNAUTHENTICATED, HOSTILE, PUSHES)
 }

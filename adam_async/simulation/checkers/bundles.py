@@ -1,0 +1,185 @@
+"""Pure: checks that the copies of a bundle apply the same entries, in one order, to the same values.
+
+    bundles = Bundles()
+    bundles.applies(copy, entry, parts)      # before each entry that a copy applies
+    bundles.compare(copy)                    # between two entries
+
+A bundle has one log: the members that apply a position apply the same entry (`one log`), each in the order of
+the positions. An entry that a primary applies is one that it acknowledges, so a generation has one primary
+(`one primary`). No copy returns to an older generation (I4). Copies at the same position have the same state,
+and a shard has one content for each version (`equal copies`).
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.log_entries import Part
+from adam_async.parameter_server.shard import Shard
+from adam_async.replication.log import Entry
+from adam_async.run.bundle_record import BundleRecord, Member
+from adam_async.simulation.scenario import Violation
+
+Digest = bytes
+
+Key = tuple[str, str]
+"""Id of the store and home of a bundle."""
+
+
+class Copy(Protocol):
+    """One server's copy of a bundle."""
+
+    @property
+    def me(self) -> Member:
+        """Node and incarnation of the server."""
+        ...
+
+    @property
+    def home(self) -> str:
+        """Name of the bundle."""
+        ...
+
+    @property
+    def record(self) -> BundleRecord:
+        """The newest record that the server has seen."""
+        ...
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether the server orders and answers."""
+        ...
+
+    @property
+    def state_position(self) -> int | None:
+        """Position of the last applied entry; None between two states."""
+        ...
+
+    @property
+    def shards(self) -> Bundle:
+        """The shards."""
+        ...
+
+
+class Bundles:
+    """All copies of a run, over all their incarnations.
+
+    Attributes:
+        applied: Number of applied entries, of all copies.
+        compared: Number of states that were compared with the one of another copy.
+    """
+
+    def __init__(self) -> None:
+        self.applied = self.compared = 0
+        self._entries: dict[tuple[Key, int], tuple[int, Digest, Member]] = {}
+        """Generation and content of an entry and the first member that applied it, by position."""
+        self._positions: dict[tuple[Key, Member], tuple[Bundle, int]] = {}
+        """Last position of each copy; one that joins anew has new shards."""
+        self._generations: dict[tuple[Key, Member], int] = {}
+        self._primaries: dict[tuple[Key, int], Member] = {}
+        self._states: dict[tuple[Key, int], tuple[Digest, Member]] = {}
+        self._shards: dict[tuple[str, int, int], tuple[Digest, Member]] = {}
+        """Content by store, shard and version."""
+
+    def applies(self, copy: Copy, entry: Entry, parts: Sequence[Part]) -> None:
+        """Check the next entry of a copy. Raises Violation."""
+        self.applied += 1
+        key, me = (copy.record.store, copy.home), copy.me
+        self._check_generation(key, copy)
+        digest = _digest([each.tobytes() for part in parts for each in part])
+        at = (key, entry.position)
+        generation, first, other = self._entries.setdefault(at, (entry.generation, digest, me))
+        if (generation, first) != (entry.generation, digest):
+            text = f"{me} applied entry {entry.position} of {key[1]} of generation {entry.generation}"
+            raise Violation("one log", f"{text}, and {other} another one, of generation {generation}")
+        shards, last = self._positions.get((key, me), (copy.shards, 0))
+        if shards is copy.shards and entry.position <= last:
+            raise Violation("one log", f"{me} applied entry {entry.position} of {key[1]} after {last}")
+        self._positions[key, me] = copy.shards, entry.position
+        before = self._entries.get((key, entry.position - 1))
+        if before is not None and before[0] > entry.generation:
+            text = f"entry {entry.position} of {key[1]} has generation {entry.generation}"
+            raise Violation("I4", f"{text}, and the one before it {before[0]}")
+
+    def _check_generation(self, key: Key, copy: Copy) -> None:
+        me, generation = copy.me, copy.record.generation
+        last = self._generations.get((key, me), 0)
+        if generation < last:
+            raise Violation("I4", f"{me} went back from generation {last} of {key[1]} to {generation}")
+        self._generations[key, me] = generation
+        if copy.is_primary:
+            first = self._primaries.setdefault((key, generation), me)
+            if first != me:
+                text = f"{first} and {me} both acknowledged as the primary of {key[1]}"
+                raise Violation("one primary", f"{text} in generation {generation}")
+
+    def compare(self, copy: Copy) -> None:
+        """Compare the state of a copy with those of the others at its position. Raises Violation."""
+        position = copy.state_position
+        if position is None:
+            return
+        bundle, me, key = copy.shards, copy.me, (copy.record.store, copy.home)
+        contents = []
+        for number, shard in sorted(bundle.shards.items()):
+            content = _content_of(shard)
+            contents.append(content)
+            at = (key[0], int(number), int(shard.version))
+            first, other = self._shards.setdefault(at, (content, me))
+            if first != content:
+                text = f"shard {number} in version {shard.version} differs between {other} and {me}"
+                raise Violation("equal copies", text)
+        tables = [_tables_of(shard) for _, shard in sorted(bundle.shards.items())]
+        digest = _digest([*contents, *tables, _clocks_of(bundle)])
+        first, other = self._states.setdefault((key, position), (digest, me))
+        self.compared += other != me
+        if first != digest:
+            text = f"{other} and {me} differ after entry {position} of {key[1]}"
+            raise Violation("equal copies", text)
+
+
+def _digest(pieces: Sequence[bytes]) -> Digest:
+    digest = blake2b(digest_size=12)
+    for piece in pieces:
+        digest.update(len(piece).to_bytes(8, "little"))
+        digest.update(piece)
+    return digest.digest()
+
+
+def _content_of(shard: Shard) -> Digest:
+    state = [np.ascontiguousarray(shard.rule_state[name]).tobytes() for name in sorted(shard.rule_state)]
+    return _digest([np.ascontiguousarray(shard.values).tobytes(), *state])
+
+
+def _tables_of(shard: Shard) -> bytes:
+    """Return all tables of a shard that are functions of the log."""
+    tables, pending = shard.tables, shard.pending
+    waiting: list[tuple[int, list[tuple[int, int]]]] = []
+    if pending is not None:
+        waiting = [
+            (clock, sorted((int(each.replica), each.place) for each in contributions))
+            for clock, contributions in sorted(pending.waiting.items())
+        ]
+    counts = {int(replica): dict(sorted(row.items())) for replica, row in tables.staleness_of.items()}
+    return msgspec.msgpack.encode(
+        (
+            int(tables.version),
+            sorted(tables.last_number.items()),
+            sorted((int(replica), clock) for replica, clock in tables.clocks.items()),
+            {replica: list(row.items()) for replica, row in sorted(counts.items())},
+            tables.refused,
+            waiting,
+            pending.reached if pending is not None else 0,
+        )
+    )
+
+
+def _clocks_of(bundle: Bundle) -> bytes:
+    """Return the replica generations of a bundle."""
+    state = bundle.replicas.state()
+    early = [(replica, number, sorted(clocks.items())) for replica, number, clocks in state.early]
+    ended = (state.over, sorted(state.newest.items()), state.forgotten)
+    live = (sorted(state.live.items()), sorted(state.known.items()), state.first_clock)
+    return msgspec.msgpack.encode((bundle.epoch, live, sorted(early), ended))

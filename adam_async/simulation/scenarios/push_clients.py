@@ -1,0 +1,252 @@
+"""Clients that push to a store whose shards have several copies, with the shipped `StoreLink`.
+
+Each client is a machine of its own. It pushes to one array of the store at a time, often several pushes at
+once, pulls, and ends its step. Every push adds 1 to a column of its own in each row of its array
+(`checkers.store_pushes`); a row is a shard of 256 bytes. A client whose store fails opens the next one.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.errors import AdamError, first_cause
+from adam_async.runtime.random_streams import RandomStream
+from adam_async.simulation.checkers.store_pushes import Pulled, StorePushes
+from adam_async.simulation.nodes import Node, World
+from adam_async.simulation.scenario import Ledger, Violation, settle
+from adam_async.simulation.scenarios.push_cluster import WAITS, PushCluster
+from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, network_of
+from adam_async.store.arrays import InitialArrays, records_of
+from adam_async.store.link import StoreLink
+from adam_async.store.local_servers import ServerAccess
+from adam_async.store.rules import Sgd
+from adam_async.store.values import PushOutcome
+from adam_async.store.wish import StoreWish, slack_of
+from transport import TransportError
+
+PUSHERS = ("pusher-0", "pusher-1", "pusher-2")
+
+NAME = "slots"
+"""Name of the store."""
+
+CONSISTENCIES = ("asp", "asp", "asp", "ssp:2", "bsp")
+"""Consistencies to draw from."""
+
+SHARD_BYTES = 256
+
+ROWS, COLUMNS, ARRAYS = 4, SHARD_BYTES // 4, 20
+"""Shape of an array, and number of arrays; a row of float32 is one shard."""
+
+BEGUN_WITH = 2
+"""Number of clients that the first step of a store with clocks waits for."""
+
+PACE_S = 0.25
+"""Mean pause of a client between two steps, in seconds."""
+
+OPEN_AGAIN_S = 0.2
+"""Pause between the failure of a store and the next attempt to open it, in seconds."""
+
+HEALED_S = 10.0
+"""Time limit of all pending pushes after the end of the faults, in seconds."""
+
+LEAVE_S = 30.0
+"""Time limit of the last steps of all clients after their last pushes, in seconds."""
+
+
+@dataclass(slots=True, eq=False)
+class _Store:
+    """The pushes to one store: to each array its own."""
+
+    arrays: dict[str, StorePushes]
+
+    @property
+    def full(self) -> bool:
+        return all(pushes.full for pushes in self.arrays.values())
+
+
+class PushClients:
+    """All clients of a run, over all their incarnations.
+
+    Args:
+        consistency: Consistency of the store.
+        copies: Number of copies of each shard.
+    """
+
+    def __init__(
+        self, world: World, cluster: PushCluster, ledger: Ledger, consistency: str, *, copies: int
+    ) -> None:
+        self._world = world
+        self._cluster = cluster
+        self._ledger = ledger
+        self._slack = slack_of(consistency)
+        self._copies = copies
+        self._stores: dict[str, _Store] = {}
+        """Pushes by the id of the store."""
+        self._links: dict[str, StoreLink] = {}
+        """Open store of each client."""
+        self._open: dict[str, int] = {}
+        """Number of pending pushes of each client."""
+        self._working: set[str] = set()
+        self._dice = world.dice.fork("pushers")
+        self._going_on = True
+        for name in PUSHERS:
+            world.node(name).start(self._run)
+
+    async def _run(self, node: Node) -> None:
+        dice = self._dice.fork(f"{node.name}/{node.incarnation}")
+        self._count(node.name, -self._open.get(node.name, 0))  # those of an incarnation that was killed
+        while self._going_on:
+            self._working.add(node.name)
+            try:
+                await self._use(node, dice)
+            except* (AdamError, TransportError) as errors:
+                self._ledger.counts["stores opened again"] += 1
+                self._ledger.note("store", node.name, str(first_cause(errors)))
+            finally:
+                self._links.pop(node.name, None)
+                self._working.discard(node.name)
+            await asyncio.sleep(dice.around(OPEN_AGAIN_S))
+
+    async def _use(self, node: Node, dice: RandomStream) -> None:
+        """Open the store, work on it, and leave it."""
+        access = ServerAccess(
+            network=network_of(node), controllers=",".join(CONTROLLERS.values()), entropy=node.entropy
+        )
+        async with asyncio.TaskGroup() as group:
+            link = StoreLink(self._wish(), access, group)
+            await link.start()
+            self._links[node.name] = link
+            await self._work(node.name, link, dice)
+            await link.leave()
+            for task in link.tasks:
+                task.cancel()
+
+    def _wish(self) -> StoreWish:
+        values: InitialArrays = {name: np.zeros((ROWS, COLUMNS), np.float32) for name in _names()}
+        records, rules = records_of(values, Sgd(rate=1.0))
+        return StoreWish(
+            name=NAME,
+            create="auto",
+            values=values,
+            records=records,
+            rules=rules,
+            slack=self._slack,
+            is_summed=self._slack == 0,
+            replicas=BEGUN_WITH,
+            copies=self._copies,
+            servers=0,
+            shard_bytes=SHARD_BYTES,
+            reader=False,
+            waits=WAITS,
+        )
+
+    def _pushes_to(self, link: StoreLink) -> _Store:
+        store = self._stores.get(link.store.id)
+        if store is None:
+            summed = self._slack == 0
+            arrays = {
+                name: StorePushes(f"{link.store.id}/{name}", rows=ROWS, columns=COLUMNS, summed=summed)
+                for name in _names()
+            }
+            store = self._stores[link.store.id] = _Store(arrays)
+        return store
+
+    # --- steps -------------------------------------------------------------------------------
+
+    async def _work(self, name: str, link: StoreLink, dice: RandomStream) -> None:
+        store = self._pushes_to(link)
+        while self._going_on and not store.full:
+            count = 1 + dice.below(4) if self._slack != 0 else 1
+            async with asyncio.TaskGroup() as group:
+                for _ in range(count):
+                    array = dice.choose([each for each in store.arrays if not store.arrays[each].full])
+                    group.create_task(self._push(name, link, array, dice), name=f"{name}/push")
+                if dice.chance(0.3):
+                    group.create_task(self._pull(name, link, dice.choose(list(store.arrays))))
+            await link.tick()
+            await self._pull(name, link, dice.choose(list(store.arrays)))
+            await asyncio.sleep(dice.around(PACE_S))
+        self._going_on = self._going_on and not store.full
+
+    async def _push(self, name: str, link: StoreLink, array: str, dice: RandomStream) -> None:
+        pushes = self._pushes_to(link).arrays[array]
+        if pushes.full:
+            return  # other clients took the last columns before this task began
+        weight = 1 + dice.below(3) if self._slack == 0 else 1
+        clock = link.clock + 1 if self._slack == 0 else link.clock  # with bsp the push ends the step
+        column = pushes.begin(name, clock=clock, weight=weight)
+        gradient = np.zeros((ROWS, COLUMNS), np.float32)
+        gradient[:, column] = -1
+        self._count(name, 1)
+        outcome = await link.push({array: gradient}, weight=weight)
+        self._count(name, -1)
+        pushes.acknowledged(column, _rows_of(outcome))
+        self._cluster.acknowledged += 1
+        self._ledger.operations += 1
+
+    def _count(self, name: str, more: int) -> None:
+        """Count pending pushes of a client."""
+        self._open[name] = self._open.get(name, 0) + more
+        self._cluster.open_pushes += more
+
+    async def _pull(self, name: str, link: StoreLink, array: str) -> None:
+        pushes = self._pushes_to(link).arrays[array]
+        bound = max(link.clock - self._slack, 0) if self._slack is not None else 0
+        before = pushes.before()
+        values = await link.pull([array], None)
+        rows: NDArray[np.float64] = values[array].astype(np.float64)
+        versions = values.read.of_shards.reshape(ARRAYS, ROWS)[_names().index(array)]
+        pushes.pulled(name, before, Pulled(rows=rows, versions=versions.tolist(), bound=bound))
+
+    # --- the end -----------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Begin no more pushes, wait for the pending ones, and let all clients end their step and leave.
+
+        Raises:
+            Violation: A push is pending for `HEALED_S`, or a client goes on for `LEAVE_S`.
+        """
+        self._going_on = False
+        await settle(self._world, self._pending, within_s=HEALED_S, invariant="pending pushes end")
+        await settle(self._world, self._unfinished, within_s=LEAVE_S, invariant="clients are answered")
+
+    def _pending(self) -> str:
+        left = {name: count for name, count in self._open.items() if count}
+        return f"pushes are pending: {left}; {self._cluster.lacking()}" if left else ""
+
+    def _unfinished(self) -> str:
+        return f"{', '.join(sorted(self._working))} went on" if self._working else ""
+
+    async def read_all(self, node: Node) -> None:
+        """Open the store once more, and check all arrays; acknowledged pushes are in them once.
+
+        Raises:
+            Violation: One is not.
+        """
+        access = ServerAccess(
+            network=network_of(node), controllers=",".join(CONTROLLERS.values()), entropy=node.entropy
+        )
+        async with asyncio.TaskGroup() as group:
+            link = StoreLink(self._wish(), access, group)
+            await link.start()
+            if link.store.id not in self._stores:
+                raise Violation("I1", f"the store is {link.store.id}, to which no client pushed")
+            for array in _names():
+                await self._pull(node.name, link, array)
+            await link.leave()
+            for task in link.tasks:
+                task.cancel()
+
+
+def _names() -> list[str]:
+    return [f"array-{number:02}" for number in range(ARRAYS)]
+
+
+def _rows_of(outcome: PushOutcome) -> list[int]:
+    """Return the rows that refused a push."""
+    rows: list[int] = []
+    for shard in outcome.refused:
+        rows += range(shard.start // COLUMNS, shard.stop // COLUMNS)
+    return rows

@@ -1,0 +1,133 @@
+"""Clients push to a store with two or three copies of each shard while its servers are lost and return.
+
+Three controllers, four parameter servers and three pushers, each a machine of its own. The faults strike one
+after the other: a server is killed, crashes, freezes, becomes slow or is cut off, a link is cut, narrow or
+reset, the leading controller or a client is killed. At least one member in sync of each bundle stays well.
+The invariants: each acknowledged push is applied once, each other one once or never (I1, I2); the copies of a
+bundle have one log, one primary in each generation and equal values (`checkers.bundles`); after the last
+fault all pending pushes end, all bundles have all copies again, and these are equal. In a few seeds all
+servers crash at the end: then the store fails, and the map says why.
+"""
+
+import asyncio
+
+from adam_async.runtime.random_streams import RandomStream
+from adam_async.simulation.faults import strike_all
+from adam_async.simulation.nodes import World
+from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
+from adam_async.simulation.scenario import Ledger, Scenario, settle
+from adam_async.simulation.scenarios.push_clients import CONSISTENCIES, PUSHERS, PushClients
+from adam_async.simulation.scenarios.push_cluster import EVENTS, SERVERS, PushCluster
+from adam_async.simulation.scenarios.push_faults import (
+    LEADER_KILL,
+    LINK_KINDS,
+    LOSS_KINDS,
+    OWN_KINDS,
+    PUSHER_KILL,
+    STALL_KINDS,
+    PushFaults,
+)
+
+BEGUN_S, STRIKE_S = 1.5, 12.0
+"""Earliest and latest start of a fault, in seconds."""
+
+LEAST_S = 0.6
+"""Least duration of a fault in seconds."""
+
+WHOLE_S = 30.0
+"""Time limit until all bundles have all copies in sync, after the last pending push, in seconds."""
+
+FAILED_S = 15.0
+"""Time limit until a store without copies has failed, in seconds."""
+
+
+def draw_plan(dice: RandomStream) -> Plan:
+    """Draw two losses of servers, and further faults."""
+    kinds = ["kill", dice.choose(LOSS_KINDS), *(dice.choose(OWN_KINDS) for _ in range(2 + dice.below(5)))]
+    faults = [_draw_fault(dice, kind) for kind in kinds]
+    settings = {
+        "copies": dice.choose([2, 3, 3]),
+        "consistency": dice.choose(CONSISTENCIES),
+        "loses_all": dice.chance(0.05),
+    }
+    return Plan(options=draw_options(dice, settings), faults=in_order(faults))
+
+
+def _draw_fault(dice: RandomStream, kind: str) -> Fault:
+    lasts_s, amount, targets = dice.between(LEAST_S, 4.0), 0.0, ()
+    if kind in (*LOSS_KINDS, *STALL_KINDS, *LINK_KINDS) and dice.chance(0.5):
+        targets = (dice.choose(SERVERS),)
+    match kind:
+        case "slow":
+            amount = dice.choose([0.001, 0.005, 0.02])
+        case "narrow":
+            amount = dice.choose([500.0, 5_000.0, 50_000.0])
+        case "reset":
+            lasts_s = 0.0
+        case "cut" | "cut-one-way" | "isolate":
+            amount = float(dice.below(2))
+        case _ if kind == PUSHER_KILL:
+            targets = (dice.choose(PUSHERS),)
+        case _ if kind == LEADER_KILL:
+            targets = ()
+    at_s = dice.between(BEGUN_S, STRIKE_S)
+    return Fault(at_s=round(at_s, 3), kind=kind, targets=targets, lasts_s=round(lasts_s, 3), amount=amount)
+
+
+async def run(world: World, plan: Plan, ledger: Ledger) -> None:
+    """Carry out a plan."""
+    settings = plan.options.settings
+    copies = int(settings["copies"])
+    cluster = PushCluster(world, ledger, copies=copies)
+    clients = PushClients(world, cluster, ledger, str(settings["consistency"]), copies=copies)
+    async with asyncio.TaskGroup() as group:
+        watch = group.create_task(cluster.watch(), name="watch")
+        await strike_all(world, plan.faults, ledger, own=PushFaults(world, cluster, ledger).strikes)
+        if settings["loses_all"]:
+            await lose_all(world, cluster)
+        else:
+            await clients.stop()
+            await settle(world, cluster.lacking, within_s=WHOLE_S, invariant="all copies return")
+            reader = world.node("last-reader")
+            reader.start(clients.read_all)
+            assert reader.task is not None
+            await reader.task
+        watch.cancel()
+    cluster.compare()
+
+
+async def lose_all(world: World, cluster: PushCluster) -> None:
+    """Crash all servers at once; the store must fail, and say why.
+
+    Raises:
+        Violation: It goes on for `FAILED_S`.
+    """
+    stores = {store.id for store in cluster.map.stores.values()}
+    for name in SERVERS:
+        world.node(name).crash()
+    await asyncio.sleep(LEAST_S)
+    for name in SERVERS:
+        world.node(name).restart()
+
+    def unfailed() -> str:
+        left = [store for store in cluster.map.stores.values() if store.id in stores]
+        return ", ".join(
+            f"store {store.name} is {store.phase}"
+            for store in left
+            if store.phase != "failed" or not store.reason
+        )
+
+    await settle(world, unfailed, within_s=FAILED_S, invariant="a store without copies fails")
+
+
+PUSHES = Scenario(
+    name="pushes",
+    about="clients push to a store with copies while its servers are lost, one after the other, and return",
+    kinds=(),
+    least_operations=20,
+    events=EVENTS,
+    limit_s=400.0,
+    marks=(*EVENTS, "copies compared", "entries applied", "bundles lost"),
+    plan=draw_plan,
+    run=run,
+)
