@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from math import inf, isfinite, log
 
 from adam_async.errors import Diverged
+from adam_async.model.layer import Loss
 from adam_async.run.config import Config
 from adam_async.run.result import EpochResult
 from adam_async.run.step_model import RunModel, StepModel
@@ -26,10 +27,7 @@ def largest_loss(model: RunModel) -> float:
     if isinstance(model, StepModel):
         return inf
     last = model.layers[-1]
-    if model.spec.layers[-1].kind != "softmax_cross_entropy":
-        return inf
-    weights = getattr(last, "class_weights", ()) or (1.0,)
-    return TIMES_GUESSING * log(max(last.input_shapes[0][0], 2)) * max(weights)
+    return TIMES_GUESSING * last.guessing if isinstance(last, Loss) else inf
 
 
 def divergence(loss: float, *, largest: float, epoch: int, rate: float) -> str:
