@@ -42,7 +42,7 @@ ROWS, COLUMNS, ARRAYS = 4, SHARD_BYTES // 4, 20
 BEGUN_WITH = 2
 """Number of clients that the first step of a store with clocks waits for."""
 
-PACE_S = 0.25
+PACE_S = 0.08
 """Mean pause of a client between two steps, in seconds."""
 
 OPEN_AGAIN_S = 0.2

@@ -112,7 +112,7 @@ async def lose_all(world: World, cluster: PushCluster) -> None:
     def unfailed() -> str:
         left = [store for store in cluster.map.stores.values() if store.id in stores]
         return ", ".join(
-            f"store {store.name} is {store.phase}"
+            f"store {store.id} is {store.phase}"
             for store in left
             if store.phase != "failed" or not store.reason
         )
