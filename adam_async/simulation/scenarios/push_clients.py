@@ -20,7 +20,7 @@ from adam_async.simulation.plan import Setting
 from adam_async.simulation.scenario import Ledger, Violation, settle
 from adam_async.simulation.scenarios.push_cluster import WAITS, PushCluster
 from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, network_of
-from adam_async.store.arrays import InitialArrays, records_of
+from adam_async.store.arrays import Factors, Gradient, InitialArrays, records_of
 from adam_async.store.link import StoreLink
 from adam_async.store.local_servers import ServerAccess
 from adam_async.store.rules import Sgd
@@ -46,6 +46,9 @@ BEGUN_WITH = 2
 
 INFINITE = 0.04
 """Share of pushes with a gradient that is not finite; without sums, because those refuse later."""
+
+LARGE = 1e30
+"""A factor of such a gradient."""
 
 MOMENTUM, MOST_MOMENTUM = 0.5, 2.25
 """Momentum of some stores, and a bound of the value of a push that is applied once with it: the sum of the
@@ -103,8 +106,6 @@ class PushClients:
         self._momentum = MOMENTUM if settings["momentum"] else 0.0
         self._stores: dict[str, _Store] = {}
         """Pushes by the id of the store."""
-        self._links: dict[str, StoreLink] = {}
-        """Open store of each client."""
         self._open: dict[str, int] = {}
         """Number of pending pushes of each client."""
         self._working: set[str] = set()
@@ -124,7 +125,7 @@ class PushClients:
                 self._ledger.counts["stores opened again"] += 1
                 self._ledger.note("store", node.name, str(first_cause(errors)))
             finally:
-                self._links.pop(node.name, None)
+                self._count(node.name, -self._open.get(node.name, 0))  # those of a failed store
                 self._working.discard(node.name)
             await asyncio.sleep(dice.around(OPEN_AGAIN_S))
 
@@ -136,7 +137,6 @@ class PushClients:
         async with asyncio.TaskGroup() as group:
             link = StoreLink(self._wish(), access, group)
             await link.start()
-            self._links[node.name] = link
             await self._work(node.name, link, dice)
             await link.leave()
             for task in link.tasks:
@@ -199,8 +199,10 @@ class PushClients:
         weight = 1 + dice.below(3) if self._slack == 0 else 1
         clock = link.clock + 1 if self._slack == 0 else link.clock  # with bsp the push ends the step
         column = pushes.begin(name, clock=clock, weight=weight)
-        gradient = np.zeros((ROWS, COLUMNS), np.float32)
-        gradient[:, column] = -1
+        errors = np.zeros((1, COLUMNS), np.float32)
+        errors[0, column] = -1
+        factors = Factors(np.ones((1, ROWS), np.float32), errors)
+        gradient: Gradient = factors if dice.chance(0.3) else np.repeat(errors, ROWS, axis=0)
         self._count(name, 1)
         outcome = await link.push({array: gradient}, weight=weight)
         self._count(name, -1)
@@ -209,9 +211,10 @@ class PushClients:
         self._ledger.operations += 1
 
     async def _push_infinity(self, name: str, link: StoreLink, array: str) -> None:
-        """Push a gradient that no server may apply."""
+        """Push finite factors whose product is not finite, which no server may apply."""
+        factors = Factors(np.full((1, ROWS), LARGE, np.float32), np.full((1, COLUMNS), LARGE, np.float32))
         self._count(name, 1)
-        outcome = await link.push({array: np.full((ROWS, COLUMNS), np.inf, np.float32)})
+        outcome = await link.push({array: factors})
         self._count(name, -1)
         if _rows_of(outcome) != list(range(ROWS)):
             raise Violation("no infinity is applied", f"{array} took one of {name}")
