@@ -199,10 +199,10 @@ class PushClients:
         weight = 1 + dice.below(3) if self._slack == 0 else 1
         clock = link.clock + 1 if self._slack == 0 else link.clock  # with bsp the push ends the step
         column = pushes.begin(name, clock=clock, weight=weight)
-        errors = np.zeros((1, COLUMNS), np.float32)
-        errors[0, column] = -1
-        factors = Factors(np.ones((1, ROWS), np.float32), errors)
-        gradient: Gradient = factors if dice.chance(0.3) else np.repeat(errors, ROWS, axis=0)
+        row = np.zeros((1, COLUMNS), np.float32)
+        row[0, column] = -1
+        factors = Factors(row, np.ones((1, ROWS), np.float32))
+        gradient: Gradient = factors if dice.chance(0.3) else np.repeat(row, ROWS, axis=0)
         self._count(name, 1)
         outcome = await link.push({array: gradient}, weight=weight)
         self._count(name, -1)
@@ -212,7 +212,7 @@ class PushClients:
 
     async def _push_infinity(self, name: str, link: StoreLink, array: str) -> None:
         """Push finite factors whose product is not finite, which no server may apply."""
-        factors = Factors(np.full((1, ROWS), LARGE, np.float32), np.full((1, COLUMNS), LARGE, np.float32))
+        factors = Factors(np.full((1, COLUMNS), LARGE, np.float32), np.full((1, ROWS), LARGE, np.float32))
         self._count(name, 1)
         outcome = await link.push({array: factors})
         self._count(name, -1)
