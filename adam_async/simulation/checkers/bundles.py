@@ -10,7 +10,7 @@ the positions. An entry that a primary applies is one that it acknowledges, so a
 and a shard has one content for each version (`equal copies`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.log_entries import Part
-from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard import Shard, ShardTables
 from adam_async.replication.log import Entry
 from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.simulation.scenario import Violation
@@ -28,6 +28,10 @@ Digest = bytes
 
 Key = tuple[str, str]
 """Id of the store and home of a bundle."""
+
+
+NOT_LOGGED = ("ordered", "duplicates", "shards")
+"""Fields of a shard's tables that belong to the front of the primary, or count shards that share them."""
 
 
 class Copy(Protocol):
@@ -156,30 +160,30 @@ def _content_of(shard: Shard) -> Digest:
 def _tables_of(shard: Shard) -> bytes:
     """Return all tables of a shard that are functions of the log."""
     tables, pending = shard.tables, shard.pending
-    waiting: list[tuple[int, list[tuple[int, int]]]] = []
+    fields = [name for name in ShardTables.__dataclass_fields__ if name not in NOT_LOGGED]
+    waiting: dict[int, list[tuple[int, int]]] = {}
     if pending is not None:
-        waiting = [
-            (clock, sorted((int(each.replica), each.place) for each in contributions))
-            for clock, contributions in sorted(pending.waiting.items())
-        ]
-    counts = {int(replica): dict(sorted(row.items())) for replica, row in tables.staleness_of.items()}
-    return msgspec.msgpack.encode(
-        (
-            int(tables.version),
-            sorted(tables.last_number.items()),
-            sorted((int(replica), clock) for replica, clock in tables.clocks.items()),
-            {replica: list(row.items()) for replica, row in sorted(counts.items())},
-            tables.refused,
-            waiting,
-            pending.reached if pending is not None else 0,
-        )
-    )
+        waiting = {
+            clock: [(int(each.replica), each.place) for each in contributions]
+            for clock, contributions in pending.waiting.items()
+        }
+    reached = pending.reached if pending is not None else 0
+    return _encoded([*(getattr(tables, name) for name in fields), waiting, reached])
 
 
 def _clocks_of(bundle: Bundle) -> bytes:
     """Return the replica generations of a bundle."""
-    state = bundle.replicas.state()
-    early = [(replica, number, sorted(clocks.items())) for replica, number, clocks in state.early]
-    ended = (state.over, sorted(state.newest.items()), state.forgotten)
-    live = (sorted(state.live.items()), sorted(state.known.items()), state.first_clock)
-    return msgspec.msgpack.encode((bundle.epoch, live, sorted(early), ended))
+    return _encoded([bundle.epoch, msgspec.structs.asdict(bundle.replicas.state())])
+
+
+def _encoded(value: object) -> bytes:
+    return msgspec.msgpack.encode(_in_order(value))
+
+
+def _in_order(value: object) -> object:
+    """Return a value with its mappings as sorted pairs."""
+    if isinstance(value, Mapping):
+        return sorted((_in_order(key), _in_order(each)) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return [_in_order(each) for each in value]
+    return value

@@ -6,6 +6,7 @@ once, pulls, and ends its step. Every push adds 1 to a column of its own in each
 """
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +16,11 @@ from adam_async.errors import AdamError, first_cause
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.checkers.store_pushes import Pulled, StorePushes
 from adam_async.simulation.nodes import Node, World
+from adam_async.simulation.plan import Setting
 from adam_async.simulation.scenario import Ledger, Violation, settle
 from adam_async.simulation.scenarios.push_cluster import WAITS, PushCluster
 from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, network_of
-from adam_async.store.arrays import InitialArrays, records_of
+from adam_async.store.arrays import Factors, Gradient, InitialArrays, records_of
 from adam_async.store.link import StoreLink
 from adam_async.store.local_servers import ServerAccess
 from adam_async.store.rules import Sgd
@@ -42,7 +44,17 @@ ROWS, COLUMNS, ARRAYS = 4, SHARD_BYTES // 4, 20
 BEGUN_WITH = 2
 """Number of clients that the first step of a store with clocks waits for."""
 
-PACE_S = 0.25
+INFINITE = 0.04
+"""Share of pushes with a gradient that is not finite; without sums, because those refuse later."""
+
+LARGE = 1e30
+"""A factor of such a gradient."""
+
+MOMENTUM, MOST_MOMENTUM = 0.5, 2.25
+"""Momentum of some stores, and a bound of the value of a push that is applied once with it: the sum of the
+powers of 0.5 is at most 2, and a push that is applied twice gives at least 2.5."""
+
+PACE_S = 0.08
 """Mean pause of a client between two steps, in seconds."""
 
 OPEN_AGAIN_S = 0.2
@@ -53,6 +65,16 @@ HEALED_S = 10.0
 
 LEAVE_S = 30.0
 """Time limit of the last steps of all clients after their last pushes, in seconds."""
+
+
+def draw_store(dice: RandomStream) -> dict[str, Setting]:
+    """Draw the settings of the store of a plan."""
+    consistency = dice.choose(CONSISTENCIES)
+    return {
+        "copies": dice.choose([2, 3, 3]),
+        "consistency": consistency,
+        "momentum": consistency != "bsp" and dice.chance(0.2),
+    }
 
 
 @dataclass(slots=True, eq=False)
@@ -70,22 +92,20 @@ class PushClients:
     """All clients of a run, over all their incarnations.
 
     Args:
-        consistency: Consistency of the store.
-        copies: Number of copies of each shard.
+        settings: Settings from `draw_store`.
     """
 
     def __init__(
-        self, world: World, cluster: PushCluster, ledger: Ledger, consistency: str, *, copies: int
+        self, world: World, cluster: PushCluster, ledger: Ledger, settings: Mapping[str, Setting]
     ) -> None:
         self._world = world
         self._cluster = cluster
         self._ledger = ledger
-        self._slack = slack_of(consistency)
-        self._copies = copies
+        self._slack = slack_of(str(settings["consistency"]))
+        self._copies = int(settings["copies"])
+        self._momentum = MOMENTUM if settings["momentum"] else 0.0
         self._stores: dict[str, _Store] = {}
         """Pushes by the id of the store."""
-        self._links: dict[str, StoreLink] = {}
-        """Open store of each client."""
         self._open: dict[str, int] = {}
         """Number of pending pushes of each client."""
         self._working: set[str] = set()
@@ -105,7 +125,7 @@ class PushClients:
                 self._ledger.counts["stores opened again"] += 1
                 self._ledger.note("store", node.name, str(first_cause(errors)))
             finally:
-                self._links.pop(node.name, None)
+                self._count(node.name, -self._open.get(node.name, 0))  # those of a failed store
                 self._working.discard(node.name)
             await asyncio.sleep(dice.around(OPEN_AGAIN_S))
 
@@ -117,7 +137,6 @@ class PushClients:
         async with asyncio.TaskGroup() as group:
             link = StoreLink(self._wish(), access, group)
             await link.start()
-            self._links[node.name] = link
             await self._work(node.name, link, dice)
             await link.leave()
             for task in link.tasks:
@@ -125,7 +144,7 @@ class PushClients:
 
     def _wish(self) -> StoreWish:
         values: InitialArrays = {name: np.zeros((ROWS, COLUMNS), np.float32) for name in _names()}
-        records, rules = records_of(values, Sgd(rate=1.0))
+        records, rules = records_of(values, Sgd(rate=1.0, momentum=self._momentum))
         return StoreWish(
             name=NAME,
             create="auto",
@@ -174,17 +193,32 @@ class PushClients:
         pushes = self._pushes_to(link).arrays[array]
         if pushes.full:
             return  # other clients took the last columns before this task began
+        if self._slack != 0 and dice.chance(INFINITE):
+            await self._push_infinity(name, link, array)
+            return
         weight = 1 + dice.below(3) if self._slack == 0 else 1
         clock = link.clock + 1 if self._slack == 0 else link.clock  # with bsp the push ends the step
         column = pushes.begin(name, clock=clock, weight=weight)
-        gradient = np.zeros((ROWS, COLUMNS), np.float32)
-        gradient[:, column] = -1
+        row = np.zeros((1, COLUMNS), np.float32)
+        row[0, column] = -1
+        factors = Factors(row, np.ones((1, ROWS), np.float32))
+        gradient: Gradient = factors if dice.chance(0.3) else np.repeat(row, ROWS, axis=0)
         self._count(name, 1)
         outcome = await link.push({array: gradient}, weight=weight)
         self._count(name, -1)
         pushes.acknowledged(column, _rows_of(outcome))
         self._cluster.acknowledged += 1
         self._ledger.operations += 1
+
+    async def _push_infinity(self, name: str, link: StoreLink, array: str) -> None:
+        """Push finite factors whose product is not finite, which no server may apply."""
+        factors = Factors(np.full((1, COLUMNS), LARGE, np.float32), np.full((1, ROWS), LARGE, np.float32))
+        self._count(name, 1)
+        outcome = await link.push({array: factors})
+        self._count(name, -1)
+        if _rows_of(outcome) != list(range(ROWS)):
+            raise Violation("no infinity is applied", f"{array} took one of {name}")
+        self._ledger.counts["refused pushes"] += 1
 
     def _count(self, name: str, more: int) -> None:
         """Count pending pushes of a client."""
@@ -197,6 +231,8 @@ class PushClients:
         before = pushes.before()
         values = await link.pull([array], None)
         rows: NDArray[np.float64] = values[array].astype(np.float64)
+        if self._momentum:
+            rows = np.where((rows >= 1) & (rows < MOST_MOMENTUM), 1.0, rows)
         versions = values.read.of_shards.reshape(ARRAYS, ROWS)[_names().index(array)]
         pushes.pulled(name, before, Pulled(rows=rows, versions=versions.tolist(), bound=bound))
 

@@ -16,7 +16,7 @@ from adam_async.simulation.faults import strike_all
 from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, settle
-from adam_async.simulation.scenarios.push_clients import CONSISTENCIES, PUSHERS, PushClients
+from adam_async.simulation.scenarios.push_clients import PUSHERS, PushClients, draw_store
 from adam_async.simulation.scenarios.push_cluster import EVENTS, SERVERS, PushCluster
 from adam_async.simulation.scenarios.push_faults import (
     LEADER_KILL,
@@ -45,11 +45,7 @@ def draw_plan(dice: RandomStream) -> Plan:
     """Draw two losses of servers, and further faults."""
     kinds = ["kill", dice.choose(LOSS_KINDS), *(dice.choose(OWN_KINDS) for _ in range(2 + dice.below(5)))]
     faults = [_draw_fault(dice, kind) for kind in kinds]
-    settings = {
-        "copies": dice.choose([2, 3, 3]),
-        "consistency": dice.choose(CONSISTENCIES),
-        "loses_all": dice.chance(0.05),
-    }
+    settings = draw_store(dice) | {"loses_all": dice.chance(0.05)}
     return Plan(options=draw_options(dice, settings), faults=in_order(faults))
 
 
@@ -77,9 +73,8 @@ def _draw_fault(dice: RandomStream, kind: str) -> Fault:
 async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     """Carry out a plan."""
     settings = plan.options.settings
-    copies = int(settings["copies"])
-    cluster = PushCluster(world, ledger, copies=copies)
-    clients = PushClients(world, cluster, ledger, str(settings["consistency"]), copies=copies)
+    cluster = PushCluster(world, ledger, copies=int(settings["copies"]))
+    clients = PushClients(world, cluster, ledger, settings)
     async with asyncio.TaskGroup() as group:
         watch = group.create_task(cluster.watch(), name="watch")
         await strike_all(world, plan.faults, ledger, own=PushFaults(world, cluster, ledger).strikes)
@@ -112,7 +107,7 @@ async def lose_all(world: World, cluster: PushCluster) -> None:
     def unfailed() -> str:
         left = [store for store in cluster.map.stores.values() if store.id in stores]
         return ", ".join(
-            f"store {store.name} is {store.phase}"
+            f"store {store.id} is {store.phase}"
             for store in left
             if store.phase != "failed" or not store.reason
         )
@@ -127,7 +122,7 @@ PUSHES = Scenario(
     least_operations=20,
     events=EVENTS,
     limit_s=400.0,
-    marks=(*EVENTS, "copies compared", "entries applied", "bundles lost"),
+    marks=(*EVENTS, "copies compared", "entries applied", "bundles lost", "refused pushes"),
     plan=draw_plan,
     run=run,
 )
