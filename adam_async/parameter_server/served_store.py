@@ -294,11 +294,12 @@ class ServedStore:
     # --- questions -----------------------------------------------------------------------------
 
     def link_closed(self) -> None:
-        """Drop pushes of closed links that wait for their epoch.
+        """Drop requests of closed links that wait for their epoch or for a clock.
 
-        The budget of the link paid for them. The worker sends them again on another link.
+        The budget of the link paid for them. The peer sends them again on another link.
         """
         self.state.epoch_gate.keep(lambda request: request.is_open)
+        self.state.waiting.keep(lambda request: request.is_open)
 
     def answer(self, request: Request, body: Body) -> bool:
         """Answer a question, now or later. Returns whether the store takes messages of this type."""
@@ -346,10 +347,10 @@ class ServedStore:
                 effects = state.handle(PushArrived(request, body, gradients, finite))
             case Pull():
                 deadline = host.now() + min(body.wait_s, MOST_WAIT_S) if body.clock else 0.0
-                effects = state.handle(PullArrived(request, body, deadline))
+                effects = state.handle(PullArrived(request, body, deadline, request.link))
             case ReadShards():
                 deadline = host.now() + host.waits.answer_s / 2
-                effects = state.handle(ReadArrived(request, body, deadline))
+                effects = state.handle(ReadArrived(request, body, deadline, request.link))
             case ReportSteps():
                 effects = state.handle(StepsArrived(request, body))
             case Tick():
