@@ -28,6 +28,7 @@ from adam_async.messages import (
     ReadShards,
     RecordPart,
     ReportSteps,
+    Statistics,
     Tick,
     pack,
     part_refusal,
@@ -70,6 +71,7 @@ from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.parameter_server.shard_transfer import load_states
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.store_host import StoreHost, appliers_of, kernels_of, shards_of
+from adam_async.parameter_server.store_reports import StoreReports
 from adam_async.replication.local_copy import Bundle as BundleFacts
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
@@ -114,6 +116,7 @@ class ServedStore:
         self._table = shard_table(arrays, shard_bytes=store.shard_bytes)
         self._specs = self._table.shards
         self._rules = [rule_of(rule) for rule in store.rules]
+        self.reports = StoreReports(Statistics(node=host.node, role="ps"), host.now, host.spawn)
         self._answers = Answers(host.buffers, self._rules)
         self._work: _Work | None = None
         """The batch or sum that was taken from the queue and is not finished."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from adam_async.controller.role import STATISTICS_BYTES, Role, RoleSettings, reply_when_room
+from adam_async.controller.role import Role, RoleSettings
 from adam_async.errors import ConfigError, RunFailed
 from adam_async.messages import (
     USERS,
@@ -275,10 +275,7 @@ class ParameterServer(Role):
             return
         served = self._store_of(request, body.run, ())
         if served is not None:
-            state = served.state
-            reply_when_room(
-                request, STATISTICS_BYTES, lambda: self._pack_statistics(state.store_statistics())
-            )
+            served.reports.answer(request, served.state.store_statistics)
 
     def _store_of(self, request: Request, id: str, shards: Sequence[int]) -> ServedStore | None:
         """Return the bundle of a store with these shards; without it refuse the request and return None.

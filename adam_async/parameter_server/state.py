@@ -36,7 +36,7 @@ absolute seconds on the caller's clock.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -90,8 +90,8 @@ from adam_async.parameter_server.shard_group import ShardGroup, applied_clock, s
 from adam_async.parameter_server.statistics import (
     ServerStatistics,
     StoreStatistics,
-    count_clients,
     count_shards,
+    count_store,
 )
 from adam_async.parameter_server.waiting_requests import MOST_WAITING, EpochGate, WaitingRequests
 from adam_async.run.ids import Replica, ShardId
@@ -553,22 +553,14 @@ class ServerState:
                 assert len(queued.accepted) + len(queued.problems) == len(queued.push.shards)
         assert len(self._in_flight) <= MOST_IN_FLIGHT or self.synchronous
 
-    def store_statistics(self) -> StoreStatistics:
-        """Counts of the store on this server, for its clients."""
-        shards = self.shards.values()
-        return StoreStatistics(
-            shards=len(shards),
-            bytes=sum([shard.values.nbytes for shard in shards]),
-            state_bytes=sum([array.nbytes for shard in shards for array in shard.rule_state.values()]),
-            versions={str(shard.spec.id): int(shard.version) for shard in shards},
-            clients=count_clients(shards),
-            refused=sum([shard.refused for shard in shards]),
-            duplicates=sum([shard.duplicates for shard in shards]),
-            waiting=len(self.waiting),
-            waiting_for=[int(replica) for replica in self.waiting.waiting_for()],
-            batches=self.bundle.batches,
-            batched_pushes=self.bundle.batched_pushes,
-        )
+    def store_statistics(self) -> Generator[None, None, StoreStatistics]:
+        """Count the store on this server, for its clients, in pieces; see `count_store`."""
+        counts = yield from count_store(self.shards.values())
+        counts.waiting = len(self.waiting)
+        counts.waiting_for = [int(replica) for replica in self.waiting.waiting_for()]
+        counts.batches = self.bundle.batches
+        counts.batched_pushes = self.bundle.batched_pushes
+        return counts
 
     def statistics(self) -> ServerStatistics:
         """Counts of the shards, and of the requests that wait."""
