@@ -13,14 +13,27 @@ never goes back, and a contribution to a reached clock comes too late for it.
 
 A session contributes to a clock once. The shard refuses a second contribution, because its push is
 acknowledged at once and its gradients stay in memory until the clock is reached.
+
+No link pays for the memory of an acknowledged push, so `PendingBytes` bounds that of each replica.
 """
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
 from adam_async.run.ids import Replica
+
+PENDING_TIMES = 4
+"""Maximum memory of the pending contributions of a replica, in sizes of the values of the bundle. A correct
+replica has those of one step, whose factors are about as large as the values."""
+
+PENDING_BYTES = 64 << 20
+"""Bytes that each replica may have in addition: one push of the largest size."""
+
+CONTRIBUTION_BYTES = 256
+"""Approximate memory of a contribution to one shard beside its gradient, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,3 +101,59 @@ class PendingContributions:
         assert all(clock > self.reached for clock in self.waiting), (self.reached, list(self.waiting))
         assert list(self.due) == sorted(set(self.due)), self.due
         assert all(self.clock < clock <= self.reached for clock in self.due), (self.reached, self.due)
+
+
+class PendingBytes:
+    """Memory of the pending contributions on one primary, by replica.
+
+    Args:
+        values_bytes: Bytes of the values of its bundle.
+    """
+
+    def __init__(self, values_bytes: int) -> None:
+        self._most = PENDING_TIMES * values_bytes + PENDING_BYTES
+        self._bytes: Counter[int | None] = Counter()
+        self._pushes: dict[Any, tuple[int | None, int, int]] = {}
+        """By queued push: its replica, its bytes, and the number of its contributions that are pending."""
+
+    def refusal(self, replica: int | None) -> str:
+        """Return why a replica may contribute no more now; empty if it may."""
+        if self._bytes[replica] < self._most:
+            return ""
+        return f"{self._bytes[replica]} bytes of its gradients wait for sums, and {self._most} may: wait"
+
+    def add(self, replica: int | None, queued: Any) -> None:
+        """Count a push that becomes contributions; its gradients stay in memory until all are in sums."""
+        places = len(queued.accepted)
+        nbytes = queued.gradients.nbytes + places * CONTRIBUTION_BYTES
+        if places:
+            self._pushes[queued] = (replica, nbytes, places)
+            self._bytes[replica] += nbytes
+
+    def refused(self, queued: Any) -> None:
+        """Take note of the places of a push that came too late for their sums."""
+        if queued.problems:
+            self._settled(queued, sum([problem.index in queued.accepted for problem in queued.problems]))
+
+    def summed(self, pushes: Iterable[Any], shards: int) -> None:
+        """Take note that the sums of some shards are applied, with a contribution of each push."""
+        for queued in pushes:
+            self._settled(queued, shards)
+
+    def _settled(self, queued: Any, places: int) -> None:
+        known = self._pushes.get(queued)
+        if known is None:
+            return  # another primary counted it
+        replica, nbytes, left = known
+        if left > places:
+            self._pushes[queued] = (replica, nbytes, left - places)
+            return
+        del self._pushes[queued]
+        self._bytes[replica] -= nbytes
+        if not self._bytes[replica]:
+            del self._bytes[replica]
+
+    def clear(self) -> None:
+        """Forget all: the server is no primary any more."""
+        self._bytes.clear()
+        self._pushes.clear()

@@ -58,6 +58,8 @@ class PullArrived:
     pull: Pull
     deadline: float = 0.0
     """Latest time of the answer, for a pull whose clock is not reached."""
+    link: Any = None
+    """Its link: the server bounds the requests of one link that wait."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +70,8 @@ class ReadArrived:
     read: ReadShards
     deadline: float
     """Latest time of the answer, if a sum is not complete."""
+    link: Any = None
+    """Its link."""
 
 
 class Applied(msgspec.Struct, frozen=True, eq=False):
@@ -146,6 +150,7 @@ class QueuedPull:
     shards: tuple[Shard, ...]
     clock: int = 0
     deadline: float = 0.0
+    link: Any = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,6 +160,7 @@ class QueuedRead:
     request: Request
     shards: tuple[Shard, ...]
     deadline: float
+    link: Any = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -276,6 +282,24 @@ class Refuse:
 
 Entry = Apply | Contribute | QueuedTick | ReplicasChanged | EpochBegan | StepsArrived | ForgetSessions
 """An entry of a bundle's log; the shards are a function of the log."""
+
+
+def moves_clocks(entry: Entry) -> bool:
+    """Return whether an applied entry may move the clock of values; pushes of clients in ssp have none."""
+    return not isinstance(entry, Apply) or any(queued.push.clock for queued in entry.pushes)
+
+
+def requests_of(entry: Entry) -> list[Request]:
+    """Return the requests that the end of an entry answers."""
+    match entry:
+        case Apply():
+            return [queued.request for queued in entry.pushes]
+        case Contribute():
+            return [entry.queued.request]
+        case QueuedTick() | StepsArrived():
+            return [entry.request]
+        case _:
+            return []
 
 
 @dataclass(frozen=True, slots=True, eq=False)

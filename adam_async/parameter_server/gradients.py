@@ -105,6 +105,14 @@ class PushGradients(msgspec.Struct, frozen=True, eq=False):
         return PushGradients(tuple(part_of(each[place]) for place in places))
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(
+            part.x_IK.nbytes + part.errors_RK.nbytes if isinstance(part, FactorPart) else part.flat.nbytes
+            for part in self.parts
+        )
+
+    @property
     def is_sure(self) -> bool:
         """Whether every shard's gradient is known to be finite at its rate without forming products."""
         return all(

@@ -92,3 +92,10 @@ class PushQueue:
         if not head.groups:
             self._items.popleft()
         return taken
+
+
+def shards_named(head: list[QueuedPush] | Other) -> int:
+    """Return the number of shards that an item of the queue names, each as often as it does."""
+    if isinstance(head, QueuedTick):
+        return len(head.tick.shards)
+    return sum([len(each.shards) for each in head]) if isinstance(head, list) else len(head.shards)

@@ -28,6 +28,7 @@ from adam_async.messages import (
     ReadShards,
     RecordPart,
     ReportSteps,
+    Statistics,
     Tick,
     pack,
     part_refusal,
@@ -70,6 +71,7 @@ from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.parameter_server.shard_transfer import load_states
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.store_host import StoreHost, appliers_of, kernels_of, shards_of
+from adam_async.parameter_server.store_reports import StoreReports
 from adam_async.replication.local_copy import Bundle as BundleFacts
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
@@ -114,6 +116,7 @@ class ServedStore:
         self._table = shard_table(arrays, shard_bytes=store.shard_bytes)
         self._specs = self._table.shards
         self._rules = [rule_of(rule) for rule in store.rules]
+        self.reports = StoreReports(Statistics(node=host.node, role="ps"), host.now, host.spawn)
         self._answers = Answers(host.buffers, self._rules)
         self._appliers: Mapping[tuple[int, str], Applier] = {}
         self._work: _Work | None = None
@@ -295,11 +298,12 @@ class ServedStore:
     # --- questions -----------------------------------------------------------------------------
 
     def link_closed(self) -> None:
-        """Drop pushes of closed links that wait for their epoch.
+        """Drop requests of closed links that wait for their epoch or for a clock.
 
-        The budget of the link paid for them. The worker sends them again on another link.
+        The budget of the link paid for them. The peer sends them again on another link.
         """
         self.state.epoch_gate.keep(lambda request: request.is_open)
+        self.state.waiting.keep(lambda request: request.is_open)
 
     def answer(self, request: Request, body: Body) -> bool:
         """Answer a question, now or later. Returns whether the store takes messages of this type."""
@@ -362,10 +366,10 @@ class ServedStore:
                 effects = state.handle(PushArrived(request, body, gradients, finite))
             case Pull():
                 deadline = host.now() + min(body.wait_s, MOST_WAIT_S) if body.clock else 0.0
-                effects = state.handle(PullArrived(request, body, deadline))
+                effects = state.handle(PullArrived(request, body, deadline, request.link))
             case ReadShards():
                 deadline = host.now() + host.waits.answer_s / 2
-                effects = state.handle(ReadArrived(request, body, deadline))
+                effects = state.handle(ReadArrived(request, body, deadline, request.link))
             case ReportSteps():
                 effects = state.handle(StepsArrived(request, body))
             case Tick():

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from adam_async.controller.role import STATISTICS_BYTES, Role, RoleSettings, reply_when_room
+from adam_async.controller.role import Role, RoleSettings
 from adam_async.errors import ConfigError, RunFailed
 from adam_async.messages import (
     USERS,
@@ -282,11 +282,10 @@ class ParameterServer(Role):
         if request.link.peer.role not in USERS:
             super()._report_statistics(request, body)
             return
-        led = [each.state for each in self.served.values() if each.store.id == body.run and each.is_primary]
+        led = [each for each in self.served.values() if each.store.id == body.run and each.is_primary]
         if led:
-            reply_when_room(
-                request, STATISTICS_BYTES, lambda: self._pack_statistics(led[0].store_statistics(led[1:]))
-            )
+            others = [each.state for each in led[1:]]
+            led[0].reports.answer(request, lambda: led[0].state.store_statistics(others))
         elif self._store_of(request, body.run, ()) is not None:
             request.fail("not-primary", f"{self._identity.node} is no primary of store {body.run}")
 

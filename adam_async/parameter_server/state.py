@@ -36,7 +36,7 @@ absolute seconds on the caller's clock.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -50,6 +50,7 @@ from adam_async.messages import (
     ReportSteps,
     Tick,
 )
+from adam_async.parameter_server.bsp_barrier import PendingBytes
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import (
     Acknowledge,
@@ -78,17 +79,19 @@ from adam_async.parameter_server.events import (
     StepsArrived,
     SumApplied,
     TickArrived,
+    moves_clocks,
+    requests_of,
 )
 from adam_async.parameter_server.push_numbers import has_new_number, order_apart, order_together, set_apart
-from adam_async.parameter_server.push_queue import PushQueue
+from adam_async.parameter_server.push_queue import PushQueue, shards_named
 from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.shard import Session, Shard
 from adam_async.parameter_server.shard_group import ShardGroup, applied_clock, same
 from adam_async.parameter_server.statistics import (
     ServerStatistics,
     StoreStatistics,
-    count_clients,
     count_shards,
+    count_store,
 )
 from adam_async.parameter_server.waiting_requests import MOST_WAITING, EpochGate, WaitingRequests
 from adam_async.run.ids import Replica, ShardId
@@ -103,6 +106,9 @@ One round of the loop applies them."""
 BATCH_VALUES = 1 << 22
 """Maximum of the values that a push asks for times the pushes of a batch: one round of the loop copies their
 answers."""
+
+MOST_NAMED = 1 << 13
+"""Number of shards that ticks, pulls and repeated pushes may name in one round of the loop."""
 
 MOST_IN_FLIGHT = 4
 """Maximum number of entries between proposal and application beyond which no new batch is formed."""
@@ -161,10 +167,13 @@ class ServerState:
         self.alone = True
         self.synchronous = summed_weight > 0
         """Whether pushes are added up."""
+        self._pending = PendingBytes(sum([shard.values.nbytes for shard in self.shards.values()]))
         self._replicas = self.bundle.replicas
         self._queue = PushQueue()
         self._in_flight: deque[_InFlight] = deque()
         self.waiting = WaitingRequests()
+        self._clocks_moved = False
+        """Whether a clock of values may have moved since the waiting requests were last looked at."""
         self.epoch_gate = EpochGate()
 
     def handle(self, event: Event) -> list[Effect]:
@@ -177,6 +186,7 @@ class ServerState:
             case Applied():
                 return self._finish(self.bundle.applied(event))
             case SumApplied():
+                self._pending.summed(event.sum.pushes, len(event.finite))
                 return self._finish(self.bundle.sum_applied(event))
             case StepsArrived():
                 return self._report_steps(event)
@@ -229,6 +239,7 @@ class ServerState:
             effects += self._answer(entry) if self.alone else self._land(entry)
             if isinstance(entry, EpochBegan):
                 effects += [effect for waiting in self.epoch_gate.take() for effect in self.handle(waiting)]
+        self._clocks_moved |= self.synchronous or any(map(moves_clocks, done))
         if self.waiting:
             effects += self._answer_waiting()
         return effects
@@ -251,6 +262,7 @@ class ServerState:
             case Apply():
                 return [self._acknowledgement(queued) for queued in entry.pushes]
             case Contribute():
+                self._pending.refused(entry.queued)
                 return [self._acknowledgement(entry.queued)]
             case QueuedTick():
                 return [AcknowledgeTick(entry.request)]
@@ -266,14 +278,17 @@ class ServerState:
     def take_batch(self) -> tuple[Apply | ApplySum | None, list[Effect]]:
         """Take the batch or sum that has waited longest, and the answers to everything in front of it.
 
-        The next one may be taken when this one is reported.
+        The next one may be taken when this one is reported; see `MOST_NAMED`.
         """
         effects: list[Effect] = []
+        named = 0
         while True:
             work = self.bundle.take_work()
-            if work is not None or not self._queue or len(self._in_flight) >= MOST_IN_FLIGHT:
+            is_full = len(self._in_flight) >= MOST_IN_FLIGHT or named >= MOST_NAMED
+            if work is not None or not self._queue or is_full:
                 return work, effects
             head = self._queue.take(self._joins, _most_joined)
+            named += shards_named(head)
             if isinstance(head, QueuedTick):
                 effects += self._enter(head)
                 continue
@@ -318,6 +333,9 @@ class ServerState:
         if self.synchronous and not self.program and self._is_early(push, shards, session):
             text = f"the map of this server has no generation {push.incarnation} of client {push.replica} yet"
             return [Refuse(event.request, "busy", text)]
+        if self.synchronous and not push.assign and (text := self._pending.refusal(self._contributor(push))):
+            if has_new_number(push, shards, session):
+                return [Refuse(event.request, "busy", text)]
         tables = group.own_tables() if group is not None and same(push.numbers) else None
         accepted: Sequence[int]
         if group is not None and tables is not None:
@@ -344,11 +362,16 @@ class ServerState:
     def _contribute(self, queued: QueuedPush) -> list[Effect]:
         """Put a contribution to sums into the log; a repetition of one is answered behind it."""
         if queued.accepted or queued.refused:
+            self._pending.add(self._contributor(queued.push), queued)
             return self._enter(Contribute(queued))
         if self._in_flight:
             self._in_flight[-1].behind.append(queued)
             return []
         return [self._acknowledgement(queued)]
+
+    def _contributor(self, push: Push) -> int | None:
+        """Return the live replica of a push; all generations that the map does not name share one limit."""
+        return push.replica if self.live.get(Replica(push.replica)) == push.incarnation else None
 
     # --- acknowledge -------------------------------------------------------------------------
 
@@ -451,7 +474,7 @@ class ServerState:
         shards = self._asked_for(event.request, pull)
         if isinstance(shards, Refuse):
             return [shards]
-        queued = QueuedPull(event.request, shards, pull.clock, event.deadline)
+        queued = QueuedPull(event.request, shards, pull.clock, event.deadline, event.link)
         # With an empty queue there is no push in front of the pull, and its values may leave now.
         if self.idle:
             return self.waiting.take(queued)
@@ -462,7 +485,7 @@ class ServerState:
         shards = self._asked_for(event.request, event.read)
         if isinstance(shards, Refuse):
             return [shards]
-        queued = QueuedRead(event.request, shards, event.deadline)
+        queued = QueuedRead(event.request, shards, event.deadline, event.link)
         if self.idle:
             return self.waiting.take(queued)
         self._queue.add(queued)
@@ -482,7 +505,10 @@ class ServerState:
 
     def _answer_waiting(self) -> list[Effect]:
         """Answer the requests whose values are ready, unless a batch is in progress: its end answers them."""
-        return [] if isinstance(self.bundle.taken, Apply) else self.waiting.answer()
+        if isinstance(self.bundle.taken, Apply) or not self._clocks_moved:
+            return []
+        self._clocks_moved = False
+        return self.waiting.answer()
 
     def give_up(self, *, now: float) -> list[Effect]:
         """Answer the waiting requests whose deadline has passed, without values."""
@@ -494,12 +520,13 @@ class ServerState:
 
     def _drop(self, code: str, text: str) -> list[Effect]:
         entries = self.bundle.unfinished() if self.alone else [each.entry for each in self._in_flight]
-        requests = [request for entry in entries for request in _requests_of(entry)]
+        requests = [request for entry in entries for request in requests_of(entry)]
         requests += [queued.request for each in self._in_flight for queued in each.behind]
         requests += [queued.request for queued in self._queue]
         requests += [event.request for event in self.epoch_gate.take()]
         requests += self.waiting.drop()
         self._in_flight.clear()
+        self._pending.clear()
         self._queue = PushQueue()
         return [Refuse(request, code, text) for request in requests]
 
@@ -526,23 +553,17 @@ class ServerState:
                 assert len(queued.accepted) + len(queued.problems) == len(queued.push.shards)
         assert sum([isinstance(each.entry, Apply) for each in self._in_flight]) <= MOST_IN_FLIGHT
 
-    def store_statistics(self, others: Sequence["ServerState"] = ()) -> StoreStatistics:
-        """Counts of the store on this server, for its clients; with those of its other bundles here."""
+    def store_statistics(
+        self, others: Sequence["ServerState"] = ()
+    ) -> Generator[None, None, StoreStatistics]:
+        """Count the store on this server with its other bundles here, in pieces; see `count_store`."""
         states = (self, *others)
-        shards = [shard for state in states for shard in state.shards.values()]
-        return StoreStatistics(
-            shards=len(shards),
-            bytes=sum([shard.values.nbytes for shard in shards]),
-            state_bytes=sum([array.nbytes for shard in shards for array in shard.rule_state.values()]),
-            versions={str(shard.spec.id): int(shard.version) for shard in shards},
-            clients=count_clients(shards),
-            refused=sum([shard.refused for shard in shards]),
-            duplicates=sum([shard.duplicates for shard in shards]),
-            waiting=sum([len(state.waiting) for state in states]),
-            waiting_for=_waiting_for(states),
-            batches=sum([state.bundle.batches for state in states]),
-            batched_pushes=sum([state.bundle.batched_pushes for state in states]),
-        )
+        counts = yield from count_store([shard for state in states for shard in state.shards.values()])
+        counts.waiting = sum([len(state.waiting) for state in states])
+        counts.waiting_for = _waiting_for(states)
+        counts.batches = sum([state.bundle.batches for state in states])
+        counts.batched_pushes = sum([state.bundle.batched_pushes for state in states])
+        return counts
 
     def statistics(self, others: Sequence["ServerState"] = ()) -> ServerStatistics:
         """Counts of the shards and of the requests that wait; with those of other bundles of the store."""
@@ -577,16 +598,3 @@ def _refuse_over(request: Request, message: Push | Tick | ReportSteps) -> Refuse
         "other replicas train its groups"
     )
     return Refuse(request, "generation-over", text)
-
-
-def _requests_of(entry: Entry) -> list[Request]:
-    """Return the requests that the end of an entry answers."""
-    match entry:
-        case Apply():
-            return [queued.request for queued in entry.pushes]
-        case Contribute():
-            return [entry.queued.request]
-        case QueuedTick() | StepsArrived():
-            return [entry.request]
-        case _:
-            return []

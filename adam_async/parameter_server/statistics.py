@@ -4,13 +4,17 @@ A field that is unset is left out of the report: a server without a run has no c
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
+from itertools import islice
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from adam_async.parameter_server.shard import OTHERS, Shard
 from adam_async.runtime.traffic import CommonStatistics
+
+PIECE_SHARDS = 1 << 11
+"""Number of shards whose counts one round of the loop adds up."""
 
 Histogram = dict[str, int]
 """Staleness, as text, to the number of pushes that had it."""
@@ -54,36 +58,49 @@ class StoreStatistics(CommonStatistics, kw_only=True):
     """Counts of one store on one server, for its clients. Keys are text, as in JSON."""
 
     shards: int
-    bytes: int
+    bytes: int = 0
     """Bytes of the values."""
-    state_bytes: int
+    state_bytes: int = 0
     """Bytes of the rules' arrays."""
-    versions: dict[str, int]
+    versions: dict[str, int] = msgspec.field(default_factory=dict)
     """By shard."""
-    clients: dict[str, ClientCounts]
+    clients: dict[str, ClientCounts] = msgspec.field(default_factory=dict)
     """By replica number of the client in the cluster map, or "others"."""
-    refused: int
-    duplicates: int
-    waiting: int
+    refused: int = 0
+    duplicates: int = 0
+    waiting: int = 0
     """Requests that wait for a clock or for sums."""
-    waiting_for: list[int]
+    waiting_for: list[int] = msgspec.field(default_factory=list)
     """Replica numbers of the clients that these requests wait for."""
-    batches: int
-    batched_pushes: int
+    batches: int = 0
+    batched_pushes: int = 0
 
 
-def count_clients(shards: Collection[Shard]) -> dict[str, ClientCounts]:
-    """Add up the counts of each client, over the shards of one server."""
-    found: dict[str, ClientCounts] = {}
-    for shard in shards:
-        for replica, clock in shard.clocks.items():
-            counts = found.setdefault(str(replica), ClientCounts())
-            counts.clock = clock if counts.clock is UNSET else min(counts.clock, clock)
-    by_replica, _ = _staleness(shards)
-    for name, staleness in by_replica.items():
-        counts = found.setdefault(name, ClientCounts())
-        counts.staleness, counts.pushes = _as_text(staleness), staleness.total()
-    return found
+def count_store(shards: Collection[Shard]) -> Generator[None, None, StoreStatistics]:
+    """Add up the counts of the shards of one server for its clients, `PIECE_SHARDS` before each yield.
+
+    Returns the counts without those of requests and batches. Shards may change between two pieces.
+    """
+    total = StoreStatistics(shards=len(shards))
+    staleness: dict[str, Counter[int]] = {}
+    for number, piece in enumerate(_pieces(shards)):
+        if number:
+            yield
+        for shard in piece:
+            total.bytes += shard.values.nbytes
+            total.state_bytes += sum([array.nbytes for array in shard.rule_state.values()])
+            total.versions[str(shard.spec.id)] = int(shard.version)
+            total.refused += shard.refused
+            total.duplicates += shard.duplicates
+            for replica, clock in shard.clocks.items():
+                counts = total.clients.setdefault(str(replica), ClientCounts())
+                counts.clock = clock if counts.clock is UNSET else min(counts.clock, clock)
+        for name, found in _staleness(piece)[0].items():
+            staleness.setdefault(name, Counter()).update(found)
+    for name, found in staleness.items():
+        counts = total.clients.setdefault(name, ClientCounts())
+        counts.staleness, counts.pushes = _as_text(found), found.total()
+    return total
 
 
 def count_shards(shards: Collection[Shard]) -> ServerStatistics:
@@ -105,6 +122,12 @@ def count_shards(shards: Collection[Shard]) -> ServerStatistics:
         refused=sum(shard.refused for shard in shards),
         duplicates=sum(shard.duplicates for shard in shards),
     )
+
+
+def _pieces(shards: Collection[Shard]) -> Iterator[list[Shard]]:
+    rest = iter(shards)
+    while piece := list(islice(rest, PIECE_SHARDS)):
+        yield piece
 
 
 def _staleness(shards: Collection[Shard]) -> tuple[dict[str, Counter[int]], dict[str, Counter[int]]]:

@@ -1,6 +1,9 @@
 """Pure: requests that wait: pulls for a clock, readings for sums, pushes and ticks for an epoch."""
 
+from collections import Counter
 from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Any
 
 from adam_async.parameter_server.events import (
@@ -14,21 +17,46 @@ from adam_async.parameter_server.events import (
     SendValues,
     TickArrived,
 )
-from adam_async.parameter_server.shard import Session
-from adam_async.parameter_server.shard_group import applied_clock
+from adam_async.parameter_server.shard import Session, Shard
+from adam_async.parameter_server.shard_group import ShardGroup, applied_clock
 from adam_async.run.ids import Replica
 
 MOST_WAITING = 4096
 """Maximum number of pushes and ticks that wait for an epoch; the server refuses more, and clients retry."""
 
+MOST_OF_LINK = 1 << 13
+"""Maximum number of pulls and readings of one link that wait for clocks: those of 32 GiB of values."""
+
+MOST_PULLS = 1 << 17
+"""Maximum number of pulls and readings of all links that wait for clocks."""
+
+GIVEN_UP_TOGETHER = 64
+"""Maximum number of requests that are given up, or looked at for statistics, in one round of the loop."""
+
+MOST_STALE = 1024
+"""Number of answered requests that the heaps may hold beside the waiting ones."""
+
 EpochEvent = PushArrived | TickArrived
 
 
 class WaitingRequests:
-    """Waiting pulls and readings of one server. Deadlines are absolute seconds on the caller's clock."""
+    """Waiting pulls and readings of one server. Deadlines are absolute seconds on the caller's clock.
+
+    A request waits for one shard at a time, so an event costs the shards that requests wait for, and not the
+    requests: those for a clock that no replica reaches cost nothing.
+    """
 
     def __init__(self) -> None:
-        self._waiting: list[QueuedPull | QueuedRead] = []
+        self._waiting: dict[int, QueuedPull | QueuedRead] = {}
+        """By number, in the order of their arrival."""
+        self._next_number = 0
+        self._by_shard: dict[Shard, list[tuple[int, int]]] = {}
+        """By shard, heaps: the clock that a request waits for, and its number."""
+        self._deadlines: list[tuple[float, int]] = []
+        """Heap: the deadline of a request, and its number."""
+        self._stale = 0
+        """Number of requests that have left since the heaps were last cleaned."""
+        self._of_link: Counter[Any] = Counter()
         self.fresh = False
         """Whether a request has begun to wait since the shell last cleared this: there is a new deadline."""
 
@@ -36,46 +64,101 @@ class WaitingRequests:
         return len(self._waiting)
 
     def take(self, queued: QueuedPull | QueuedRead) -> list[Effect]:
-        """Answer a request if its values are ready; otherwise let it wait."""
+        """Answer a request if its values are ready; otherwise let it wait, or refuse it if too many do."""
         answer = _answer(queued)
         if answer is not None:
             return [answer]
-        self._waiting.append(queued)
+        if self._of_link[queued.link] >= MOST_OF_LINK or len(self._waiting) >= MOST_PULLS:
+            text = f"{self._of_link[queued.link]} requests of this link wait for clocks, {len(self)} of all"
+            most = f"at most {MOST_OF_LINK} and {MOST_PULLS} may: pull again later"
+            return [Refuse(queued.request, "busy", f"{text}; {most}")]
+        number, self._next_number = self._next_number, self._next_number + 1
+        self._waiting[number] = queued
+        self._of_link[queued.link] += 1
+        heappush(self._deadlines, (queued.deadline, number))
+        self._wait_for_shard(number, queued)
         self.fresh = True
         return []
 
+    def _wait_for_shard(self, number: int, queued: QueuedPull | QueuedRead) -> None:
+        shard, clock = _first_behind(queued)
+        heappush(self._by_shard.setdefault(shard, []), (clock, number))
+
     def answer(self) -> list[Effect]:
-        """Answer the requests whose values are ready now."""
-        answers: list[Effect] = []
-        waiting: list[QueuedPull | QueuedRead] = []
-        for queued in self._waiting:
-            answer = _answer(queued)
-            if answer is None:
-                waiting.append(queued)
-            else:
-                answers.append(answer)
-        self._waiting = waiting
-        return answers
+        """Answer the requests whose values are ready now, in the order of their arrival."""
+        answers: dict[int, Effect] = {}
+        for shard, heap in list(self._by_shard.items()):
+            reached = shard.applied_clock()
+            while heap and heap[0][0] <= reached:
+                _, number = heappop(heap)
+                queued = self._waiting.get(number)
+                if queued is None:
+                    continue
+                answer = _answer(queued)
+                if answer is None:
+                    self._wait_for_shard(number, queued)
+                else:
+                    answers[number] = answer
+                    self._remove(number)
+            if not heap:
+                del self._by_shard[shard]
+        self._clean()
+        return [answers[number] for number in sorted(answers)]
 
     def give_up(self, now: float) -> list[Effect]:
-        """Answer the requests whose deadline has passed, without values."""
-        late = [queued for queued in self._waiting if queued.deadline <= now]
-        self._waiting = [queued for queued in self._waiting if queued.deadline > now]
-        return [_late(queued) for queued in late]
+        """Answer requests whose deadline has passed, without values; of very many, some at a time."""
+        late: list[Effect] = []
+        while self._deadlines and self._deadlines[0][0] <= now and len(late) < GIVEN_UP_TOGETHER:
+            _, number = heappop(self._deadlines)
+            if number in self._waiting:
+                late.append(_late(self._remove(number)))
+        self._clean()
+        return late
+
+    def keep(self, is_open: Callable[[Any], bool]) -> None:
+        """Drop the requests that are not open: their links have closed."""
+        for number in [each for each, queued in self._waiting.items() if not is_open(queued.request)]:
+            self._remove(number)
+        self._clean()
 
     def drop(self) -> list[Any]:
         """Drop all requests and return them, unanswered."""
-        requests = [queued.request for queued in self._waiting]
-        self._waiting.clear()
+        requests = [queued.request for queued in self._waiting.values()]
+        for emptied in (self._waiting, self._by_shard, self._deadlines, self._of_link):
+            emptied.clear()
         return requests
+
+    def _remove(self, number: int) -> QueuedPull | QueuedRead:
+        queued = self._waiting.pop(number)
+        self._stale += 1
+        self._of_link[queued.link] -= 1
+        if not self._of_link[queued.link]:
+            del self._of_link[queued.link]
+        return queued
+
+    def _clean(self) -> None:
+        """Remove requests that have left from the heaps, once they are the larger part."""
+        if self._stale <= len(self._waiting) + MOST_STALE:
+            return
+        self._stale = 0
+        self._deadlines = [entry for entry in self._deadlines if entry[1] in self._waiting]
+        heapify(self._deadlines)
+        for shard, heap in list(self._by_shard.items()):
+            heap[:] = [entry for entry in heap if entry[1] in self._waiting]
+            heapify(heap)
+            if not heap:
+                del self._by_shard[shard]
 
     def next_deadline(self) -> float | None:
         """The next deadline; None if no request waits."""
-        return min((queued.deadline for queued in self._waiting), default=None)
+        while self._deadlines and self._deadlines[0][1] not in self._waiting:
+            heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
 
     def waiting_for(self) -> tuple[Replica, ...]:
-        """The replicas that a request waits for."""
-        return tuple(sorted({replica for queued in self._waiting for replica in _behind(queued)}))
+        """The replicas that requests wait for; of very many requests, those of the oldest."""
+        oldest = islice(self._waiting.values(), GIVEN_UP_TOGETHER)
+        return tuple(sorted({replica for queued in oldest for replica in _behind(queued)}))
 
 
 class EpochGate:
@@ -125,6 +208,16 @@ def _answer(queued: QueuedPull | QueuedRead) -> SendValues | SendStates | None:
     return SendValues(queued.request, queued.shards)
 
 
+def _first_behind(queued: QueuedPull | QueuedRead) -> tuple[Shard, int]:
+    """Return a shard whose values are not ready for a request, and the clock that it lacks at least."""
+    if isinstance(queued, QueuedPull):
+        return next((shard, queued.clock) for shard in queued.shards if shard.applied_clock() < queued.clock)
+    unsettled = (shard for shard in queued.shards if shard.pending is not None and not shard.pending.settled)
+    shard = next(unsettled)
+    assert shard.pending is not None
+    return shard, max([*shard.pending.waiting, *shard.pending.due])
+
+
 def _late(queued: QueuedPull | QueuedRead) -> SendBehind | Refuse:
     behind = _behind(queued)
     if isinstance(queued, QueuedPull):
@@ -138,7 +231,9 @@ def _late(queued: QueuedPull | QueuedRead) -> SendBehind | Refuse:
 def _behind(queued: QueuedPull | QueuedRead) -> tuple[Replica, ...]:
     """The replicas that a request waits for."""
     found: set[Replica] = set()
-    for shard in queued.shards:
+    group = queued.shards
+    shards = group[:1] if isinstance(group, ShardGroup) and group.shared() is not None else group
+    for shard in shards:
         if isinstance(queued, QueuedPull):
             clock = queued.clock
         else:

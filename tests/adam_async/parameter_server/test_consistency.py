@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from adam_async.messages import DUPLICATE, GAP, REFUSED, Part, Problem, Pull, Push, ReadShards, Tick
-from adam_async.parameter_server import replica_generations
+from adam_async.parameter_server import bsp_barrier, replica_generations, state
 from adam_async.parameter_server.events import (
     Acknowledge,
     AcknowledgeTick,
@@ -29,7 +29,7 @@ from adam_async.parameter_server.events import (
     SumApplied,
     TickArrived,
 )
-from adam_async.parameter_server.gradients import PushGradients
+from adam_async.parameter_server.gradients import DeltaPart, PushGradients
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, OrderLog, read_order_log
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import ServerState
@@ -826,3 +826,40 @@ def test_a_store_that_leaves_refuses_what_waits():
     assert {each.request for each in refusals} == {"a push", "a pull behind it", "an early push"}
     assert {each.code for each in refusals} == {"wrong-run"}
     assert server.state.next_deadline() is None
+
+
+def test_a_replica_has_bounded_gradients_in_memory_and_its_repetitions_are_answered(monkeypatch):
+    monkeypatch.setattr(bsp_barrier, "PENDING_BYTES", 0)
+    monkeypatch.setattr(bsp_barrier, "CONTRIBUTION_BYTES", 0)
+    server = Server(synchronous=True, live=(0, 1))
+
+    def push(request, replica, clock, number):
+        size = 32 if replica == 0 else 2  # 8 values of 8 bytes are four times those of the two shards
+        gradients = PushGradients((DeltaPart(np.zeros(size), (size,), 0.5, finite=True),))
+        return server.tell(PushArrived(request, push_of(replica, clock, {0: number}), gradients))
+
+    assert isinstance(push("a", 0, 1, 1)[0], Acknowledge)
+    (refusal,) = push("b", 0, 2, 2)
+    assert (type(refusal), refusal.code) == (Refuse, "busy")
+    (again,) = push("a again", 0, 1, 1)
+    assert again.body.problems == (Problem(0, DUPLICATE),)
+    push("c", 1, 1, 1)
+    server.drain()
+    (acknowledged,) = push("b", 0, 2, 2)
+    assert acknowledged.body.problems == ()
+
+
+def test_a_round_answers_a_bounded_number_of_ticks(monkeypatch):
+    monkeypatch.setattr(state, "MOST_NAMED", 4)
+    server = Server(synchronous=False)
+    server.push("p", 0, 1, {0: 1, 1: 1})
+    for clock in range(1, 8):
+        assert server.tick(clock, 0, clock, (0, 1)) == []
+    batch, _ = server.state.take_batch()
+    server.tell(Applied(batch))
+    rounds = []
+    while not server.state.idle:
+        work, effects = server.state.take_batch()
+        assert work is None
+        rounds.append([effect.request for effect in effects])
+    assert rounds == [[1, 2], [3, 4], [5, 6], [7]]
