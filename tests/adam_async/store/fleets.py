@@ -11,6 +11,7 @@ from adam_async.runtime.clock import system_entropy
 from adam_async.store import store as store_module
 from adam_async.store.local_servers import ServerAccess
 from adam_async.store.store import ParameterStore
+from tests.adam_async.runs import until
 from transport import BufferPool, LocalNetwork
 
 WAITS = Waits(answer_s=2.0, call_s=5.0, grace_s=0.2)
@@ -98,17 +99,14 @@ class Fleet:
 
     def in_sync(self, home):
         """Return the members in sync that the controller's map has."""
-        (record,) = [
-            record for key, record in self.leader.map.bundles.items() if key.endswith(f"/{home}")
-        ]
+        (record,) = [record for key, record in self.leader.map.bundles.items() if key.endswith(f"/{home}")]
         return [node for node, _ in record.in_sync]
 
     async def until(self, condition, what, *, within_s=20.0):
         """Wait until a condition holds."""
         try:
             async with asyncio.timeout(within_s):
-                while not condition():
-                    await asyncio.sleep(0.02)
+                await until(condition)
         except TimeoutError:
             raise AssertionError(f"{what}, after {within_s} s: {self.copies()}") from None
 
