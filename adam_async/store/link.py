@@ -365,8 +365,10 @@ class StoreLink:
         if self.slack is not None and not assign:
             clock = self.clock + 1 if self._is_summed else self.clock
         # In bsp a server answers a push before it applies the sum. By reference it would read the caller's
-        # memory after the push has returned, and the push would wait for the sum.
-        kept = self._is_summed and not assign and isinstance(self._network, LocalNetwork)
+        # memory after the push has returned, and the push would wait for the sum. With several copies the
+        # push would wait until all servers have applied it, and for ever for one that has ended.
+        is_kept_long = (self._is_summed and not assign) or self.store.copies > 1
+        kept = is_kept_long and isinstance(self._network, LocalNetwork)
         for number, message in enumerate(messages):
             of = message.shards
             step = StepPush(
@@ -384,11 +386,14 @@ class StoreLink:
             )
             if isinstance(collector, PullCollector):
                 # The values bring the versions, and without clocks no sum refuses a push.
+                arrived = partial(collector.answered, number)
+                if kept:
+                    arrived = partial(_answered_and_freed, arrived, collector.freed)
                 self._client.push(
                     of.server,
                     step,
-                    on_free=collector.freed,
-                    on_values=partial(collector.answered, number),
+                    on_free=_keep if kept else collector.freed,
+                    on_values=arrived,
                     into=collector.into(number),
                 )
             else:
@@ -563,6 +568,12 @@ def _run(send: Callable[[], None], fail: Callable[[Exception], None]) -> None:
 
 def _keep() -> None:
     """Leave tensors that the caller does not own to the server."""
+
+
+def _answered_and_freed(answered: Callable[..., None], freed: Callable[[], None], *values: Any) -> None:
+    """Pass values on, and end the message of the push: its tensors are not the caller's."""
+    answered(*values)
+    freed()
 
 
 def _pulled(pull: PullCollector, number: int, answer: ValuesMessage, flat: NDArray[Any]) -> None:

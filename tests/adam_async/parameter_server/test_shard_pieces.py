@@ -1,0 +1,134 @@
+"""The state of a bundle in pieces: a copy made of pieces is equal to the last bit."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from adam_async.model.rules import Adam, Sgd
+from adam_async.parameter_server import shard_pieces
+from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.shard_pieces import copy_piece, load_piece, pieces_of, read_piece
+from adam_async.parameter_server.storage import own_shards
+from tests.adam_async.parameter_server.copies import (
+    HERE,
+    PIECES,
+    TABLE,
+    WEIGHT,
+    Copy,
+    RandomPrimary,
+    spec_of,
+)
+from transport import RemoteProtocolError
+
+BSP = {"clocked": True, "summed_weight": WEIGHT}
+
+
+def copied(bundle, specs):
+    return [tensor.copy() for tensor in copy_piece(bundle, specs)]
+
+
+def busy_primary(rule, seed=3, **options):
+    primary = RandomPrimary(Copy(rule, **options), seed)
+    primary.live()
+    for _ in range(120):
+        primary.step()
+    primary.settle()
+    return primary.copy
+
+
+@pytest.mark.parametrize("options", [{}, {"clocked": True}, BSP], ids=["asp", "ssp", "bsp"])
+@pytest.mark.parametrize("rule", [Sgd(), Sgd(momentum=0.9), Adam()], ids=repr)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_copy_made_of_pieces_is_equal_to_the_last_bit(rule, options, seed):
+    primary, other = busy_primary(rule, seed, **options), Copy(rule, **options)
+    for specs in PIECES:
+        load_piece(other.bundle, read_piece(other.bundle, specs, TABLE, copied(primary.bundle, specs)))
+    assert other.digest() == primary.digest()
+    other.bundle.check_invariants()
+    other.state.lead()
+    assert {n: dict(s.ordered) for n, s in other.bundle.shards.items()} == {
+        n: dict(s.last_number) for n, s in other.bundle.shards.items()
+    }
+
+
+def test_a_piece_has_all_pending_contributions():
+    waiting = [
+        len(each)
+        for seed in range(3)
+        for shard in busy_primary(Sgd(), seed, **BSP).bundle.shards.values()
+        for each in shard.pending.waiting.values()
+    ]
+    assert max(waiting) > 1, "a sum of several pushes travels in the test above"
+
+
+def test_shards_of_a_piece_that_share_tables_share_them_again():
+    specs = tuple(spec_of(number, f"s{number}", 0, 2) for number in range(500))
+    primary, other = (Bundle(own_shards(specs, [Adam()])) for _ in range(2))
+    pieces = pieces_of(specs)
+    assert [len(piece) for piece in pieces] == [0, 500]
+    first = primary.shards[specs[7].id]
+    first.separate().version += 1
+    primary.shards[specs[8].id].values[:] = 3
+    for piece in pieces:
+        load_piece(other, read_piece(other, piece, specs, copied(primary, piece)))
+    tables = {id(shard.tables): shard.tables for shard in other.shards.values()}
+    assert sorted(each.shards for each in tables.values()) == [1, 499]
+    assert other.shards[specs[7].id].version == first.version
+    assert other.shards[specs[8].id].values.tolist() == [3, 3]
+
+
+def test_pieces_are_bounded_in_bytes_and_in_shards(monkeypatch):
+    monkeypatch.setattr(shard_pieces, "PIECE_BYTES", 64)
+    monkeypatch.setattr(shard_pieces, "PIECE_SHARDS", 3)
+    pieces = pieces_of([spec_of(number, f"t{number}", 0, size) for number, size in enumerate((9, 4, 4, 1))])
+    assert [[spec.size for spec in piece] for piece in pieces] == [[], [9], [4, 4], [1]]
+    pieces = pieces_of([spec_of(number, f"t{number}", 0, 1) for number in range(5)])
+    assert [len(piece) for piece in pieces] == [0, 3, 2]
+
+
+def changed(tensors, **fields):
+    """Change a field of the details."""
+    details = msgspec.structs.replace(shard_pieces._shards.decode(tensors[0].tobytes()), **fields)
+    return [np.frombuffer(msgspec.msgpack.encode(details), np.uint8), *tensors[1:]]
+
+
+def with_shard(tensors, at=0, **fields):
+    details = shard_pieces._shards.decode(tensors[0].tobytes())
+    shards = list(details.shards)
+    shards[at] = msgspec.structs.replace(shards[at], **fields)
+    return changed(tensors, shards=shards)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (lambda tensors: [], "its details"),
+        (lambda tensors: [np.zeros(5, np.uint8)], "its details"),
+        (lambda tensors: tensors[:2], "lacks arrays|of tensors|fewer tensors"),
+        (lambda tensors: [*tensors, np.zeros(3)], "more tensors"),
+        (lambda tensors: [tensors[0], tensors[1][:-1], *tensors[2:]], "shard 0"),
+        (lambda tensors: [tensors[0], tensors[1].astype("float32"), *tensors[2:]], "shard 0"),
+        (lambda tensors: changed(tensors, shards=[]), "it has 0 shards"),
+        (lambda tensors: changed(tensors, tables=[]), "tables 0 of 0"),
+        (lambda tensors: with_shard(tensors, tables=99), "tables 99"),
+        (lambda tensors: with_shard(tensors, tables=-1), "its details"),
+        (lambda tensors: with_shard(tensors, contributions=[(1000, 77, 0)]), "push 77"),
+        (lambda tensors: with_shard(tensors, contributions=[(1000, 0, -1)]), "its details"),
+        (lambda tensors: with_shard(tensors, contributions=[(0, 0, 0)]), "reached|no place"),
+    ],
+)
+def test_an_invalid_piece_is_refused_and_changes_nothing(spoil, text):
+    primary, other = busy_primary(Sgd(momentum=0.9), **BSP), Copy(Sgd(momentum=0.9), **BSP)
+    before, tensors = other.digest(), copied(primary.bundle, HERE[:2])
+    with pytest.raises(RemoteProtocolError, match=text):
+        read_piece(other.bundle, HERE[:2], TABLE, spoil(tensors))
+    assert other.digest() == before
+
+
+def test_contributions_are_refused_in_a_store_that_adds_nothing_up():
+    other = Copy(Sgd(), clocked=True)
+    with pytest.raises(RemoteProtocolError, match="only bsp"):
+        for seed in range(3):
+            primary = busy_primary(Sgd(), seed, **BSP)
+            for specs in PIECES[1:]:
+                read_piece(other.bundle, specs, TABLE, copied(primary.bundle, specs))
