@@ -124,3 +124,11 @@ def lead_without_numbers(_: Any, self: ServerState) -> None:
 def take_answers_of_earlier_links(*_: Any) -> bool:
     """Take acknowledgements of an earlier link."""
     return True
+
+
+@replaces(ParameterServer, "_on_entries_link")
+def forget_links_of_later_members(_: Any, self: ParameterServer, member: Any, is_up: bool) -> None:
+    """Tell a copy of a link only if the server is a member of its bundle at that time."""
+    for served in tuple(self.served.values()):
+        if served.copy is not None and member in served.copy.peers:
+            served.copy.link(member, is_up=is_up)
