@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.errors import AdamError, first_cause
+from adam_async.run.arrays import Factors
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.checkers.store_pushes import Pulled, StorePushes
 from adam_async.simulation.nodes import Node, World
@@ -21,7 +22,7 @@ from adam_async.simulation.plan import Setting
 from adam_async.simulation.scenario import Ledger, Violation, settle
 from adam_async.simulation.scenarios.push_cluster import WAITS, PushCluster
 from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, network_of
-from adam_async.store.arrays import Factors, Gradient, InitialArrays, records_of
+from adam_async.store.arrays import Gradient, InitialArrays, records_of
 from adam_async.store.link import StoreLink
 from adam_async.store.local_servers import ServerAccess
 from adam_async.store.rules import Sgd

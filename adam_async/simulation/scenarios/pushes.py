@@ -50,7 +50,8 @@ def draw_plan(dice: RandomStream) -> Plan:
 
 
 def _draw_fault(dice: RandomStream, kind: str) -> Fault:
-    lasts_s, amount, targets = dice.between(LEAST_S, 4.0), 0.0, ()
+    lasts_s, amount = dice.between(LEAST_S, 4.0), 0.0
+    targets: tuple[str, ...] = ()
     if kind in (*LOSS_KINDS, *STALL_KINDS, *LINK_KINDS) and dice.chance(0.5):
         targets = (dice.choose(SERVERS),)
     match kind:
