@@ -151,7 +151,7 @@ class ParameterServer(Role):
         peers = {member for copy in copies for member in copy.peers}
         addresses = {
             member: node.address
-            for member in peers
+            for member in sorted(peers)  # in one order: a simulated run must not depend on hashes
             if (node := cluster.nodes.get(member[0])) is not None and node.incarnation == member[1]
         }
         entries = {member for copy in copies if copy.is_primary for member in copy.peers}

@@ -1,7 +1,9 @@
-"""A pytest plugin that removes one safeguard: the function of `patches` that `ADAM_ABLATION` names."""
+"""A pytest plugin that removes one safeguard: the function of the patches that `ADAM_ABLATION` names."""
 
 import os
 
-from tests.ablations import patches
+from tests.ablations import copy_patches, patches
 
-getattr(patches, os.environ["ADAM_ABLATION"])()
+NAME = os.environ["ADAM_ABLATION"]
+
+getattr(copy_patches if hasattr(copy_patches, NAME) else patches, NAME)()

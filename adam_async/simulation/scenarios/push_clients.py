@@ -6,7 +6,8 @@ once, pulls, and ends its step. Every push adds 1 to a column of its own in each
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,8 +108,9 @@ class PushClients:
         self._momentum = MOMENTUM if settings["momentum"] else 0.0
         self._stores: dict[str, _Store] = {}
         """Pushes by the id of the store."""
-        self._open: dict[str, int] = {}
-        """Number of pending pushes of each client."""
+        self._pending: dict[int, str] = {}
+        """Client of each pending push, by the number of the push."""
+        self._pushes = 0
         self._working: set[str] = set()
         self._dice = world.dice.fork("pushers")
         self._going_on = True
@@ -117,7 +119,7 @@ class PushClients:
 
     async def _run(self, node: Node) -> None:
         dice = self._dice.fork(f"{node.name}/{node.incarnation}")
-        self._count(node.name, -self._open.get(node.name, 0))  # those of an incarnation that was killed
+        self._forget(node.name)
         while self._going_on:
             self._working.add(node.name)
             try:
@@ -126,7 +128,7 @@ class PushClients:
                 self._ledger.counts["stores opened again"] += 1
                 self._ledger.note("store", node.name, str(first_cause(errors)))
             finally:
-                self._count(node.name, -self._open.get(node.name, 0))  # those of a failed store
+                self._forget(node.name)
                 self._working.discard(node.name)
             await asyncio.sleep(dice.around(OPEN_AGAIN_S))
 
@@ -204,9 +206,8 @@ class PushClients:
         row[0, column] = -1
         factors = Factors(row, np.ones((1, ROWS), np.float32))
         gradient: Gradient = factors if dice.chance(0.3) else np.repeat(row, ROWS, axis=0)
-        self._count(name, 1)
-        outcome = await link.push({array: gradient}, weight=weight)
-        self._count(name, -1)
+        with self._noted(name):
+            outcome = await link.push({array: gradient}, weight=weight)
         pushes.acknowledged(column, _rows_of(outcome))
         self._cluster.acknowledged += 1
         self._ledger.operations += 1
@@ -214,17 +215,26 @@ class PushClients:
     async def _push_infinity(self, name: str, link: StoreLink, array: str) -> None:
         """Push finite factors whose product is not finite, which no server may apply."""
         factors = Factors(np.full((1, COLUMNS), LARGE, np.float32), np.full((1, ROWS), LARGE, np.float32))
-        self._count(name, 1)
-        outcome = await link.push({array: factors})
-        self._count(name, -1)
-        if _rows_of(outcome) != list(range(ROWS)):
-            raise Violation("no infinity is applied", f"{array} took one of {name}")
-        self._ledger.counts["refused pushes"] += 1
+        with self._noted(name):
+            outcome = await link.push({array: factors})
+        # A repeated push is answered as a duplicate, also if it was refused.
+        self._ledger.counts["refused pushes"] += bool(outcome.refused)
 
-    def _count(self, name: str, more: int) -> None:
-        """Count pending pushes of a client."""
-        self._open[name] = self._open.get(name, 0) + more
-        self._cluster.open_pushes += more
+    @contextmanager
+    def _noted(self, name: str) -> Iterator[None]:
+        """Note a push of a client as pending until its answer."""
+        self._pushes += 1
+        number = self._pushes
+        self._pending[number] = name
+        self._cluster.open_pushes = len(self._pending)
+        yield
+        del self._pending[number]
+        self._cluster.open_pushes = len(self._pending)
+
+    def _forget(self, name: str) -> None:
+        """Forget the pending pushes of a client's incarnation that was killed, or of a store that failed."""
+        for number in [number for number, client in self._pending.items() if client == name]:
+            del self._pending[number]
 
     async def _pull(self, name: str, link: StoreLink, array: str) -> None:
         pushes = self._pushes_to(link).arrays[array]
@@ -239,19 +249,29 @@ class PushClients:
 
     # --- the end -----------------------------------------------------------------------------
 
+    async def answered(self) -> None:
+        """Wait for the answers to all pushes that are pending now.
+
+        Raises:
+            Violation: One is pending for `HEALED_S`.
+        """
+        pending = set(self._pending)
+
+        def left() -> str:
+            late = sorted({self._pending[number] for number in pending & self._pending.keys()})
+            return f"pushes of {', '.join(late)} are pending; {self._cluster.lacking()}" if late else ""
+
+        await settle(self._world, left, within_s=HEALED_S, invariant="pending pushes end")
+
     async def stop(self) -> None:
-        """Begin no more pushes, wait for the pending ones, and let all clients end their step and leave.
+        """Let all clients end their step, and leave.
 
         Raises:
             Violation: A push is pending for `HEALED_S`, or a client goes on for `LEAVE_S`.
         """
         self._going_on = False
-        await settle(self._world, self._pending, within_s=HEALED_S, invariant="pending pushes end")
+        await self.answered()
         await settle(self._world, self._unfinished, within_s=LEAVE_S, invariant="clients are answered")
-
-    def _pending(self) -> str:
-        left = {name: count for name, count in self._open.items() if count}
-        return f"pushes are pending: {left}; {self._cluster.lacking()}" if left else ""
 
     def _unfinished(self) -> str:
         return f"{', '.join(sorted(self._working))} went on" if self._working else ""

@@ -35,7 +35,7 @@ LEAST_S = 0.6
 """Least duration of a fault in seconds."""
 
 WHOLE_S = 30.0
-"""Time limit until all bundles have all copies in sync, after the last pending push, in seconds."""
+"""Time limit until all bundles have all copies in sync under load, after the last fault, in seconds."""
 
 FAILED_S = 15.0
 """Time limit until a store without copies has failed, in seconds."""
@@ -82,8 +82,9 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
         if settings["loses_all"]:
             await lose_all(world, cluster)
         else:
-            await clients.stop()
+            await clients.answered()
             await settle(world, cluster.lacking, within_s=WHOLE_S, invariant="all copies return")
+            await clients.stop()
             reader = world.node("last-reader")
             reader.start(clients.read_all)
             assert reader.task is not None

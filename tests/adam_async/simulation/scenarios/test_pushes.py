@@ -1,0 +1,80 @@
+"""Clients push to a store with copies while servers are lost: properties of seeds, and broken safeguards."""
+
+import msgspec
+import pytest
+
+from adam_async.simulation.plan import Case, Fault, Options, in_order
+from adam_async.simulation.runner import draw_case, run_case, run_seed
+from adam_async.simulation.scenarios import SCENARIOS
+from adam_async.simulation.scenarios.push_cluster import CATCH_UPS, EVENTS, FAILOVERS, SUCCESSIVE
+from adam_async.simulation.scenarios.push_faults import LOSS_KINDS, OWN_KINDS
+from adam_async.simulation.scenarios.pushes import PUSHES
+from adam_async.simulation.wire import Conditions
+from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
+
+SEEDS, AT_ONCE = 60, 5
+
+
+def case_of(*faults: Fault, copies: int = 3, loses_all: bool = False) -> Case:
+    """A run over a quiet network with these faults alone."""
+    settings = {"copies": copies, "consistency": "asp", "momentum": False, "loses_all": loses_all}
+    network = Conditions(delay_s=0.0005, jitter_s=0.0005)
+    plan = msgspec.structs.replace(
+        draw_case(PUSHES, 1).plan,
+        options=Options(network=network, settings=settings),
+        faults=in_order(faults),
+    )
+    return Case(scenario="pushes", seed=1, plan=plan)
+
+
+def test_a_killed_server_costs_no_push_and_returns_with_all_copies() -> None:
+    result = run_case(PUSHES, case_of(Fault(at_s=2.0, kind="kill", targets=("ps-1",), lasts_s=1.0)))
+
+    assert (result.invariant, result.text) == ("", "")
+    assert result.counts[FAILOVERS] > 0
+    assert result.counts["copies compared"] > 100
+
+
+def test_two_of_three_copies_may_be_lost_one_after_the_other() -> None:
+    faults = [
+        Fault(at_s=2.0, kind="kill", targets=("ps-0",), lasts_s=3.0),
+        Fault(at_s=3.0, kind="crash", targets=("ps-1",), lasts_s=3.0),
+    ]
+    result = run_case(PUSHES, case_of(*faults))
+
+    assert (result.invariant, result.text) == ("", "")
+    assert result.counts[SUCCESSIVE] > 0
+    assert result.counts[CATCH_UPS] > 0
+
+
+def test_a_store_whose_servers_are_all_lost_fails() -> None:
+    result = run_case(PUSHES, case_of(loses_all=True))
+
+    assert (result.invariant, result.text) == ("", "")
+    assert result.counts["bundles lost"] == 4
+
+
+def test_a_plan_loses_two_servers_or_more() -> None:
+    plans = [draw_case(PUSHES, seed).plan for seed in range(200)]
+
+    for plan in plans:
+        assert sum(fault.kind in LOSS_KINDS for fault in plan.faults) >= 2
+    assert {fault.kind for plan in plans for fault in plan.faults} == set(OWN_KINDS)
+    assert {plan.options.settings["copies"] for plan in plans} == {2, 3}
+    assert len({plan.faults for plan in plans}) == 200
+
+
+@pytest.mark.thorough
+def test_a_seed_is_the_same_run_in_every_process() -> None:
+    elsewhere = replay_hash_elsewhere("adam_async.simulation.scenarios.pushes", "PUSHES", 9)
+
+    assert elsewhere == run_seed(PUSHES, 9).replay_hash
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
+def test_acknowledged_pushes_survive_lost_servers(first: int) -> None:
+    results = [run_seed(SCENARIOS["pushes"], seed) for seed in range(first, first + AT_ONCE)]
+
+    assert [(one.case.seed, one.invariant, one.text) for one in results if not one.ok] == []
+    assert sum(any(one.counts.get(name) for name in EVENTS) for one in results) >= AT_ONCE - 1
