@@ -138,6 +138,14 @@ def test_bad_arrays_are_refused_before_a_message(arrays: Any, claim: str) -> Non
         ({"where": "locl"}, "'locl' is not of the form .*; 'local' stands for a server in this loop"),
         ({"servers": 1.5}, "servers is a whole number from 0"),
         ({"shard_bytes": 0}, "shard_bytes is a whole number from 8"),
+        (
+            {"arrays": {"w": ArraySpec((1 << 25,))}, "shard_bytes": 1 << 27},
+            "array 'w' has a shard of 134217728 bytes, .* holds 67043328: set shard_bytes to at most",
+        ),
+        (
+            {"arrays": {"w": ArraySpec((1 << 24,), split=False)}},
+            "array 'w' has a shard of 67108864 bytes, and a message holds 67043328: leave split=False out",
+        ),
         ({"rule": {"v": Sgd()}}, "rule names 'v', which are not in arrays"),
         ({"rule": {}}, "rule names no rule for array 'w'"),
         ({"rule": "sgd"}, "the rule of array 'w' is 'sgd'; use Sgd, Adagrad, Adam or AdamW"),
@@ -294,7 +302,7 @@ async def test_a_store_larger_than_the_memory_of_the_servers_is_refused() -> Non
     async with servers(1) as where, ParameterStore.open(where, {"b": np.zeros(2)}) as small:
         with pytest.raises(StoreError, match=r"ps-0, which has [0-9]+ bytes free: "):
             await ParameterStore.open(
-                where, {"huge": ArraySpec((1 << 38,))}, name="huge", shard_bytes=1 << 36
+                where, {"huge": ArraySpec((1 << 38,))}, name="huge", shard_bytes=1 << 25
             )
         assert (await small.push({"b": np.ones(2)})).versions == {"b": 1}
         async with ParameterStore.open(where, {"b": np.ones(2)}, name="huge") as fits:
