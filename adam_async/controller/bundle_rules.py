@@ -20,10 +20,17 @@ import msgspec
 
 from adam_async.run.bundle_record import SPARE_MEMBERS, BundleRecord, Member, bundle_key
 from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.shard_table import NUM_BUCKETS
 from adam_async.run.store_record import StoreRecord
 
 UNKNOWN_BYTES = 1 << 50
 """Bytes of memory of a server that reports none."""
+
+SHARD_OVERHEAD = 2048
+"""Approximate memory of a shard on a server beside its values and rule state, in bytes."""
+
+UNCOUNTED_SHARDS = 1024
+"""Number of shards of a store whose overhead is not counted, because it is small beside that of a process."""
 
 NUMERICS = "numerics"
 """Key of a server's `NodeRecord.info`: fingerprint of all that last bits depend on."""
@@ -165,15 +172,20 @@ def lost_servers(cluster: ClusterMap) -> dict[str, tuple[str, ...]]:
 
 
 def bytes_of_bundles(store: StoreRecord, buckets: Sequence[str]) -> Counter[str]:
-    """Return the bytes that each member of a store's bundles needs, with the state of its rules, by home.
+    """Return the bytes that each member of a store's bundles needs for its shards, by home.
 
     Args:
         buckets: Home of each bucket.
     """
     needs: Counter[str] = Counter()
     for home, size in zip(buckets, store.bucket_bytes, strict=False):
-        needs[home] += size * (1 + store.state_arrays)
+        needs[home] += size * (1 + store.state_arrays) + overhead_bytes(store) // NUM_BUCKETS
     return needs
+
+
+def overhead_bytes(store: StoreRecord) -> int:
+    """Return the bytes of one copy of a store's shards beside their values and rule state."""
+    return max(store.shards - UNCOUNTED_SHARDS, 0) * SHARD_OVERHEAD
 
 
 def used_bytes(cluster: ClusterMap, *, without: str = "") -> Counter[str]:

@@ -16,12 +16,13 @@ from adam_async.controller.bundle_rules import (
     check_bundles,
     free_bytes,
     lost_servers,
+    overhead_bytes,
     used_bytes,
 )
 from adam_async.errors import LOST_COPIES, LOST_SHARDS, LOST_STORE, LOST_STORE_COPIES
 from adam_async.run.bundle_record import MOST_COPIES, BundleRecord, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
-from adam_async.run.shard_table import NUM_BUCKETS, bytes_of_buckets, shard_sizes, spread
+from adam_async.run.shard_table import NUM_BUCKETS, bytes_of_buckets, fault_of_shards, shard_sizes, spread
 from adam_async.run.store_record import (
     MOST_ARRAYS,
     STORE_PIECES,
@@ -152,6 +153,8 @@ def set_store(cluster: ClusterMap, name: str, new: StoreRecord) -> ClusterMap | 
             f"shard_bytes={new.shard_bytes} cuts its {new.nbytes} bytes into {shards} shards; "
             f"raise it, so that there are at most {MAX_SHARDS}"
         )
+    if problem := fault_of_shards(arrays, new.shard_bytes):
+        return problem
     clean = msgspec.structs.replace(
         new,
         phase="placing",
@@ -160,6 +163,7 @@ def set_store(cluster: ClusterMap, name: str, new: StoreRecord) -> ClusterMap | 
         epoch=0,
         reason="",
         lost="",
+        shards=shards,
         bucket_bytes=bytes_of_buckets(sizes),
         changed=cluster.version + 1,
     )
@@ -201,9 +205,10 @@ def _placing_of(cluster: ClusterMap, name: str, store: StoreRecord) -> _Placing:
         if not lacking:
             return _Placing(buckets=buckets, copies=copies)
     need, server = max(lacking)
+    of_shards = f" and {overhead_bytes(store)} for {store.shards} shards" if overhead_bytes(store) else ""
     return _Placing(
         problem=f"its {store.nbytes} bytes of values need {memory_of(store)} bytes with the state of "
-        f"their rules, {need} of them on {server}, which has {max(free[server], 0)} bytes free: "
+        f"their rules{of_shards}, {need} of them on {server}, which has {max(free[server], 0)} bytes free: "
         "add servers, or delete a store"
     )
 
@@ -309,8 +314,8 @@ def open_stores(cluster: ClusterMap) -> ClusterMap:
 
 
 def memory_of(store: StoreRecord) -> int:
-    """Return the bytes of a store's values with the state of their rules, on all servers."""
-    return store.nbytes * (1 + store.state_arrays) * store.copies
+    """Return the bytes of a store's shards on all servers."""
+    return (store.nbytes * (1 + store.state_arrays) + overhead_bytes(store)) * store.copies
 
 
 def check_store(store: StoreRecord) -> str:

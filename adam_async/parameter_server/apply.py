@@ -20,7 +20,7 @@ the product itself formed and scanned first.
 Letters: K images, I inputs (one row), R rows of the shard.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import inf
@@ -52,7 +52,8 @@ JOINED_IMAGES = 64
 alone, and stacking takes longer than it saves."""
 
 PIECE_WORK = 1 << 20
-"""Maximum work of a piece, unless a single shard is more: values times the gradients applied to them."""
+"""Maximum work of a piece: values times the gradients applied to them. Only the sums and the subtraction of a
+shard of more than that are one piece."""
 
 PRODUCTS_PER_VALUE = 64
 """Number of products of factors that take as long as applying one gradient to a value."""
@@ -130,9 +131,10 @@ class Applier:
 
         def pieces() -> Pieces:
             for shard, new in zip(shards, values.each(), strict=True):
-                if isinstance(new, Delta):
-                    shard.values[:] = new.values
-                yield shard.spec.size, [(True,)]
+                for start in range(0, shard.spec.size, PIECE_WORK) if isinstance(new, Delta) else ():
+                    shard.values[start : start + PIECE_WORK] = new.values[start : start + PIECE_WORK]
+                    yield min(shard.spec.size - start, PIECE_WORK), []
+                yield 0, [(True,)]
 
         return Work(pieces())
 
@@ -206,7 +208,7 @@ class Applier:
             return
         for first, last, at, end in _spans(shards, len(parts)):
             flats = [part.flat if last - first == len(shards) else part.flat[at:end] for part in parts]
-            self.batches.apply(shards[first:last], flats, rates)
+            yield from self._rule_pieces(shards[first:last], flats, rates)
             yield (end - at) * len(parts), done * (last - first)
 
     def _strip_pieces(self, group: ShardGroup, parts: Sequence[DeltaPart]) -> Pieces:
@@ -218,11 +220,13 @@ class Applier:
             flats = [part.flat if last - first == len(strips) else part.flat[at:end] for part in parts]
             some = strips[first:last]
             if all(strip.begin() for strip in some):
-                self.batches.apply(some, flats, rates)
+                yield from self._rule_pieces(some, flats, rates)
                 for strip in some:
                     strip.end()
             else:
-                self.batches.apply([shard for strip in some for shard in strip.shards], flats, rates)
+                yield from self._rule_pieces(
+                    [shard for strip in some for shard in strip.shards], flats, rates
+                )
             yield (end - at) * len(parts), done * sum([len(strip.shards) for strip in some])
 
     def _apart_pieces(self, shards: Sequence[Shard], parts: Sequence[FactorPart]) -> Pieces:
@@ -409,7 +413,7 @@ class Applier:
     def _one_pieces(self, shard: Shard, gradient: Gradient) -> Pieces:
         """Apply a gradient known to be finite."""
         if isinstance(gradient, Delta):
-            self.batches.apply([shard], [gradient.values], [gradient.rate])
+            yield from self._rule_pieces([shard], [gradient.values], [gradient.rate])
             return
         step = self._room("products", 1, shard.spec.size).reshape(-1)
         rate = gradient.rate
@@ -425,7 +429,7 @@ class Applier:
             np.subtract(shard.values, step, out=shard.values)
         else:
             yield from self._product_pieces(shard.spec, gradient, step)
-            self.batches.apply([shard], [step], [rate])
+            yield from self._rule_pieces([shard], [step], [rate])
 
     def _many_pieces(self, shard: Shard, batch: Sequence[Gradient]) -> Pieces:
         """Apply gradients known to be finite: form all products, then go over the values once."""
@@ -438,7 +442,20 @@ class Applier:
             else:
                 values.append(next(products))
                 yield from self._product_pieces(shard.spec, gradient, values[-1])
-        self.batches.apply([shard], values, [gradient.rate for gradient in batch])
+        yield from self._rule_pieces([shard], values, [gradient.rate for gradient in batch])
+
+    def _rule_pieces(
+        self, targets: Sequence[Target], flats: Sequence[NDArray[Any]], rates: Sequence[float]
+    ) -> Pieces:
+        """Apply finite gradients by the rule; a shard of more than a piece in several ranges."""
+        size, step = len(flats[0]), max(PIECE_WORK // len(flats), 1)
+        if len(targets) > 1 or size <= step:
+            self.batches.apply(targets, flats, rates)
+            return
+        for start in range(0, size, step):
+            some = [flat[start : start + step] for flat in flats]
+            self.batches.apply([_range_of(targets[0], start, start + step)], some, rates)
+            yield len(some[0]) * len(flats), []
 
     def _product_pieces(self, spec: ShardSpec, gradient: Factors, out: NDArray[Any]) -> Pieces:
         """Form a gradient in `out`, as many rows at a time as make a piece.
@@ -466,6 +483,24 @@ class Applier:
     def _multiply(self, spec: ShardSpec, gradient: Factors, out: NDArray[Any]) -> None:
         """Form a gradient in `out`."""
         np.matmul(gradient.errors_RK, gradient.x_IK.T, out=out.reshape(-1, spec.row_size))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Range:
+    """A range of a shard, as a target of the rule."""
+
+    values: NDArray[Any]
+    rule_state: Mapping[str, NDArray[Any]]
+
+
+def _range_of(target: Target, start: int, stop: int) -> _Range:
+    """Return a range of a large shard. Counts such as Adam's steps advance with the last range only."""
+    size = len(target.values)
+    state = {
+        name: array[start:stop] if len(array) == size else array if stop >= size else array.copy()
+        for name, array in target.rule_state.items()
+    }
+    return _Range(target.values[start:stop], state)
 
 
 def _spans(shards: Sequence[Target], pushes: int) -> Iterator[tuple[int, int, int, int]]:

@@ -82,6 +82,8 @@ class ParameterServer(Role):
         self._storage_pool = storage_pool or StoragePool()
         self.served: dict[tuple[str, str], ServedStore] = {}
         """Bundles of stores by the id of the store and the home of the bundle."""
+        self._without_room: dict[str, str] = {}
+        """Stores of the map that this server cannot hold, by id, and the reasons."""
         self._busy: deque[ServedStore] = deque()
         """Stores with work for a later round, each once."""
         self._draining = False
@@ -128,6 +130,9 @@ class ParameterServer(Role):
             for key in [key for key, served in self.served.items() if not _is_needed(cluster, served.store)]:
                 self.served.pop(key).end()
                 self._loaded.set()
+            self._without_room = {
+                id: text for id, text in self._without_room.items() if cluster.store(id) is not None
+            }
             for name, store in cluster.stores.items():
                 if not _is_needed(cluster, store):
                     continue
@@ -162,7 +167,7 @@ class ParameterServer(Role):
     ) -> ServedStore | None:
         """Allocate the shards of a bundle; None if this server cannot hold them.
 
-        Other stores go on: the client of this one waits for it until its deadline.
+        Other stores go on, and the client that loads this one gets the reason.
         """
         pieces = [cluster.arrays.get(f"stores/{name}/{number}") for number in range(store.pieces)]
         host = StoreHost(
@@ -190,12 +195,13 @@ class ParameterServer(Role):
         )
         try:
             served = ServedStore(store, joined_arrays(store, pieces), home, record, host)
-        except MemoryError:
-            logger.error("%s has no memory for its shards of store %r: delete it", self._identity.node, name)
+        except (MemoryError, ConfigError) as error:
+            why = "it has no memory for them" if isinstance(error, MemoryError) else str(error)
+            text = f"{self._identity.node} cannot hold its shards of store {name!r}: {why}"
+            logger.error("%s", text)
+            self._without_room[store.id] = f"{text}: add servers, or delete a store"
             return None
-        except ConfigError as error:
-            logger.error("%s cannot hold its shards of store %r: %s", self._identity.node, name, error)
-            return None
+        self._without_room.pop(store.id, None)
         self.served[store.id, home] = served
         if served.complete:  # none of its shards is here
             self._loaded.set()
@@ -302,7 +308,9 @@ class ParameterServer(Role):
         served = self.served.get((id, home))
         if served is not None:
             return served
-        if of_store:
+        if id in self._without_room:
+            request.fail("no-room", self._without_room[id])
+        elif of_store:
             request.fail("not-primary", f"{self._identity.node} has no copy of bundle {home or 'of its own'}")
         elif self.served:
             here = ", ".join(sorted({id for id, _ in self.served})[:8])

@@ -25,6 +25,9 @@ from adam_async.run.store_record import DTYPES, ArrayRecord
 SHARD_BYTES = 1 << 20
 """Default maximum size of a shard, in bytes. The paper cuts parameters into shards of 1 MB (AD-40)."""
 
+MOST_SHARD_BYTES = (64 << 20) - (64 << 10)
+"""Maximum size of a shard, in bytes: one message has its values, and tables beside them."""
+
 NUM_BUCKETS = 64
 """Number of buckets of a cluster, fixed at its creation."""
 
@@ -201,6 +204,21 @@ def shard_sizes(arrays: Iterable[ArrayRecord], shard_bytes: int) -> Counter[int]
             found[step * item] += length // step * times
             found[length % step * item] += times
     return Counter({size: count for size, count in found.items() if size and count})
+
+
+def fault_of_shards(arrays: Iterable[ArrayRecord], shard_bytes: int) -> str:
+    """Return the first array with a shard that no message holds, with the remedy; empty if there is none."""
+    for array in arrays:
+        largest = max(shard_sizes([array], shard_bytes)) if array.nbytes > MOST_SHARD_BYTES else 0
+        if largest > MOST_SHARD_BYTES:
+            remedy = (
+                f"set shard_bytes to at most {MOST_SHARD_BYTES}" if array.split else "leave split=False out"
+            )
+            return (
+                f"array {array.name[:80]!r} has a shard of {largest} bytes, and a message holds "
+                f"{MOST_SHARD_BYTES}: {remedy}"
+            )
+    return ""
 
 
 def bytes_of_buckets(sizes: Mapping[int, int]) -> tuple[int, ...]:

@@ -170,6 +170,8 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Reason for the store's failure."""
     lost: str = ""
     """Lost server that caused the failure of the store."""
+    shards: int = 0
+    """Number of shards."""
     bucket_bytes: tuple[int, ...] = ()
     """Bytes of the values of each bucket, by which it is placed."""
     changed: int = 0

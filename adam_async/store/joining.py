@@ -39,6 +39,9 @@ CREATE_TRIES = 3
 DELETE_S = 2.0
 """Maximum time to delete a store that did not open, in seconds."""
 
+NOTICE_S = 2.0
+"""Length of a wait for the controllers or servers after which a log line names it, in seconds."""
+
 CREATE_PAUSE_S = 0.2
 """Wait for the store of another client between two attempts, in seconds."""
 
@@ -230,8 +233,13 @@ class Joining:
             creator_was_live=_is_live(membership.map, now.creator),
         )
         what = f"store {key[0]!r} to open: {_state_of(now, membership.map)}"
-        left_s = ends_at - asyncio.get_running_loop().time()
-        await membership.wait_for(changed, what, max(left_s, 0.001))
+        loop = asyncio.get_running_loop()
+        left_s = max(ends_at - loop.time(), 0.001)
+        notice = loop.call_later(NOTICE_S, logger.warning, "%s waits %.0f s for %s", self._node, left_s, what)
+        try:
+            await membership.wait_for(changed, what, left_s)
+        finally:
+            notice.cancel()
 
     async def _load(self, store: StoreRecord, arrays: Sequence[ArrayRecord], key: tuple[str, str]) -> None:
         """Load the first values into the servers, which open the store when all have theirs.

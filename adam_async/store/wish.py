@@ -7,7 +7,7 @@ import msgspec
 from adam_async.errors import ConfigError
 from adam_async.run.bundle_record import MOST_COPIES
 from adam_async.run.config import Waits
-from adam_async.run.shard_table import NUM_BUCKETS
+from adam_async.run.shard_table import NUM_BUCKETS, fault_of_shards
 from adam_async.run.store_record import ArrayRecord, RuleRecord, store_key
 from adam_async.store.arrays import InitialArrays
 
@@ -61,6 +61,8 @@ class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 f"min_in_sync is {self.min_in_sync}, and copies {self.copies}: raise copies, or leave "
                 "min_in_sync out"
             )
+        if problem := fault_of_shards(self.records, self.shard_bytes):
+            raise ConfigError(problem)
         if not isinstance(self.waits, Waits):
             raise ConfigError(f"waits is an adam_async.Waits, not {self.waits!r:.80}")
         if self.create not in CREATE_WORDS:

@@ -481,6 +481,24 @@ def test_a_store_of_too_many_shards_is_refused_before_they_are_counted_one_by_on
     assert f"raise it, so that there are at most {MAX_SHARDS}" in reason
 
 
+def test_a_shard_that_no_message_holds_is_refused_with_its_array():
+    arrays = [ArrayRecord("small", (4,)), ArrayRecord("large", (1 << 25,))]
+    reason = refused(with_servers("ps-0").create("a", store_record("s", arrays, shard_bytes=1 << 30), arrays))
+    assert "array 'large' has a shard of 134217728 bytes, and a message holds 67043328" in reason
+
+
+def test_the_memory_of_many_small_shards_is_counted():
+    arrays = [ArrayRecord(str(n), (2_000,)) for n in range(50)]
+    store = store_record("s", arrays, shard_bytes=8)
+    few = with_servers("ps-0", ps0=50_000_000)
+    reason = refused(few.create("a", store, arrays))
+    assert "its 400000 bytes of values need" in reason
+    assert "with the state of their rules and 100302848 for 50000 shards, " in reason
+    enough = with_servers("ps-0", ps0=110_000_000)
+    enough.create("a", store, arrays)
+    assert enough.map.stores["a"].shards == 50_000
+
+
 def test_ten_thousand_arrays_are_placed_in_a_moment():
     cluster = with_servers("ps-0", "ps-1")
     arrays = [ArrayRecord(f"layer-{number}/weights", (16, 16)) for number in range(10_000)]

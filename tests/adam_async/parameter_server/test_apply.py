@@ -280,6 +280,29 @@ def test_no_step_is_more_work_than_a_piece_or_what_a_shard_needs_at_once(monkeyp
         np.testing.assert_allclose(one.values, other.values, rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.parametrize("rule", [Sgd(), Sgd(momentum=0.9), Adam(), AdamW()], ids=repr)
+@pytest.mark.parametrize("protocol", ["delta", "factors"])
+def test_a_large_shard_is_changed_in_ranges_with_the_bits_and_counts_of_one(monkeypatch, rule, protocol):
+    batch = [PushGradients((part_of(protocol, n, (9,), 10),)) for n in range(3)]
+    cut, whole = (new_shard(rule, 90, 10) for _ in range(2))
+    Applier(rule, [whole.spec], np.float64).apply_pushes([whole], batch)
+    monkeypatch.setattr(module, "PIECE_WORK", 40)
+    monkeypatch.setattr(module, "PRODUCTS_PER_VALUE", 1)
+    applier = Applier(rule, [cut.spec], np.float64)
+    applied, real = [], applier.batches.apply
+
+    def apply(targets, gradients, rates):
+        applied.append(sum(len(target.values) for target in targets) * len(gradients))
+        real(targets, gradients, rates)
+
+    monkeypatch.setattr(applier.batches, "apply", apply)
+    applier.apply_pushes([cut], batch)
+    assert max(applied, default=0) <= 40
+    np.testing.assert_array_equal(cut.values, whole.values)
+    for name, array in whole.rule_state.items():
+        np.testing.assert_array_equal(cut.rule_state[name], array)
+
+
 def test_a_product_of_any_number_of_images_is_formed_in_bounded_steps(monkeypatch):
     monkeypatch.setattr(module, "PIECE_WORK", 64)
     monkeypatch.setattr(module, "PRODUCTS_PER_VALUE", 1)

@@ -23,9 +23,11 @@ from adam_async import (
 from adam_async.controller import records
 from adam_async.errors import RoleUnreachable
 from adam_async.model import kernels
+from adam_async.parameter_server import store_host
 from adam_async.parameter_server.store_host import kernels_of
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.token_file import derived_text
+from adam_async.store import joining
 from tests.adam_async.cluster_maps import store_record
 from tests.adam_async.runs import until
 from tests.adam_async.store.servers import SHORT, servers, store_servers
@@ -138,6 +140,14 @@ def test_bad_arrays_are_refused_before_a_message(arrays: Any, claim: str) -> Non
         ({"where": "locl"}, "'locl' is not of the form .*; 'local' stands for a server in this loop"),
         ({"servers": 1.5}, "servers is a whole number from 0"),
         ({"shard_bytes": 0}, "shard_bytes is a whole number from 8"),
+        (
+            {"arrays": {"w": ArraySpec((1 << 25,))}, "shard_bytes": 1 << 27},
+            "array 'w' has a shard of 134217728 bytes, .* holds 67043328: set shard_bytes to at most",
+        ),
+        (
+            {"arrays": {"w": ArraySpec((1 << 24,), split=False)}},
+            "array 'w' has a shard of 67108864 bytes, and a message holds 67043328: leave split=False out",
+        ),
         ({"rule": {"v": Sgd()}}, "rule names 'v', which are not in arrays"),
         ({"rule": {}}, "rule names no rule for array 'w'"),
         ({"rule": "sgd"}, "the rule of array 'w' is 'sgd'; use Sgd, Adagrad, Adam or AdamW"),
@@ -294,17 +304,39 @@ async def test_a_store_larger_than_the_memory_of_the_servers_is_refused() -> Non
     async with servers(1) as where, ParameterStore.open(where, {"b": np.zeros(2)}) as small:
         with pytest.raises(StoreError, match=r"ps-0, which has [0-9]+ bytes free: "):
             await ParameterStore.open(
-                where, {"huge": ArraySpec((1 << 38,))}, name="huge", shard_bytes=1 << 36
+                where, {"huge": ArraySpec((1 << 38,))}, name="huge", shard_bytes=1 << 25
             )
         assert (await small.push({"b": np.ones(2)})).versions == {"b": 1}
         async with ParameterStore.open(where, {"b": np.ones(2)}, name="huge") as fits:
             np.testing.assert_array_equal((await fits.pull())["b"], np.ones(2))
 
 
-async def test_without_servers_the_wait_is_named_and_ends() -> None:
+async def test_without_servers_the_wait_is_named_early_and_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(joining, "NOTICE_S", 0.01)
+    claim = "to open: it needs 1 server, and 0 are live; start one"
     async with servers(0) as where:
-        with pytest.raises(DeadlineExceeded, match="to open: it needs 1 server, and 0 are live; start one"):
+        with pytest.raises(DeadlineExceeded, match=claim):
             await ParameterStore.open(where, {"b": np.zeros(2)}, waits=SHORT)
+    assert f"waits 1 s for store 'default' {claim}" in caplog.text
+
+
+async def test_a_server_without_memory_is_named_at_once_and_others_are_not_harmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    async with servers(2) as where, ParameterStore.open(where, {"b": np.zeros(2)}, name="b") as other:
+        with monkeypatch.context() as patch:
+            patch.setattr(store_host, "own_shards", fail)
+            error = await _error_of(ParameterStore.open(where, {"w": W}, servers=1))
+        assert "'default' cannot be loaded" in str(error)
+        assert "cannot hold its shards of store 'default': it has no memory for them" in str(error)
+        assert (await other.push({"b": np.ones(2)})).versions == {"b": 1}
+        async with ParameterStore.open(where, {"w": W}, servers=1) as store:
+            np.testing.assert_array_equal((await store.pull())["w"], W)
 
 
 async def test_without_a_controller_the_address_is_named() -> None:
