@@ -131,7 +131,8 @@ class Applier:
 
         def pieces() -> Pieces:
             for shard, new in zip(shards, values.each(), strict=True):
-                for start in range(0, shard.spec.size, PIECE_WORK) if isinstance(new, Delta) else ():
+                assert isinstance(new, Delta), "an assignment has values, not factors"
+                for start in range(0, shard.spec.size, PIECE_WORK):
                     shard.values[start : start + PIECE_WORK] = new.values[start : start + PIECE_WORK]
                     yield min(shard.spec.size - start, PIECE_WORK), []
                 yield 0, [(True,)]

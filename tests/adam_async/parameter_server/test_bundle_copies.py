@@ -1,6 +1,5 @@
 """Servers with copies of bundles: an invalid message or a slow server costs a link, and no push."""
 
-
 import msgspec
 import numpy as np
 import pytest

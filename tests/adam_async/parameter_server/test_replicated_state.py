@@ -15,6 +15,7 @@ from adam_async.parameter_server.events import (
 )
 from adam_async.parameter_server.state import MAX_BATCH, MOST_IN_FLIGHT
 from tests.adam_async.parameter_server.test_state import ONE, ZERO, Server, answers, replica_generations
+from tests.adam_async.parameter_server.test_statistics import counted
 
 
 class Replicated(Server):
@@ -201,5 +202,5 @@ def test_the_counts_of_several_bundles_of_a_server_add_up():
     assert together.shards == 3
     assert together.versions == {"0": 1, "1": 1, "2": 1}
     assert together.batches == 2
-    counts = first.state.store_statistics([second.state])
+    counts = counted(first.state, [second.state])
     assert (counts.shards, counts.batched_pushes, counts.versions) == (3, 2, together.versions)

@@ -13,9 +13,9 @@ from adam_async.parameter_server.store_reports import KEPT_S, StoreReports
 from tests.adam_async.parameter_server.test_state import shard_of
 
 
-def counted(state):
+def counted(state, others=()):
     """Count to the end."""
-    pieces = state.store_statistics()
+    pieces = state.store_statistics(others)
     while True:
         try:
             next(pieces)
