@@ -126,7 +126,7 @@ class ServedStore:
         self._cluster: ClusterMap | None = None
         self.is_primary = store.copies == 1
         """Whether it orders and answers. The first primary of several does so once it has all values."""
-        if record.primary != host.me:
+        if record.primary != host.me or (store.copies > 1 and not self._missing):
             self._missing.clear()
             self._start_copy()
         if host.make_pool is not None and not store.in_place and kernels_of(store) == "numba":
