@@ -126,6 +126,24 @@ async def test_a_second_store_is_replicated_over_links_that_are_there(monkeypatc
             assert (await second.pull())["total"].tolist() == [1.0] * 192
 
 
+async def test_a_bundle_that_a_server_cannot_hold_leaves_its_links_to_the_others(monkeypatch):
+    async with fleet(monkeypatch, *NODES) as servers:
+        async with servers.open(ARRAYS, copies=3, rule=Sgd(rate=1.0), name="first") as first:
+            await servers.until(lambda: len(servers.in_sync("ps-0")) == 3, "not in sync")
+            full = servers.servers["ps-2"]
+            monkeypatch.setattr(full, "_take_up", lambda *args: None)
+            before = dict(servers.servers["ps-0"]._links._out)
+            async with servers.open(
+                {"w": np.zeros(1)}, copies=3, rule=Sgd(rate=1.0), name="second"
+            ) as second:
+                for _ in range(10):
+                    await first.push(ONES)
+                    await second.push({"w": -np.ones(1)})
+                assert (await second.pull())["w"].tolist() == [10.0]
+            assert servers.servers["ps-0"]._links._out == before
+            assert len(before) == 2
+
+
 async def test_a_member_that_beats_and_takes_no_entry_is_struck_out(monkeypatch):
     monkeypatch.setattr(bundle_copy, "STUCK_TICKS", 3)
     monkeypatch.setattr(bundle_copy, "STALLED_TICKS", 6)
