@@ -189,7 +189,7 @@ class BundleCopy:
         self._effects: deque[Effect] = deque()
         self._is_running = False
         self._reports_soon = False
-        self._held: deque[Entry] = deque()
+        self._unproposed: deque[Entry] = deque()
         """Entries of this primary that wait for the end of a handover."""
         self._to_apply: deque[LogEntry] = deque()
         self._applying = 0
@@ -259,13 +259,13 @@ class BundleCopy:
 
     def propose(self, entry: Entry) -> None:
         """Put an entry of this primary into the log; during a handover it waits."""
-        self._held.append(entry)
-        self._propose_held()
+        self._unproposed.append(entry)
+        self._propose_all()
         self._run()
 
-    def _propose_held(self) -> None:
-        while self._held and self._core.is_ordering:
-            entry = self._held.popleft()
+    def _propose_all(self) -> None:
+        while self._unproposed and self._core.is_ordering:
+            entry = self._unproposed.popleft()
             parts = encode_entry(entry)
             self._core.propose(_Content(entry, parts), entry_bytes(parts))
 
@@ -367,7 +367,7 @@ class BundleCopy:
                 while self._effects:
                     self._perform(self._effects.popleft())
                     self._effects += self._core.take_effects()
-                self._propose_held()
+                self._propose_all()
                 self._effects += self._core.take_effects()
         finally:
             self._is_running = False
@@ -396,7 +396,7 @@ class BundleCopy:
                 self._shards.lead()
             case Stopped():
                 self._asked.clear()
-                self._held.clear()
+                self._unproposed.clear()
                 self._stuck_ticks = 0
                 self._shards.follow()
             case Removed():
