@@ -198,7 +198,7 @@ class BundleCopy:
         self._effects: deque[Effect] = deque()
         self._is_running = False
         self._reports_soon = False
-        self._paused: deque[Entry] = deque()
+        self._unproposed: deque[Entry] = deque()
         """Entries of this primary that wait for the end of a handover."""
         self._to_apply: deque[LogEntry] = deque()
         self._applying = 0
@@ -292,13 +292,13 @@ class BundleCopy:
 
     def propose(self, entry: Entry) -> None:
         """Put an entry of this primary into the log; during a handover it waits."""
-        self._paused.append(entry)
-        self._propose_paused()
+        self._unproposed.append(entry)
+        self._propose_all()
         self._run()
 
-    def _propose_paused(self) -> None:
-        while self._paused and self._core.is_ordering:
-            entry = self._paused.popleft()
+    def _propose_all(self) -> None:
+        while self._unproposed and self._core.is_ordering:
+            entry = self._unproposed.popleft()
             parts = encode_entry(entry)
             self._core.propose(_Content(entry, parts), entry_bytes(parts))
 
@@ -415,7 +415,7 @@ class BundleCopy:
                 while self._effects:
                     self._perform(self._effects.popleft())
                     self._effects += self._core.take_effects()
-                self._propose_paused()
+                self._propose_all()
                 self._effects += self._core.take_effects()
         finally:
             self._is_running = False
@@ -444,7 +444,7 @@ class BundleCopy:
                 self._shards.lead()
             case Stopped():
                 self._asked.clear()
-                self._paused.clear()
+                self._unproposed.clear()
                 self._stuck_ticks = 0
                 self._shards.follow()
             case Removed():

@@ -83,6 +83,9 @@ from transport import Link, Request
 
 logger = logging.getLogger(__name__)
 
+DETAILS_BYTES = 1 << 20
+"""Room in a message for the details of a push, with which it travels from a primary to the other copies."""
+
 COMPILE_S = 120.0
 """Seconds for which the end of a store waits for a kernel that is compiling: a thread cannot be stopped."""
 
@@ -129,7 +132,7 @@ class ServedStore:
         self._cluster: ClusterMap | None = None
         self.is_primary = store.copies == 1
         """Whether it orders and answers. The first primary of several does so once it has all values."""
-        if record.primary != host.me:
+        if record.primary != host.me or (store.copies > 1 and not self._missing):
             self._missing.clear()
             self._start_copy()
         if host.make_pool is not None and not store.in_place and kernels_of(store) == "numba":
@@ -355,6 +358,8 @@ class ServedStore:
             return True
         match body:
             case Push():
+                if self._copy is not None and self._refuse_large(request):
+                    return True
                 gradients, finite = PushGradients(), None
                 dtype = self._dtype_of(body.shards)
                 gradients = read_gradients(
@@ -388,6 +393,15 @@ class ServedStore:
         if state.has_work:
             host.drain_soon(self)
         return True
+
+    def _refuse_large(self, request: Request) -> bool:
+        """Refuse a push that is too large to travel on to the other copies with its details."""
+        size = sum([tensor.nbytes for tensor in request.message.tensors])
+        most = request.link.max_message_bytes - DETAILS_BYTES
+        if size > most:
+            text = f"a push of {size} bytes; {most} are the most with {self.store.copies} copies: split it"
+            request.fail("malformed", text)
+        return size > most
 
     def _dtype_of(self, numbers: Sequence[int]) -> np.dtype[Any]:
         """Return the type of the first shard of a push; a push of no known shard is refused later."""

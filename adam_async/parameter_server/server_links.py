@@ -228,6 +228,12 @@ class ServerLinks:
             finally:
                 pump.cancel()
 
+    def hang_up(self, member: Member) -> None:
+        """End the link that the primary of a bundle dialled; it dials again."""
+        outgoing = self._into.get(member)
+        if outgoing is not None:
+            outgoing.abort()
+
     def _heard(self, member: Member) -> None:
         if member in self._peers:
             self._peers[member].heard = self._now()
@@ -273,6 +279,9 @@ class _Outgoing:
         except TransportError:
             return True  # its loss ends the link
         return True
+
+    def abort(self) -> None:
+        self._link.abort()
 
     async def pump(self) -> None:
         """Send the queue as fast as the other server reads, until cancelled."""

@@ -39,7 +39,7 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.store_record import StoreRecord, joined_arrays, served_word
 from adam_async.runtime.clock import Timer
 from dataflow import MakePool
-from transport import BufferPool, Link, LinkBroken, Request
+from transport import BufferPool, Link, Request
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +87,8 @@ class ParameterServer(Role):
         self._busy: deque[ServedStore] = deque()
         """Stores with work for a later round, each once."""
         self._draining = False
+        self._ignored: set[Member] = set()
+        """Servers that sent messages about bundles that this server has not taken up."""
         self._loaded = asyncio.Event()
         self._timer = Timer(self._next_deadline, self._due)
         self._links: ServerLinks
@@ -203,6 +205,9 @@ class ParameterServer(Role):
             return None
         self._without_room.pop(store.id, None)
         self.served[store.id, home] = served
+        for sender in self._ignored.intersection(record.members):
+            self._ignored.discard(sender)
+            self._links.hang_up(sender)  # a primary begins again on the next link
         if served.complete:  # none of its shards is here
             self._loaded.set()
         return served
@@ -227,7 +232,10 @@ class ParameterServer(Role):
     def _on_message(self, sender: Member, message: ReplicationMessage, tensors: Sequence[Any]) -> None:
         served = self.served.get((message.store, message.home))
         if served is None or served.copy is None:
-            raise LinkBroken(f"{self._identity.node} has not taken up bundle {message.home}")
+            node = self._membership.map.nodes.get(sender[0])
+            if node is not None and node.incarnation == sender[1]:
+                self._ignored.add(sender)
+            return
         served.copy.received(sender, message, tensors)
 
     def _on_entries_link(self, member: Member, is_up: bool) -> None:

@@ -2,8 +2,8 @@
 
 Piece 0 has the state that belongs to no shard: replica generations and the epoch. Each other piece has a few
 shards that follow one another, of about `PIECE_BYTES`: values, rule state, tables and pending contributions,
-whose pushes travel with it. All members cut the shards into the same pieces. A piece is a copy, taken between
-two entries, so it is the state at one position of the log.
+whose pushes travel with it, as far as they are for its shards. All members cut the shards into the same
+pieces. A piece is a copy, taken between two entries, so it is the state at one position of the log.
 
 The first tensor of a piece is its details (msgpack); then come the values of each shard and its rule's
 arrays, in the order of their names, and then the tensors of the pushes.
@@ -19,11 +19,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.messages import Part as PushedPart
 from adam_async.messages import check_tensor
 from adam_async.messages.bounds import Clock, Count
 from adam_async.parameter_server.bsp_barrier import Contribution
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import QueuedPush
+from adam_async.parameter_server.gradients import FactorPart
 from adam_async.parameter_server.log_entries import Part, PushDetails, push_part, queued_push
 from adam_async.parameter_server.replica_clocks import ClocksState
 from adam_async.parameter_server.shard import Session, Shard, ShardTables
@@ -112,21 +114,26 @@ def copy_piece(bundle: Bundle, specs: Sequence[ShardSpec]) -> Part:
         state = ReplicasState(bundle.epoch, bundle.replicas.state())
         return [np.frombuffer(_encoder.encode(state), np.uint8)]
     shards = [bundle.shards[spec.id] for spec in specs]
-    tables = list({id(shard.tables): shard.tables for shard in shards}.values())
-    pushes: dict[int, tuple[int, QueuedPush]] = {}
+    tables = {id(shard.tables): shard.tables for shard in shards}
+    table_at = {key: at for at, key in enumerate(tables)}
+    places = _places(shards)
+    push_at = {key: at for at, key in enumerate(places)}
     details = [
         ShardDetails(
             int(shard.spec.id),
-            next(at for at, each in enumerate(tables) if each is shard.tables),
+            table_at[id(shard.tables)],
             shard.pending.reached if shard.pending is not None else 0,
-            list(_contributions(shard, pushes)),
+            [
+                ContributionState(clock, push_at[id(each.push)], places[id(each.push)][1].index(each.place))
+                for clock, each in _waiting(shard)
+            ],
         )
         for shard in shards
     ]
-    parts = [push_part(queued, sums=True) for _, queued in pushes.values()]
+    parts = [push_part(_of_places(queued, kept), sums=True) for queued, kept in places.values()]
     encoded = ShardsState(
         details,
-        [_tables_state(each) for each in tables],
+        [_tables_state(each) for each in tables.values()],
         [(part.details, len(part.tensors)) for part in parts],
     )
     arrays = [array.copy() for shard in shards for array in _arrays(shard)]
@@ -222,14 +229,40 @@ def _arrays(shard: Shard) -> list[NDArray[Any]]:
     return [shard.values, *(shard.rule_state[name] for name in sorted(shard.rule_state))]
 
 
-def _contributions(shard: Shard, pushes: dict[int, tuple[int, QueuedPush]]) -> Iterator[ContributionState]:
-    """Yield the contributions of a shard, and number their pushes."""
-    if shard.pending is None:
-        return
-    for clock, waiting in shard.pending.waiting.items():
+def _waiting(shard: Shard) -> Iterator[tuple[int, Contribution]]:
+    """Yield the pending contributions of a shard, each with its clock."""
+    for clock, waiting in shard.pending.waiting.items() if shard.pending is not None else ():
         for each in waiting:
-            number, _ = pushes.setdefault(id(each.push), (len(pushes), each.push))
-            yield ContributionState(clock, number, each.place)
+            yield clock, each
+
+
+def _places(shards: Sequence[Shard]) -> dict[int, tuple[QueuedPush, list[int]]]:
+    """Return the pushes with pending contributions to some shards, by identity, and their places there."""
+    found: dict[int, tuple[QueuedPush, list[int]]] = {}
+    for shard in shards:
+        for _, each in _waiting(shard):
+            found.setdefault(id(each.push), (each.push, []))[1].append(each.place)
+    for _, places in found.values():
+        places.sort()
+    return found
+
+
+def _of_places(queued: QueuedPush, places: Sequence[int]) -> QueuedPush:
+    """Return a push of some places alone; the rest of it travels with other pieces."""
+    push = queued.push
+    if len(places) == len(push.shards):
+        return queued
+    gradients = msgspec.structs.replace(queued.gradients.only(places), checked=queued.gradients.checked)
+    push = msgspec.structs.replace(
+        push,
+        parts=tuple([PushedPart(isinstance(part, FactorPart), 1) for part in gradients.parts]),
+        shards=tuple([push.shards[place] for place in places]),
+        numbers=tuple([push.numbers[place] for place in places]),
+        versions=tuple([push.versions[place] for place in places]),
+        own_applied=tuple([push.own_applied[place] for place in places]),
+    )
+    shards = tuple([queued.shards[place] for place in places])
+    return QueuedPush(None, push, shards, gradients, range(len(places)), [])
 
 
 def _load_contributions(shard: Shard, details: ShardDetails, pushes: Sequence[QueuedPush]) -> None:

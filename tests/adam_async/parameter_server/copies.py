@@ -19,6 +19,7 @@ from adam_async.parameter_server.events import (
     SumApplied,
     TickArrived,
 )
+from adam_async.parameter_server.gradients import DeltaPart
 from adam_async.parameter_server.log_entries import decode_entry, encode_entry, without_shards
 from adam_async.parameter_server.shard_pieces import copy_piece, load_piece, read_piece
 from adam_async.parameter_server.state import ServerState
@@ -132,25 +133,21 @@ class Copy:
 
 
 def _contributions(pending):
-    return {
-        clock: [
-            (
-                each.replica,
-                each.session,
-                each.push.push,
-                each.place,
-                _bytes(each.push),
-            )
-            for each in waiting
-        ]
-        for clock, waiting in pending.waiting.items()
-    }
+    return {clock: [_contribution(each) for each in waiting] for clock, waiting in pending.waiting.items()}
 
 
-def _bytes(queued):
-    return [
-        getattr(part, "flat", None) is not None and part.flat.tobytes() for part in queued.gradients.parts
-    ]
+def _contribution(each):
+    push, (gradient,) = each.push.push, each.push.gradients.only([each.place]).parts
+    arrays = [gradient.flat] if isinstance(gradient, DeltaPart) else [gradient.x_IK, gradient.errors_RK]
+    fields = (push.session, push.incarnation, push.replica, push.clock, push.weight, push.rate)
+    of_place = (push.shards, push.numbers, push.versions, push.own_applied)
+    return (
+        each.replica,
+        each.session,
+        fields,
+        tuple(of_shard[each.place] for of_shard in of_place),
+        [array.tobytes() for array in arrays],
+    )
 
 
 class Joiner:
