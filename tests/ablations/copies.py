@@ -12,6 +12,10 @@ KILLED = (
     "tests/adam_async/simulation/scenarios/test_pushes.py::"
     "test_a_killed_server_costs_no_push_and_returns_with_all_copies"
 )
+RETURNS = (
+    "tests/adam_async/simulation/scenarios/test_pushes.py::"
+    "test_two_of_three_copies_may_be_lost_one_after_the_other"
+)
 RARE = "a primary must be lost within milliseconds, and seeds of the core find it in a few runs"
 
 
@@ -53,7 +57,7 @@ COPIES = (
         "an entry is not applied again to a piece that has it",
         copy_patches.apply_entries_of_pieces_again,
         guard=CORE + "test_an_entry_in_a_piece_is_not_applied_to_it_again_and_none_to_a_lacking_piece",
-        breaks="equal copies",
+        seldom="a small store is one piece, which is there before the entries that it has are committed",
     ),
     _row(
         "an entry has the verdict of each gradient",
@@ -69,5 +73,18 @@ COPIES = (
         "a new primary begins with the applied numbers",
         copy_patches.lead_without_numbers,
         breaks="pending pushes end, or I2",
+    ),
+    _row(
+        "open requests are sent again in their order",
+        copy_patches.send_again_in_reverse,
+        guard="tests/adam_async/parameter_server/test_session.py::"
+        "test_open_exchanges_are_sent_again_in_the_order_of_their_first_sending",
+        seldom="each attempt applies the earliest push at least, so the cost is time only",
+    ),
+    _row(
+        "a copy knows the links that its server has",
+        copy_patches.forget_links_of_later_members,
+        guard=RETURNS,
+        breaks="all copies return, or pending pushes end",
     ),
 )
