@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.ablations.bounds import BOUNDS
+from tests.ablations.copies import COPIES
 from tests.ablations.safeguards import ABLATIONS, Ablation
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -203,7 +204,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only safeguards whose name contains this text")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    chosen = [ablation for ablation in (*ABLATIONS, *BOUNDS) if options.only in ablation.name]
+    chosen = [ablation for ablation in (*ABLATIONS, *BOUNDS, *COPIES) if options.only in ablation.name]
     if options.guards:
         rows = check_guards(chosen)
         missed = [row["name"] for row in rows if not row["caught"]]

@@ -1,6 +1,5 @@
 """Patches that remove safeguards of shards with several copies, as `patches` does for the others."""
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -15,6 +14,7 @@ from adam_async.replication.member import BundleMember
 from adam_async.replication.primary import Primary
 from adam_async.replication.secondary import Secondary
 from tests.ablations.patches import replaces
+from transport import Message
 
 FAR = 1 << 50
 """Position beyond every log."""
@@ -48,12 +48,6 @@ def keep_conflicting_copies(put: Any, self: Log, entry: Any) -> None:
     """Keep an uncommitted entry in place of the new primary's."""
     if entry.position > self.last:
         put(self, entry)
-
-
-@replaces(Primary, "_has_everything")
-def add_joiner_early(_: Any, self: Primary, member: Any) -> bool:
-    """Add a member before it has all pieces."""
-    return self._peers[member].has_begun
 
 
 @replaces(shard_pieces, "_tables_state")
@@ -98,19 +92,9 @@ def send_again_under_new_numbers(to_send_again: Any, self: Session) -> Any:
         message = exchange.message
         if message.type == "Push" and exchange.sent:
             numbers = self.next_numbers(message.meta["shards"])
-            exchange.message = replace(message, meta={**message.meta, "numbers": numbers})
+            meta = {**message.meta, "numbers": numbers}
+            exchange.message = Message(type=message.type, meta=meta, tensors=message.tensors)
     return exchanges
-
-
-@replaces(ParameterServer, "_set_bundle")
-async def set_any_bundle(
-    set_bundle: Any, self: ParameterServer, home: str, record: Any, expected: int
-) -> Any:
-    """Change a bundle whatever its version is."""
-    for key, bundle in self._membership.map.bundles.items():
-        if bundle.store == record.store and key.rpartition("/")[2] == home:
-            expected = bundle.changed
-    return await set_bundle(self, home, record, expected)
 
 
 @replaces(ServerState, "lead")
@@ -118,12 +102,6 @@ def lead_without_numbers(_: Any, self: ServerState) -> None:
     """Lead without the numbers of applied pushes."""
     for tables in self.bundle.tables():
         tables.ordered = {}
-
-
-@replaces(Primary, "_is_present")
-def take_answers_of_earlier_links(*_: Any) -> bool:
-    """Take acknowledgements of an earlier link."""
-    return True
 
 
 @replaces(ParameterServer, "_on_entries_link")

@@ -4,6 +4,11 @@ import os
 
 from tests.ablations import copy_patches, patches
 
-NAME = os.environ["ADAM_ABLATION"]
 
-getattr(copy_patches if hasattr(copy_patches, NAME) else patches, NAME)()
+def remove(name: str) -> None:
+    """Remove a safeguard by the name of its patch."""
+    getattr(copy_patches if hasattr(copy_patches, name) else patches, name)()
+
+
+if "ADAM_ABLATION" in os.environ:
+    remove(os.environ["ADAM_ABLATION"])

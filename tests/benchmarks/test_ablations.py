@@ -8,9 +8,10 @@ import pytest
 from benchmarks.ablations import ROOT, check_guards, copied, removed, run, seeds_until_found
 from tests.ablations import patches
 from tests.ablations.bounds import BOUNDS
+from tests.ablations.copies import COPIES
 from tests.ablations.safeguards import ABLATIONS
 
-ALL = (*ABLATIONS, *BOUNDS)
+ALL = (*ABLATIONS, *BOUNDS, *COPIES)
 each = pytest.mark.parametrize("ablation", ALL, ids=lambda ablation: ablation.name)
 TEXTS = [ablation for ablation in ALL if ablation.patch is None]
 PATCHED = [ablation for ablation in ALL if ablation.patch is not None]
@@ -33,7 +34,7 @@ def test_a_source_without_its_safeguard_differs_and_compiles(ablation):
 @pytest.mark.processes
 def test_every_patch_finds_the_functions_that_it_replaces():
     names = [ablation.patch.__name__ for ablation in PATCHED]
-    script = f"from tests.ablations import patches\nfor name in {names}: getattr(patches, name)()"
+    script = f"from tests.ablations.plugin import remove\nfor name in {names}: remove(name)"
     done = run(["-c", script], ROOT)
     assert done.returncode == 0, done.stderr
 

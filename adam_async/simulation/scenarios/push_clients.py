@@ -186,8 +186,9 @@ class PushClients:
                     array = dice.choose([each for each in store.arrays if not store.arrays[each].full])
                     group.create_task(self._push(name, link, array, dice), name=f"{name}/push")
                 if dice.chance(0.3):
-                    pulling = self._pull(name, link, dice.choose(list(store.arrays)))
-                    group.create_task(pulling, name=f"{name}/pull")
+                    group.create_task(
+                        self._pull(name, link, dice.choose(list(store.arrays))), name=f"{name}/pull"
+                    )
             await link.tick()
             await self._pull(name, link, dice.choose(list(store.arrays)))
             await asyncio.sleep(dice.around(PACE_S))

@@ -223,7 +223,7 @@ class PushCluster:
 
     def lacking(self) -> str:
         """Return which bundles lack copies in sync on running servers; empty if none does."""
-        found = []
+        found = [] if self.map.bundles else ["there is no bundle"]
         for key, bundle in sorted(self.map.bundles.items()):
             members = [member for member in bundle.in_sync if self.runs(member)]
             if len(members) < self._copies or len(members) < len(bundle.in_sync):

@@ -79,11 +79,11 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     async with asyncio.TaskGroup() as group:
         watch = group.create_task(cluster.watch(), name="watch")
         await strike_all(world, plan.faults, ledger, own=PushFaults(world, cluster, ledger).strikes)
+        await clients.answered()
+        await settle(world, cluster.lacking, within_s=WHOLE_S, invariant="all copies return")
         if settings["loses_all"]:
             await lose_all(world, cluster)
         else:
-            await clients.answered()
-            await settle(world, cluster.lacking, within_s=WHOLE_S, invariant="all copies return")
             await clients.stop()
             reader = world.node("last-reader")
             reader.start(clients.read_all)

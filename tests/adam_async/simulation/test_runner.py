@@ -42,6 +42,7 @@ def test_a_seed_in_which_enough_went_on_counts() -> None:
         ({"least_operations": 100_000}, "fewer than 100000 operations"),
         ({"least_leader_changes": 1}, "fewer than 1 changes of leader"),
         ({"kinds": ("kill", "isolate")}, "no isolate"),
+        ({"events": ("found", "lost")}, "none of found, lost"),
     ],
 )
 def test_a_seed_in_which_too_little_went_on_does_not_count(changes: dict[str, object], reason: str) -> None:
