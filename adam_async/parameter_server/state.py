@@ -524,8 +524,8 @@ class ServerState:
         return self._drop("wrong-run", f"store {self.store} left this server")
 
     def _drop(self, code: str, text: str) -> list[Effect]:
-        own = self.bundle.unfinished() if self.alone else [each.entry for each in self._in_flight]
-        requests = [request for entry in own for request in requests_of(entry)]
+        entries = self.bundle.unfinished() if self.alone else [each.entry for each in self._in_flight]
+        requests = [request for entry in entries for request in requests_of(entry)]
         requests += [queued.request for each in self._in_flight for queued in each.behind]
         requests += [queued.request for queued in self._queue]
         requests += [event.request for event in self.epoch_gate.take()]
