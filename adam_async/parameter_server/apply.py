@@ -52,8 +52,8 @@ JOINED_IMAGES = 64
 alone, and stacking takes longer than it saves."""
 
 PIECE_WORK = 1 << 20
-"""Maximum work of a piece: values times the gradients applied to them. Only the sums and the subtraction of a
-shard of more than that are one piece."""
+"""Maximum work of a piece: values times the gradients applied to them. Only the scan for finite values of a
+larger shard is one piece."""
 
 PRODUCTS_PER_VALUE = 64
 """Number of products of factors that take as long as applying one gradient to a value."""
@@ -131,10 +131,11 @@ class Applier:
 
         def pieces() -> Pieces:
             for shard, new in zip(shards, values.each(), strict=True):
-                assert isinstance(new, Delta), "an assignment has values, not factors"
-                for start in range(0, shard.spec.size, PIECE_WORK):
-                    shard.values[start : start + PIECE_WORK] = new.values[start : start + PIECE_WORK]
-                    yield min(shard.spec.size - start, PIECE_WORK), []
+                if isinstance(new, Delta):
+                    for start in range(0, shard.spec.size, PIECE_WORK):
+                        part = new.values[start : start + PIECE_WORK]
+                        shard.values[start : start + PIECE_WORK] = part
+                        yield len(part), []
                 yield 0, [(True,)]
 
         return Work(pieces())
@@ -343,13 +344,17 @@ class Applier:
             flat = parts[0].flat[at:end]
             if len(parts) > 1 or scale != 1.0:
                 flat = self._room("sum", 1, end - at).reshape(-1)
-                np.copyto(flat, parts[0].flat[at:end])
-                for number, part in enumerate(parts[1:], start=1):
-                    if number * (end - at) % PIECE_WORK < end - at:
-                        yield PIECE_WORK, []
-                    np.add(flat, part.flat[at:end], out=flat)
-                if scale != 1.0:
-                    np.multiply(flat, np.asarray(scale, self.dtype), out=flat)
+                step = max(PIECE_WORK // len(parts), 1)
+                for start in range(at, end, step):
+                    stop = min(start + step, end)
+                    into = flat[start - at : stop - at]
+                    np.copyto(into, parts[0].flat[start:stop])
+                    for part in parts[1:]:
+                        np.add(into, part.flat[start:stop], out=into)
+                    if scale != 1.0:
+                        np.multiply(into, np.asarray(scale, self.dtype), out=into)
+                    if stop < end:
+                        yield len(into) * len(parts), []
             whole = DeltaPart(flat, parts[0].sizes[first:last], rate, is_surely_finite(flat, rate))
             mine = shards[first:last]
             if whole.finite:
@@ -427,7 +432,11 @@ class Applier:
                 errors = np.multiply(errors, np.asarray(rate, self.dtype), out=room)
                 gradient = Factors(gradient.x_IK, errors, 1.0, bound)
             yield from self._product_pieces(shard.spec, gradient, step)
-            np.subtract(shard.values, step, out=shard.values)
+            for start in range(0, len(step), PIECE_WORK):
+                values = shard.values[start : start + PIECE_WORK]
+                np.subtract(values, step[start : start + PIECE_WORK], out=values)
+                if start + PIECE_WORK < len(step):
+                    yield PIECE_WORK, []
         else:
             yield from self._product_pieces(shard.spec, gradient, step)
             yield from self._rule_pieces([shard], [step], [rate])

@@ -50,6 +50,7 @@ from adam_async.messages import (
     ReportSteps,
     Tick,
 )
+from adam_async.parameter_server.apply import PIECE_WORK
 from adam_async.parameter_server.bsp_barrier import PendingBytes
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import (
@@ -504,8 +505,12 @@ class ServerState:
         return shards or Refuse(request, "malformed", f"{type(asked).__name__} names no shard")
 
     def _answer_waiting(self) -> list[Effect]:
-        """Answer the requests whose values are ready, unless a batch is in progress: its end answers them."""
-        if isinstance(self.bundle.taken, Apply) or not self._clocks_moved:
+        """Answer the requests whose values are ready, unless work is in progress whose end answers them."""
+        taken = self.bundle.taken
+        # A sum changes each shard at once, and only a very large one in pieces.
+        if isinstance(taken, ApplySum) and max(len(shard.values) for shard in taken.shards) > PIECE_WORK:
+            return []
+        if isinstance(taken, Apply) or not self._clocks_moved:
             return []
         self._clocks_moved = False
         return self.waiting.answer()

@@ -20,6 +20,7 @@ from adam_async.parameter_server.events import (
     EpochBegan,
     PullArrived,
     PushArrived,
+    QueuedPull,
     ReadArrived,
     Refuse,
     ReplicasChanged,
@@ -863,3 +864,16 @@ def test_a_round_answers_a_bounded_number_of_ticks(monkeypatch):
         assert work is None
         rounds.append([effect.request for effect in effects])
     assert rounds == [[1, 2], [3, 4], [5, 6], [7]]
+
+
+@pytest.mark.parametrize(("most", "early"), [(1, []), (2, ["a"])])
+def test_a_pull_is_answered_during_a_sum_only_if_its_shards_change_at_once(monkeypatch, most, early):
+    monkeypatch.setattr(state, "PIECE_WORK", most)
+    server = Server(synchronous=True, live=(0, 1))
+    for replica in (0, 1):
+        server.push(replica, replica, 1, {0: 1, 1: 1})
+    work, _ = server.state.take_batch()
+    assert server.state.waiting.take(QueuedPull("a", (server.shard(),), 1, 9.0)) == []
+    first = server.tell(SumApplied(work, [True]))
+    assert [effect.request for effect in first] == early
+    assert [effect.request for effect in server.tell(SumApplied(work, [True], 1))] == ["a"][len(early) :]
