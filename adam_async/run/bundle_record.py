@@ -31,10 +31,10 @@ class BundleRecord(msgspec.Struct, frozen=True, kw_only=True):
     in_sync: tuple[Member, ...] = ()
     """Members with all committed entries, the primary first; empty once all are lost."""
     joining: tuple[Member, ...] = ()
-    """Invited members, which do not have everything yet."""
+    """Number of the primary's generation; a member refuses messages of an older one."""
     lost: tuple[str, ...] = ()
-    """Servers of members in sync that were lost since the bundle last had all copies, the last one last. Set
-    by the controllers."""
+    """Servers of members in sync that were lost since the bundle last had all copies, the last one last. The
+    controllers set it."""
     changed: int = 0
 
     @property
