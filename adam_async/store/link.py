@@ -162,7 +162,7 @@ class StoreLink:
         self.tasks.append(self._group.create_task(work, name=f"{self._identity.node}/{name}"))
 
     async def _follow(self, session: SessionIdentity) -> None:
-        """Follow the primaries of the store; fail if the store ends, or the controllers gave this place away."""
+        """Follow the primaries of the store; fail if the store or this client's place ends."""
         name, node = self._wish.name, self._identity.node
         async for cluster in self._membership.changes():
             store = cluster.stores.get(name)
