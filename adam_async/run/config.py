@@ -80,8 +80,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     model's size, or a size by the images."""
     cache: str = "auto"
     """Memory of a data server for images: a size such as ``4G``, or ``auto``, half of the available memory.
-    Data servers read folders, shards and .npy files above this size on demand, and serve them at once with a
-    given size."""
+    Data servers read folders, shards and .npy files above this size on demand. A given size also lets them
+    serve images at once."""
     spill: str = ""
     """Folder for decoded images that do not fit into the `cache` of a data server; empty for none."""
     epochs: int = 0

@@ -83,7 +83,7 @@ def flat_values(record: ArrayRecord, array: Any, what: str) -> NDArray[Any]:
         what: Kind of values, for errors, such as ``gradient``.
 
     Raises:
-        StoreError: Shape or type differ, or a value is not finite. It never converts types silently.
+        StoreError: Shape or type differ, or a value is not finite; the function converts no type.
     """
     name = repr(record.name[:80])
     try:
