@@ -56,7 +56,7 @@ class LinkConfig:
     largest message may exceed this."""
 
     max_requests: int = 4096
-    """Maximum number of unanswered requests of the peer; the next is refused with code ``busy``."""
+    """Maximum number of unanswered requests of the peer; the next gets the error code ``busy``."""
 
     handshake_s: float = 5.0
     """Seconds from connection to the end of the handshake."""

@@ -22,7 +22,7 @@ class Settings:
     window: int = 64
     """Maximum number of entries sent to a node ahead of its answers."""
     backlog: int = 128
-    """Maximum number of uncommitted entries, and of waiting reads; more are refused."""
+    """Maximum number of uncommitted entries, and of waiting reads; the node refuses more."""
     catch_up: int = 64
     """Maximum number of entries that a learner lacks at its promotion."""
 
