@@ -6,8 +6,8 @@
 `tests.ablations` has the safeguards. A separate process runs a scenario without one safeguard, seed 1, 2, 3,
 ... until a run fails. A patch of a named function removes the safeguard, or a replacement of source text in a
 copy of the packages. A row per safeguard: the number of seeds (0: not found within `--seeds`), the safeguard,
-the broken invariant, and the test that guards it directly. Without `--all`, safeguards whose removal seeds
-seldom show are left out; their rows have the reason.
+the broken invariant, and the test that guards it directly. Without `--all`, the benchmark skips safeguards
+whose removal seeds seldom show; their rows have the reason.
 
 With `--guards` the guarding tests run instead of seeds: all of them with every safeguard, then each without
 its safeguard.

@@ -1,8 +1,8 @@
 """Processes that a plan stops and resumes: stalls at random moments, and fixed shares of a core.
 
-A plan is made before the run, from a seed or only from shares, so every run gets the same plan. The plan uses
-only SIGSTOP and SIGCONT: no part of the product knows its pace. A thread of the caller carries out the plan
-and is late by the machine's delays, so `cpu_seconds` has the processor time that a process got.
+A plan precedes the run and depends on a seed or only on shares, so every run gets the same plan. The plan
+uses only SIGSTOP and SIGCONT: no part of the product knows its pace. A thread of the caller carries out the
+plan and is late by the machine's delays, so `cpu_seconds` has the processor time that a process got.
 """
 
 import heapq

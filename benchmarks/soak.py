@@ -14,8 +14,8 @@ descriptors, and processor time per epoch since the last sample. With `--process
 time are those of all processes except the workers, which are short-lived.
 
 One row for each of these: the median of the second tenth of the samples, the median of the last tenth, and
-their ratio. The first tenth is left out, because caches fill and libraries load in it. `--picture` needs
-matplotlib.
+their ratio. The measurement leaves out the first tenth, because caches fill and libraries load in it.
+`--picture` needs matplotlib.
 """
 
 import os

@@ -35,7 +35,7 @@ class GraphError(DataflowError):
 
 
 class TokenError(DataflowError):
-    """A delivered token was refused."""
+    """The graph refused a delivered token."""
 
 
 class UnknownPort(TokenError):

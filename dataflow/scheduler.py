@@ -19,7 +19,7 @@ A tag moves through these states:
 *early*: tokens arrived before the tag was admitted. The scheduler keeps at most `early_limit` such tokens.
 *live*: the tag has a slot (of `in_flight`) and a context. *abandoned, still running*: a thread runs a call,
 which cannot be stopped. The slot is free at once for another tag; the context is not, because the thread may
-write to it. `SettledTags` keeps *finished* and *abandoned* tags; their tokens are dropped and counted.
+write to it. `SettledTags` keeps *finished* and *abandoned* tags; the scheduler drops and counts their tokens.
 
 A tag has finished when all its nodes have fired, not when all outputs have their values, because a node that
 only sends is part of the work.

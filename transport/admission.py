@@ -88,7 +88,7 @@ class Admission(Generic[Connection]):
         source.proving[connection] = None
 
     def left(self, connection: Connection) -> None:
-        """Remove a connection that was authenticated, refused or closed; an unknown connection is ignored."""
+        """Remove a connection that was authenticated, refused or closed; ignore an unknown connection."""
         name = self._source_of.pop(connection, None)
         if name is not None:
             source = self._sources[name]

@@ -29,8 +29,8 @@ class LinkConfig:
     """Maximum packed meta, in bytes, which limits the memory for its decoding to about 72 times its size."""
 
     chunk_bytes: int = 512 * KIB
-    """Payload of a frame of a large message, in bytes; frames of other messages pass between two. Measured:
-    512 to 768 KiB are best, 1 MiB is 1.3 times slower."""
+    """Payload of a frame of a large message, in bytes; frames of other messages pass between two. In
+    measurements 512 to 768 KiB are best, and 1 MiB is 1.3 times slower."""
 
     gather_bytes: int = 16 * KIB
     """Maximum payload that is copied into one write, in bytes; larger payloads are written from the caller's
@@ -56,7 +56,7 @@ class LinkConfig:
     largest message may exceed this."""
 
     max_requests: int = 4096
-    """Maximum number of unanswered requests of the peer; the next is refused with code ``busy``."""
+    """Maximum number of unanswered requests of the peer; the next gets the error code ``busy``."""
 
     handshake_s: float = 5.0
     """Seconds from connection to the end of the handshake."""

@@ -236,7 +236,7 @@ class FrameDecoder:
         self._discards = False
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
-        """Return the memory for the next received bytes, never empty. The loop's hint is ignored."""
+        """Return the memory for the next received bytes, never empty. The decoder ignores the loop's hint."""
         if self._need:
             assert self._current is not None
             return self._current.scatter.room(self._need)

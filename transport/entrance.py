@@ -38,7 +38,8 @@ class Entrance:
     """Tracks the greeters of one listener.
 
     Args:
-        limit: Maximum number of connections in their handshake; excess ones are closed after `ROUND_S`.
+        limit: Maximum number of connections in their handshake; the listener closes excess ones after
+            `ROUND_S`.
     """
 
     def __init__(self, limit: int) -> None:

@@ -85,7 +85,7 @@ class Request(ABC):
 
     @abstractmethod
     def reply(self, message: Message, release: Release | None = None) -> None:
-        """Answer the request. If the link has ended, the answer is dropped and released.
+        """Answer the request. An ended link drops and releases the answer.
 
         Raises:
             LocalProtocolError: The request was answered before, the role table has no row for the answer, no

@@ -189,8 +189,8 @@ class Network(ABC):
         """Make a link with the peer at ``address``; the caller closes it.
 
         The dial tries again on the schedule ``retry`` (default: with growing waits) until ``timeout_s`` have
-        passed. A refusal is final, unless it is `TEMPORARY`. With ``peer_role``, a peer of another role is
-        refused. Cancelling leaves no link open.
+        passed. A refusal is final, unless it is `TEMPORARY`. With ``peer_role``, the dial refuses a peer of
+        another role. Cancelling leaves no link open.
 
         Raises:
             DialFailed: No peer answered in time.

@@ -60,8 +60,8 @@ def hosts_of(config: Config, data: Sequence[str], *, starts_own: bool) -> tuple[
         raise ConfigError(f"there is a dataset, and data names {', '.join(hosts)}: give one of them")
     if hosts and config.data_servers > 1:
         raise ConfigError(
-            f"data_servers={config.data_servers} has no force with data servers at {', '.join(hosts)}: "
-            "leave it out, and name as many addresses as there shall be"
+            f"data_servers={config.data_servers} has no effect with data servers at {', '.join(hosts)}: "
+            "leave it out, and give the address of each data server"
         )
     idle = [name for name, usual in ITS_OWN.items() if hosts and getattr(config, name) != usual]
     if idle:

@@ -88,7 +88,7 @@ class LocalCluster:
 
     Raises:
         ConfigError: `config.slow` names an unknown node, `config.weights` does not fit the network, the
-        arguments name two kinds of data, or the step cannot be made or contradicts an option.
+            arguments name two kinds of data, or the step cannot be made or contradicts an option.
         DataError: On entering: `config.data` cannot be loaded.
     """
 

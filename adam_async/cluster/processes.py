@@ -107,7 +107,7 @@ class ProcessCluster:
 
     Raises:
         ConfigError: `config.slow` names an unknown node, an address in `data` is invalid, `layers` cannot be
-        imported, or the step cannot be made or contradicts an option.
+            imported, or the step cannot be made or contradicts an option.
     """
 
     def __init__(

@@ -6,12 +6,12 @@ All controllers get the same names. Each draws an identity (its name, and a numb
 durable before it sends it. The first controller by name decides: it asks all others for their identities, and
 begins the group with them once each has answered that it belongs to none. One node decides, durably, so there
 is one answer. The others begin without a state, and the leader sends it to them, whether they are voters
-already or have yet to be added. To count them as voters before that does no harm: only a node that knows the
-members asks for votes, and at first that is the deciding node alone.
+already or have yet to be added. They may count as voters before that: only a node that knows the members asks
+for votes, and at first that is the deciding node alone.
 
-A deciding controller that lost its disk asks again. Once an entry was committed, a majority has the state,
-and one of the others answers that it belongs to a group. The controller then joins that group with its new
-identity, as any other does.
+A deciding controller that lost its disk asks again. After the first committed entry a majority has the state,
+and another controller answers that it belongs to a group. The controller then joins that group with its new
+identity, like any other controller.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from hashlib import blake2b
 
 
 class Bootstrap:
-    """The way of one controller without a state into a group.
+    """Progress of one controller without a state toward the membership in a group.
 
     Args:
         name: Name of the controller, one of `names`.

@@ -10,7 +10,7 @@ the leader calls it before it proposes the command (`permissions`). `set_bundle`
 the replicated state machine. A command for another version than the present one changes nothing, so both
 checks see the same record, whatever changes between them.
 
-Everything here is a function of the map, so all controllers and servers find the same.
+All results depend on the map alone, so all controllers and servers compute the same ones.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ UNCOUNTED_SHARDS = 1024
 """Number of shards of a store whose overhead is not counted, because it is small beside that of a process."""
 
 NUMERICS = "numerics"
-"""Key of a server's `NodeRecord.info`: fingerprint of all that last bits depend on."""
+"""Key of a server's `NodeRecord.info`: fingerprint of everything that determines the last bits of results."""
 
 # --- changes by members --------------------------------------------------------------------------
 
@@ -85,9 +85,9 @@ def fault_of_change(store: StoreRecord, old: BundleRecord, new: BundleRecord) ->
 
 
 def is_outdated(cluster: ClusterMap, key: str, new: BundleRecord) -> bool:
-    """Return whether a change is of a failed store, or adds a member that is lost.
+    """Return whether a change is for a failed store, or adds a lost member.
 
-    Its writer had not seen that, so the change is a conflict and no fault: the newest map decides.
+    Its writer did not know the newest map, so the change is a conflict and not a fault.
     """
     added = set(new.members).difference(cluster.bundles[key].members)
     is_over = cluster.stores[_store_of(key)].phase == "failed"
@@ -151,7 +151,7 @@ def _without_lost(
         bundle,
         generation=bundle.generation + bool(in_sync and in_sync[0] != bundle.primary),
         in_sync=in_sync,
-        # The values of joining members are incomplete: they are of no use without a member in sync.
+        # The values of joining members are incomplete: they are useless without a member in sync.
         joining=tuple(member for member in bundle.joining if member in live) if in_sync else (),
         changed=version,
     )
@@ -160,7 +160,7 @@ def _without_lost(
 
 
 def lost_servers(cluster: ClusterMap) -> dict[str, tuple[str, ...]]:
-    """Return the servers whose losses ended the first such bundle of a store, by the name of the store."""
+    """Return the lost servers of the first bundle without a member in sync, by the name of its store."""
     found: dict[str, tuple[str, ...]] = {}
     for key, bundle in cluster.bundles.items():
         if not bundle.in_sync:
@@ -202,7 +202,7 @@ def used_bytes(cluster: ClusterMap, *, without: str = "") -> Counter[str]:
 
 
 def free_bytes(cluster: ClusterMap, used: Counter[str]) -> dict[str, int]:
-    """Return the free bytes of each live server, by its used ones; negative if it has too many."""
+    """Return the free bytes of each live server, from its used bytes; negative if it has too many."""
     return {
         server: int(cluster.nodes[server].info.get("memory_bytes", UNKNOWN_BYTES)) - used[server]
         for server in cluster.live("ps")
@@ -212,8 +212,8 @@ def free_bytes(cluster: ClusterMap, used: Counter[str]) -> dict[str, int]:
 def next_member(cluster: ClusterMap, store: str, home: str) -> Member | None:
     """Return the server that a bundle's primary should invite next; None if there is none.
 
-    The home of a bundle comes first, also beyond the copies of its store, so that bundles return to it. Then
-    come servers with the numerics of the primary, and of these the least used one with enough memory.
+    The home of a bundle comes first, even if the store has enough copies, so that bundles return to it. The
+    next choice is the least used server with enough memory and the numerics of the primary.
 
     Args:
         store: Id of the store.

@@ -212,7 +212,10 @@ class Membership:
             raise DeadlineExceeded(what, timeout_s) from None
 
     async def changes(self) -> AsyncIterator[ClusterMap]:
-        """Yield the map now and after every change, always the newest. Ends only by cancellation."""
+        """Yield the map now and after every change, always the newest.
+
+        The iteration ends only by cancellation.
+        """
         seen: ClusterMap | None = None
         while True:
             async with self._changed:
@@ -231,7 +234,7 @@ class Membership:
     async def leave(self) -> None:
         """Report this node's departure, for at most `GOODBYE_S`, so that no node waits for its return.
 
-        Without a link to the leader nothing is reported.
+        Without a link to the leader it sends no report.
         """
         if not self.leader or not self.joined:
             return
@@ -245,7 +248,7 @@ class Membership:
     async def report_death(self, node: str) -> None:
         """Report that the process of another node has ended, for `GOODBYE_S` at most.
 
-        The parent of the process knows of its end; after the report no node waits for a return.
+        The parent of the process knows of its end; after the report no node waits for its return.
         """
         known = self.map.nodes.get(node)
         if known is None:
@@ -265,7 +268,7 @@ class Membership:
             logger.info("%s could not report the death of %s: %r", self.node, node, error)
 
     async def create_store(self, name: str, record: StoreRecord, arrays: Sequence[ArrayRecord]) -> None:
-        """Create a store, unless a store of that name is there; a failed one is replaced.
+        """Create a store, unless one of that name exists; replace a failed one.
 
         Raises:
             ConfigError: The name or the list of arrays is too long.
@@ -339,14 +342,14 @@ class Membership:
     async def update(self, key: str, change: Callable[[ClusterMap], msgspec.Struct | None]) -> None:
         """Compare-and-set a key with a record made from the newest map, until that succeeds.
 
-        A write of another node is never overwritten unseen: `change` runs again on the newer map, and its
-        None ends the attempt.
+        After another node's write, `change` runs again on the newer map; its None ends the attempt.
 
         Raises:
             DeadlineExceeded: No controller led, or answered, in `patience_s`; in `call_s` if that is longer.
             RunFailed: The controller refused the value.
         """
-        # Without a leader `run` fails after `patience_s`, with the better error; this must not fail before.
+        # Without a leader `run` fails after `patience_s`, with the better error; this wait must not end
+        # before it.
         timeout_s = max(self._waits.call_s, self._waits.patience_s)
         try:
             async with asyncio.timeout(timeout_s):

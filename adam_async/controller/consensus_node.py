@@ -2,12 +2,12 @@
 
 Theory of operation
 -------------------
-The core (`consensus.core`) decides the effects, and this shell carries them out. Every event goes through
-`_take`, one after the other, also events that an effect causes at once. Records wait in `_unwritten` while
-the disk is busy, and are then synced all at once (group commit). Without a file nothing survives the process,
-and records count as durable at once: a restarted controller then has a new identity, and the group adds it
-again. `peer_controllers` has the links to the others and their identities, `stall_aware_clock` the core's
-time, `status_log` the log lines about the group.
+The core (`consensus.core`) decides the effects, and this shell carries them out. `_take` handles the events
+one after the other, also events that an effect causes at once. Records wait in `_unwritten` while the disk is
+busy; one sync then writes all of them (group commit). Without a file no record survives the process, and
+records count as durable at once: a restarted controller then has a new identity, and the group adds it again.
+`peer_controllers` has the links to the others and their identities, `stall_aware_clock` the core's time,
+`status_log` the log lines about the group.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ SNAPSHOT_ENTRIES = 1000
 """Number of applied entries after which a node replaces them by a snapshot of its own."""
 
 SNAPSHOT_BYTES = 4 << 20
-"""Size of the applied commands after which a node does the same, in bytes."""
+"""Bytes of applied commands after which a node replaces them by a snapshot of its own."""
 
 SLOW_S = 0.05
 """Delay of a simulated controller before it writes, in seconds."""
@@ -371,7 +371,7 @@ class ConsensusNode:
         return sorted(name_of(voter) for voter in voters if not self._peers.address(voter))
 
     def _warn_of_unknown(self) -> None:
-        """Warn if the addresses lack a majority, for which this controller would wait in silence."""
+        """Warn if the addresses lack a majority, for which this controller would wait unnoticed."""
         if self.is_cut_off:
             logger.warning(
                 "%s was one of a group with %s, whose addresses were not given: without a majority it waits; "
@@ -485,7 +485,7 @@ class ConsensusNode:
             core, batch = self._core, self._unwritten
             assert core is not None
             self._unwritten = []
-            # A new file holds the snapshot and what follows it, so the entries before it can go.
+            # A new file holds the snapshot and what follows it, so the log needs no entries before it.
             if any(isinstance(record, Snapshot) for persist in batch for record in persist.records):
                 await file.begin_anew(core.saved.records())
             else:
@@ -495,7 +495,7 @@ class ConsensusNode:
     # --- members -----------------------------------------------------------------------------
 
     def _is_counted(self) -> bool:
-        """Return whether this identity is a voter, so that no controller needs to learn it any more."""
+        """Return whether this identity is a voter, which every controller knows."""
         return self._core is not None and self._core.me in self._core.members.voters
 
     async def _admit(self) -> None:

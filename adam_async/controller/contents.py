@@ -1,8 +1,8 @@
 """Pure: checks that the state machine can read a command, a state or a log that it did not write itself.
 
-Other controllers send commands and states, and a file holds those of an earlier process. Unreadable bytes
-would end this controller when it applies them, and again at every start. So it checks them before they enter
-the log, and when it reads a file.
+Other controllers send commands and states, and an earlier process has written those of a file. Unreadable
+bytes would end this controller when it applies them, and again at every start. So it checks them before they
+enter the log, and when it reads a file.
 """
 
 from typing import Any

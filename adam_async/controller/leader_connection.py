@@ -10,9 +10,9 @@ answer also names the controllers' group, so a client of another group stops bef
 
 After `WARN_S` without a leader a warning names the missing controllers and the result at each address.
 
-A link is given up when it breaks, when its controller answers that it does not lead, and, if there are other
-controllers, when it stays silent for `SILENT_S` beyond the request's own time: its controller is frozen or
-cut off. Silence does not count while this process's own loop stands still.
+The connection gives up a link that breaks, a link to a controller that does not lead, and, if there are other
+controllers, a link that stays silent for `SILENT_S` beyond the request's own time: its controller is frozen
+or cut off. Silence does not count while this process's own loop stands still.
 """
 
 import asyncio
@@ -102,7 +102,7 @@ def unpack_answer(answer: Message) -> MapState | MapChanges:
 
 
 class LeaderConnection:
-    """Holds a link to the leader.
+    """Connection to the leader, whichever controller leads.
 
     Args:
         network: Network of the controllers.
@@ -227,7 +227,7 @@ class LeaderConnection:
             raise error
 
     def lose(self, link: Link, error: TransportError) -> None:
-        """Give up a broken link, or one with a silent controller."""
+        """Give up a broken link, or a link to a silent controller."""
         if link is not self.link:
             return
         if isinstance(error, CallTimeout):
@@ -289,7 +289,7 @@ class LeaderConnection:
 
     async def _find(self, after: int, group: str) -> Link:
         loop = asyncio.get_running_loop()
-        # A cancelled search goes on with the next request: its time counts from the first one.
+        # The next request continues a cancelled search: its time counts from the first one.
         if self._search_since is None:
             self._search_since = loop.time()
         warning = loop.call_at(self._search_since + WARN_S, self._warn)
@@ -374,7 +374,7 @@ class LeaderConnection:
 
     async def _dial(self, channel: Channel) -> Link | None:
         left_s = self._left_s()
-        # The search may have begun long ago and been cancelled: one round is always tried.
+        # The search may have begun long ago and been cancelled: it always tries one round.
         timeout_s = DIAL_S if self.several or left_s <= 0 else left_s
         retry = ONCE if self.several else None
         try:

@@ -1,10 +1,10 @@
 """The log file of one controller: the durable records of its consensus core (`consensus.records`).
 
-There is one file, appended to and synced. After the core's snapshot a new file with the whole state replaces
-it. The first record is written in the same way, so a file exists with a whole first record or not at all. A
-crash can tear only the last append; a file that does not begin with a whole record is no log, and stays
-untouched. A lock beside the file keeps a second process out. Each error ends the controller: no promise may
-follow a write of unknown fate.
+The log appends records to its one file, and syncs it. After the core's snapshot a new file with the whole
+state replaces it. A file exists with its whole first record or not at all, because the log writes the first
+record in the same way. A crash can tear only the last append; a file that does not begin with a whole record
+is no log, and stays untouched. A lock beside the file keeps a second process out. Each error ends the
+controller: it makes no promise after a write with an unknown fate.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ ASIDE = re.compile(re.escape(NAME) + r"\.[0-9]+\.aside")
 """Pattern of the names of unfinished new logs, made by `Disk.write_atomic`."""
 
 REMOVED = f"{NAME}.removed"
-"""Name of a folder for these, because `Disk` removes folders alone."""
+"""Name of a folder for unfinished logs, because `Disk` removes only folders."""
 
 
 class LogFile:
@@ -107,8 +107,8 @@ class LogFile:
         return saved
 
     async def _cut_off(self, end: int) -> None:
-        """Cut off a torn tail, so that it cannot come back, and make the bytes before it durable."""
-        # They may be in the page cache alone, as may the name.
+        """Cut off a torn tail for good, and make the bytes before it durable."""
+        # The bytes and the name may be in the page cache alone.
         await self._disk.truncate_durably(self._path, end)
 
     async def _keep_private(self) -> None:
@@ -160,7 +160,7 @@ class LogFile:
 
     def _unwritable(self, error: OSError) -> ConfigError:
         return ConfigError(
-            f"{self._path} cannot be written: {error.strerror or error}; make room or mend the disk, "
+            f"{self._path} cannot be written: {error.strerror or error}; make room or repair the disk, "
             "then start this controller again"
         )
 

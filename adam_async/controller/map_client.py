@@ -2,15 +2,15 @@
 
 Theory of operation
 -------------------
-All requests use one link, to the leader (`leader_connection`). To the leader this link shows that the node
-is alive.
+All requests use one link, to the leader (`leader_connection`). This link shows the leader that the node is
+alive.
 
-*Changes.* One request follows the other, each from the version at which the last answer ended. So each
-version arrives once, whichever controller answers.
+*Changes.* Requests run one at a time, each from the version at which the last answer ended. So each version
+arrives once, whichever controller answers.
 
-*Compare-and-set.* A request is applied once, however often it is sent: its number in the session stays the
-same over all links and leaders, until a leader answers with its outcome. If the session ends meanwhile, the
-map may still show that the request was not applied; otherwise the outcome is unknown, and so is the answer.
+*Compare-and-set.* The controllers apply a request once, however often the client sends it: its number in the
+session stays the same over all links and leaders, until a leader answers with its outcome. If the session
+ends meanwhile, the map may still show that the request had no effect; otherwise the answer is `unknown`.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class MapUpdate:
 class Outcome:
     """The outcome of a compare-and-set.
 
-    `done` is None if the outcome is unknown: it was applied, or never will be.
+    `done` is None if the outcome is unknown: the change is made, or never will be.
     """
 
     done: bool | None
@@ -117,7 +117,7 @@ class MapClient:
     # --- questions ---------------------------------------------------------------------------
 
     async def get(self, *, timeout_s: float | None = None) -> MapUpdate:
-        """Return the whole map, with all changes that were acknowledged before this request.
+        """Return the whole map, with all changes acknowledged before this request.
 
         Raises:
             DeadlineExceeded: No leader answered within `timeout_s`, by default `call_s`.
@@ -145,8 +145,9 @@ class MapClient:
             timeout_s: Deadline in seconds, by default `call_s`.
 
         Raises:
-            DeadlineExceeded: No leader answered in time. The change may be applied, now or later.
-            RemoteError: The leader refused it, with the code ``invalid`` or ``taken``; it was not applied.
+            DeadlineExceeded: No leader answered in time. The change may still take effect.
+            RemoteError: The leader refused it, with the code ``invalid`` or ``taken``; the change has no
+                effect.
         """
         async with self._deadline(f"the controller to set {key}", timeout_s), self._asking:
             return await self._compare_and_set(key, expected, value, after, group)
@@ -180,7 +181,7 @@ class MapClient:
                 updates = tuple(_read(answer, after, group)) if link is leader.link else ()
                 return Outcome(done=body.done, at=body.at, updates=updates)
             except RemoteError as error:
-                # These refusals show that this attempt put nothing into the log; an earlier one may have.
+                # This attempt put nothing into the log; an earlier attempt may have.
                 if error.code in (NOT_LEADER, BUSY, SESSION_OVER):
                     sent_in = before
                 if error.code != SESSION_OVER:
@@ -188,8 +189,8 @@ class MapClient:
                     continue
                 self._session_of = None
                 if sent_in is not None:
-                    # An ended session applies nothing any more, so an unchanged record shows that the request
-                    # was not applied, and it can be sent again in a new session.
+                    # An ended session applies no request, so an unchanged record shows that this one had no
+                    # effect: send it again in a new session.
                     newest = await self._whole()
                     at = newest.whole.version_of(key) if newest.whole is not None else 0
                     if newest.group != sent_in or at != expected:
@@ -230,7 +231,9 @@ class MapClient:
     # --- changes -----------------------------------------------------------------------------
 
     async def changes(self, after: int = -1, group: str = "") -> AsyncGenerator[MapUpdate, None]:
-        """Yield every version beyond `after`, once, in order and without a gap. Ends only by cancellation.
+        """Yield every version after `after`, once, in order and without a gap.
+
+        The iteration ends only by cancellation.
 
         A whole map replaces versions that the controllers no longer keep: at the beginning, after a long
         absence, and from another group. Close the generator (`contextlib.aclosing`).
@@ -257,7 +260,7 @@ class MapClient:
                 leader.lose(link, error)
                 continue
             if link is not leader.link:
-                continue  # there is a newer leader, and this answer may be older than that one's
+                continue  # there is a newer leader, and its answers may be newer than this one
             for update in found:
                 yield update
                 after, group = update.version, update.group
@@ -267,10 +270,10 @@ class MapClient:
 
 
 def _read(answer: Message, after: int, group: str) -> list[MapUpdate]:
-    """Return the updates in an answer, beyond the version in the request.
+    """Return the updates in an answer, after the version in the request.
 
     Raises:
-        RemoteProtocolError: The versions have a gap, or the message is no such answer.
+        RemoteProtocolError: The versions have a gap, or the message is another one.
     """
     body = unpack_answer(answer)
     if isinstance(body, MapState):

@@ -1,7 +1,7 @@
 """Pure: counts the bytes of the cluster map's records, and refuses a record that the map has no room for.
 
 The size is a function of the map, so all controllers refuse the same records, also after a restart. Each
-change updates the size, because encoding the whole map takes long.
+change updates the size, because an encoding of the whole map is slow.
 """
 
 import msgspec

@@ -2,13 +2,13 @@
 
 Theory of operation
 -------------------
-Each controller dials each other one, and sends only over its own link. A message that cannot leave at once is
-dropped: the core repeats all that matters. Both sides of a new link exchange their identities, again every
-`ASK_S` until the group has this controller as a voter.
+Each controller dials each other one, and sends only over its own link. The node drops a message that it
+cannot send at once: the core repeats all important messages. Both sides of a new link exchange their
+identities, again every `ASK_S` until the group has this controller as a voter.
 
-*Names and identities.* All controllers get the same names and addresses once (`set_addresses`); messages
-under other names are ignored. A name gets a new identity whenever its disk is lost (`bootstrap`); the newest
-one is to be added to the group.
+*Names and identities.* All controllers get the same names and addresses once (`set_addresses`); the node
+ignores messages under other names. A name gets a new identity after each loss of its disk (`bootstrap`); the
+leader adds the newest one to the group.
 
 *Membership.* A controller with an empty disk has a new identity. The leader adds it as a learner, removes the
 silent old identity of the same name, and promotes the new one: three changes of the membership, one after the
@@ -81,7 +81,7 @@ def read_agree(message: LinkMessage) -> tuple[str, Message]:
     """Return the sender's group, and the message of its core.
 
     Raises:
-        RemoteProtocolError: It is no message of a core.
+        RemoteProtocolError: The message is not one of a core.
     """
     agree = unpack(message, Agree)
     if agree.packed:
@@ -178,12 +178,12 @@ class PeerControllers:
     def introduced(self, name: str, identity: str) -> None:
         """Note the identity of another controller."""
         if len(identity.encode()) > NAME_BYTES:
-            return  # adding a member with so long a name would be a violation
+            return  # a member with so long a name would be a violation
         if name_of(identity) == name and name in self._addresses and name != self._identity.node:
             self._known[name] = identity
 
     def listens_to(self, name: str, message: Message) -> bool:
-        """Return whether `name` is another controller with a known address, and sends in its own name."""
+        """Return whether `name` is another controller with a known address, and sends under its own name."""
         return name in self._addresses and name != self._identity.node and name_of(message.sender) == name
 
     def next_step(self, core: Core, *, silent_s: float, now: float) -> Step | None:
@@ -217,7 +217,7 @@ class PeerControllers:
             if fault_points.ON and fault_points.fires("controller.message.twice"):
                 link.send_nowait(packed_agree(message, group=group))
         except (WouldBlock, TransportError):
-            return  # the core repeats all that matters
+            return  # the core repeats all important messages
 
     async def _keep_link(self, name: str) -> None:
         """Keep a link to another controller, and its identity up to date."""

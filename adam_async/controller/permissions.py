@@ -6,7 +6,7 @@
     bundles/<...>  own   -      -        -                              -        -
     run, run/<n>   -     -      -        all                            -        -
 
-The rules of each kind of program add rows for their own keys. A controller sets nothing here.
+The rules of each kind of program add rows for their own keys. A controller sets no key here.
 
 *Own* is the record of the node of that id, with the role and the incarnation of the link. A server's own
 bundles are those in which it is in sync; `bundle_rules.may_change` has the changes of a primary and of the
@@ -119,7 +119,7 @@ class PermissionTable:
     def refusal(self, attempt: Attempt, cluster: ClusterMap) -> Refusal | None:
         """Return the refusal of an attempt; None if the leader may propose it.
 
-        An unknown key passes: the map refuses it itself.
+        An unknown key passes: the map refuses it.
         """
         kind = attempt.key.partition("/")[0]
         is_named = "/" in attempt.key and not is_piece(attempt.key)
@@ -145,7 +145,7 @@ def _own_node(attempt: Attempt, cluster: ClusterMap) -> str:
         return WRONG
     old = cluster.nodes.get(peer.node)
     if old is None:
-        # A record of another role may be committed and not applied here yet. If this controller has applied
+        # A record of another role may be committed without being applied here. If this controller has applied
         # the expected version, the record has left the map, and the attempt is a conflict.
         return LATER if attempt.expected > cluster.version else RIGHT
     return RIGHT if old.role == peer.role else WRONG
@@ -203,7 +203,7 @@ def _deletion(attempt: Attempt, old: StoreRecord | None, cluster: ClusterMap) ->
 def _own_bundle(attempt: Attempt, cluster: ClusterMap) -> str:
     old = cluster.bundles.get(attempt.key)
     if old is None or attempt.expected != old.changed:
-        # A version that this controller has applied, and that the record does not have, is a mere conflict.
+        # This controller has applied the version, and the record has another one: a conflict, not a fault.
         return LATER if attempt.expected > cluster.version else RIGHT
     try:
         new = msgspec.convert(attempt.value, BundleRecord)
@@ -221,7 +221,7 @@ def makes_only(attempt: Attempt, old: _MapRecord | None, permitted: _MapRecord |
     """Return `RIGHT` if an attempt turns the record that it expects into the permitted one."""
     known = old.changed if old is not None else 0
     if attempt.expected != known:
-        return RIGHT if attempt.expected < known else LATER  # an older version is a mere conflict
+        return RIGHT if attempt.expected < known else LATER  # an older version is a conflict, not a fault
     if permitted is None:
         return WRONG
     try:

@@ -10,8 +10,8 @@ from adam_async.messages.bounds import MOST_INFO_BYTES, MOST_VALUE_BYTES, Count
 from adam_async.run.cluster_map import MOST_REASON, NodeRecord
 
 MAX_DEPTH = 32
-"""Maximum nesting depth of a record of the map, in containers. A controller with a smaller stack could not
-read a far deeper record that another one wrote."""
+"""Maximum nesting depth of a record of the map, in containers. Controllers with a smaller stack could not
+read a far deeper record of another controller."""
 
 MOST_ADDRESS = 1024
 """Maximum length of an address, in characters."""
@@ -34,11 +34,11 @@ _IRRELEVANT = bytes(set(range(256)).difference(b'"[]{}'))
 
 
 def nests_too_deep(text: bytes, most: int = MAX_DEPTH) -> bool:
-    """Return whether a record nests more than `most` deep. Such a record must not enter the log.
+    """Return whether a record nests more than `most` deep. A deeper record must not enter the log.
 
     Args:
-        text: Valid JSON. Counting its brackets takes down to a twentieth of the time of a walk through the
-            decoded value.
+        text: Valid JSON. A count of its brackets takes as little as a twentieth of the time of a walk through
+            the decoded value.
         most: Maximum depth, in containers.
     """
     quotes_and_brackets = text.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _IRRELEVANT)
@@ -63,7 +63,7 @@ ADDRESS = re.compile(r"tcp://[^\s/]+:\d{1,5}|local://.+")
 def check_node(record: NodeRecord) -> str:
     """Return the fault of a node's record; empty if it has none.
 
-    The record must be small: for a while the map also holds the records of nodes that have left.
+    The record must be small, because the map keeps the records of departed nodes for a while.
     """
     if record.role not in ROLES:
         return f"there is no role {record.role[:80]!r}; there are {', '.join(ROLES)}"
@@ -78,7 +78,7 @@ def check_node(record: NodeRecord) -> str:
         length = len(getattr(record, name))
         if length > most:
             return f"{name} has {length} characters; {most} are the most"
-    # A driver and a client listen nowhere; all others are dialled for as long as they are live.
+    # Drivers and clients have no listener; peers dial all other roles while these are live.
     if record.live and record.role not in DEAF and not ADDRESS.fullmatch(record.address):
         return f"address {record.address[:80]!r} is not of the form tcp://host:port: others could not dial it"
     size = len(msgspec.json.encode(record.info))
@@ -88,7 +88,7 @@ def check_node(record: NodeRecord) -> str:
 
 
 def info_problem(record: NodeRecord, kind: type[msgspec.Struct]) -> str:
-    """Return why a node's info has not the fields of a type; empty if it has."""
+    """Return why a node's info lacks the fields of a type; empty if it has them."""
     try:
         msgspec.convert(record.info, kind)
     except msgspec.ValidationError as error:

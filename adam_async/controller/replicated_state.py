@@ -4,12 +4,12 @@ The log holds commands as bytes; `apply` takes them in the order of the log and 
 commands give equal states, byte for byte, and `snapshot` encodes the whole state. The map's own rules are in
 `state`.
 
-*Sessions.* A client repeats a request with a lost answer, perhaps to another controller. Requests of a
-session are numbered and sent one at a time, and the state keeps each session's last number and outcome. The
-same number again gets the same outcome. A lower number is late: its answer is of no use, and it is not
-applied. A command opens a session, and its index in the log names the session. So a delayed request never
-creates a session anew: the controllers know its session, or it is over. Beyond `MAX_SESSIONS`, or the group's
-own limit, the least recently used sessions are dropped.
+*Sessions.* A client repeats a request with a lost answer, perhaps to another controller. A session numbers
+its requests and sends them one at a time, and the state keeps each session's last number and outcome. The
+same number again gets the same outcome. A lower number is late: the client needs no answer, and the state
+does not apply it. A command opens a session, and its index in the log names the session. So a delayed request
+never creates a session anew: the controllers know its session, or it has ended. The state drops the least
+recently used sessions beyond `MAX_SESSIONS`, or the group's own limit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,8 +43,8 @@ MOST_TEXT = 1000
 """Maximum length of a refusal, in characters; the state keeps it as long as its session."""
 
 UNWORKABLE = (AdamError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""Errors of the map's rules on an unexpected record. The command is in the log, so the error would come again
-at every restart; the state refuses the command instead."""
+"""Errors that the map's rules raise on an unexpected record. The command is in the log, so the error would
+return at every restart; the state refuses the command instead."""
 
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
@@ -101,7 +101,7 @@ class _Session(msgspec.Struct, array_like=True):
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True):
-    """The whole state, as encoded."""
+    """The whole state in its encoded form."""
 
     group: str
     map: ClusterMap
@@ -231,7 +231,7 @@ class ReplicatedState:
         return events[0] if events else None
 
     def since(self, version: int, group: str) -> list[Change] | None:
-        """Return the changes beyond a version of a group's map; None if the watcher needs the whole map."""
+        """Return the changes after a version of a group's map; None if the watcher needs the whole map."""
         if group != self.group or version < 0:
             return None
         changes = self.history.since(version)

@@ -8,7 +8,7 @@ listener and waits for the remaining links. An error in any task ends the block,
 callback of the role (`callbacks.py`).
 
 This module decodes requests. It answers those that every role answers, and passes the others to the role. It
-refuses a request that cannot be decoded or is not for this role; the link stays open.
+refuses a request for another role, and one that it cannot decode; the link stays open.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from transport import Identity, Link, LocalProtocolError, Message, Network, Prot
 _Counts = TypeVar("_Counts", bound=CommonStatistics)
 
 STATISTICS_BYTES = 1 << 20
-"""Size of an answer with statistics that is charged in advance, in bytes."""
+"""Bytes of an answer with statistics, which the role reserves in advance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,7 +47,7 @@ class RoleSettings:
         controller: Address of the controller, or those of several joined by commas; empty for a role that is
             no member.
         timeline: Records the messages of its links.
-        process_memory: Returns its process and the memory use of that.
+        process_memory: Returns its process and its memory use.
     """
 
     network: Network
@@ -220,7 +220,7 @@ def reply_when_room(request: Request, nbytes: int, make: Callable[[], Message]) 
 
 
 def reply_or_fail(request: Request, message: Message) -> None:
-    """Answer a request. An unsendable answer, such as a too large one, fails the request."""
+    """Answer a request; it fails if its answer cannot be sent, for instance because of its size."""
     try:
         request.reply(message)
     except LocalProtocolError as error:

@@ -4,12 +4,13 @@ Theory of operation
 -------------------
 The leader answers requests about the map; the others name the leader. A change becomes a command of the log,
 and its answer waits until it is applied here; a majority has it on disk by then (`consensus_node`). A read
-waits for a proof that no other controller leads (`ConsensusNode.read`). A watch is answered from the history
-of the map, each version once. A new leader answers watches only once it has all versions that earlier leaders
-sent, and a controller behind a watcher's version lets it wait, so no watcher sees the map go back.
+waits for a proof that no other controller leads (`ConsensusNode.read`). The history of the map answers
+watches, each version once. A new leader answers watches only once it has all versions that earlier leaders
+sent, and a controller behind a watcher's version lets it wait, so versions never go back for a watcher.
 
-Members keep a link to the leader. When the last link of an incarnation breaks, or a new leader stays unfound,
-the leader suspects it (`failure_detector`), and after the grace proposes its loss like any other change.
+Members keep a link to the leader. When the last link of an incarnation breaks, or it does not find a new
+leader, the leader suspects it (`failure_detector`), and after the grace period proposes its loss like any
+other change.
 
 A single controller is a group of one, and runs the same code.
 """
@@ -163,8 +164,8 @@ class Controller(Role):
         if self._file is not None:
             await self._file.begun.wait()
             if self.group.introduce() is None:
-                # The file belongs to another controller: the group's task has failed, and its error ends this
-                # block. No other cause is possible, for the identity follows the read without a wait.
+                # If the file belongs to another controller, the group's task has failed, and its error ends
+                # this block. This is the only cause, because the identity follows the read without a wait.
                 await asyncio.Event().wait()
 
     @property
@@ -298,7 +299,8 @@ class Controller(Role):
     def _on_answer(self, tag: Hashable, answer: Answer) -> None:
         if isinstance(tag, Request):
             self._reply(tag, answer)
-        # A read at the beginning of a term: once it is answered, all that earlier leaders sent is applied.
+        # A read at the beginning of a term: its answer shows that everything that earlier leaders sent is
+        # applied.
         elif tag == "first" and not answer.refused and self.group.leads:
             self._ready = True
             self._failure_detector.led(self.map, self._links, now=self._loop.time())
@@ -334,12 +336,12 @@ class Controller(Role):
         return pack(state, [text_tensor(self.map)])
 
     def _reply_changes(self, request: Request, after: int, group: str, outcome: Outcome = DONE) -> None:
-        """Answer a request with the changes since a version, or with the whole map, charged at their size."""
+        """Answer a request with the changes since a version, or with the whole map, and reserve its size."""
         changes = self.replicated_state.since(after, group)
         size = MOST_CHANGES_BYTES + 1 if changes is None else text_tensor(changes).nbytes
         if size > MOST_CHANGES_BYTES:
             size = self.replicated_state.size.most_text
-        # The text is made again later, so that an answer that waits for room holds no memory.
+        # The answer makes the text again later, so that it needs no memory while it waits for room.
         reply_when_room(request, size, partial(self._changes, after, group, outcome))
 
     def _changes(self, after: int, group: str, outcome: Outcome = DONE) -> Message:
@@ -416,7 +418,7 @@ class Controller(Role):
                 same = MapChanges(version=watch.after, group=watch.group)
                 request.reply(pack(same, [text_tensor([])]))
         for node, incarnation in self._failure_detector.due(self.map, now=now):
-            # A new deadline: the proposal may fail, and is then repeated.
+            # The new deadline repeats a failed proposal.
             self._failure_detector.link_lost(node, incarnation, now=now)
             self.group.propose(("lost", node), Lost(node, incarnation))
 

@@ -2,8 +2,8 @@
 
 A timer that fires late shows that this process did not run. Then the leader's messages may lie unread in the
 sockets, so the leader is not silent; and if the whole host stood still, other controllers on it sent nothing
-either. So the stall does not count as time of the core, and a pause follows in which queued messages are
-read. A process late for the same deadline again is only slow, and goes on. A leader makes no pause: the
+either. So the core's time leaves out the stall, and a pause follows, in which the shell reads queued
+messages. A process late for the same deadline again is only slow, and goes on. A leader makes no pause: the
 others would take its silence for a failure.
 """
 
@@ -46,7 +46,7 @@ class CoreClock:
         return core_s + self._stalled_s
 
     def event_time(self, core: Core) -> float:
-        """Return the core's time of a new event, after a stall with the stall taken out."""
+        """Return the core's time of a new event, without the time of a stall."""
         now = self.now()
         if now - core.next_deadline() > LATE_S:
             self.begins_pause(core)
@@ -55,7 +55,7 @@ class CoreClock:
         return now
 
     def begins_pause(self, core: Core) -> bool:
-        """Return whether a pause begins after a stall; the core's time then is before its deadline again."""
+        """Return whether a pause begins after a stall; the core's time then is before its deadline."""
         now, deadline = self.now(), core.next_deadline()
         if now - deadline <= LATE_S or self._paused_for == deadline:
             return False

@@ -1,4 +1,4 @@
-"""Pure: the rules of the cluster map: members, stores and their placement; rules of programs are handed in.
+"""Pure: the rules of the cluster map: members, stores and their placement; programs have their own.
 
 A state machine: `apply` takes one command and returns the events that it caused. After each command the
 standing rules run, each of which reads the map and may change it:
@@ -181,7 +181,7 @@ class ControllerState:
         cluster = self.map
         new = msgspec.structs.replace(new, before=before, changed=cluster.version + 1)
         if old is not None and old.live and old.incarnation != new.incarnation:
-            # The old incarnation was not reported lost yet, but its state is lost all the same.
+            # The old incarnation was not reported lost yet, but its state is lost.
             cluster = _without_node(cluster, NodeLost(name, old.incarnation))
             cluster = store_rules.fail_stores(bundle_rules.strike_out_lost(cluster))
             cluster = self._rules.lost(cluster)
@@ -232,7 +232,7 @@ class ControllerState:
 
 
 def _without_node(cluster: ClusterMap, lost: NodeLost) -> ClusterMap:
-    """Return the map with a lost incarnation as departed; the same map if that is no news."""
+    """Return the map with a lost incarnation as departed; the same map if it was departed already."""
     node = cluster.nodes.get(lost.node)
     if node is None or not node.live or node.incarnation != lost.incarnation:
         return cluster

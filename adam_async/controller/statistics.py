@@ -1,6 +1,6 @@
 """Pure: the statistics of a controller, with the names that reports read.
 
-A field that is unset is left out of the answer: a controller without a group has no term.
+The answer omits unset fields: a controller without a group has no term.
 """
 
 import msgspec

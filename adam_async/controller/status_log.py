@@ -1,19 +1,17 @@
 """Log lines of a controller about its group and the cluster: one line for each change.
 
-Theory of operation
--------------------
-The consensus node shows its core after every event; the log keeps the last reported state alone. It has no
-timer: a core has a tick at least once in two election time-outs, and a leader one with each heartbeat, so a
-line is late by no more than that.
+Theory of operation ------------------- The consensus node passes its core to the log after every event; the
+log keeps only the last reported state. It has no timer: a core has a tick at least once in two election
+time-outs, and a leader one with each heartbeat, so a line is at most that late.
 
 *Leader.* A line follows an election; a request for votes has none. *Lost and returned controllers.* The
-leader reports them, for it knows each voter's silence; in its first `LOST_S` it knows none. *No majority.* A
-warning follows `LEADERLESS_S` without a leader. It names the controllers silent meanwhile: within that time
-every controller that can run has asked for votes.
+leader reports them, because it measures each voter's silence; it reports none in its first `LOST_S`. *No
+majority.* A warning follows `LEADERLESS_S` without a leader. It names the controllers that were silent for
+that time, in which every running controller asks for votes.
 
 The leading controller also logs each important change of the map (`report_changes`).
 
-Lines for an operator have level `INFO`, a missing majority `WARNING`: a program that starts controllers
+Lines for an operator have level `INFO`, a missing majority `WARNING`; a program that starts controllers
 beside other roles reports changes of the cluster itself. The command `controller` shows both.
 """
 
@@ -187,7 +185,7 @@ class StatusLog:
 # --- the cluster map -----------------------------------------------------------------------------
 
 NOTICE = "notice"
-"""Key of a driver's `NodeRecord.info`: the newest sentence for the operator of the controllers."""
+"""Key of a driver's `NodeRecord.info`: its newest notice for the operator of the controllers."""
 
 
 def report_changes(before: ClusterMap, after: ClusterMap, rules: ProgramRules) -> None:

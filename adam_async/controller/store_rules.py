@@ -38,7 +38,7 @@ MAX_SHARDS = 100_000
 """Maximum number of shards of a store."""
 
 MOST_STORES = 128
-"""Maximum number of stores. The record of a server names all that it holds."""
+"""Maximum number of stores. The record of a server names all its stores."""
 
 UNFINISHED_PIECES = 2 * STORE_PIECES
 """Maximum number of pieces of stores without a record in the map; the oldest leave."""
@@ -105,7 +105,7 @@ def _without_unfinished(cluster: ClusterMap) -> ClusterMap:
     """Return the map without the oldest pieces of stores whose creators have set no record.
 
     Each creator has room for the pieces of one store. With too many creators, those with the most pieces lose
-    them first, so that one of them cannot drive out the others.
+    them first, so that no creator can displace the others.
     """
     ids = {store.id for store in cluster.stores.values()}
     unfinished: dict[str, list[tuple[int, str]]] = {}
@@ -126,7 +126,7 @@ def _without_unfinished(cluster: ClusterMap) -> ClusterMap:
 
 
 def set_store(cluster: ClusterMap, name: str, new: StoreRecord) -> ClusterMap | str:
-    """Create, replace or delete a store. All that may change of a present one is its deletion."""
+    """Create, replace or delete a store. An existing store changes only by its deletion."""
     old = cluster.stores.get(name)
     if new.phase == "deleted":
         if old is None or old.id != new.id:
@@ -214,7 +214,7 @@ def _placing_of(cluster: ClusterMap, name: str, store: StoreRecord) -> _Placing:
 
 
 def _from(ring: Sequence[str], start: int, count: int) -> tuple[str, ...]:
-    """Return some servers of a ring, so that each server is a secondary of as many bundles as the others."""
+    """Return some servers of a ring, so that all servers are secondaries of equally many bundles."""
     return tuple(ring[(start + step) % len(ring)] for step in range(count))
 
 
@@ -368,7 +368,7 @@ def check_store(store: StoreRecord) -> str:
 
 
 def _pieces_of(cluster: ClusterMap, name: str, store: str) -> dict[str, ArraysPiece]:
-    """Return the pieces of the map without those that another store left behind under a name."""
+    """Return the pieces of the map without those of an earlier store with a name."""
     return {
         key: piece
         for key, piece in cluster.arrays.items()

@@ -163,7 +163,7 @@ def _check_arguments(train: object, test: object, origins: object) -> None:
 def _squared_norm(images: NDArray[np.uint8] | StoredImages) -> float:
     """Return the mean over some images, evenly chosen, of the sum of their squared pixels, scaled to 0 to 1.
 
-    Unreadable images are left out: their training raises the error.
+    The function leaves out unreadable images: their training raises the error.
     """
     norms = []
     for number in np.unique(np.linspace(0, len(images) - 1, SAMPLED).astype(np.int64)).tolist():

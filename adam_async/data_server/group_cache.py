@@ -2,13 +2,13 @@
 
 Gathering one small group costs more in calls, and in waits for the interpreter's lock, than in copied bytes;
 so does sending it as separate tensors. Consecutive groups of the epoch's order are therefore gathered
-together, as a *block*; consecutive groups taken together are one slice of it. A block is dropped when all its
-groups are taken; its memory is freed with the last slice.
+together, as a *block*; consecutive groups taken together are one slice of it. The cache drops a block when
+all its groups are taken; its memory is freed with the last slice.
 
 A block of transformed images, or of images that are not in memory, takes time: `prepare` and `want` then name
-the blocks to make, and the caller makes them on its thread and puts them here. If memory is short, blocks
-without a waiting request are dropped, the oldest first: a block depends only on the epoch and its number, and
-can be made again.
+the blocks to make, and the caller makes them on its thread and puts them here. If memory is short, the cache
+drops blocks without a waiting request, the oldest first: a block depends only on the epoch and its number,
+and can be made again.
 """
 
 import weakref

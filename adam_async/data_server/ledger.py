@@ -7,8 +7,8 @@ included, so a server with the ledger has the state: finished groups, leases, an
 that.
 
 An epoch leaves little state: a state between two epochs is an `Opening`. The ledger of an epoch is the
-opening before it and the entries since then, from `EpochBegan` on; a new replica reads only these. Older
-entries are dropped when they are settled.
+opening before it and the entries since then, from `EpochBegan` on; a new replica reads only these. A replica
+drops older entries when they are settled.
 
 Times are seconds on the ledger leader's clock. A new leader continues from the last entry's time.
 """

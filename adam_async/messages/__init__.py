@@ -1,8 +1,9 @@
 """Pure: all messages of the system, one frozen class each, and the roles that may send each message.
 
 The fields of a message travel as msgpack. Its tensors (`transport.Message.tensors`) are separate and bypass
-msgpack. `pack` makes the link's message from a class, and `unpack` validates a received one. Unknown keys are
-ignored, so a newer peer may send more; a missing or mistyped key is a `RemoteProtocolError` that names it.
+msgpack. `pack` makes the link's message from a class, and `unpack` validates a received one. Decoders ignore
+unknown keys, so a newer peer may send more; a missing or mistyped key is a `RemoteProtocolError` that names
+it.
 
 Conversations, each in a file that ends with the table of which role may send which message (`ROWS`); tensors
 are in brackets:

@@ -1,32 +1,32 @@
-"""Pure: one log on several servers, which survives the loss of all of them but one in sync.
+"""Pure: one log on several servers, which survives the loss of all but one member in sync.
 
 Theory of operation
 -------------------
-A `BundleMember` is one server's copy of a bundle. Calls go in, effects come out. The core has no clock: the
-shell decides that a member is silent. The cluster map alone decides which member is the primary; no message
-does. If a session belongs to a newer record than a member has, its begin waits for that record.
+A `BundleMember` is one server's copy of a bundle. Calls are its input, and effects its output. The core has
+no clock: the shell decides that a member is silent. Only the cluster map decides which member is the primary.
+The begin of a session with a newer record waits until the member has that record.
 
 *Commit and apply.* The primary numbers entries and sends them to all members. An entry is committed once all
 members in sync hold it. While a change of the record is on its way, the members in sync before and after it
 count: the map may have the change already. Each member applies committed entries in order.
 
-*Why a later primary has all committed entries.* It was in sync when it was chosen, so each commit before
-waited for it. A member drops an uncommitted entry only for another entry of the present primary at the same
-position. By induction over the primaries, a committed entry has no such rival. So a new primary takes its
-whole tail over. An old primary commits nothing more: it waits for a member that has gone on.
+*Why a later primary has all committed entries.* It was in sync before it became primary, so each earlier
+commit waited for it. A member drops an uncommitted entry only for another entry of the present primary at the
+same position. By induction over the primaries, a committed entry has no such rival. So a new primary keeps
+its whole log. An old primary commits nothing more: it waits for a member that follows the new one.
 
-*Why the entries after a conflicting one go.* An entry is formed behind all entries before it. Position and
-generation identify an entry and its whole past, because a primary never changes its log, and takes the
-entries of its predecessors as they are. An entry without its past has no meaning.
+*Why a member drops the entries after a conflicting one.* An entry depends on all entries before it. Position
+and generation identify an entry and its whole past, because a primary never changes its log, and takes the
+entries of its predecessors as they are. An entry without its past is meaningless.
 
 *Sessions.* The primary numbers its sessions with a member, one for each link. `Begin` asks the member up to
 which position both logs are equal: committed entries are, and those from this primary. The entries after it
-follow, and `Held` acknowledges them. Messages of an earlier session are ignored.
+follow, and `Held` acknowledges them. The member ignores messages of an earlier session.
 
 *Joining.* A joining member drops its copy. It gets all entries in the log, which are those that some member
 may still need, and then the state in pieces, each at the position that the primary has applied. It applies
-entries only as far as the primary has, so a piece is never older than its log. Entries at or below a piece's
-position, or for a piece that it lacks, are skipped: see `applies_to`. So the effect of an entry on a piece
+entries only as far as the primary has, so a piece is never older than its log. It skips entries at or below a
+piece's position, and those for a piece that it lacks: see `applies_to`. So the effect of an entry on a piece
 must depend on the entry and that piece alone.
 
 *Dropping entries.* Members drop the entries that all have applied, joining ones too. So the log of each

@@ -16,7 +16,7 @@ MESSAGES = (Begin, Begun, Copy, Committed, Held, PieceCopy, Superseded)
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message on the present link to a member; without a link it is lost."""
+    """Send a message on the present link to a member; drop it without a link."""
 
     to: Member
     message: Message
@@ -44,14 +44,14 @@ class ProposeRecord:
 
 @dataclass(frozen=True, slots=True)
 class BecamePrimary:
-    """Build the front from the bundle: its own entries so far are applied, and others may be proposed."""
+    """Build the front from the bundle: its earlier entries are applied, and it takes new ones."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Drop the front: a newer primary exists. Requests that are not answered yet are refused."""
+    """Drop the front: a newer primary exists. The shell refuses unanswered requests."""
 
     generation: int
     """Generation of the newer primary."""
@@ -59,7 +59,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Drop the copy: this member is not in the bundle's record any more."""
+    """Drop the copy: the bundle's record no longer has this member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class TakePiece:
 
 @dataclass(frozen=True, slots=True)
 class ReadRecord:
-    """Read the bundle's record from the controllers: another member knows a newer generation."""
+    """Read the bundle's record from the controllers: another member has a newer generation."""
 
     generation: int
 

@@ -1,4 +1,4 @@
-"""Pure: the part of a member that its roles share: record, log, pieces and effects."""
+"""Pure: the state that all roles of a member share: record, log, pieces and effects."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,14 +10,14 @@ from adam_async.run.bundle_record import BundleRecord, Member
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """Facts of a bundle that never change."""
+    """Constants of a bundle."""
 
     store: str
     """Id of the store."""
     home: str
-    """Node that the bundle has its name of."""
+    """Node after which the bundle is named."""
     pieces: int
-    """Number of pieces that its state consists of, such as one for each shard and one for the tables."""
+    """Number of pieces of its state, such as one for each shard and one for the tables."""
     min_in_sync: int = 1
     """Minimum number of members in sync for a commit."""
 
@@ -32,14 +32,14 @@ class LocalCopy:
     """The newest record that this member has seen in the cluster map."""
     log: Log = field(default_factory=Log)
     pieces: list[int] = field(default_factory=list)
-    """Positions of the first pieces of the state: those that this member has. It lacks the others."""
+    """Positions of the pieces of the state that this member has, the first ones. It lacks the others."""
     proposed: BundleRecord | None = None
-    """Record that is on its way to the map, which may have it already; it expects the version of `record`."""
+    """Proposed record, which the map may have already; it expects the version of `record`."""
     effects: list[Effect] = field(default_factory=list)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all pieces are there."""
+        """Whether this member has all pieces."""
         return len(self.pieces) == self.bundle.pieces
 
     def drop(self, start: int = 0, *, pieces: int = 0) -> None:

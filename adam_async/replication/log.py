@@ -6,14 +6,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry. Position and generation identify it, and so all entries before it."""
+    """One entry. Position and generation identify it and all entries before it."""
 
     position: int
     """Number of the entry, from 1."""
     generation: int
     """Generation of the primary that formed it."""
     content: Any
-    """Its content; the log never reads it."""
+    """Its content, which the log never reads."""
     nbytes: int
     """Size of the content, in bytes."""
 
@@ -21,7 +21,7 @@ class Entry:
 class Log:
     """Entries from `start` + 1 to `last`.
 
-    ``start <= applied <= committed <= last``. The entries up to `start` have gone.
+    ``start <= applied <= committed <= last``. The log has dropped the entries up to `start`.
     """
 
     def __init__(self, start: int = 0) -> None:
@@ -60,7 +60,7 @@ class Log:
     def put(self, entry: Entry) -> None:
         """Take an entry of the primary that is not committed here, at most the one after `last`.
 
-        Another entry at its position goes, with all entries after it: they were formed behind that other one.
+        It drops another entry at its position, with all entries after it, which depend on that other one.
         """
         known = self._entries.get(entry.position)
         if known is not None and known.generation == entry.generation:
@@ -75,7 +75,7 @@ class Log:
         return new
 
     def truncate(self, position: int) -> None:
-        """Drop the entries up to a position, unless they are to be applied here."""
+        """Drop the entries up to a position, as far as they are applied here."""
         while self.start < min(position, self.applied):
             self.start += 1
             self.nbytes -= self._entries.pop(self.start).nbytes

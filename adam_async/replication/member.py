@@ -17,8 +17,8 @@ class BundleMember:
 
     Args:
         me: Node and incarnation of this server.
-        record: The bundle's record in the cluster map. If this server is in sync, its state is the first
-            one of the bundle, which all members begin with.
+        record: The bundle's record in the cluster map. If this server is in sync, its state is the bundle's
+            first, with which all members begin.
     """
 
     def __init__(self, me: Member, bundle: Bundle, record: BundleRecord) -> None:
@@ -60,7 +60,7 @@ class BundleMember:
 
     @property
     def is_ordering(self) -> bool:
-        """Whether `propose` takes entries: not before `BecamePrimary`, nor during a handover."""
+        """Whether `propose` takes entries: only after `BecamePrimary`, and not during a handover."""
         return self._primary is not None and self._primary.is_ordering
 
     @property
@@ -69,7 +69,7 @@ class BundleMember:
         return self.log.nbytes
 
     def applies_to(self, piece: int, position: int) -> bool:
-        """Whether an entry is to be applied to a piece, which is there and does not have the entry yet."""
+        """Whether an entry changes a piece that this member has, and that lacks the entry."""
         pieces = self._copy.pieces
         return piece < len(pieces) and position > pieces[piece]
 
@@ -78,11 +78,11 @@ class BundleMember:
         return self._primary.waits_for() if self._primary is not None else ()
 
     def why_not_committing(self) -> str:
-        """Text that names what the last entry waits for; empty if it is committed, and on a secondary."""
+        """Text with the members for which the last entry waits; empty if committed, and on a secondary."""
         return self._primary.why_not_committing() if self._primary is not None else ""
 
     def laggards(self, budget_bytes: int) -> tuple[Member, ...]:
-        """Members for which alone the log keeps more than a budget; the primary may strike them out."""
+        """Members that make the log exceed a budget; the primary may strike them out."""
         return self._primary.laggards(budget_bytes) if self._primary is not None else ()
 
     def take_effects(self) -> list[Effect]:
@@ -93,11 +93,11 @@ class BundleMember:
     # --- the record --------------------------------------------------------------------------
 
     def record_changed(self, record: BundleRecord) -> None:
-        """Take the record that the cluster map has, also after an own proposal; an older one is ignored."""
+        """Take the record of the cluster map, also after an own proposal; ignore an older one."""
         copy, before = self._copy, self._copy.record
         if record.changed <= before.changed:
             return
-        # The map has another version than a proposal expects: it took effect, or never will.
+        # The map has another version than the proposal expects, so the proposal took effect or never will.
         copy.record, copy.proposed = record, None
         was_primary = self._primary is not None
         if record.generation > before.generation or (was_primary and record.primary != copy.me):
@@ -124,7 +124,7 @@ class BundleMember:
         self._copy.repeat_proposal()
 
     def take_over(self) -> None:
-        """Propose to become the primary, because the present one is silent."""
+        """Propose to become the primary, in place of the silent one."""
         if self._primary is None:
             self._secondary.take_over()
 
@@ -144,7 +144,7 @@ class BundleMember:
             self._primary.hand_over(member)
 
     def cancel_hand_over(self) -> None:
-        """Order entries again, unless the handover is on its way to the map."""
+        """Order entries again, unless the handover is already proposed to the map."""
         if self._primary is not None:
             self._primary.cancel_hand_over()
 
@@ -163,7 +163,7 @@ class BundleMember:
             self._primary.advance()
 
     def piece_copied(self, asked: CopyPiece, position: int, content: Any, nbytes: int) -> None:
-        """Send a piece that the core asked for. `position` is that of the last entry in it."""
+        """Send a piece that the core requested. `position` is that of the last entry in it."""
         if self._primary is not None:
             self._primary.piece_copied(asked, position, content, nbytes)
 
@@ -240,7 +240,7 @@ class BundleMember:
             self._secondary.received(message, content)
 
     def _begin_waiting(self) -> None:
-        """Take the sessions again that waited for this record; a false one ends its wait without effect."""
+        """Repeat the sessions that waited for this record; drop an invalid one."""
         waiting, self._waiting = self._waiting, {}
         for sender, begin in waiting.items():
             try:

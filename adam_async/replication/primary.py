@@ -25,17 +25,17 @@ class _Peer:
     is_anew: bool = False
     """Whether the session began with an empty copy."""
     held: int = 0
-    """Position up to which the member's log is known to equal this one's."""
+    """Position up to which the member's log surely equals this one's."""
     applied: int = 0
-    """Position of the last entry that the member is known to have applied."""
+    """Position of the last entry that the member has reported as applied."""
     pieces: int = 0
     """Number of pieces that a joining member has."""
     asked: int = 0
-    """Number of pieces that the shell was asked for in this session."""
+    """Number of pieces requested from the shell in this session."""
     sent: int = 0
-    """Number of pieces that were sent in this session."""
+    """Number of pieces sent in this session."""
     reported: tuple[int, int] = (0, 0)
-    """The watermarks that the member was last sent."""
+    """The watermarks last sent to the member."""
 
 
 class Primary:
@@ -62,7 +62,7 @@ class Primary:
 
     @property
     def is_ordering(self) -> bool:
-        """Whether entries may be proposed."""
+        """Whether this primary takes new entries."""
         return self._serves and self._successor is None
 
     # --- entries -----------------------------------------------------------------------------
@@ -78,7 +78,7 @@ class Primary:
         return entry.position
 
     def advance(self) -> None:
-        """Commit, drop and propose all that the present state permits."""
+        """Commit and drop entries, and propose changes, as far as the present state permits."""
         self._commit()
         self._copy.log.truncate(self._applied_by_all())
         if not self._serves and self._copy.log.applied >= self._tail:
@@ -102,17 +102,18 @@ class Primary:
             copy.effects.append(Apply(entries))
 
     def _applied_by_all(self) -> int:
-        """Position of the last entry that no member needs any more."""
-        # A joining member counts too: it may be the next primary, and the others need what follows their own.
+        """Position of the last entry that no member needs."""
+        # A joining member counts too: it may be the next primary, and the others then need the entries after
+        # their own.
         needing = self._counted() | {member for member, peer in self._peers.items() if peer.session}
         applied = min([self._copy.log.applied, *(self._peers[member].applied for member in needing)])
         return max(applied, self._copy.log.start)
 
     def _watermarks(self, member: Member, peer: _Peer) -> tuple[int, int]:
-        # A piece has the position that is applied here: a joining member must not be ahead of it.
+        # A piece has this member's applied position, which a joining member must not exceed.
         log = self._copy.log
         committed = log.committed if member in self._counted() else log.applied
-        # A member that counted and joins again, after a conflict in the map, has all pieces.
+        # A member that joins again after a conflict in the map has all pieces.
         committed = max(committed, peer.reported[0])
         return committed, min(self._applied_by_all(), committed)
 
@@ -214,7 +215,7 @@ class Primary:
         self.advance()
 
     def _is_present(self, peer: _Peer, message: Begun | Held) -> bool:
-        """Whether an answer is of the present link; an earlier one is about a copy that may have gone."""
+        """Whether an answer is of the present link; an earlier one may concern a dropped copy."""
         return message.session == peer.session
 
     def _check_answer(self, peer: _Peer, message: Begun | Held) -> None:
@@ -246,7 +247,7 @@ class Primary:
         if peer is None or peer.session != asked.session:
             return
         log = self._copy.log
-        # The piece may be ahead of the applied position: this member may have joined with it.
+        # The piece may be newer than the applied position, because this member may have joined with it.
         position = max(position, self._copy.pieces[asked.piece])
         assert log.applied <= position <= log.last, f"piece at {position}, with {log}"
         peer.sent += 1
@@ -267,7 +268,7 @@ class Primary:
     # --- the record --------------------------------------------------------------------------
 
     def record_changed(self) -> None:
-        """Follow the record, which is of this primary's generation."""
+        """Take over a record of this primary's generation."""
         record = self._copy.record
         others = [member for member in record.members if member != self._copy.me]
         self._peers = {member: self._peers.get(member, _Peer()) for member in others}
@@ -281,7 +282,7 @@ class Primary:
         self.advance()
 
     def strike_out(self, member: Member) -> None:
-        """Take a silent member out of the record. It counts until the map has confirmed that."""
+        """Take a silent member out of the record. The member counts until the map has the change."""
         if member in self._peers:
             self._strikes.add(member)
             self.advance()
@@ -299,7 +300,7 @@ class Primary:
             self.advance()
 
     def cancel_hand_over(self) -> None:
-        """Order entries again, unless the handover is on its way to the map."""
+        """Order entries again, unless the handover is already proposed to the map."""
         proposed = self._copy.proposed
         if proposed is None or proposed.generation == self._generation:
             self._successor = None
@@ -329,7 +330,7 @@ class Primary:
 
     def _has_everything(self, member: Member) -> bool:
         peer = self._peers[member]
-        # Entries of earlier generations may be committed without this primary's knowledge.
+        # Entries of earlier generations may be committed although this primary does not know it.
         needed = max(self._copy.log.committed, self._tail)
         return peer.has_begun and peer.pieces == self._copy.bundle.pieces and peer.held >= needed
 
@@ -345,7 +346,7 @@ class Primary:
         return tuple(sorted(member for member in self._counted() if self._peers[member].held < last))
 
     def why_not_committing(self) -> str:
-        """Text that names what the last entry waits for; empty if it is committed."""
+        """Text that names the members for which the last entry waits; empty if it is committed."""
         copy = self._copy
         if copy.log.committed == copy.log.last:
             return ""
@@ -356,7 +357,7 @@ class Primary:
         return f"entry {copy.log.committed + 1} waits for {nodes}"
 
     def laggards(self, budget_bytes: int) -> tuple[Member, ...]:
-        """Members for which alone the log keeps more than a budget: they lack entries, or apply them late."""
+        """Members that make the log exceed a budget: they lack entries, or apply them late."""
         log = self._copy.log
         if log.nbytes <= budget_bytes:
             return ()

@@ -1,4 +1,4 @@
-"""Pure: a member that is not the primary: it holds entries, and applies those that are committed."""
+"""Pure: a member that is not the primary: it holds entries, and applies the committed ones."""
 
 import msgspec
 
@@ -20,14 +20,14 @@ class Secondary:
         self._is_open = False
         """Whether messages of that session are expected."""
         self._equal = copy.log.committed
-        """Position up to which the log is known to equal the primary's."""
+        """Position up to which the log surely equals the primary's."""
         self._watermark = 0
         """Position up to which the primary lets this member apply, once it has the entries."""
         self._reported: tuple[int, int, int] | None = None
         """Position, applied position and number of pieces of the last `Held`."""
 
     def record_changed(self) -> None:
-        """Examine the record, which is of the same generation."""
+        """Take over a record of the same generation."""
         record = self._copy.record
         if record.primary is None or self._copy.me not in record.members:
             self._is_open = False
@@ -52,7 +52,7 @@ class Secondary:
         if begin.session <= self._session:
             return  # of an earlier link
         if not self._may_begin(begin):
-            # With an older record the primary may have sent this before it struck this member out.
+            # A primary with an older record may have sent this before it struck this member out.
             if begin.version == copy.record.changed:
                 raise Violation("begin", f"anew is {begin.anew}, with {copy.record}")
             return
@@ -80,7 +80,7 @@ class Secondary:
         copy = self._copy
         if begin.anew:
             return copy.me in copy.record.joining
-        # A joining member with all pieces may be in sync already, in a record that it does not have yet.
+        # A joining member with all pieces may be in sync already, in a record that it has not received yet.
         joined = copy.me in copy.record.joining and self._session > 0 and copy.is_whole
         return copy.me in copy.record.in_sync or joined
 

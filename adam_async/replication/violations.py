@@ -2,7 +2,7 @@
 
 
 class Violation(Exception):
-    """A message that no correct member sends; it has changed nothing. The shell ends its link.
+    """A message that no correct member sends; it has no effect. The shell ends its link.
 
     Attributes:
         rule: Short fixed name of the rule.

@@ -27,14 +27,14 @@ class BundleRecord(msgspec.Struct, frozen=True, kw_only=True):
     store: str
     """Id of the store."""
     generation: int = 1
-    """Grows with each new primary; a member refuses messages of an older generation."""
+    """Number that grows with each new primary; a member refuses messages of an older generation."""
     in_sync: tuple[Member, ...] = ()
     """Members with all committed entries, the primary first; empty once all are lost."""
     joining: tuple[Member, ...] = ()
-    """Invited members, which do not have everything yet."""
+    """Invited members, which lack some entries or values."""
     lost: tuple[str, ...] = ()
-    """Servers of members in sync that were lost since the bundle last had all copies, the last one last. Set
-    by the controllers."""
+    """Servers of members in sync that were lost since the bundle last had all copies, the last one last. The
+    controllers set it."""
     changed: int = 0
 
     @property

@@ -1,7 +1,7 @@
 """Pure: the cluster map: nodes, stores, the program in progress and its records, as one snapshot value.
 
 The map is the whole state of a controller. Nodes read it with `get` and `watch`, and change it with
-`compare-and-set`; these keys can be set: ``nodes/<id>``, ``stores/<name>``, ``stores/<name>/<n>``,
+`compare-and-set`; they may set these keys: ``nodes/<id>``, ``stores/<name>``, ``stores/<name>/<n>``,
 ``bundles/<store>/<home>``, ``run`` (the program) and ``run/<n>``, and for training runs ``epoch`` and
 ``lending``. Every record has the map version of its last change, which a compare-and-set expects.
 """
@@ -37,12 +37,12 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     ready: str = ""
     """Id of the run that it is ready for; for workers with their replica's generation, see `ready_word`."""
     left: bool = False
-    """Whether it left by itself, rather than being lost."""
+    """Whether it left by itself; false for a lost one."""
     failed: str = ""
     """Error that ends it, if it could still report one."""
     replica: int = -1
-    """For workers: replica that it trains; for clients: place in their store's clocks. Set by the controller;
-    -1 for none."""
+    """For workers: replica that it trains; for clients: place in their store's clocks. The controller sets
+    it; -1 for none."""
     partition: int = 0
     """For workers: part of the replica's model that it trains, from 0; set with the replica."""
     placed: int = 0
@@ -70,27 +70,27 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"round_grou
     shares: dict[str, tuple[int, int]]
     """Replica (as text, for msgpack) to its range of groups; or with `round_groups`, to its place and the
     number of places: of the rounds 0, 1, 2, ... it has those whose number, modulo places, is its place.
-    Rounds are counted over the groups left after `finished` and the warm start."""
+    Rounds count the groups left after `finished` and the warm start."""
     round_groups: int = 0
     """With ssp and bsp: groups of a round, which are those of one step. 0: shares are ranges."""
     first_clock: int = 0
     """Clock of every replica at the begin of the epoch, in steps. 0 in asp."""
     finished: tuple[tuple[int, int], ...] = ()
-    """Ranges of groups that were trained before the run was resumed."""
+    """Ranges of groups that the run trained before it was resumed."""
     carried: int = 0
-    """Number of groups, from the first, of images skipped by the epoch before; they are always trained."""
+    """Number of groups, from the first, of images skipped by the epoch before; replicas always train them."""
     behind: tuple[int, ...] = ()
     """Replicas with skipped groups in their shares."""
     paused: int = 0
     """Number of finished groups, set by the data server while no group is leased. The driver resets it to 0
     after its checkpoint. In ssp and bsp all clocks are then equal, at the `clock` of the data server's
-    statistics, but their ticks may still be in transit: a reader of values first asks for some of that
+    statistics, but their ticks may still be in transit: a reader of values first asks for values of that
     clock."""
     ended: bool = False
     result: dict[str, Any] = {}
-    """Set by the data server with `ended`: images, loss, seconds, and the common clock, in asp the highest of
-    any replica; images skipped and trained again, ranges of the skipped groups, and the replicas with these
-    in their shares."""
+    """Values that the data server sets with `ended`: images, loss, seconds, and the common clock, in asp the
+    highest of any replica; images skipped and trained again, ranges of the skipped groups, and the replicas
+    with these in their shares."""
     changed: int = 0
 
 
@@ -99,10 +99,10 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_re
 
     run: str
     term: int
-    """Term; grows when another server becomes the ledger leader."""
+    """Term, which grows with each new ledger leader."""
     ledger_replicas: tuple[tuple[str, int], ...]
-    """Node and incarnation of each. The first is the ledger leader; it adds replicas with a complete ledger,
-    and removes those that it cannot reach. The controller removes the lost ones."""
+    """Node and incarnation of each data server. The first is the ledger leader, which adds replicas with a
+    complete ledger, and removes those that it cannot reach. The controller removes the lost ones."""
     changed: int = 0
 
 
@@ -149,7 +149,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
 
     @property
     def in_progress(self) -> bool:
-        """Whether a program has been submitted and is not over."""
+        """Whether a program is submitted and has not ended."""
         return self.run is not None and not self.run.over
 
     def result(self, epoch: int) -> dict[str, Any]:
@@ -318,7 +318,7 @@ def skipped_groups(results: Sequence[dict[str, Any]]) -> list[list[tuple[int, in
 
 
 def replica_generation(members: Sequence[tuple[int, int]], partitions: int) -> int:
-    """Return a number that stands for the workers of a replica; 0 if some are missing.
+    """Return the number of a set of workers of a replica; 0 if some are missing.
 
     Args:
         members: Incarnation of each worker and map version of its assignment, in the order of their parts.

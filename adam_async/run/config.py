@@ -70,24 +70,24 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """``auto``, the name of a data set, or a folder or file; see `data_server.datasets`. Or
     ``tcp://host:port`` of standalone data servers, separated by commas."""
     damaged: Literal["error", "skip"] = "error"
-    """Policy for damaged images: the first is an error, or up to one in twenty are left out."""
+    """Policy for damaged images: the first is an error, or the run leaves out up to one in twenty."""
     augment: bool = False
-    """Whether training images are changed at random, differently in each epoch."""
+    """Whether training changes images at random, differently in each epoch."""
     transforms: str = ""
     """TOML file with the transforms of `augment`; empty: defaults that suit the images."""
     size: str = ""
-    """Size to which encoded images are scaled and cropped, ROWSxCOLUMNS such as ``48x64``; empty: the model's
-    size, or a size by the images."""
+    """Size to which data servers scale and crop encoded images, ROWSxCOLUMNS such as ``48x64``; empty: the
+    model's size, or a size by the images."""
     cache: str = "auto"
     """Memory of a data server for images: a size such as ``4G``, or ``auto``, half of the available memory.
-    Folders, shards and .npy files above this size are read on demand, and with a given size are served at
-    once."""
+    Data servers read folders, shards and .npy files above this size on demand. A given size also lets them
+    serve images at once."""
     spill: str = ""
     """Folder for decoded images that do not fit into the `cache` of a data server; empty for none."""
     epochs: int = 0
     """Passes over the training images; 0 is 3, or 12 for the shipped digits."""
     replicas: int = 1
-    """Model replicas, each a full copy of the model in training."""
+    """Number of model replicas, each a full copy of the model in training."""
     partitions: int = 1
     """Number of workers over which the model of a replica is cut."""
     plan: Literal["vertical", "layers"] = "vertical"
@@ -106,21 +106,22 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     threads: int = 0
     """Compute threads per worker; 0 divides the cores among all workers, or is 1 in a recorded run."""
     images_per_group: int = 16
-    """Training images that flow through the graph as one group; 1 is the paper's per-image flow."""
+    """Number of training images that flow through the graph as one group; 1 is the paper's per-image flow."""
     pin_threads: bool = False
     """Whether each compute thread keeps to one core; workers of a machine get different cores in turn."""
     in_flight: int = 0
-    """Groups in flight of a replica; 0 is twice its threads, or in place as many as keep the threads busy."""
+    """Number of groups in flight of a replica; 0 is twice its threads, or in place as many as keep the
+    threads busy."""
     servers: int = 1
-    """Parameter servers that share the shards."""
+    """Number of parameter servers that share the shards."""
     data_servers: int = 1
-    """Data servers; each has the whole data set."""
+    """Number of data servers; each has the whole data set."""
     controllers: int = 1
-    """Controllers: 1, or a group of 3 or 5, which survives the loss of one or two."""
+    """Number of controllers: 1, or a group of 3 or 5, which survives the loss of one or two."""
     copies: int = 0
     """Servers with each shard; 0 is 3, or all servers if fewer, with several controllers, else 1."""
     min_in_sync: int = 0
-    """Copies that must have a push before it is applied; 0 is 2, or 1 with one copy."""
+    """Number of copies that must have a push before it is applied; 0 is 2, or 1 with one copy."""
     processes: bool = False
     """Whether each role is a child process over loopback TCP, instead of all in one event loop."""
     rule: Literal["sgd", "adagrad", "adam", "adamw"] = "sgd"
@@ -134,23 +135,23 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     weight_decay: float = 0.0
     """Weight decay, applied once per update: to the gradient, or with rule `adamw` to the values."""
     push_every: int = 1
-    """Groups whose gradients are summed into one push (n_push of Downpour)."""
+    """Number of groups whose gradients one push sums (n_push of Downpour)."""
     pull_every: int = 1
-    """Steps between two pulls (n_fetch of Downpour)."""
+    """Number of steps between two pulls (n_fetch of Downpour)."""
     consistency: str = "asp"
     """Bound on the distance of replicas: ``asp`` (none), ``ssp:S`` (S steps), ``bsp`` (lockstep)."""
     warm_start: int = 0
-    """Groups that one replica trains alone, before the others begin."""
+    """Number of groups that one replica trains alone, before the others begin."""
     schedule: Literal["auto", "constant", "step", "cosine"] = "auto"
     """Schedule of the rate: constant, by `decay` every `decay_every` epochs, or along half a cosine to 0.
     ``auto`` is cosine after a short warm-up, but constant with `until_accuracy`, whose last epoch is
     unknown."""
     warm_up: float = 0.0
-    """Epochs over which the rate rises from 0, before its schedule."""
+    """Number of epochs over which the rate rises from 0, before its schedule."""
     decay: float = 0.5
     """Factor of schedule ``step``."""
     decay_every: float = 1.0
-    """Epochs between two falls of schedule ``step``."""
+    """Number of epochs between two falls of schedule ``step``."""
     clip: float = 0.0
     """Maximum norm of a pushed gradient over all tensors; 0 for no limit."""
     layer_rate: float = 0.0
@@ -161,10 +162,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """With ``bsp``: number of steps, 0 or 1, by which the values of a gradient may be behind; with 1 sums
     travel during the next step."""
     checkpoint_every: int = 0
-    """Groups between two checkpoints in an epoch, given a folder for checkpoints; 0: only at the ends of
-    epochs."""
+    """Number of groups between two checkpoints in an epoch, given a folder for checkpoints; 0: only at the
+    ends of epochs."""
     checkpoint_misses: int = 3
-    """Failed checkpoints in a row that end the run; 0: the run continues without checkpoints."""
+    """Number of failed checkpoints in a row that end the run; 0: the run continues without checkpoints."""
     record: bool = False
     """Whether roles record the order, read versions and batch boundaries that a replay needs."""
     protocol: Literal["auto", "delta", "factors"] = "auto"
@@ -187,7 +188,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Accuracy that ends the run at the end of an epoch, on the validation images, or without any on the test
     images; 0 trains all epochs."""
     evaluation: Literal["wait", "concurrent"] = "wait"
-    """Whether training waits while the epoch's copied snapshot is evaluated."""
+    """Whether training waits for the evaluation of the epoch's copied snapshot."""
     shard_bytes: int = 1 << 20
     """Maximum size of a shard, in bytes (AD-40)."""
     kernels: Literal["auto", "numpy", "numba"] = "auto"
@@ -199,8 +200,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     checksum: Checksum = "auto"
     """Whether tensors have a CRC-32C between processes; ``auto``: to other hosts."""
     read_ahead: int = 64
-    """Groups that a data server prepares ahead per replica, and that a worker requests ahead; fewer if these
-    are more than 32 MiB of images."""
+    """Number of groups that a data server prepares ahead per replica, and that a worker requests ahead; fewer
+    if these are more than 32 MiB of images."""
     waits: Waits = Waits()
     """Deadlines; in a file the table ``[waits]``."""
 
@@ -336,7 +337,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def synchronous(self) -> bool:
-        """Whether the pushes of a step are summed and applied once."""
+        """Whether servers sum the pushes of a step and apply the sum once."""
         return self.consistency == "bsp"
 
     @property

@@ -1,10 +1,10 @@
 """Pure: the shares of an epoch's groups among its replicas, and the progress of the epoch at each group.
 
-The controller gives each replica its share (`share_out`), a data server makes queues of them (`assign`). Both
-use the groups *left* of the epoch, in order: all except those trained before the run was resumed. The first
-`warm` of these are only for the lowest replica. The first `carried` groups of the epoch have the images that
-the epoch before skipped. They are shared out evenly and come before all others, but a replica that skipped
-some gets none. The rest is shared out
+The controller gives each replica its share (`share_out`), and a data server makes queues of the shares
+(`assign`). Both use the groups *left* of the epoch, in order: all except those that the run trained before it
+was resumed. The first `warm` of these are only for the lowest replica. The first `carried` groups of the
+epoch have the images that the epoch before skipped. They come before all others, in equal shares, but a
+replica that skipped some gets none. The rest is shared out
 
     in a pool   each replica takes the next group
     in ranges   a contiguous range of group numbers per replica; their lengths differ by one group at most
@@ -75,11 +75,11 @@ def share_out(
     finished: Ranges = (),
     carried: int = 0,
 ) -> dict[str, tuple[int, int]]:
-    """Give each replica (as text) its range of groups or, in rounds, its number and the number of replicas.
+    """Give each replica (as text) its range of groups; or in rounds its number and the number of replicas.
 
-    Ranges cover all groups, and the groups left are spread evenly over the ranges. The range of the lowest
-    replica begins with the `warm` and the `carried` groups; `assign` gives other replicas their part of the
-    carried groups.
+    Ranges cover all groups, with equally many of the groups left in each. The range of the lowest replica
+    begins with the `warm` and the `carried` groups; `assign` gives other replicas their part of the carried
+    groups.
     """
     places = len(replicas)
     if round_groups:
@@ -143,7 +143,7 @@ def _in_order(left: Sequence[int], groups: int) -> dict[int, float]:
 
 
 def _lead(left: Sequence[int], warm: int, carried: int) -> int:
-    """Return the number of groups left that come before the groups shared out in ranges."""
+    """Return the number of groups left that come before the groups of the ranges."""
     return max(warm, bisect_left(left, carried))
 
 
@@ -153,7 +153,7 @@ def _rounds(numbers: Sequence[int], round_groups: int, place: int, places: int) 
 
 
 def _within(numbers: Sequence[int], share: tuple[int, int]) -> Sequence[int]:
-    """Return the ascending numbers that are in a range."""
+    """Return those of the ascending numbers that are in a range."""
     start, stop = share
     return numbers[bisect_left(numbers, start) : bisect_left(numbers, stop)]
 
@@ -172,11 +172,11 @@ def covers(shares: Iterable[tuple[int, int]], *, groups: int, round_groups: int)
 
 
 def most_clock(*, stands_at: int, epochs: int, groups: int) -> int:
-    """Return a clock, in steps, that no replica can have passed.
+    """Return a clock, in steps, that no replica can exceed.
 
-    A step has at least one group, so an epoch has at most as many steps as groups, and as many again each
-    time that lost replicas cause a new lease of all groups. The bound is generous: it only limits the clock
-    of a replica to numbers that a run could reach.
+    A step has at least one group, so an epoch has at most as many steps as groups, and as many again for each
+    new lease of all groups after the loss of replicas. The bound is generous, because it only limits a
+    replica's clock to numbers that a run could reach.
 
     Args:
         stands_at: Clock of the fastest replica at the start of the epochs, in steps.

@@ -7,7 +7,7 @@ bucket.
 from typing import NewType
 
 NodeId = NewType("NodeId", str)
-"""Name of one node, such as ``ps-0``. Unique in a cluster; a restart keeps the name."""
+"""Name of one node, unique in a cluster, such as ``ps-0``. A restart keeps the name."""
 
 Replica = NewType("Replica", int)
 """Number of a model replica in a run, from 0."""

@@ -10,10 +10,10 @@ Size = tuple[int, int]
 """Columns and rows."""
 
 LARGE = 256
-"""Maximum length of a side, in pixels, of a size that the images decide; a larger size is scaled down."""
+"""Maximum length of a side, in pixels, of a size that the images decide; larger images are scaled down."""
 
 SIDE = 64
-"""Longer side of a size that is scaled down, in pixels; 256 neurons on three colours then have 3 million
+"""Longer side of images that are scaled down, in pixels; 256 neurons on three colours then have 3 million
 weights."""
 
 MOST_SIDE = 4096
@@ -22,7 +22,7 @@ MOST_SIDE = 4096
 
 @dataclass(frozen=True, slots=True)
 class ChosenSize:
-    """Size of all images, and a sentence about the images that had another."""
+    """Size of all images, and a sentence about the images of other sizes."""
 
     size: Size
     note: str
@@ -86,7 +86,7 @@ def choose_size(sizes: Counter[Size], wanted: Size | None) -> ChosenSize:
 
 
 def _median(sizes: Counter[Size], axis: int) -> int:
-    """Return the middle value of one axis over all images."""
+    """Return the median of one axis over all images."""
     left = sizes.total() // 2
     counts = Counter[int]()
     for size, count in sizes.items():

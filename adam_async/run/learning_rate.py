@@ -16,21 +16,21 @@ USUAL_NORM = 100.0
 """Squared norm of images with the usual rate; that of MNIST's images is about 100."""
 
 FRESH_GROUPS = 5 / 3
-"""Maximum number of groups in flight on copies for which gradients count as fresh and need no lower rate."""
+"""Maximum number of groups in flight on copies with gradients that count as fresh, at the full rate."""
 
 FALLING, FALLING_FREE = 3.2, 1.6
 """Peak of a rate that rises and falls to 0, in multiples of the constant rate, with and without a bound on
 staleness. The peak is higher because the noise of groups and stale gradients falls with the rate; without a
-bound it is only half as high, because gradients of several such replicas are stale by twice the groups in
+bound it is half as high, because gradients of several replicas are then stale by twice the groups in
 flight."""
 
 FALLING_MOST, FALLING_CUT = 2.0, 2 / 3
-"""Maximum of such a peak, in multiples of the constant rate of fresh gradients; the second value is for cut
-models without a bound on staleness."""
+"""Maximum of the peak of a rate that rises and falls to 0, in multiples of the constant rate of fresh
+gradients; the second value is for cut models without a bound on staleness."""
 
 RISE_EPOCHS, RISE_EPOCHS_STALE = 0.1, 1.0
-"""Epochs over which such a rate rises, except in short runs, with fresh and with stale gradients; stale
-gradients disturb the first steps most."""
+"""Epochs over which a rate with a fall to 0 rises, except in short runs, with fresh and with stale gradients;
+stale gradients disturb the first steps most."""
 
 EPOCHS = 3
 
@@ -118,9 +118,8 @@ def norm_scale(squared_norm: float) -> float:
 class Schedule:
     """The rate as a function of progress alone, so a group has the same rate in every run.
 
-    With a warm-up the rate rises linearly over `warm_up` epochs, to `peak` at their end. Only then the
-    schedule begins: falls of ``step`` are counted from there, and ``cosine`` falls from there to 0 at
-    `epochs`.
+    With a warm-up the rate rises linearly over `warm_up` epochs, to `peak` at their end. The schedule begins
+    after the warm-up: falls of ``step`` count from there, and ``cosine`` falls from there to 0 at `epochs`.
     """
 
     kind: Literal["constant", "step", "cosine"]

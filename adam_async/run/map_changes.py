@@ -23,26 +23,26 @@ _R = TypeVar("_R")
 class Change(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"ledger_record": "lending"}
 ):
-    """The changes of one version of the map. Fields are those of `ClusterMap`; unset ones are unchanged."""
+    """The changes of one version of the map. Fields are those of `ClusterMap`; unset fields are unchanged."""
 
     version: int
     nodes: dict[str, NodeRecord] = {}
-    """The records that are new."""
+    """The new records."""
     gone: tuple[str, ...] = ()
     """Nodes that have left the map."""
     run: ProgramRecord | UnsetType | None = UNSET
     same_run: bool = False
     """Whether `run` lacks the fields `program_record.FIXED`, which are unchanged."""
     stores: dict[str, StoreRecord] = {}
-    """The records that are new."""
+    """The new records."""
     stores_gone: tuple[str, ...] = ()
     """Stores that have left the map."""
     arrays: dict[str, ArraysPiece] = {}
-    """The pieces that are new."""
+    """The new pieces."""
     arrays_gone: tuple[str, ...] = ()
     """Keys of pieces that have left the map."""
     bundles: dict[str, BundleRecord] = {}
-    """The bundles that are new."""
+    """The new bundles."""
     bundles_gone: tuple[str, ...] = ()
     """Keys of bundles that have left the map."""
     placements: int | UnsetType = UNSET
@@ -92,7 +92,7 @@ def _new_records(before: Mapping[str, _R], after: Mapping[str, _R]) -> dict[str,
     new = {}
     for name, record in after.items():
         was = before.get(name)
-        if record is not was and record != was:  # most are the same object, and long to compare
+        if record is not was and record != was:  # most are the same object, and a comparison takes long
             new[name] = record
     return new
 

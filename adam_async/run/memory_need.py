@@ -14,7 +14,8 @@ COMMON = 4
 """Memory for values at the servers, gradients and copies of an evaluation, in multiples of all parameters."""
 
 OF_STATE = 2
-"""Memory for each elementwise array of the rule, and for making it, in multiples of all parameters."""
+"""Memory for each elementwise array of the rule, and for its initialization, in multiples of all
+parameters."""
 
 OF_REPLICA = 3
 """Memory for a replica's copy, gradients, pushes and pulls, in multiples of all parameters."""

@@ -46,7 +46,7 @@ def variable_of(option: str) -> str:
 def check_variables(environment: Mapping[str, str], options: Iterable[str]) -> None:
     """Check that no unknown variable resembles that of an option.
 
-    Other unknown variables are accepted, because they may belong to another program.
+    Other unknown variables are allowed, because they may belong to another program.
 
     Raises:
         ConfigError: A variable resembles the variable of an option; the error has both.
@@ -67,8 +67,8 @@ def check_variables(environment: Mapping[str, str], options: Iterable[str]) -> N
 def for_children(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a role that a cluster starts.
 
-    The role gets its options on its command line and its token on stdin, so variables that set them are left
-    out.
+    The role gets its options on its command line and its token on stdin, so its environment has no variables
+    that set them.
     """
     kept = set(OTHERS) - {"ADAM_TOKEN"}
     return {

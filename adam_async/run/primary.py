@@ -1,4 +1,4 @@
-"""Pure: the primary of a bundle, as clients of the bundle need it."""
+"""Pure: the primary of a bundle, as clients of the bundle see it."""
 
 from typing import NamedTuple
 

@@ -1,12 +1,12 @@
 """Pure: the record of a program in the cluster map, and its blob in pieces.
 
 A *program* is work that a driver submits, such as a training run. Its *kind* names the rules that the
-controllers apply to it. The *blob* tells the roles of the kind what to do; the controllers pass it on and
-never decode it, so two releases that read it differently still agree on the map. The *terms* are the facts
-that the rules read; the driver states them, and the rules check their bounds.
+controllers apply to it. The *blob* has the work of the roles of the kind; the controllers pass it on
+undecoded, so two releases that read it differently still agree on the map. The *terms* are the facts that the
+rules read; the driver states them, and the rules check their bounds.
 
-A blob that is too long for the record travels before it, in pieces with the keys ``run/0``, ``run/1`` and so
-on. The controllers join them into the record that names their number.
+A blob too long for the record precedes it, in pieces with the keys ``run/0``, ``run/1`` and so on. The
+controllers join them into the record that names their number.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ MOST_PROGRAM_ID = 160
 """Maximum length of a program's id, in bytes of UTF-8; its store has the same id."""
 
 OVER = ("finished", "failed")
-"""Phases of a program without a next one."""
+"""Last phases of a program."""
 
 
 class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Pure: the progress of a run, as of the driver's last statistics."""
+"""Pure: the progress of a run, at the driver's last statistics."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ RECENT_S = 3.0
 
 @dataclass(slots=True)
 class Progress:
-    """Values of the live table; `Driver.progress` is updated in place."""
+    """Values of the live table; the driver updates `Driver.progress` in place."""
 
     phase: str = "joining"
     data: dict[str, Any] = field(default_factory=dict)
@@ -28,8 +28,7 @@ class Progress:
     """Training images that the run holds back from training."""
     model: RunModel | None = None
     plan: dict[str, Any] | None = None
-    """Partition plan, from `PartitionPlan.to_dict`; None if the model is not cut, or the plan not known
-    yet."""
+    """Partition plan, from `PartitionPlan.to_dict`; None for an uncut model, or before the plan is known."""
     together: bool = False
     """Whether one worker of each replica trains all parts of a cut model."""
     missing: str = ""
@@ -110,7 +109,8 @@ class Progress:
         """Update the progress with statistics of the roles, during an epoch or just after it.
 
         Args:
-            ended: Result of the epoch after its end, when the data server may be at the next epoch already.
+            ended: Result of the epoch after its end, because the data server may be at the next epoch
+                already.
         """
         self.roles = dict(roles)
         values = list(roles.values())

@@ -20,8 +20,8 @@ class EpochResult:
     images: int
     """Number of trained images, each counted once."""
     skipped: int
-    """Number of images left for the next epoch, which begins with them; images left in the last epoch are
-    never trained."""
+    """Number of images left for the next epoch, which begins with them; the run never trains images left in
+    the last epoch."""
     train_loss: float
     test_accuracy: float
     train_s: float
@@ -88,7 +88,7 @@ class RunResult:
     """Copies of the shards at the last poll of the roles; None before they were placed."""
     checkpoints: tuple[CheckpointResult, ...] = ()
     checkpoint_missed: str = ""
-    """Reason for a missing last checkpoint; empty if it was written, or none was due."""
+    """Reason for a missing last checkpoint; empty if the run wrote it, or none was due."""
     kept_epoch: int = 0
     """Epoch of `weights`: the last one, or with `Config.keep_best` the best; 0 before the end of the
     first."""

@@ -9,7 +9,7 @@ class BundleCopies(msgspec.Struct, frozen=True, kw_only=True):
     """The servers with copies of one bundle."""
 
     home: str
-    """Server that the bundle was placed on; its name."""
+    """Server after which the bundle is named."""
     primary: str
     """Server that answers; empty once all copies are lost."""
     in_sync: tuple[str, ...]
@@ -30,7 +30,7 @@ class RunCopies(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lagging(self) -> tuple[BundleCopies, ...]:
-        """Bundles with fewer copies in sync than the run asks for."""
+        """Bundles with fewer copies in sync than the run requires."""
         return tuple(bundle for bundle in self.bundles if len(bundle.in_sync) < self.copies)
 
 

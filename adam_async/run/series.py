@@ -11,8 +11,8 @@ from adam_async.run.staleness import add_up
 from adam_async.run.waits import waits_of
 
 FEW = 0.25
-"""Share of the pushes of the last mean staleness, below which pushes count with the next ones, because the
-last few pushes of an epoch have few concurrent ones, and would look like a fall to 0."""
+"""Share of the pushes of the last mean staleness, below which pushes count with the next ones: the last few
+pushes of an epoch have few concurrent ones, so their staleness is near 0."""
 
 SAMPLES_KEPT = 1 << 13
 """Maximum number of samples of a run."""
@@ -49,7 +49,7 @@ class Series:
         self._taken = 0
         """Number of pushes of the last mean."""
         self.samples: list[Sample] = []
-        """Samples of the run; at the limit, every second sample of the older half is dropped."""
+        """Samples of the run; at the limit, the series drops every second sample of its older half."""
 
     def take(
         self,

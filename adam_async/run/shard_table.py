@@ -1,13 +1,13 @@
 """Pure: arrays to shards, shards to buckets, buckets to servers.
 
 A *shard* is a range of whole rows of one array (rows are the first axis; of a layer's weights, its outputs),
-at most ``shard_bytes`` long. A longer row is cut in equal pieces, so every shard is one contiguous range of
-the flattened array. The table of shards depends only on the arrays, so every party computes the same table
-and messages name a shard by its number.
+at most ``shard_bytes`` long. The table cuts a longer row in equal pieces, so every shard is one contiguous
+range of the flattened array. The table of shards depends only on the arrays, so every party computes the same
+table and messages name a shard by its number.
 
-A *bucket* is a set of shards with one primary, which move together. Shards are spread over the buckets, and
-buckets over the servers, largest first onto the least loaded, by bytes (AD-40, AD-41). Ties go to the lower
-number, so the result does not depend on any hash.
+A *bucket* is a set of shards that have one primary and move together. The table spreads shards over the
+buckets, and buckets over the servers, largest first onto the least loaded, by bytes (AD-40, AD-41). Ties go
+to the lower number, so the result does not depend on any hash.
 """
 
 from collections import Counter
@@ -181,7 +181,7 @@ def shard_table(arrays: Iterable[ArrayRecord], *, shard_bytes: int = SHARD_BYTES
 
 
 def shard_sizes(arrays: Iterable[ArrayRecord], shard_bytes: int) -> Counter[int]:
-    """Return the number of shards of each size, in bytes, in a time that does not grow with their number.
+    """Return the number of shards of each size, in bytes, in time independent of their number.
 
     Args:
         arrays: Arrays that passed `check_arrays`.

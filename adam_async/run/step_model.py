@@ -41,7 +41,8 @@ def arrays_of_step(name: str, step: TrainStep) -> dict[str, ArraySpec]:
 
     Raises:
         ConfigError: The step lacks a method, or an array is invalid; the error has the method or array, and
-        the remedy. StepFailed: `arrays` raised.
+            the remedy.
+        StepFailed: `arrays` raised.
     """
     for method in ("initial", "step", "evaluate"):
         if not callable(getattr(step, method, None)):
@@ -124,7 +125,8 @@ class StepModel:
 
     Raises:
         ConfigError: The step lacks a method, or an array is invalid; the error has the method or array, and
-        the remedy. StepFailed: `arrays` raised.
+            the remedy.
+        StepFailed: `arrays` raised.
     """
 
     def __init__(self, step: TrainStep, spec: StepSpec, *, keep_going: bool = False) -> None:
@@ -149,7 +151,7 @@ class StepModel:
                 )
         return named
 
-    # --- the face of a network -----------------------------------------------------------------
+    # --- the interface of a network -----------------------------------------------------------------
 
     @property
     def dtype(self) -> np.dtype[Any]:

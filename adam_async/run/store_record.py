@@ -7,7 +7,7 @@ have values (`NodeRecord.serves`), and then the controllers open the store. A st
 record with the phase ``deleted`` removes it.
 
 The table of shards depends only on the record and its arrays, so every party computes the same table. No role
-needs the model, or the program, that the arrays belong to.
+needs the model or the program of the arrays.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -69,7 +69,7 @@ class ArrayRecord(msgspec.Struct, frozen=True, array_like=True):
     rule: int = 0
     """Index of the array's rule in `StoreRecord.rules`."""
     split: bool = True
-    """Whether the array may be cut into several shards."""
+    """Whether the array may have several shards."""
     cuts: tuple[int, ...] = ()
     """Rows at which a shard must begin, in rising order: borders of the parts of a model."""
 
@@ -102,8 +102,7 @@ class RuleRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nesterov: bool = False
     weight_decay: float = 0.0
     rate: float = 0.0
-    """Rate of pushes that name none. Default rate; each client may have another, and the servers do not use
-    it."""
+    """Default rate of pushes; each client may have another one, and the servers ignore it."""
 
     @property
     def state_arrays(self) -> int:
@@ -115,7 +114,7 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One store. The creator sets the first fields; the controllers set the fields from `phase` on."""
 
     id: str
-    """Identity of this store: another store of the same name has another id."""
+    """Id of this store; another store of the same name has another id."""
     creator: str = ""
     """Node of the creator, which loads the first values."""
     rules: tuple[RuleRecord, ...]
@@ -129,7 +128,7 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Number of pieces of the list of arrays."""
     shard_bytes: int
     servers: int = 0
-    """Number of servers; 0 means all servers that are live at the placement."""
+    """Number of servers; 0 means all servers live at the placement."""
     copies: int = 1
     """Number of servers with each shard."""
     min_in_sync: int = 0
@@ -152,8 +151,8 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     record: bool = False
     """Whether servers keep a log of the order in which they apply pushes."""
     program: str = ""
-    """Id of the run whose workers are the clients of the store, and whose end is its end; empty for a store
-    of a program."""
+    """Id of the run whose workers are the clients of the store, and which ends with it; empty for a store of
+    a program."""
     first_epoch: int = 0
     """Epoch of the checkpoint with the store's values; 0 for a new store."""
     first_clock: int = 0
@@ -165,7 +164,7 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     """Version of `buckets`; grows with each placement in the cluster."""
     epoch: int = 0
-    """1 after the store has opened and has its `replicas`; before, pushes with a clock wait."""
+    """1 once the store is open and has its `replicas`; until then pushes with a clock wait."""
     reason: str = ""
     """Reason for the store's failure."""
     lost: str = ""
@@ -178,7 +177,7 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def min_in_sync_in_force(self) -> int:
-        """Number of copies that must have an entry before it is applied: two by default, one of one copy."""
+        """Copies that must have an entry before it is applied: by default two, or one with one copy."""
         return self.min_in_sync or min(2, self.copies)
 
     @property
@@ -193,7 +192,7 @@ _FIXED = StoreRecord.__struct_fields__[: StoreRecord.__struct_fields__.index("ph
 def served_word(store: StoreRecord) -> str:
     """Return the text by which a server reports that it holds a store, in one placement of its buckets.
 
-    A store that is deleted and created again under the same id has another placement, without values.
+    A store created again under the same id has another placement, without values.
     """
     return f"{store.id}/{store.generation}"
 

@@ -1,4 +1,4 @@
-"""Pure: stragglers made on purpose, from the texts of ``--slow``.
+"""Pure: intentional stragglers, from the texts of ``--slow``.
 
 worker-1:0.2                    its compute threads use a fifth of a core's time each
 worker-0~worker-1:5ms           messages between the two take 5 ms longer, each way

@@ -30,7 +30,7 @@ def read_token_text(text: str, *, origin: str = "the token") -> Secret:
     """Read a root token, or the keys of a role.
 
     Raises:
-        ConfigError: The root token can be guessed; or the line of keys is truncated, altered, or of another
+        ConfigError: The root token is guessable; or the line of keys is truncated, altered, or of another
             version.
     """
     if not text.startswith(PREFIX):
@@ -80,7 +80,7 @@ def derived_text(token: str, role: str, *, origin: str = "the token") -> str:
     """Derive the keys of a role from a root token, as one line.
 
     Raises:
-        ConfigError: The token can be guessed, or is itself a line of keys; or the role is unknown.
+        ConfigError: The token is guessable, or is itself a line of keys; or the role is unknown.
     """
     if role not in ROLES:
         raise ConfigError(f"there is no role {role!r}; roles are {', '.join(ROLES)}")

@@ -131,7 +131,7 @@ class Gradients(MutableMapping[str, NDArray[Any]]):
                 )
 
     def dense(self, name: str) -> NDArray[Any]:
-        """The gradient of an array that does not travel as factors."""
+        """The gradient of an array, if it does not travel as factors."""
         return self._dense[name]
 
     def factors(self, name: str, rows: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
@@ -224,8 +224,8 @@ class TrainStep(Protocol):
     """The arrays, all of one type."""
 
     factors: Collection[str] = ()
-    """Names of matrices for which `step` always returns `Factors`. These are sent as factors if that takes
-    fewer bytes; factors of other matrices are multiplied on the worker."""
+    """Names of matrices for which `step` always returns `Factors`. They travel as factors if that takes fewer
+    bytes; the worker multiplies factors of other matrices."""
 
     def initial(self, seed: int) -> Mapping[str, NDArray[Any]]:
         """Return the first values of all arrays; the same seed gives the same values.

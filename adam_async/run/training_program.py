@@ -33,7 +33,7 @@ class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
     clock: int
     """Clock of the fastest replica, in steps."""
     results: tuple[dict[str, Any], ...] = ()
-    """Results of the epochs before, in order; their clocks and counts go on."""
+    """Results of the epochs before, in order; their clocks and counts continue."""
     images: int = 0
     """Images of the groups in `finished`."""
     loss: float = 0.0
@@ -52,7 +52,7 @@ class StartTerms(msgspec.Struct, frozen=True, kw_only=True):
     clock: _Number = 0
     """Clock of the fastest replica, in steps."""
     skipped: _Number = 0
-    """Number of images that the epoch before has skipped."""
+    """Number of images that the epoch before skipped."""
     behind: Annotated[tuple[_Replica, ...], msgspec.Meta(max_length=MOST_RANGES)] = ()
     """Replicas with skipped groups in their shares of the epoch before."""
 
@@ -68,11 +68,11 @@ class TrainingTerms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     epochs: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 1
     images_per_group: Annotated[int, msgspec.Meta(ge=1, le=MOST["images_per_group"])] = 1
     validation: _Number = 0
-    """Training images that are held back."""
+    """Number of training images held back."""
     round_groups: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
     """With ssp and bsp: groups of one step, dealt out round by round. 0: shares are ranges."""
     warm_start: _Number = 0
-    """Groups that one replica trains alone at the begin of the first epoch."""
+    """Groups that one replica trains alone at the beginning of the first epoch."""
     concurrent: bool = False
     """Whether the next epoch begins before the driver has evaluated the last one."""
     start: StartTerms | None = None

@@ -1,7 +1,7 @@
 """User code by import path: transforms ``package.module:function``, layers and steps.
 
-A class cannot be sent to another process, but its import path can: the receiver imports its module, and so
-runs it. A layer is ``package.module:Class``, and the factory of a step ``package.module:factory``.
+A message cannot carry a class, but its import path: the receiver imports its module, and so runs it. A layer
+is ``package.module:Class``, and the factory of a step ``package.module:factory``.
 
 The record of a run names its step, and a party with the token of a cluster can submit any record. A worker
 therefore imports only the modules that its own command line allows, and calls only functions that such a

@@ -7,7 +7,7 @@ import msgspec
 
 
 class WaitReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Waits of one worker before it could admit a group: their numbers, and their seconds summed."""
+    """Waits of one worker before it admits groups: their numbers, and the sums of their seconds."""
 
     worker: str
     admission_waits: int

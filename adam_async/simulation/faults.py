@@ -32,7 +32,7 @@ Strike = Callable[[World, Fault], Awaitable[None]]
 
 
 class Missed(Exception):
-    """The fault was done and undone without a noticeable effect."""
+    """The fault began and ended without a noticeable effect."""
 
 
 def check_noticed(noticed: bool) -> None:

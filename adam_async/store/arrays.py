@@ -83,8 +83,7 @@ def flat_values(record: ArrayRecord, array: Any, what: str) -> NDArray[Any]:
         what: Kind of values, for errors, such as ``gradient``.
 
     Raises:
-        StoreError: Shape or type differ, or a value is not finite. The function never converts types
-            silently.
+        StoreError: Shape or type differ, or a value is not finite; the function converts no type.
     """
     name = repr(record.name[:80])
     try:
@@ -136,8 +135,8 @@ def flat_factors(record: ArrayRecord, factors: Factors) -> tuple[NDArray[Any], N
 
 
 def is_surely_finite(flat: NDArray[Any]) -> bool:
-    """Whether the sum of squares is finite: fast, and true for all usual values that are finite."""
-    # `vdot`, because `dot` warns of an overflow, and silencing it takes longer than a small array.
+    """Whether the sum of squares is finite: a fast check, true for all finite values of usual size."""
+    # `vdot`, because `dot` warns of an overflow, and to silence it takes longer than a small array.
     return isfinite(np.vdot(flat, flat))
 
 

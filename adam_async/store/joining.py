@@ -1,4 +1,4 @@
-"""The opening of a store by a client: it joins the cluster, finds or creates the store, loads its values.
+"""The opening of a store by a client: it joins the cluster, finds or creates the store, and loads its values.
 
 If the creator is lost before it has loaded the values, a client that opens the store with arrays creates the
 store again.
@@ -103,7 +103,7 @@ class Joining:
             await membership.delete_store(wish.name, store.id)
 
     async def _delete(self, store: StoreRecord) -> None:
-        """Delete a store that this client has created and that did not open."""
+        """Delete a store that this client created and that did not open."""
         try:
             async with asyncio.timeout(DELETE_S):
                 await self._membership.delete_store(self._wish.name, store.id)
@@ -195,8 +195,8 @@ class Joining:
     ) -> StoreRecord | None:
         """Wait until the store is open; its creator loads its values.
 
-        Returns None if the creator left before, and this client has arrays to create the store again. If
-        several clients loaded one store, its shards would mix values of different clients.
+        Returns None if the creator has left, and this client has arrays to create the store again. Two
+        loading clients would mix their values in one store.
         """
         wish, membership = self._wish, self._membership
         key = (wish.name, store.id)
@@ -242,11 +242,11 @@ class Joining:
             notice.cancel()
 
     async def _load(self, store: StoreRecord, arrays: Sequence[ArrayRecord], key: tuple[str, str]) -> None:
-        """Load the first values into the servers, which open the store when all have theirs.
+        """Load the first values into the servers, until all shards have values.
 
         Raises:
-            DeadlineExceeded: The servers were not done within `prepare_s`.
-            StoreError: A server was lost, or the store was deleted meanwhile.
+            DeadlineExceeded: Some shards had no values within `prepare_s`.
+            StoreError: A server was lost, or another client deleted the store.
         """
         assert self._wish.values is not None
         start = _StartValues(self._wish.values, arrays)
@@ -349,7 +349,7 @@ def _compare(wish: StoreWish, store: StoreRecord, arrays: Sequence[ArrayRecord])
 
 
 def _present(cluster: ClusterMap, key: tuple[str, str]) -> StoreRecord:
-    """Return a store that is not over.
+    """Return a store in force.
 
     Raises:
         StoreError: The store failed, or was deleted.

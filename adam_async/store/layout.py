@@ -1,7 +1,7 @@
 """Pure: the messages of a store's push or pull, and the position of each shard in its array.
 
 A message goes to one server, and names shards of one rule and one type only (a *family*), in the order of
-their numbers. Plans are made once for each set of names.
+their numbers. The layout caches the plan of each set of names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ MESSAGE_BYTES = 2 << 20
 larger: the server receives one message while it applies the earlier one."""
 
 MESSAGE_SHARDS = 512
-"""Maximum number of shards of one message; their numbers and versions must fit into a frame's meta."""
+"""Maximum number of shards of one message, whose numbers and versions must fit into a frame's meta."""
 
 PLANS_KEPT = 64
 """Number of sets of names whose plans are cached."""
@@ -30,7 +30,7 @@ PLANS_KEPT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayRange:
-    """A range of one array that is one range of a message: consecutive shards."""
+    """A range of one array that is also one range of a message: consecutive shards."""
 
     name: str
     start: int
@@ -93,9 +93,10 @@ class StorePlan:
     answer_ranges: Mapping[str, AnswerRange]
 
     def gather(self, arrays: Mapping[str, Any]) -> list[NDArray[Any]] | None:
-        """Return the values of each message, checked at once for all arrays.
+        """Return the values of each message, after one check of all arrays.
 
-        Returns None if one is no plain array, or has another shape or type, or may not be finite.
+        Returns None if an array is not a plain one, or has another shape or type, or may have a value that is
+        not finite.
         """
         flat: dict[str, NDArray[Any]] = {}
         for name, shape, dtype in self.wanted:
@@ -141,7 +142,7 @@ class StoreLayout:
         self.table = table
         self.buckets = buckets
         self.unread: NDArray[np.int64] = np.full(len(table.shards), -1, np.int64)
-        """Versions of the shards before they are read."""
+        """Versions of unread shards."""
         self._plans: dict[tuple[str, ...], StorePlan] = {}
         self.everything = self.plan(tuple(self.arrays)).messages
 

@@ -1,8 +1,8 @@
-"""One client of a store: it joins, creates, loads, pushes, pulls and leaves. `ParameterStore` is its face.
+"""One client of a store: its joining, pushes, pulls and end. `ParameterStore` is its interface.
 
-The client is a member of the cluster, with the role `client`, or `reader`, which has no place in the clocks
-and may not push. With clocks a push in bsp names the step that it belongs to; in ssp the end of the step, a
-tick, names it, so that a step may have any number of pushes.
+The client is a member of the cluster, with the role `client` or `reader`; a reader has no place in the clocks
+and may not push. In bsp a push names its step; in ssp a tick names it at its end, so that a step may have any
+number of pushes.
 """
 
 import asyncio
@@ -95,9 +95,9 @@ class StoreLink:
         """Waits for the end of all pushes."""
         self._error: BaseException | None = None
         self._waiting: dict[asyncio.Future[Any], None] = {}
-        """Futures that callers wait for, which end with the failure of this client."""
+        """Futures of waiting callers, which end with the failure of this client."""
         self._beginning: set[asyncio.Timeout] = set()
-        """Limits of the waits for the first step, which end with it, too."""
+        """Deadlines of the waits for the first step, which end with it."""
         self._deleting = False
 
     # --- failures ------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class StoreLink:
             raise self._error.with_traceback(None)
 
     async def _unless_failed(self, future: "asyncio.Future[_T]") -> _T:
-        """Wait, or raise the failure that comes meanwhile. Call `_check` before."""
+        """Wait, or raise a failure during the wait. Call `_check` before."""
         self._waiting[future] = None
         try:
             return await future
@@ -162,7 +162,7 @@ class StoreLink:
         self.tasks.append(self._group.create_task(work, name=f"{self._identity.node}/{name}"))
 
     async def _follow(self, session: SessionIdentity) -> None:
-        """Follow the primaries of the store; fail if it goes, or if the controllers gave this place away."""
+        """Follow the primaries of the store; fail if the store or this client's place ends."""
         name, node = self._wish.name, self._identity.node
         async for cluster in self._membership.changes():
             store = cluster.stores.get(name)
@@ -302,9 +302,9 @@ class StoreLink:
     def _queue_call(
         self, send: Callable[[], None], fail: Callable[[Exception], None], *, is_push: bool = False
     ) -> None:
-        """Make a call behind those before it; a push waits until all servers may be sent one.
+        """Make a call after the earlier ones; a push waits until all servers may receive one.
 
-        No caller waits in place of a queued push, so that a cancelled one keeps its place.
+        A queued push is independent of its caller, so that a cancelled one keeps its place.
         """
         if self._queued or (is_push and not self._client.may_push):
             self._queued.append(_QueuedCall(send=send, fail=fail, is_push=is_push))
@@ -323,7 +323,7 @@ class StoreLink:
             await self._has_queued.wait()
 
     def _versions(self, read: Values | ReadVersions | None) -> NDArray[np.int64]:
-        """Return the versions that a push counts as read at; those not read count as the newest seen."""
+        """Return the read versions of a push; unread shards count with the newest version seen."""
         if read is None:
             return self._seen
         versions = read.read if isinstance(read, Values) else read
@@ -356,8 +356,9 @@ class StoreLink:
 
         Args:
             versions: Versions of all shards that the gradients were computed from, by index.
-            pull: Collects the values that the answers bring; None for a push alone.
-            done: Gets the outcome when all servers have answered.
+            weight: Weight of the gradients in the mean of a step.
+            assign: Whether the values replace the values of the store.
+            collector: Collects the answers, and the values that they bring.
         """
         if self._is_summed:
             self._note_pushed(messages, assign=assign)
@@ -410,7 +411,7 @@ class StoreLink:
         """Take note of the versions of an answer."""
         seen = self._seen
         if len(versions) == 1 and isinstance(index, slice):
-            # One shard is the usual case of small stores, and the operations of numpy would be half its cost.
+            # One shard is the usual case of small stores, and numpy's operations would be half its cost.
             seen[index.start] = max(versions[0], seen[index.start])
         else:
             seen[index] = np.maximum(seen[index], versions)
@@ -425,7 +426,7 @@ class StoreLink:
         if self._wish.reader:
             raise StoreError("this client is a reader: it has no place in the clocks")
         await self._begun()
-        await asyncio.sleep(0)  # a loop of ticks leaves its turn to other tasks
+        await asyncio.sleep(0)  # a loop of ticks lets other tasks run
         sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue_call(partial(self._send_ticks, sent), sent.set_exception)
         if not sent.done():
@@ -465,7 +466,7 @@ class StoreLink:
         targets = pull_targets(layout.arrays, wanted, out)
         pull = self._pull_collector(wanted, targets)
         sent: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        # Behind the pushes that were called before.
+        # After the pushes of earlier calls.
         self._queue_call(partial(self._send_pull, pull, sent), sent.set_exception)
         bound = sent.result() if sent.done() else await self._unless_failed(sent)
         try:
@@ -522,7 +523,7 @@ class StoreLink:
     """Whether the clocks of the store have begun."""
 
     _started = False
-    """Whether the clock of this client has begun where the others are."""
+    """Whether the clock of this client has begun at the clock of the others."""
 
     # --- the end -------------------------------------------------------------------------------
 
@@ -539,7 +540,7 @@ class StoreLink:
             raise
 
     async def leave(self) -> None:
-        """Wait a moment for open pushes, and leave the cluster, so that no client waits for this one."""
+        """Wait up to `LEAVE_S` for open pushes, and leave the cluster, so that no client waits for it."""
         try:
             async with asyncio.timeout(LEAVE_S):
                 if self._open and self._error is None:

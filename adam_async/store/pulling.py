@@ -23,7 +23,7 @@ class PullCollector(Collector):
         layout: Shards of the store.
         note_versions: Takes the versions of each answer, with their index.
         names: The arrays.
-        targets: Flat memory to fill, by name; the collector adds that of other arrays.
+        targets: Flat memory to fill, by name; the collector allocates that of other arrays.
         on_end: See `Collector`.
     """
 
@@ -48,7 +48,7 @@ class PullCollector(Collector):
         self._given = frozenset(targets)
         self._found: dict[str, NDArray[Any]] = {}
         self._arrays: dict[str, NDArray[Any]] = {}
-        """Arrays that are made before the answers."""
+        """Arrays made before the answers."""
         self._read = layout.unread.copy()
         self.clocks: list[int] = []
         """Clock of each answer."""
@@ -133,7 +133,7 @@ class PullCollector(Collector):
 
 
 class _PulledArrays(Mapping[str, NDArray[Any]]):
-    """Pulled arrays by name; arrays from messages of several whole arrays are split at their first use."""
+    """Pulled arrays by name; the first use of an array from a message of several splits it off."""
 
     def __init__(
         self,

@@ -91,7 +91,7 @@ class PushMessages:
                 outgoing = self._factors_of(name, activations, errors, rate)
                 if outgoing is not None and activations.nbytes + errors.nbytes <= record.nbytes:
                     found += outgoing
-                else:  # the product has fewer bytes, or no server has a whole row to compute it
+                else:  # the product has fewer bytes, or no server has a whole row of it
                     flat[name] = (errors @ activations.T).reshape(-1)
                 continue
             flat[name] = flat_values(record, gradient, what)
@@ -143,10 +143,10 @@ class Collector:
         self._left = messages
         self._on_end = on_end
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Ends with the call, unless its caller was cancelled."""
+        """Future that ends with the call, unless its caller was cancelled."""
 
     def freed(self) -> None:
-        """Take note that a message is answered, and that no send reads its tensors any more."""
+        """Note that a message is answered, and that no send reads its tensors."""
         self._left -= 1
         if self._left <= 0:
             self._on_end(self)
@@ -154,7 +154,7 @@ class Collector:
                 self.done.set_result(None)
 
     def fail(self, error: Exception) -> None:
-        """End the call with an error: it was not sent."""
+        """End an unsent call with an error."""
         self._on_end(self)
         if not self.done.done():
             self.done.set_exception(error)
@@ -184,7 +184,7 @@ class PushCollector(Collector):
         self._refused: list[RefusedShard] = []
 
     def answered(self, message: Outgoing, answer: Pushed, *, done: bool) -> None:
-        """Take an answer; `done`: the message needs no more, because its tensors are not the caller's."""
+        """Take an answer; with `done` the message needs no other, because its tensors are copies."""
         of = message.shards
         self._note_versions(of.index, answer.versions)
         table, versions = self._layout.table.shards, self._versions

@@ -3,8 +3,7 @@
     rule = Sgd(rate=0.05, momentum=0.9)
     rules = {"embedding": Adagrad(rate=0.1), "weights": Adam(rate=1e-3)}
 
-The servers apply them (Adam, section 3.5: rules run at the values). `adam_async.model.rules` has their
-arithmetic.
+The servers apply them (Adam, section 3.5). `adam_async.model.rules` has their arithmetic.
 """
 
 import math

@@ -10,8 +10,8 @@ values, and waits until the controllers have opened it. In stores with clocks (s
 replica: the controllers give it a number in the clocks, and its loss frees the number.
 
 Every push has a number on each shard, and the client repeats it over new links until the server answers, so
-it is applied exactly once (`parameter_server.session`). A cancelled call does not recall its messages:
-`settled` waits for them.
+the server applies it exactly once (`parameter_server.session`). A cancelled call does not recall its
+messages: `settled` waits for them.
 
 One task owns the background work (the membership, and the links to the servers). If this task fails, every
 call raises its error.
@@ -52,9 +52,9 @@ RESERVED = "__metadata__"
 class ParameterStore:
     """One client of a store. `ParameterStore.open` makes the object.
 
-    Several tasks of the loop may call methods: pushes are in the order of the calls. Errors name the array
-    and the remedy (`StoreError`), the server and its deadline (`ShardUnavailable`), or the missing client or
-    the phase (`DeadlineExceeded`).
+    Several tasks of the loop may call methods; the servers apply the pushes in the order of the calls. Errors
+    name the array and the remedy (`StoreError`), the server and its deadline (`ShardUnavailable`), or the
+    missing client or the phase (`DeadlineExceeded`).
     """
 
     def __init__(self, opening: "Opening", link: StoreLink) -> None:
@@ -102,7 +102,7 @@ class ParameterStore:
                 `where` names several controllers, else 1.
             min_in_sync: Number of copies that must have a push before it is applied; 0 is 2, or 1 with one
                 copy.
-            servers: Number of servers to use; 0 for all that are live when the store is created.
+            servers: Number of servers to use; 0 for all servers live at its creation.
             shard_bytes: Maximum size of a shard, in bytes.
             reader: Whether this client only pulls. A reader never delays other clients.
             token: Text of the cluster's token file, or of keys of the role ``client`` or ``reader``.
@@ -180,10 +180,10 @@ class ParameterStore:
         rate: float | None = None,
         weight: int = 1,
     ) -> PushOutcome:
-        """Push gradients of some arrays; each is applied exactly once, with the array's rule.
+        """Push gradients of some arrays; the servers apply each exactly once, with the array's rule.
 
         The caller may change the buffers after the return. A cancelled push continues: leave its buffers
-        unchanged until `settled`. With bsp a step pushes an array at most once.
+        unchanged until `settled`. With bsp a client pushes an array at most once in a step.
 
         Args:
             gradients: Names to arrays of the store's shapes and types, or for a matrix (R, I) to `Factors` of
@@ -222,7 +222,7 @@ class ParameterStore:
         return await self._link.push(arrays, assign=True)
 
     async def tick(self) -> None:
-        """End a step of this client; without clocks this does nothing. For errors see `push`."""
+        """End a step of this client; without clocks this has no effect. For errors see `push`."""
         await self._link.tick()
 
     async def settled(self) -> None:
@@ -230,7 +230,7 @@ class ParameterStore:
         await self._link.settled()
 
     async def save(self, path: str | Path) -> Path:
-        """Pull all values into a file in the safetensors format, all or nothing, and return its path.
+        """Pull all values into a file in the safetensors format, whole or not at all, and return its path.
 
         Raises:
             OSError: The file cannot be written.
@@ -283,7 +283,7 @@ HOW_TO_OPEN = "use `async with` or `await`; without an event loop use adam_async
 
 
 class Opening:
-    """A store that is about to be opened: `async with` or `await` opens it.
+    """A store before its opening: `async with` or `await` opens it.
 
     Raises:
         ConfigError: The address is invalid, a local store wants several servers, or the token has keys of
@@ -294,8 +294,8 @@ class Opening:
             such as one that exceeds the memory of its servers; or this client would create it with bsp and
             has no `replicas`.
         RoleUnreachable: No controller answers at `where` within `start_s`.
-        HandshakeRejected: The token is another one.
-        DeadlineExceeded: A named wait took too long, such as that for enough servers, `prepare_s`.
+        HandshakeRejected: The controllers have another token.
+        DeadlineExceeded: A named wait exceeded its deadline, such as that for enough servers, `prepare_s`.
     """
 
     if not TYPE_CHECKING:  # type checkers refuse these uses themselves
@@ -379,7 +379,7 @@ class Opening:
     async def _serve(
         self, link: StoreLink, opened: "asyncio.Future[StoreLink]", group: asyncio.TaskGroup
     ) -> None:
-        """Open the store, wait until it is closed, and leave it; a failed attempt leaves, too."""
+        """Open the store, wait until it is closed, and leave it; a failed attempt leaves too."""
         failures: list[Exception] = []
 
         async def attempt() -> None:

@@ -1,7 +1,7 @@
-"""The stores of a cluster, as a member without clocks sees them: list, details, deletion.
+"""The stores of a cluster, for a member without clocks: list, details, deletion.
 
-The cluster map has names, rules and clients; versions, clocks and staleness come from the servers, which
-report the counts of a store to clients and readers.
+The cluster map has names, rules and clients; servers report versions, clocks and staleness of a store to its
+clients and readers.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class StoreSummary(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     """Bytes of all values."""
     servers: tuple[str, ...]
-    """Servers that are the primary of a bundle now."""
+    """Servers that are now the primary of a bundle."""
     clients: int
 
 
@@ -101,7 +101,7 @@ class ServerCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def join(network: Network, controllers: str, role: str, waits: Waits) -> AsyncIterator["Survey"]:
-    """Join a cluster for the length of the block.
+    """Join a cluster during the block.
 
     Args:
         controllers: Addresses of controllers, joined by commas.
@@ -199,8 +199,8 @@ class Survey:
         """Delete a store, whatever its state.
 
         Raises:
-            StoreError: There is no store of this name, or its training run is in progress.
-            RunFailed: The controller refused it.
+            StoreError: No store has this name, or its training run is in progress.
+            RunFailed: The controller refused the deletion.
         """
         store, cluster = self._record(name), self._membership.map
         if store.program and cluster.in_progress:

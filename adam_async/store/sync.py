@@ -1,15 +1,15 @@
-"""The synchronous face of `ParameterStore`: the same methods without `await`.
+"""The synchronous interface of `ParameterStore`: the same methods without `await`.
 
     with sync.ParameterStore.open("local", {"w": np.zeros(784)}, rule=Sgd(rate=0.1)) as store:
         values = store.pull()
         store.push({"w": gradient(values["w"])}, read=values)
 
 All open stores of a process share one thread with an event loop, so stores at ``local`` share their servers.
-The first store starts the thread, and the end of the last store ends it. Several threads may call.
+The first store starts the thread, and the end of the last store ends it. Several threads may call methods.
 
-Ctrl-C cancels the interrupted call; a push that was sent continues, and `settled` waits for it. The thread is
-a daemon, so an open store does not keep its process alive. A child process made by a fork has no such thread,
-so its calls are refused.
+Ctrl-C cancels the interrupted call; a sent push continues, and `settled` waits for it. The thread is a
+daemon, so an open store does not keep its process alive. A forked child process has no such thread, so its
+calls raise StoreError.
 """
 
 import asyncio

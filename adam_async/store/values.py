@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadVersions:
-    """Versions of values that were read, by shard; a push names them, which gives its staleness.
+    """Versions of read values, by shard; a push names them, and they give its staleness.
 
-    The object is small: keep it in place of the values, to free these.
+    The object is small: keep it in place of the values, to free their memory.
     """
 
     store: str
@@ -52,7 +52,7 @@ class Values(Mapping[str, NDArray[Any]]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedShard:
-    """A part of an array that a push did not change, because its sum had closed or was not finite."""
+    """A part of an array that a push did not change, because its sum was closed or not finite."""
 
     name: str
     start: int

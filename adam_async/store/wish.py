@@ -31,7 +31,8 @@ class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     rules: tuple[RuleRecord, ...]
     slack: int | None
     is_summed: bool
-    """Whether servers apply the mean of the gradients of a step (bsp); in ``ssp:0`` they apply each push."""
+    """Whether servers apply the mean of the gradients of a step (bsp); with ``ssp:0`` they apply each
+    push."""
     replicas: int
     """0: not given."""
     copies: int | None = None

@@ -24,7 +24,7 @@ from transport import BufferPool
 
 OPEN_GROUPS = 8
 """Maximum number of groups whose pushes one server has not acknowledged. More groups do not raise the rate,
-because one step travels while the next computes; but if servers fall behind, every open push is that much
+because one step travels while the next computes; but if servers fall behind, more groups make every open push
 staler."""
 
 OPEN_STEPS = 2

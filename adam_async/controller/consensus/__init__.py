@@ -3,29 +3,26 @@
 The protocol is Multi-Paxos with a stable leader, as in Raft, and `core.py` has one node of it.
 docs/explanation/consensus.md has the duties of a shell.
 
-Theory of operation
--------------------
-Events go in, effects come out. Time and random numbers are arguments. The core never waits: pending work is a
-field, and every event examines it again.
+Theory of operation ------------------- Events are its input, and effects its output. Time and random numbers
+are arguments. The core never waits: pending work is a field, and every event examines it again.
 
 *Terms.* Each term has at most one leader: a node votes once in a term, and a leader has the votes of a
 majority. Index and term name an entry, and the leader of a term never puts two entries at one index. A
 follower takes entries only after an entry that both logs have. So two logs with one entry in common are equal
 up to it.
 
-*Durable first.* Changes in memory that are not on disk yet are records, which the effect `Persist` carries
-out. A message waits until all records made before it are on disk. This holds for messages to the node itself
-too: a candidate's own vote and a leader's own entries count when they come back from the disk. So a crash
-forgets only state that no other node has seen. A leader sends entries before they are on its own disk; its
-term, which makes them its own, was durable before its election. A group of one, and group commit, follow from
-this rule.
+*Durable first.* Changes in memory that are not on disk yet are records, which the effect `Persist` writes. A
+message waits until all records made before it are on disk. This holds for messages to the node itself too: a
+candidate's own vote and a leader's own entries count once they are on disk. So a crash forgets only state
+that no other node has seen. A leader sends entries before they are on its own disk; its term, which makes
+them its own, was durable before its election. A group of one, and group commit, follow from this rule.
 
 *Why a leader has all committed entries.* An entry of the leader's own term is committed once a majority has
 it. A later leader has votes of a majority, so one of its voters had the entry when it voted, and a vote goes
 only to a log that ends as late as the voter's. By induction over the terms between, the later leader has the
-entry. A leader never commits an entry of an earlier term by counting, because a log without it may end later.
-The first committed entry of the leader's own term commits the earlier ones too, and each leader begins its
-term with an empty entry for that.
+entry. A leader never commits an entry of an earlier term by a count of its copies, because a log without it
+may end later. The first committed entry of the leader's own term commits the earlier ones too, so each leader
+begins its term with an empty entry.
 
 *Why reads see all writes.* A read notes the commit index, or the index of the leader's first entry if that is
 higher: all entries that earlier leaders committed lie before it. The read then joins the next round of
@@ -38,9 +35,9 @@ after the step before, and an entry of the leader's own term, are committed. Oth
 could each have a step unknown to the other, and these memberships are two steps apart.
 
 *Calm.* Before a node raises its term, it asks the voters whether they would vote for it (*pre-vote*). A node
-that hears a leader does not answer. So a partitioned node raises no term and deposes no leader when it
-returns. A leader without messages of a majority for an election time-out resigns (*check-quorum*): a leader
-that sends and receives nothing would keep the others from an election. Safety needs none of this, and no
+that hears a leader does not answer. So a node that returns from a partition raises no term and deposes no
+leader. A leader without messages of a majority for an election time-out resigns (*check-quorum*): a leader
+that sends and receives nothing would keep the others from an election. Safety needs neither check, and no
 clock.
 """
 

@@ -51,7 +51,7 @@ class Core:
     Args:
         saved: The durable state: the result of `records.recover` or `records.bootstrapped`, or for a joining
             node `Saved` with a new identity alone. The latter two are on disk already.
-        draw: Returns a new random number from 0 to 1 at each call; it spreads the election time-outs.
+        draw: Returns a new random number from 0 to 1 at each call, which spreads the election time-outs.
         now: The time, in seconds of the caller's clock.
         contents: Checks that the state machine can read commands and states of other nodes.
     """
@@ -119,7 +119,7 @@ class Core:
         Raises:
             Violation: No correct node sends the received message; nothing has changed.
         """
-        # The check comes before any change: a violation must leave this node as it was.
+        # The check comes before any change: a violation must not change this node.
         if isinstance(event, Received):
             self._guard.check(event.message, self.log, self.commit, self._leading, self.term, self.leader)
         self._now = now
@@ -175,7 +175,7 @@ class Core:
         return self.leader is not None and self._now < self._heard + self._settings.election_s
 
     def _correct(self, message: Message) -> None:
-        """Answer a request of an old term with the present one. Answers of old terms need no answer."""
+        """Answer a request of an old term with the present one. Answers of old terms need none."""
         sender = message.sender
         if isinstance(message, AskVote):
             self._outbox.hold(Vote(sender=self.me, to=sender, term=self.term, pre=message.pre, granted=False))
@@ -183,7 +183,7 @@ class Core:
             self._outbox.hold(Appended(sender=self.me, to=sender, term=self.term, ok=False, match=0, round=0))
 
     def _become(self, cause: Cause, *, term: int | None = None, vote: str | None = None) -> None:
-        """Take the role that follows from `cause`, and enter `term`, if it is given, with `vote`."""
+        """Take the role that follows from `cause`, and enter `term`, if given, with `vote`."""
         old, self.role = self.role, TRANSITIONS[self.role, cause]
         if term is not None:
             assert term > self.term, (term, self.term)
@@ -254,7 +254,7 @@ class Core:
 
     def _consider(self, ask: AskVote) -> None:
         granted = (ask.last_term, ask.last_index) >= (self.log.last_term, self.log.last_index)
-        # A pre-vote promises nothing: it is not recorded, and a node may give several.
+        # A pre-vote promises nothing: a node does not record it, and may give several.
         if not ask.pre:
             granted = granted and self.vote in (None, ask.sender)
             if granted and self.vote is None:
@@ -309,7 +309,7 @@ class Core:
                 self._put(append.entries[position:])
                 break
         match = previous + len(append.entries)
-        # Entries beyond `match` are not known to be the leader's, whatever it has committed.
+        # Entries beyond `match` may differ from the leader's, whatever it has committed.
         self._commit_to(min(append.commit, match))
         self._answer(append, ok=True, match=match)
 
@@ -439,14 +439,14 @@ class Core:
         leading, before = self._led, self.commit
         if before < self.log.last_index:
             decided = leading.matched(self.members)
-            # Counting commits entries of this term alone: a log without an earlier one may still win.
+            # A count commits entries of this term alone: a log without an earlier one may still win.
             if decided > before and self.log.term_at(decided) == self.term:
                 self._commit_to(decided)
             for index in range(before + 1, self.commit + 1):
                 if index in leading.waiting:
                     self._effects.append(Done(leading.waiting.pop(index), index))
         if self.me not in self.members.voters and self.log.members_index <= self.commit:
-            # The remaining nodes learn of the commit now: no later message of this leader would carry it.
+            # The remaining nodes learn of the commit now: this leader sends no later message.
             self._broadcast()
             self._become(Cause.REMOVED)
 
@@ -454,7 +454,7 @@ class Core:
         if self._now < self._deadline:
             return
         leading, settings = self._led, self._settings
-        # A leader hears itself, if it is a member: its own vote counts for check-quorum.
+        # A leader that is a member counts itself: its own vote counts for check-quorum.
         if self.me in leading.progress:
             leading.progress[self.me].heard = self._now
         if leading.heard(self.members) < self._now - settings.election_s:
@@ -495,7 +495,7 @@ class Core:
             self._refuse(change, "no entry of this term is committed yet; try again")
         elif self._is_changing:
             self._refuse(change, "another change of the membership is not committed yet; try again")
-        # A voter that lacks many entries would hold up commits, if its vote were needed for a majority.
+        # A voter that lacks many entries would delay commits, if its vote were needed for a majority.
         elif step.kind == "promote" and (lag := leading.lag(step.node, self.log)) > self._settings.catch_up:
             self._refuse(change, f"{step.node} lacks {lag} entries; try again")
         elif self._may_add(change):
@@ -561,7 +561,7 @@ class Core:
     # --- events without effect in a role -----------------------------------------------------------
 
     def _ignore(self, _: object) -> None:
-        """Ignore a message that came too late for this role."""
+        """Ignore a message that is too late for this role."""
 
     def _refuse_rival(self, message: Append | Chunk) -> None:
         raise AssertionError(f"{message.sender} leads in term {self.term} as well as {self.me}")

@@ -1,6 +1,6 @@
 """Pure: the events of a consensus node, and the effects that its shell carries out.
 
-A `tag` is the caller's key of its request. Each request is answered once, unless the process ends first.
+A `tag` is the caller's key of its request. Each request gets one answer, unless the process ends first.
 """
 
 from collections.abc import Hashable
@@ -85,9 +85,9 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Append these records to the file, in order, sync it, then hand in `Persisted(number)`.
+    """Append these records to the file, in order, sync it, then report `Persisted(number)`.
 
-    Several of them may be synced at once; the last number then stands for all.
+    One sync may cover several of them; the last number then stands for all.
     """
 
     number: int

@@ -16,7 +16,7 @@ class Progress:
     """One node's log as the leader knows it, and the next entries to send."""
 
     next: int
-    """Index of the first entry that was not sent to it."""
+    """Index of the first unsent entry."""
     heard: float
     """Time of its last answer in this term, in seconds."""
     match: int = 0
@@ -26,21 +26,21 @@ class Progress:
     sure: bool = False
     """Whether its log is known to be the same up to `match`, so that entries may be sent ahead of answers."""
     snapshot: Snapshot | None = None
-    """Snapshot on its way to the node, whose missing entries are no longer kept; else None."""
+    """Snapshot in transfer to the node, because the log no longer has its missing entries; else None."""
     crc: int = 0
     offset: int = 0
-    """Bytes of the snapshot that it has."""
+    """Bytes of the snapshot that it has received."""
 
     def begin_snapshot(self, snapshot: Snapshot) -> None:
         """Send a snapshot before any entries."""
         self.snapshot, self.crc, self.offset, self.sure = snapshot, crc32(snapshot.state), 0, False
 
     def refused(self, answer: Appended) -> bool:
-        """Search the common prefix further after a refusal; return whether the refusal is no late one."""
+        """Search the common prefix further after a refusal; return whether the refusal is current."""
         # During the search only the answer to the last probe counts: others are late.
         if self.snapshot is not None or not (self.sure or answer.prev_index == self.next - 1):
             return False
-        # A refusal at or before `match` is late: those entries were acknowledged since.
+        # A refusal at or before `match` is late: the node has acknowledged those entries since.
         if answer.prev_index <= self.match:
             return False
         self.sure = False

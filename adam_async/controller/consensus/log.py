@@ -11,7 +11,7 @@ from adam_async.controller.consensus.membership import Members
 from adam_async.controller.consensus.messages import Chunk, Entry, Snapshot
 
 ENTRY_BYTES = 32
-"""Size assumed of an entry beside its command when a message is filled, in bytes."""
+"""Assumed size of an entry without its command in a message, in bytes."""
 
 
 class Log:

@@ -6,7 +6,7 @@ with each majority of the other: two memberships in force cannot decide against 
 
 A node's *identity* is its name and a number drawn when its disk was empty. A node that lost its disk has a
 new identity: the votes and acknowledgements of the old one do not bind it, and it counts again only after it
-was added, has caught up and was promoted."""
+is added, has caught up and is promoted."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -76,6 +76,6 @@ def identity(name: str, number: int) -> str:
 
     Args:
         name: Name of the node; it stays over restarts and changes of the disk.
-        number: Number drawn when the disk was found empty; never the same twice.
+        number: Random number of one empty disk, never used twice.
     """
     return f"{name}/{number:x}"

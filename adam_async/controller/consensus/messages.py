@@ -50,7 +50,7 @@ class AskVote(Body, frozen=True, kw_only=True):
     """Term of the last entry of its log."""
     pre: bool
     transfer: bool = False
-    """Whether the leader asked for this election: then hearing a leader does not refuse it."""
+    """Whether the leader asked for this election: a node then grants it although it hears a leader."""
 
 
 class Vote(Body, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class Append(Body, frozen=True, kw_only=True):
     """Entries that follow the one at `prev_index`. The sender leads in `term`.
 
     Raises:
-        ValueError: They do not follow it.
+        ValueError: The entries do not follow `prev_index`.
     """
 
     prev_index: int

@@ -1,4 +1,4 @@
-"""Pure: messages wait for the records that were made before them."""
+"""Pure: messages wait for the records made before them."""
 
 from collections import deque
 

@@ -9,17 +9,15 @@ The file is append-only. Each `Persist` of the core becomes one *frame*, integer
     head crc   4 bytes, of all before it and of the position of the frame in the file
     payload    the records, as MessagePack
 
-Theory of operation
--------------------
-After a crash each frame that was not synced may be whole, absent or torn, and may be dropped. A durable frame
-may not: its votes and entries were promised to other nodes. `durable` separates the two. If a whole frame
-after the first bad one has a durable position beyond the bad one, then the bad one was durable, the file is
-damaged, and the node must not start with it. Otherwise all frames from the bad one on were in flight, and
-recovery cuts them off.
+Theory of operation ------------------- After a crash each unsynced frame may be whole, absent or torn, and
+recovery may drop it. It must not drop a durable frame, whose votes and entries this node promised to others.
+`durable` separates the two. If a whole frame after the first bad one has a durable position beyond the bad
+one, then the bad one was durable, the file is damaged, and the node must not start. Otherwise all frames from
+the bad one on were in flight, and recovery cuts them off.
 
-Undetected is damage to the last frames, after which nothing durable was written: they look like a torn tail.
-The checksum of the head covers the size, so a wrong size is never used; a frame from another position or file
-has the wrong checksum."""
+Damage to the last frames, before any later durable one, stays undetected: they look like a torn tail. The
+checksum of the head covers the size, so recovery never uses a wrong size; a frame from another position or
+file has the wrong checksum."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -46,7 +44,7 @@ WHAT_TO_DO = (
 
 
 class DamagedLog(DataError):
-    """A node's durable records are damaged. The node must not take part with them."""
+    """A node's durable records are damaged. The node must not use them."""
 
 
 class Born(msgspec.Struct, frozen=True, tag="born"):
@@ -123,7 +121,7 @@ class Writer:
         return frame
 
     def durable(self, position: int) -> None:
-        """Note that the file is on disk up to `position`, as it was when the sync began."""
+        """Note that the file is on disk up to `position`, its end when the sync began."""
         self._durable = max(self._durable, position)
 
 
@@ -137,7 +135,7 @@ def recover(data: bytes, *, origin: str) -> tuple[Saved | None, int]:
         The saved state, None if there is none; and the end of the good frames. Cut the file off there.
 
     Raises:
-        DamagedLog: A record that was durable is damaged.
+        DamagedLog: A durable record is damaged.
     """
     saved: Saved | None = None
     log = Log(Snapshot())
@@ -194,7 +192,7 @@ def _frame_at(data: bytes, at: int) -> tuple[bytes, int] | None:
 
 
 def _is_whole(payload: bytes, size: int, crc: int) -> bool:
-    """Whether all bytes of a payload are there and are those that were written."""
+    """Whether a payload is complete and unchanged."""
     return len(payload) == size and crc32(payload) == crc
 
 

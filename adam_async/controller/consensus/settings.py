@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Times and sizes. All nodes of a group should have the same; safety does not depend on them."""
+    """Times and sizes. All nodes of a group should have the same settings; safety does not depend on them."""
 
     heartbeat_s: float = 0.1
     """Interval of the leader's messages to each other node, in seconds."""
@@ -22,9 +22,9 @@ class Settings:
     window: int = 64
     """Maximum number of entries sent to a node ahead of its answers."""
     backlog: int = 128
-    """Maximum number of uncommitted entries, and of waiting reads; more are refused."""
+    """Maximum number of uncommitted entries, and of waiting reads; the node refuses more."""
     catch_up: int = 64
-    """Maximum number of entries that a learner lacks when it is promoted."""
+    """Maximum number of entries that a learner lacks at its promotion."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

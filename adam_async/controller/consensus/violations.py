@@ -1,4 +1,4 @@
-"""Pure: recognises messages that no correct node of a group sends, so that a node can refuse them unchanged.
+"""Pure: recognises messages that no correct node of a group sends, so that they change no node.
 
 The core assumes that the other nodes follow its own rules. A faulty or malicious node may send anything, so
 this module compares each message with the messages that a correct node could send to a core in this state.
@@ -29,7 +29,7 @@ MOST_MEMBERS = 64
 
 
 class Violation(Exception):
-    """A message that no correct node sends. The core is unchanged.
+    """A message that no correct node sends. It leaves the core unchanged.
 
     Attributes:
         rule: Short fixed name of the rule.

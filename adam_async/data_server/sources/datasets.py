@@ -86,8 +86,8 @@ async def load(
             `Dataset.damaged` then lists.
         cache: Memory for training images: images of folders, shards and .npy files that do not fit are read
             on demand. Without a cache all images are loaded.
-        room_bytes: Memory for a source that decodes as a whole; see `cache_limits.room_for_whole`. A larger
-            source is refused before decoding.
+        room_bytes: Memory for a source that decodes as a whole; see `cache_limits.room_for_whole`. The loader
+            refuses a larger source before decoding.
         size: Columns and rows to which encoded images are scaled and cropped; None lets the images decide.
             Arrays keep their size.
 

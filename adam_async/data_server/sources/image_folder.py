@@ -3,8 +3,8 @@
     DIR/train/CLASS/*.png, DIR/test/CLASS/*.png or val instead of test DIR/CLASS/*.png one image in five
     tests, by a hash of CLASS/NAME
 
-Files and folders whose names begin with a dot are skipped, as are files outside class folders and the files
-of desktops, such as ``Thumbs.db``.
+The reader skips files and folders whose names begin with a dot, files outside class folders and the files of
+desktops, such as ``Thumbs.db``.
 """
 
 from pathlib import Path

@@ -55,7 +55,7 @@ async def from_object(
             items.
         limit_bytes: Maximum size of training and test images together, in bytes.
         name: Short name of the data set, also for errors.
-        scale: Whether floats from 0 to 1 become pixels from 0 to 255; by default floats are refused.
+        scale: Whether floats from 0 to 1 become pixels from 0 to 255; by default floats raise an error.
 
     Raises:
         DataError: An item cannot be read, differs in shape from the first, is not of uint8, or has no usable

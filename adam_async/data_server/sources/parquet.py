@@ -50,7 +50,7 @@ def add_rows(
 
     Raises:
         DataError: pyarrow is not installed, the file is no Parquet file or has other columns, or damage is
-        not skipped.
+            not skipped.
     """
     try:
         import pyarrow

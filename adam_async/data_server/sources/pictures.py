@@ -2,8 +2,8 @@
 
 Images have the orientation of a viewer: rotated by EXIF in a JPEG or WebP file. An image's header is checked
 before decoding. Every error of a decoder becomes a `DataError`. Grey images have one channel, all others
-three; transparency is dropped, and only the first picture of an animation is read. Sixteen bits are scaled to
-eight: 0 to 65535 become 0 to 255.
+three; the reader drops transparency, and reads only the first picture of an animation. Sixteen bits are
+scaled to eight: 0 to 65535 become 0 to 255.
 """
 
 import io

@@ -62,7 +62,7 @@ def split_files(names: Sequence[str], origin: str) -> list[tuple[str, Split | No
 
     Returns:
         The files to read, each with its split; None if the images are split by their own names, because the
-        file names do not name both sets. If both exist, ``val`` is ignored beside ``test``.
+        file names do not name both sets. If both exist, ``test`` takes precedence over ``val``.
 
     Raises:
         DataError: The names of only some files name a set.

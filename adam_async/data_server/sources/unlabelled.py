@@ -43,7 +43,7 @@ class Unlabelled:
     """Images of files and folders, in the order of the paths; images of a folder are sorted by name.
 
     Args:
-        paths: Image files, ``.npy`` files and folders; folders are searched with all folders in them.
+        paths: Image files, ``.npy`` files and folders; a folder includes all folders in it.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Unlabelled:
         return found
 
     async def _decoded(self, files: Sequence[Path]) -> Piece:
-        """Read image files; damaged ones are left out if the policy allows that."""
+        """Read image files; leave out damaged ones if the policy allows that."""
         require_pillow()
         channels, rows, columns = self._shape
 

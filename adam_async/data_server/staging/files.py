@@ -55,7 +55,7 @@ class Found:
 
 
 async def find(source: Path, disk: Disk) -> Found:
-    """List the files of a source, by names and sizes only; names that begin with ``.`` are left out.
+    """List the files of a source, by names and sizes only, without names that begin with ``.``.
 
     Raises:
         DataError: The source is missing, empty or unreadable, or has other entries than ordinary files.

@@ -54,7 +54,7 @@ class Patience:
     back_s: float = 10.0
     """Time to reach a server again."""
     wait_s: float = 10.0
-    """Time after which a server answers that it does not have a file yet; the request is then repeated."""
+    """Time after which a server answers that it lacks a file; the peer then repeats the request."""
     answer_s: float = 10.0
     """Time for an answer beyond that."""
     stall_s: float = 300.0

@@ -92,7 +92,7 @@ class Noise(ImagePass):
 
 
 class Cutout(ImagePass):
-    """Blanks a square of one level around a random pixel; parts beyond the edge are ignored."""
+    """Blanks a square of one level around a random pixel; parts beyond the edge have no effect."""
 
     def __init__(self, step: Step, shape: Shape) -> None:
         self.shape = shape

@@ -212,7 +212,7 @@ class Tape:
                 self._bind(number, ref, cells, array)
 
     def _bind(self, number: int, ref: Ref, cells: list[tuple[int, int]], array: Array) -> None:
-        # Kernels check nothing, so a wrong array is refused here.
+        # Kernels check nothing, so this check refuses a wrong array.
         if array.shape != ref.shape or array.dtype != self._like.dtype or not array.flags.c_contiguous:
             raise ModelError(
                 f"kernels need {ref.name!r} as a C-contiguous {self._like.dtype} array of shape {ref.shape}, "

@@ -25,7 +25,7 @@ Views = tuple[Array, ...]
 class Pool(Layer):
     """One value per square and channel.
 
-    Options: kernel, stride (0: the kernel's size). Rows and columns that fill no square are left out.
+    Options: kernel, stride (0: the kernel's size). The output omits rows and columns that fill no square.
     Subclasses keep intermediate values in the scratch arrays `tall` and `tall_error`, of `tall_shape`.
     """
 

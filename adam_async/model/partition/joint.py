@@ -6,8 +6,8 @@ all parts, each after the segments that send to it. A part writes its rows into 
 reads them, and reads error gradients in place.
 
 A joint network has the interface of the whole network: weights are whole tensors, and each part reads its
-rows of them. Each gradient is joined from the parts' rows, or is the sum of the parts' gradients in the order
-of the workers, with the bits of a run in several processes.
+rows of them. A gradient consists of the parts' rows, or is the sum of the parts' gradients in the order of
+the workers, with the bits of a run in several processes.
 """
 
 from collections.abc import Callable, Sequence
