@@ -84,7 +84,7 @@ class CounterDrill:
                 try:
                     await self._drill(servers, watch, stores, seen)
                 except AdamError as error:
-                    seen.failure = str(error)
+                    seen.failure = seen.failure or str(error)
                 seen.failovers = watch.failovers.caused
                 seen.false_failovers = list(watch.failovers.false)
         return seen
@@ -126,10 +126,15 @@ class CounterDrill:
                     for client in clients:
                         client.end()
         except ExceptionGroup as errors:
-            raise first_cause(errors) from None
+            cause = first_cause(errors)
+            if not isinstance(cause, AdamError):
+                raise
+            seen.failure = str(cause)  # the audit follows: a failed drill may have lost pushes, too
         values = await stores[0].pull()
         audits = [client.audit(np.asarray(values[client.array])) for client in clients]
         seen.audit = reduce(Audit.plus, audits)
+        if seen.failure:
+            return
         target.clients = ()
         seen.copies = await self._compare_copies(target, watch, stores[0], homes)
 
@@ -143,8 +148,10 @@ class CounterDrill:
         different: list[str] = []
         wanted = {(home, each[0]) for home, bundle in watch.bundles.items() for each in bundle.in_sync}
         for attempt in range(CHECKS_PER_COPY * self.servers * self.copies):
-            primaries = {home: bundle.primary[0] for home, bundle in watch.bundles.items() if bundle.primary}
+            primaries = _primaries(watch)
             values = await store.pull()
+            if _primaries(watch) != primaries:  # a handover: the values have an unknown source
+                continue
             for array, home in homes.items():
                 bits = np.asarray(values[array]).tobytes()
                 copy = home, primaries[home]
@@ -232,6 +239,11 @@ class CounterTarget:
     def restart(self, server: str) -> None:
         """Start a killed server again."""
         self._servers.start_server(server)
+
+
+def _primaries(watch: MapWatch) -> dict[str, str]:
+    """Return the server of the primary of each bundle, by home."""
+    return {home: bundle.primary[0] for home, bundle in watch.bundles.items() if bundle.primary}
 
 
 def homes_of(store: StoreRecord, servers: int) -> dict[str, str]:

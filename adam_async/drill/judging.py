@@ -111,7 +111,8 @@ def judge(seen: Observations, *, margin: float) -> tuple[Claim, ...]:
         text = f"{done} of {seen.planned} injected, and all copies in sync again after each"
         claims.append(Claim(name="all planned faults", holds=done == seen.planned, text=text))
     false = seen.false_failovers
-    text = f"{len(false)}" + (f": {'; '.join(false[:3])}" if false else "")
+    text = f"{len(false)} beside {seen.failovers} after faults"
+    text += f": {'; '.join(false[:3])}" if false else ""
     claims.append(Claim(name="no false failover", holds=not false, text=text))
     if audit := seen.audit:
         text = (
