@@ -199,10 +199,7 @@ def print_results(seen: Observations, claims: Sequence[Claim], terminal: Termina
             )
         terminal.table(table)
     if seen.saturated_s:
-        load = f"{seen.load:.1f}" if seen.load is not None else "unknown"
-        terminal.print(
-            f"trained without faults for {seen.saturated_s:.0f} s, load {load} on {seen.cores} cores"
-        )
+        terminal.print(f"trained without faults for {seen.saturated_s:.0f} s")
     table = _table("claim", "result", "observed")
     for claim in claims:
         table.add_row(claim.name, WORDS[claim.holds], claim.text)

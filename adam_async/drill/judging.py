@@ -18,6 +18,9 @@ T_95 = (
 MOST_PAIRS = len(T_95) + 1
 """Maximum number of pairs of trainings, by the table of quantiles."""
 
+LOAD_S = 60.0
+"""Time that a load average covers, in seconds."""
+
 FAILED, SKIPPED = 1, 3
 """Exit codes of a failed claim, and of a kind of fault that cannot be injected under `--require`."""
 
@@ -114,6 +117,8 @@ def judge(seen: Observations, *, margin: float) -> tuple[Claim, ...]:
     text = f"{len(false)} beside {seen.failovers} after faults"
     text += f": {'; '.join(false[:3])}" if false else ""
     claims.append(Claim(name="no false failover", holds=not false, text=text))
+    if seen.saturated_s:
+        claims.append(_saturation(seen))
     if audit := seen.audit:
         text = (
             f"{audit.acknowledged:,} acknowledged, {audit.unanswered} unanswered; {audit.lost} lost, "
@@ -129,6 +134,13 @@ def judge(seen: Observations, *, margin: float) -> tuple[Claim, ...]:
     if seen.pairs:
         claims.append(_accuracy(seen, margin))
     return tuple(claims)
+
+
+def _saturation(seen: Observations) -> Claim:
+    name = "all cores are busy"
+    if seen.load is None or seen.saturated_s < LOAD_S:
+        return Claim(name=name, holds=None, text=f"the load covers {LOAD_S:g} s: train longer")
+    return Claim(name=name, holds=seen.load >= seen.cores, text=f"load {seen.load:.1f} on {seen.cores} cores")
 
 
 def _accuracy(seen: Observations, margin: float) -> Claim:

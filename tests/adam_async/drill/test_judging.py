@@ -77,6 +77,7 @@ def test_a_clean_drill_holds_its_claims() -> None:
         ("workload ends well", Observations(failure="a push failed")),
         ("all planned faults", Observations(planned=2, faults=[fault("kill", 0.5)])),
         ("all planned faults", Observations(planned=1, faults=[fault("kill", 0.5, whole_s=None)])),
+        ("all cores are busy", Observations(saturated_s=90.0, load=1.2, cores=2)),
         ("no false failover", Observations(false_failovers=["ps-0 from ps-0 to ps-1, generation 2"])),
         ("each push applied once", Observations(audit=Audit(acknowledged=9, lost=1))),
         ("each push applied once", Observations(audit=Audit(acknowledged=9, twice=1))),
@@ -90,10 +91,13 @@ def test_each_violation_fails_the_claim_with_its_name(name: str, seen: Observati
 
 
 def test_unchecked_claims_neither_hold_nor_fail() -> None:
-    seen = Observations(copies=CopyCheck(copies=9, compared=7), pairs=[pair(0, 0.2)])
+    seen = Observations(
+        copies=CopyCheck(copies=9, compared=7), pairs=[pair(0, 0.2)], saturated_s=5.0, load=0.1, cores=2
+    )
 
     assert verdicts(seen)["copies are equal"] is None
     assert verdicts(seen)["accuracy within 0.5 points"] is None
+    assert verdicts(seen)["all cores are busy"] is None
 
 
 def test_two_one_sided_tests_give_the_interval_of_a_table() -> None:
