@@ -57,6 +57,7 @@ ROOMS = (
     "cluster",
     "store",
     "sync",
+    "drill",
     "simulation",
     "cli",
     "__main__",

@@ -18,6 +18,7 @@ from adam_async.cli.options import (
     ControllerOptions,
     Damaged,
     DataServerOptions,
+    DrillOptions,
     InspectOptions,
     LogLevel,
     LoopName,
@@ -245,6 +246,20 @@ def simulate(options: SimulateOptions = SimulateOptions()) -> int:  # noqa: B008
     if options.supervised:
         return serve()
     return _run(lambda terminal: run_simulation(options, terminal), loop=options.loop)
+
+
+@app.command
+def drill(options: DrillOptions = DrillOptions()) -> int:  # noqa: B008 - frozen
+    """Kill and freeze parameter servers under a workload, and check that no push is lost or doubled.
+
+    Exit codes: 0 all claims hold, 1 a claim failed, 2 an option is wrong, 3 a kind of fault cannot be
+    injected and --require is set.
+    """
+    from adam_async.cli.drill import run_drill
+
+    return _run(
+        lambda terminal: run_drill(options, os.environ, terminal), loop=options.loop, verbose=options.verbose
+    )
 
 
 @app.command

@@ -296,7 +296,7 @@ class ProcessCluster:
         """
         addresses: list[str] = []
         for left in reversed(range(PORT_CHOICES)):
-            addresses = await _free_addresses(network, driver, bind, count=len(self._controllers))
+            addresses = await free_addresses(network, driver, bind, count=len(self._controllers))
             peers = ",".join(f"{number}={address}" for number, address in enumerate(addresses, 1))
             for node in self._controllers:
                 self._start("controller", node, "--peers", peers, "--dir", str(state / node))
@@ -516,7 +516,7 @@ async def _result_of(future: asyncio.Future[None]) -> None:
     await asyncio.shield(future)
 
 
-async def _free_addresses(network: Network, driver: Identity, bind: str, *, count: int) -> list[str]:
+async def free_addresses(network: Network, driver: Identity, bind: str, *, count: int) -> list[str]:
     """Return free addresses for controllers, which need each other's addresses before they listen."""
 
     async def refuse(link: Link) -> None:

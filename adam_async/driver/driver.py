@@ -6,7 +6,7 @@ many hosts.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -183,6 +183,10 @@ class Driver:
     def map(self) -> ClusterMap:
         """The newest cluster map that the driver has."""
         return self._membership.map
+
+    def maps(self) -> AsyncIterator[ClusterMap]:
+        """Yield the map now and after every change, always the newest, until cancelled."""
+        return self._membership.changes()
 
     @property
     def leading(self) -> str:

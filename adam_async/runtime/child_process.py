@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import re
+import signal
 import sys
 import sysconfig
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -123,9 +124,20 @@ class ChildProcess:
 
     def kill(self) -> None:
         """Kill the child, unless it has ended."""
+        self._signal(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Stop the child, unless it has ended, until `wake`: its links stay open, and it answers none."""
+        self._signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """Continue a frozen child."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
         if self._process is not None and self._process.returncode is None:
             try:
-                self._process.kill()
+                self._process.send_signal(number)
             except ProcessLookupError:  # the child has ended, and the loop does not know yet
                 return
 

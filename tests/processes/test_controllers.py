@@ -255,7 +255,7 @@ def test_a_command_trains_with_three_controllers_and_names_the_one_that_died() -
 
 async def test_ports_that_another_process_took_are_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    choose, chosen = processes._free_addresses, []
+    choose, chosen = processes.free_addresses, []
     config = make_config({"data": "digits", "epochs": 1, "processes": True, "controllers": 3})
 
     async def refuse(link: Any) -> None:
@@ -267,7 +267,7 @@ async def test_ports_that_another_process_took_are_chosen_anew(monkeypatch: pyte
             chosen[0][1] = taken.address
         return chosen[-1]
 
-    monkeypatch.setattr(processes, "_free_addresses", first_a_taken_one)
+    monkeypatch.setattr(processes, "free_addresses", first_a_taken_one)
     network = cluster_network(None, entropy=system_entropy, buffers=BufferPool())
     identity = Identity(role="data", node="other", incarnation=1)
     async with (

@@ -1,6 +1,8 @@
 """A parent reads the lines of its children in bounded memory, and finds their address or their error."""
 
+import asyncio
 import os
+import signal
 import sysconfig
 from pathlib import Path
 
@@ -142,3 +144,26 @@ def test_a_long_line_keeps_its_beginning_and_its_end_in_bounded_memory() -> None
 
 def test_a_line_of_the_largest_size_is_whole() -> None:
     assert LineSplitter().feed(b"x" * LINE_BYTES + b"\n") == ["x" * LINE_BYTES]
+
+
+async def test_a_frozen_child_does_nothing_until_it_wakes(tmp_path: Path) -> None:
+    program = (
+        "import sys\nprint('ps-0 listens on tcp://127.0.0.1:7', flush=True)\nsys.stdin.read()\nsys.exit(5)"
+    )
+    child = child_of(program, tmp_path, printed=[])
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(child.run())
+        await child.address
+        assert child.pid is not None
+        child.freeze()
+        options = os.WSTOPPED | os.WEXITED | os.WNOWAIT
+        found = await asyncio.to_thread(os.waitid, os.P_PID, child.pid, options)
+        child.end()
+
+        assert found is not None
+        assert found.si_status == signal.SIGSTOP
+        assert not running.done()
+        child.wake()
+
+        assert await running == 5
+    child.wake()  # which does nothing after the end

@@ -1,0 +1,220 @@
+"""The command `drill`: faults of servers under a workload, measured and judged."""
+
+import json
+import logging
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from rich.table import Table
+
+from adam_async.cli.files import check_target, write_file
+from adam_async.cli.options import DrillOptions, check_within
+from adam_async.cli.terminal import Terminal
+from adam_async.drill.counter import CounterDrill
+from adam_async.drill.judging import MOST_PAIRS, Claim, KindRow, exit_code, judge, kind_rows
+from adam_async.drill.observations import Observations
+from adam_async.drill.plan import plan_faults, read_kinds, skipped_kinds
+from adam_async.drill.training import TrainingDrill
+from adam_async.errors import ConfigError
+from adam_async.run.config import Config
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
+from adam_async.runtime.machine import usable_cores
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_COUNT = 4
+"""Number of faults without `--count`, `--every` and `--for`."""
+
+MOST_FAULTS = 100_000
+
+WORDS = {True: "holds", False: "FAILED", None: "not checked"}
+
+
+async def run_drill(options: DrillOptions, environment: Mapping[str, str], terminal: Terminal) -> int:
+    """Run a drill, print its table, and return its exit code.
+
+    Raises:
+        ConfigError: An option is wrong, or contradicts another; or the file cannot be written.
+        RoleDied: A process could not start.
+    """
+    kinds = read_kinds(options.faults)
+    check_options(options)
+    config = config_of(options)
+    skipped = skipped_kinds(kinds, has_signals=hasattr(signal, "SIGSTOP"))
+    injectable = tuple(kind for kind in kinds if kind not in skipped)
+    for kind, reason in skipped.items():
+        terminal.notice(f"skipped: {kind}: {reason}")
+    count = fault_count(options)
+    async with Disk() as disk:
+        if options.json is not None:
+            await check_target(options.json, disk)
+        if options.workload == "counter":
+            counter = CounterDrill(
+                servers=config.servers,
+                copies=config.copies_in_force,
+                controllers=config.controllers,
+                plan=plan_faults(injectable, count, options.seed),
+                every_s=options.every or 0.0,
+                environment=environment,
+                entropy=system_entropy,
+                on_fault=terminal.notice,
+                waits=config.waits,
+            )
+            seen = await counter.run()
+        else:
+            pairs = 0 if options.saturate else options.pairs
+            training = TrainingDrill(
+                config=config,
+                plans=[plan_faults(injectable, count, options.seed + pair) for pair in range(pairs)],
+                every_s=options.every or 0.0,
+                saturate_s=60 * options.saturate,
+                environment=environment,
+                load=lambda: os.getloadavg()[0],
+                cores=usable_cores(),
+                on_fault=terminal.notice,
+                on_line=logger.info,
+            )
+            seen = await training.run()
+        claims = judge(seen, margin=options.margin / 100)
+        code = exit_code(claims, tuple(skipped), require=options.require)
+        if options.json is not None:
+            result = report_of(options, seen, claims, skipped, code)
+            text = json.dumps(result, indent=1) + "\n"
+            await write_file(options.json, "--json", [text.encode()], disk)
+    print_results(seen, claims, terminal)
+    return code
+
+
+# --- options -------------------------------------------------------------------------------------
+
+
+def check_options(options: DrillOptions) -> None:
+    """Check the options that only this command has.
+
+    Raises:
+        ConfigError: An option is out of bounds, or contradicts another.
+    """
+    if options.count is not None and options.for_ is not None:
+        raise ConfigError("--count and --for both set the number of faults: leave one out")
+    if (options.for_ is not None) and options.every is None:
+        raise ConfigError("--for needs --every, the seconds between two faults")
+    for name, value in (("--every", options.every), ("--for", options.for_), ("--margin", options.margin)):
+        if value is not None and not 0 < value < 1e9:
+            raise ConfigError(f"{name} must be above 0 and below 1e9, not {value}")
+    if options.count is not None:
+        check_within("--count", options.count, 1, MOST_FAULTS)
+    check_within("--count (--for / --every)", fault_count(options), 1, MOST_FAULTS)
+    check_within("--pairs", options.pairs, 1, MOST_PAIRS)
+    if not 0 <= options.saturate < 1e6:
+        raise ConfigError(f"--saturate must be a number of minutes from 0, not {options.saturate}")
+    if options.workload == "counter":
+        for name, value, default in (
+            ("--saturate", options.saturate, 0.0),
+            ("--pairs", options.pairs, 1),
+            ("--epochs", options.epochs, 0),
+        ):
+            if value != default:
+                raise ConfigError(f"{name} belongs to --workload train")
+    if min(options.copies, options.servers) < 2:
+        raise ConfigError(
+            "a drill needs --servers and --copies of at least 2: the loss of the only copy ends a workload"
+        )
+
+
+def config_of(options: DrillOptions) -> Config:
+    """Return the configuration of the training runs.
+
+    Raises:
+        ConfigError: An option is out of bounds, or contradicts another.
+    """
+    return Config(
+        data=options.data,
+        servers=options.servers,
+        copies=options.copies,
+        controllers=options.controllers,
+        replicas=options.replicas,
+        epochs=options.epochs,
+        seed=options.seed,
+        processes=True,
+    )
+
+
+def fault_count(options: DrillOptions) -> int:
+    """Return the number of faults of one workload."""
+    if options.for_ is not None and options.every is not None:
+        return int(options.for_ / options.every)
+    return DEFAULT_COUNT if options.count is None else options.count
+
+
+# --- results -------------------------------------------------------------------------------------
+
+
+def report_of(
+    options: DrillOptions,
+    seen: Observations,
+    claims: Sequence[Claim],
+    skipped: Mapping[str, str],
+    code: int,
+) -> dict[str, Any]:
+    """Return the content of the file of `--json`."""
+    settings = {
+        name: getattr(options, name)
+        for name in ("workload", "data", "servers", "copies", "controllers", "replicas", "seed")
+    }
+    return {
+        "settings": settings,
+        "claims": msgspec.to_builtins(claims),
+        "kinds": msgspec.to_builtins(kind_rows(seen)),
+        "skipped": dict(skipped),
+        "observations": msgspec.to_builtins(seen),
+        "exit_code": code,
+    }
+
+
+def print_results(seen: Observations, claims: Sequence[Claim], terminal: Terminal) -> None:
+    """Print the tables of a drill."""
+    rows = kind_rows(seen)
+    if rows:
+        table = _table(
+            "fault", ">faults", ">bundles", ">p50 s", ">p99 s", ">max s", ">copies back p50 s", ">max s"
+        )
+        for row in rows:
+            table.add_row(row.kind, str(row.faults), str(row.bundles), *_seconds(row))
+        terminal.table(table)
+    if seen.pairs:
+        table = _table(">seed", ">faults", ">without", ">with", ">difference", ">images/s", ">with faults")
+        for pair in seen.pairs:
+            table.add_row(
+                str(pair.seed),
+                str(pair.faults),
+                f"{pair.accuracy_without:.2%}",
+                f"{pair.accuracy_with:.2%}",
+                f"{100 * pair.difference:+.2f}",
+                f"{pair.images_per_s_without:,.0f}",
+                f"{pair.images_per_s_with:,.0f}",
+            )
+        terminal.table(table)
+    if seen.saturated_s:
+        terminal.print(f"trained without faults for {seen.saturated_s:.0f} s")
+    table = _table("claim", "result", "observed")
+    for claim in claims:
+        table.add_row(claim.name, WORDS[claim.holds], claim.text)
+    terminal.table(table)
+
+
+def _seconds(row: KindRow) -> list[str]:
+    values = (row.p50_s, row.p99_s, row.max_s, row.whole_p50_s, row.whole_max_s)
+    return ["-" if value is None else f"{value:.2f}" for value in values]
+
+
+def _table(*columns: str) -> Table:
+    """Return a table with these heads; columns whose head begins with ``>`` are aligned right."""
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        right = column.startswith(">")
+        table.add_column(column.lstrip(">"), justify="right" if right else "left", overflow="fold")
+    return table

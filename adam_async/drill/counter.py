@@ -1,0 +1,291 @@
+"""The workload `counter`: one client per bundle pushes numbers, and an audit compares them with the values.
+
+Each client has one array on one bundle, and pushes again as soon as a push is acknowledged. Push n adds 1 and
+n to a slot of the array (`gradient_of`), so a lost push, a doubled one, and one in the place of another show
+in the values. After the last push every copy is promoted in turn and read, because only primaries serve.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+
+from adam_async.cluster.networks import cluster_network
+from adam_async.controller.client import Membership
+from adam_async.drill.injection import PATIENCE_S, Injector
+from adam_async.drill.observations import SLOTS, Audit, CopyCheck, Observations, audit_of, gradient_of
+from adam_async.drill.plan import PlannedFault
+from adam_async.drill.servers import DrillServers, drill_servers
+from adam_async.drill.watch import MapWatch
+from adam_async.errors import AdamError, RunFailed, first_cause
+from adam_async.run.cluster_map import NodeRecord
+from adam_async.run.config import Waits
+from adam_async.run.shard_table import shard_table
+from adam_async.run.store_record import StoreRecord
+from adam_async.runtime.child_process import ChildProcess
+from adam_async.runtime.traffic import Traffic
+from adam_async.store.arrays import records_of
+from adam_async.store.layout import StoreLayout
+from adam_async.store.rules import Sgd
+from adam_async.store.store import ParameterStore
+from transport import BufferPool, Identity
+
+STORE = "counters"
+"""Name of the store."""
+
+PAUSE_S = 0.002
+"""Pause of a client between two pushes, in seconds, so that clients leave the cores to the servers."""
+
+CHECKS_PER_COPY = 2
+"""Maximum number of promotions per server and copy in the comparison of copies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CounterDrill:
+    """Settings of a drill with counters.
+
+    Attributes:
+        every_s: Minimum time between the starts of two faults, in seconds.
+        environment: Environment of the processes.
+        on_fault: Called with a line for each fault.
+    """
+
+    servers: int
+    copies: int
+    controllers: int
+    plan: Sequence[PlannedFault]
+    every_s: float
+    environment: Mapping[str, str]
+    entropy: Callable[[int], bytes]
+    on_fault: Callable[[str], None]
+    waits: Waits
+
+    async def run(self) -> Observations:
+        """Start the servers, inject the faults, audit, and return what was observed.
+
+        Raises:
+            RoleDied: A process could not start.
+        """
+        seen = Observations(planned=len(self.plan))
+        async with drill_servers(
+            self.controllers,
+            self.servers,
+            environment=self.environment,
+            entropy=self.entropy,
+            waits=self.waits,
+        ) as servers:
+            watch = MapWatch(lambda cluster: cluster.stores.get(STORE))
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(_watched(servers, watch, self.entropy))
+                stores = await self._open_stores(stack, servers)
+                try:
+                    await self._drill(servers, watch, stores, seen)
+                except AdamError as error:
+                    seen.failure = seen.failure or str(error)
+                seen.failovers = watch.failovers.caused
+                seen.false_failovers = list(watch.failovers.false)
+        return seen
+
+    async def _open_stores(self, stack: AsyncExitStack, servers: DrillServers) -> list[ParameterStore]:
+        return [
+            await stack.enter_async_context(
+                ParameterStore.open(
+                    servers.controllers,
+                    _arrays(self.servers),
+                    name=STORE,
+                    rule=Sgd(rate=1.0),
+                    servers=self.servers,
+                    copies=self.copies,
+                    token=servers.token,
+                    waits=self.waits,
+                )
+            )
+            for _ in range(self.servers)
+        ]
+
+    async def _drill(
+        self, servers: DrillServers, watch: MapWatch, stores: Sequence[ParameterStore], seen: Observations
+    ) -> None:
+        """Run the clients under the faults, then audit and compare the copies."""
+        await watch.until(lambda: watch.is_whole, "all copies in sync", PATIENCE_S)
+        homes = homes_of(watch.map.stores[STORE], self.servers)
+        clients = [Client(store, array, homes[array]) for store, array in zip(stores, homes, strict=True)]
+        target = CounterTarget(servers, clients, watch)
+        injector = Injector(watch, target, self.on_fault)
+        seen.faults = injector.faults
+        try:
+            async with asyncio.TaskGroup() as group:
+                for client in clients:
+                    group.create_task(client.run(), name=f"drill/{client.array}")
+                try:
+                    await injector.run(self.plan, self.every_s)
+                finally:
+                    for client in clients:
+                        client.end()
+        except ExceptionGroup as errors:
+            cause = first_cause(errors)
+            if not isinstance(cause, AdamError):
+                raise
+            seen.failure = str(cause)  # the audit follows: a failed drill may have lost pushes, too
+        values = await stores[0].pull()
+        audits = [client.audit(np.asarray(values[client.array])) for client in clients]
+        seen.audit = reduce(Audit.plus, audits)
+        if seen.failure:
+            return
+        target.clients = ()
+        seen.copies = await self._compare_copies(target, watch, stores[0], homes)
+
+    async def _compare_copies(
+        self, target: "CounterTarget", watch: MapWatch, store: ParameterStore, homes: Mapping[str, str]
+    ) -> CopyCheck:
+        """Kill primaries until each server with a copy was the primary of its bundles, and compare values."""
+        injector = Injector(watch, target, self.on_fault)
+        first: dict[str, bytes] = {}
+        read: set[tuple[str, str]] = set()
+        different: list[str] = []
+        wanted = {(home, each[0]) for home, bundle in watch.bundles.items() for each in bundle.in_sync}
+        for attempt in range(CHECKS_PER_COPY * self.servers * self.copies):
+            primaries = _primaries(watch)
+            values = await store.pull()
+            if _primaries(watch) != primaries:  # a handover: the values have an unknown source
+                continue
+            for array, home in homes.items():
+                bits = np.asarray(values[array]).tobytes()
+                copy = home, primaries[home]
+                if first.setdefault(array, bits) != bits and copy not in read:
+                    different.append(f"{home} on {primaries[home]}")
+                read.add(copy)
+            left = wanted - read
+            if not left or self.copies == 1:
+                break
+            open_homes = {home for home, _ in left}
+            victims = sorted(server for home, server in primaries.items() if home in open_homes)
+            fault = PlannedFault(number=attempt + 1, kind="kill", choice=0.0)
+            await injector.inject(fault, victims[attempt % len(victims)], 0.0)
+        return CopyCheck(copies=len(wanted), compared=len(wanted & read), different=tuple(different))
+
+
+class Client:
+    """A client that pushes to one array.
+
+    Args:
+        home: Home of the bundle with the array.
+    """
+
+    def __init__(self, store: ParameterStore, array: str, home: str) -> None:
+        self.array = array
+        self.home = home
+        self._store = store
+        self._acknowledged = 0
+        self._unanswered = False
+        self._ending = False
+        self._waiting: list[tuple[float, asyncio.Future[float]]] = []
+
+    async def run(self) -> None:
+        """Push until `end`.
+
+        Raises:
+            AdamError: A push failed.
+        """
+        loop = asyncio.get_running_loop()
+        while not self._ending:
+            begun_s = loop.time()
+            self._unanswered = True
+            await self._store.push({self.array: gradient_of(self._acknowledged + 1)})
+            self._unanswered = False
+            self._acknowledged += 1
+            now_s = loop.time()
+            for fault_s, future in self._waiting:
+                if begun_s > fault_s and not future.done():
+                    future.set_result(now_s - fault_s)
+            self._waiting = [each for each in self._waiting if not each[1].done()]
+            await asyncio.sleep(PAUSE_S)
+
+    def next_after(self, fault_s: float) -> "asyncio.Future[float]":
+        """Return the seconds from a fault to the acknowledgement of the first push that begins after it."""
+        future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._waiting.append((fault_s, future))
+        return future
+
+    def end(self) -> None:
+        """End `run` after the push in progress."""
+        self._ending = True
+
+    def audit(self, values: "np.ndarray[tuple[int, int], np.dtype[np.float64]]") -> Audit:
+        """Compare the values (2, SLOTS) of the array with the acknowledged pushes."""
+        return audit_of(values, self._acknowledged, unanswered=self._unanswered)
+
+
+class CounterTarget:
+    """The servers and clients of a drill; without clients a bundle goes on once it has another primary."""
+
+    def __init__(self, servers: DrillServers, clients: Sequence[Client], watch: MapWatch) -> None:
+        self.clients = clients
+        self._servers = servers
+        self._watch = watch
+
+    def child(self, server: str) -> ChildProcess:
+        """Return the process of a server."""
+        return self._servers.child(server)
+
+    async def resumed(self, homes: Sequence[str], fault_s: float) -> dict[str, float]:
+        """Return for each bundle the seconds to the next acknowledged push; see `injection.Target`."""
+        waits = {each.home: each.next_after(fault_s) for each in self.clients if each.home in homes}
+        return {home: await wait for home, wait in waits.items()}
+
+    def restart(self, server: str) -> None:
+        """Start a killed server again."""
+        self._servers.start_server(server)
+
+
+def _primaries(watch: MapWatch) -> dict[str, str]:
+    """Return the server of the primary of each bundle, by home."""
+    return {home: bundle.primary[0] for home, bundle in watch.bundles.items() if bundle.primary}
+
+
+def homes_of(store: StoreRecord, servers: int) -> dict[str, str]:
+    """Return the home of each counter's array.
+
+    Raises:
+        RunFailed: A bundle has no array.
+    """
+    records, _ = records_of(_arrays(servers), Sgd(rate=1.0))
+    layout = StoreLayout(records, shard_table(records, shard_bytes=store.shard_bytes), store.buckets)
+    homes = {record.name: layout.plan((record.name,)).messages[0].server for record in records}
+    if len(set(homes.values())) < servers:
+        raise RunFailed(f"the controllers placed {servers} counters on {len(set(homes.values()))} servers")
+    return homes
+
+
+def _arrays(count: int) -> dict[str, np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
+    return {f"counter-{number}": np.zeros((2, SLOTS)) for number in range(count)}
+
+
+@asynccontextmanager
+async def _watched(
+    servers: DrillServers, watch: MapWatch, entropy: Callable[[int], bytes]
+) -> AsyncIterator[None]:
+    """Follow the cluster map as a reader for the length of the block."""
+    incarnation = int.from_bytes(entropy(7), "little")
+    identity = Identity(role="reader", node=f"reader-{incarnation:014x}", incarnation=incarnation)
+    membership = Membership(
+        network=cluster_network(servers.token, entropy=entropy, buffers=BufferPool()),
+        controller=servers.controllers,
+        identity=identity,
+        record=NodeRecord(role="reader", address="", incarnation=incarnation),
+        waits=servers.waits,
+        traffic=Traffic(identity.node),
+        seen=watch.see,
+    )
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(membership.run(), name="drill/membership")
+        what = "the controllers to accept the drill"
+        await membership.wait_for(lambda _: membership.joined, what, servers.waits.start_s)
+        try:
+            yield
+        finally:
+            await membership.leave()
+            running.cancel()

@@ -1,0 +1,191 @@
+"""The workload `train`: pairs of runs, without and with faults, and a run that saturates the cores."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from adam_async.cluster.processes import ProcessCluster
+from adam_async.drill.injection import PATIENCE_S, Injector
+from adam_async.drill.observations import Observations, PairObservation
+from adam_async.drill.plan import PlannedFault
+from adam_async.drill.watch import MapWatch
+from adam_async.errors import AdamError, ConfigError, DataError, first_cause
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.config import Config
+from adam_async.run.result import EpochResult, RunResult
+from adam_async.run.store_record import StoreRecord
+from adam_async.runtime.child_process import ChildProcess
+
+ENDLESS = 1_000_000
+"""Number of epochs of a run that its time ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainingDrill:
+    """Settings of a drill with training.
+
+    Attributes:
+        config: Configuration of each run; pair n has its seed plus n.
+        plans: Faults of each pair.
+        every_s: Minimum time between the starts of two faults, in seconds.
+        saturate_s: Length of a run without faults and without pairs, in seconds; 0 for pairs.
+        environment: Environment of the processes.
+        load: Returns the load average of the last minute.
+        on_fault: Called with a line for each fault and each run.
+        on_line: Called with the events of the clusters and the stderr of their processes.
+    """
+
+    config: Config
+    plans: Sequence[Sequence[PlannedFault]]
+    every_s: float
+    saturate_s: float
+    environment: Mapping[str, str]
+    load: Callable[[], float]
+    cores: int
+    on_fault: Callable[[str], None]
+    on_line: Callable[[str], None]
+
+    async def run(self) -> Observations:
+        """Train, inject the faults, and return what was observed.
+
+        Raises:
+            ConfigError: An option does not fit the data.
+            DataError: The data are missing or damaged.
+        """
+        seen = Observations(planned=sum(map(len, self.plans)), cores=self.cores)
+        try:
+            if self.saturate_s:
+                await self._saturate(seen)
+            for number, plan in enumerate(self.plans):
+                seed = self.config.seed + number
+                without = await self._train(seed, (), seen)
+                faults = len(seen.faults)
+                with_faults = await self._train(seed, plan, seen)
+                seen.pairs.append(
+                    PairObservation(
+                        seed=seed,
+                        faults=len(seen.faults) - faults,
+                        accuracy_without=without.test_accuracy,
+                        accuracy_with=with_faults.test_accuracy,
+                        images_per_s_without=images_per_s(without),
+                        images_per_s_with=images_per_s(with_faults),
+                    )
+                )
+        except (ConfigError, DataError):
+            raise
+        except AdamError as error:
+            seen.failure = str(error)
+        return seen
+
+    async def _saturate(self, seen: Observations) -> None:
+        """Train without faults for `saturate_s`."""
+        loop = asyncio.get_running_loop()
+        config = msgspec.structs.replace(self.config, epochs=ENDLESS)
+        end_s = loop.time() + self.saturate_s
+
+        def goes_on(_: EpochResult) -> bool:
+            seen.saturated_s = self.saturate_s + loop.time() - end_s
+            seen.load = self.load()
+            return loop.time() < end_s
+
+        await self._run(config, (), seen, goes_on)
+
+    async def _train(self, seed: int, plan: Sequence[PlannedFault], seen: Observations) -> RunResult:
+        result = await self._run(msgspec.structs.replace(self.config, seed=seed), plan, seen, lambda _: True)
+        kind = f"{len(plan)} faults" if plan else "no faults"
+        self.on_fault(
+            f"seed {seed}, {kind}: {result.test_accuracy:.2%}, {images_per_s(result):,.0f} images/s"
+        )
+        return result
+
+    async def _run(
+        self,
+        config: Config,
+        plan: Sequence[PlannedFault],
+        seen: Observations,
+        on_epoch: Callable[[EpochResult], bool],
+    ) -> RunResult:
+        """Train one run; the injection ends with the training.
+
+        Raises:
+            AdamError: The run failed.
+        """
+        watch = MapWatch(store_in_progress)
+        try:
+            async with (
+                ProcessCluster(config, environment=self.environment, on_line=self.on_line) as cluster,
+                asyncio.TaskGroup() as group,
+            ):
+                following = group.create_task(_follow(cluster, watch), name="drill/maps")
+                injecting = group.create_task(self._inject(cluster, watch, plan, seen), name="drill/faults")
+                try:
+                    return await cluster.train(on_epoch)
+                finally:
+                    following.cancel()
+                    injecting.cancel()
+        except ExceptionGroup as errors:
+            raise first_cause(errors) from None
+        finally:
+            seen.failovers += watch.failovers.caused
+            seen.false_failovers += watch.failovers.false
+
+    async def _inject(
+        self, cluster: ProcessCluster, watch: MapWatch, plan: Sequence[PlannedFault], seen: Observations
+    ) -> None:
+        injector = Injector(watch, TrainingTarget(cluster, watch), self.on_fault)
+        try:
+            if plan:
+                await injector.run(plan, self.every_s)
+        except AdamError as error:
+            seen.failure = seen.failure or str(error)
+        finally:
+            seen.faults += injector.faults
+
+
+class TrainingTarget:
+    """The servers of a cluster of processes, which restarts killed ones itself."""
+
+    def __init__(self, cluster: ProcessCluster, watch: MapWatch) -> None:
+        self._cluster = cluster
+        self._watch = watch
+
+    def child(self, server: str) -> ChildProcess:
+        """Return the newest process of a server."""
+        return self._cluster.children[server]
+
+    async def resumed(self, homes: Sequence[str], fault_s: float) -> dict[str, float]:
+        """Return for each bundle the seconds to its new primary in the map; see `injection.Target`."""
+        loop, watch = asyncio.get_running_loop(), self._watch
+        found: dict[str, float] = {}
+        before = {home: watch.bundles[home].generation for home in homes}
+        for home in homes:
+            await watch.until(
+                lambda home=home: (  # type: ignore[misc]
+                    home in watch.bundles and watch.bundles[home].generation > before[home]
+                ),
+                f"a new primary of the shards of {home}",
+                PATIENCE_S,
+            )
+            found[home] = loop.time() - fault_s
+        return found
+
+    def restart(self, server: str) -> None:
+        """Leave the restart to the cluster."""
+
+
+def store_in_progress(cluster: ClusterMap) -> StoreRecord | None:
+    """Return the store of the run in progress."""
+    return cluster.run_store if cluster.in_progress else None
+
+
+def images_per_s(result: RunResult) -> float:
+    """Return the training images per second of training, over all epochs."""
+    seconds = sum(epoch.train_s for epoch in result.epochs)
+    return sum(epoch.images for epoch in result.epochs) / seconds if seconds else 0.0
+
+
+async def _follow(cluster: ProcessCluster, watch: MapWatch) -> None:
+    async for newest in cluster.driver.maps():
+        watch.see(newest)
