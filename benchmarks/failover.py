@@ -1,6 +1,7 @@
 """Time from the fault of a server to the next acknowledged push of its shards, and whether any push is lost.
 
-    python -m benchmarks.failover [--kills 20] [--freezes 20] [--servers 3] [--copies 3] [--seed 1] [--json FILE]
+    python -m benchmarks.failover [--kills 20] [--freezes 20] [--servers 3] [--copies 3] [--min-in-sync 2]
+        [--seed 1] [--json FILE]
 
 Three controllers and the parameter servers are processes on loopback. For each server one client pushes ones
 to an array on it, one push after the other, so that an array counts the pushes that were applied to it. A
@@ -27,7 +28,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,6 @@ import uvloop
 from adam_async import ParameterStore, Sgd
 from adam_async.run.cluster_map import ClusterMap
 from benchmarks.controllers import Controllers
-
-LOOK_S = 0.01
-"""Time between two looks at the cluster map, in seconds."""
 
 PAUSE_S = 0.002
 """Pause of a client between two pushes, in seconds."""
@@ -128,53 +126,37 @@ class Pusher:
         self._ending = True
 
 
-async def _until(reached: Callable[[], bool], what: str) -> None:
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not reached():
-                await asyncio.sleep(LOOK_S)
-    except TimeoutError:
-        raise RuntimeError(f"waited {PATIENCE_S:g} s for {what}") from None
-
-
 class Faults:
-    """Faults of the servers, and their times.
+    """Faults of the servers, and their times."""
 
-    Args:
-        cluster: Returns the newest cluster map.
-    """
-
-    def __init__(self, servers: Servers, pushers: Sequence[Pusher], cluster: Callable[[], ClusterMap]) -> None:
+    def __init__(self, servers: Servers, pushers: Sequence[Pusher]) -> None:
         self._servers = servers
         self._pushers = pushers
-        self._cluster = cluster
+        self._name = pushers[0].store.name
+        self._membership = pushers[0].store._link._membership
         self.resumed_s: dict[str, list[float]] = {"kill": [], "freeze": []}
         self.whole_s: dict[str, list[float]] = {"kill": [], "freeze": []}
         self.faults = {"kill": 0, "freeze": 0}
 
     def _primaries(self) -> dict[str, str]:
         """Primary of the shards of each array."""
-        cluster = self._cluster()
+        cluster = self._membership.map
         found = {}
         for pusher in self._pushers:
             layout = pusher.store._link.layout
             home = layout.plan((pusher.array,)).messages[0].server
-            store = cluster.stores[pusher.store.name]
-            bundle = cluster.bundle(store.id, home)
-            assert bundle is not None and bundle.primary is not None, f"no primary for {pusher.array}"
-            found[pusher.array] = bundle.primary[0]
+            bundle = cluster.bundle(cluster.stores[self._name].id, home)
+            assert bundle is not None, f"array {pusher.array} has no bundle"
+            found[pusher.array] = bundle.in_sync[0][0]
         return found
 
-    def _is_whole(self) -> bool:
-        cluster = self._cluster()
-        name = self._pushers[0].store.name
-        copies = cluster.stores[name].copies
-        bundles = [each for key, each in cluster.bundles.items() if key.split("/")[1] == name]
-        return all(len(each.in_sync) >= copies for each in bundles)
+    def _is_whole(self, cluster: ClusterMap) -> bool:
+        copies = cluster.stores[self._name].copies
+        return all(len(each.in_sync) >= copies for each in cluster.bundles.values())
 
     async def whole(self) -> None:
         """Wait until all shards have all copies in sync."""
-        await _until(self._is_whole, "all copies in sync")
+        await self._membership.wait_for(self._is_whole, "all copies in sync", PATIENCE_S)
 
     async def inject(self, kind: str, dice: random.Random) -> None:
         """Kill or freeze a primary, measure, and bring it back."""
@@ -192,7 +174,7 @@ class Faults:
             self._servers.start(victim)
         else:
             self._servers.send(victim, signal.SIGCONT)
-        await _until(lambda: not self._is_whole(), "the loss in the cluster map")
+        await self._membership.wait_for(lambda cluster: not self._is_whole(cluster), "the loss", PATIENCE_S)
         await self.whole()
         self.whole_s[kind].append(loop.time() - fault)
 
@@ -235,7 +217,7 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> list[dict[str,
                 for _ in arrays
             ]
             pushers = [Pusher(store, array) for store, array in zip(stores, arrays, strict=True)]
-            faults = Faults(servers, pushers, lambda: stores[0]._link._membership.map)
+            faults = Faults(servers, pushers)
             await faults.whole()
             tasks = [group.create_task(pusher.run(), name=pusher.array) for pusher in pushers]
             for number, kind in enumerate(kinds, start=1):

@@ -288,8 +288,8 @@ class Opening:
     """A store that is about to be opened: `async with` or `await` opens it.
 
     Raises:
-        ConfigError: The address is invalid, a local store wants several servers, or the token has keys of
-            another role.
+        ConfigError: The address is invalid, a local store wants several servers or copies, or the token has
+            keys of another role.
 
     `async with` and `await` raise:
         StoreError: The store differs from the arguments, is absent or present against `create`, or failed,
@@ -316,7 +316,7 @@ class Opening:
     def __init__(self, where: str, wish: StoreWish, token: str | None) -> None:
         if token is not None:
             check_token_is_for(token, "reader" if wish.reader else "client", origin="token")
-        self._where = _checked_where(where, wish.servers)
+        self._where = _checked_where(where, wish.servers, wish.copies)
         self._wish = wish
         self._token = token
         self._task: asyncio.Task[None] | None = None
@@ -408,17 +408,19 @@ class Opening:
             opened.cancel()
 
 
-def _checked_where(where: str, servers: int) -> str:
+def _checked_where(where: str, servers: int, copies: int | None) -> str:
     """Return the address of a store: ``local``, or those of controllers joined by commas.
 
     Raises:
-        ConfigError: It is neither, or a local store wants several servers.
+        ConfigError: It is neither, or a local store wants several servers or copies.
     """
     if not isinstance(where, str):
         raise ConfigError(f"where is 'local' or addresses of controllers, not {where!r:.80}")
     if where == "local":
         if servers > 1:
             raise ConfigError(f"servers is {servers}: local has one server; leave servers out")
+        if copies not in (None, 1):
+            raise ConfigError(f"copies is {copies}: local has one server; leave copies out")
         return where
     try:
         return check_addresses(where, "where")
