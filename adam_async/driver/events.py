@@ -114,6 +114,9 @@ class RunEvents:
             was = self._copies.get(now.home)
             if now.in_sync:
                 self._copies[now.home] = now
+            was_complete = now.home in self._complete
+            if len(now.in_sync) >= found.copies:
+                self._complete.add(now.home)
             if was is None or not now.in_sync:
                 continue
             shards, before, after = f"the shards of {now.home}", len(was.in_sync), len(now.in_sync)
@@ -127,10 +130,8 @@ class RunEvents:
             if after >= found.min_in_sync and now.home in self._waiting:
                 self.note(f"pushes to {shards} go on: {after} in sync")
                 self._waiting.discard(now.home)
-            if before < found.copies <= after and now.home in self._complete:
+            if before < found.copies <= after and was_complete:
                 self.note(f"{shards} have {found.copies} copies in sync again")
-            if after >= found.copies:
-                self._complete.add(now.home)
 
     def _note_loss(self, node: str) -> None:
         """Note that the controllers count a node as dead. A silent node may be alive."""

@@ -286,8 +286,8 @@ class Opening:
     """A store before its opening: `async with` or `await` opens it.
 
     Raises:
-        ConfigError: The address is invalid, a local store wants several servers, or the token has keys of
-            another role.
+        ConfigError: The address is invalid, a local store wants several servers or copies, or the token has
+            keys of another role.
 
     `async with` and `await` raise:
         StoreError: The store differs from the arguments, is absent or present against `create`, or failed,

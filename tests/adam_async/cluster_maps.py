@@ -1,6 +1,6 @@
 """A controller's map with the training rules, and short words for the commands of tests."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -9,6 +9,7 @@ from adam_async.controller.state import Changed, Command, CompareAndSet, Control
 from adam_async.driver.preparation import store_of
 from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.model.named import mlp
+from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word
 from adam_async.run.config import Config
 from adam_async.run.program_record import ProgramRecord
@@ -62,6 +63,33 @@ def store_record(id: str = "store-1", listed: Sequence[ArrayRecord] = (), **fiel
 
 
 ARRAYS = (ArrayRecord("w", (64, 16)),)
+
+
+def bundle_map(
+    in_sync: Mapping[str, Sequence[str]],
+    *,
+    joining: Mapping[str, Sequence[str]] = {},
+    copies: int = 2,
+    phase: Any = "open",
+    **fields: Any,
+) -> ClusterMap:
+    """Return the map of a run that trains, with bundles of these members of ps-0 to ps-2 by home."""
+    store = store_record(
+        "run-1", program="run-1", copies=copies, phase=phase, buckets=tuple(in_sync), **fields
+    )
+    return ClusterMap(
+        nodes={f"ps-{number}": node("ps") for number in range(3)},
+        run=run_record(phase="training"),
+        stores={"run-1": store},
+        bundles={
+            bundle_key("run-1", home): BundleRecord(
+                store="run-1",
+                in_sync=tuple((name, 1) for name in names),
+                joining=tuple((name, 1) for name in joining.get(home, ())),
+            )
+            for home, names in in_sync.items()
+        },
+    )
 
 
 class Cluster:

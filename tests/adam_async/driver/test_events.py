@@ -2,11 +2,13 @@
 
 from collections.abc import AsyncIterator, Callable
 
+import msgspec
 import pytest
 
 from adam_async.driver.events import EVENTS_KEPT, RunEvents
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.program_record import ProgramRecord
+from tests.adam_async.cluster_maps import bundle_map, run_record
 
 KILLED = "worker-1 died: killed by signal 9; starting it again"
 BACK = "worker-1 came back as a new incarnation"
@@ -157,3 +159,37 @@ async def test_nodes_that_the_map_forgot_are_forgotten_and_the_newest_events_kep
     assert last == "something else"
     assert len(events.noted) == EVENTS_KEPT + 1
     assert events._ever == {f"worker-{count - 1}"}
+
+
+async def test_a_primary_that_moves_and_copies_that_are_complete_again_are_events() -> None:
+    whole = bundle_map({"ps-0": ("ps-0", "ps-1", "ps-2")}, copies=3)
+    moved = bundle_map({"ps-0": ("ps-1", "ps-2")}, copies=3)
+    again = bundle_map({"ps-0": ("ps-1", "ps-2", "ps-0")}, copies=3)
+
+    assert await noted(whole, moved, again) == [
+        "primary of the shards of ps-0 moved from ps-0 to ps-1",
+        "the shards of ps-0 have 3 copies in sync again",
+    ]
+
+
+async def test_pushes_that_wait_for_copies_are_an_event_and_so_is_their_going_on() -> None:
+    first = bundle_map({"ps-0": ("ps-0",)}, joining={"ps-0": ("ps-1",)})
+    whole = bundle_map({"ps-0": ("ps-0", "ps-1")})
+    alone = bundle_map({"ps-0": ("ps-0",)})
+
+    assert await noted(first, whole, alone, alone, whole) == [
+        "pushes to the shards of ps-0 wait: 1 in sync, 2 needed (min_in_sync)",
+        "pushes to the shards of ps-0 go on: 2 in sync",
+        "the shards of ps-0 have 2 copies in sync again",
+    ]
+
+
+async def test_shards_with_one_copy_and_those_of_the_next_run_make_no_event() -> None:
+    one = [bundle_map({"ps-0": (name,)}, copies=1) for name in ("ps-0", "ps-1")]
+    assert await noted(*one) == []
+    first, second = (bundle_map({"ps-0": names}) for names in (("ps-0", "ps-1"), ("ps-1", "ps-0")))
+    run = msgspec.structs.replace(run_record("run-2"), phase="training")
+    store = msgspec.structs.replace(second.stores["run-1"], id="run-2", program="run-2")
+    bundles = {key: msgspec.structs.replace(bundle, store="run-2") for key, bundle in second.bundles.items()}
+    other = msgspec.structs.replace(second, run=run, stores={"run-1": store}, bundles=bundles)
+    assert await noted(first, other) == []

@@ -16,6 +16,7 @@ def test_only_open_options_are_explained() -> None:
     given = Config(
         epochs=2,
         rate=0.1,
+        copies=1,
         schedule="constant",
         momentum=0.5,
         threads=1,
@@ -31,6 +32,7 @@ def test_only_open_options_are_explained() -> None:
         "rate",
         "schedule",
         "momentum",
+        "copies",
         "threads",
         "in_flight",
         "weights",

@@ -192,3 +192,22 @@ def test_all_workers_of_a_replica_have_as_many_groups_in_flight_as_the_one_with_
     assert replica_in_flight([{"threads": 6}, {"threads": 1}], 2) == default_in_flight(1, 2)
     assert replica_in_flight([{"threads": 1, "in_flight": 32}, {"threads": 1, "in_flight": 2}], 2) == 2
     assert replica_in_flight([{"threads": 2, "in_flight": 0}], 1) == default_in_flight(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"copies": 2}, "copies=2 need as many servers, and there are 1: raise servers"),
+        (
+            {"servers": 3, "copies": 2, "min_in_sync": 3},
+            "min_in_sync=3 needs as many copies, and there are 2",
+        ),
+        ({"min_in_sync": 2}, "min_in_sync=2 needs as many copies, and there is 1"),
+        ({"servers": 2, "copies": 2, "weights": "aliased"}, "copies=2 exclude weights=aliased"),
+        ({"servers": 2, "copies": 2, "record": True}, "copies=2 exclude record"),
+        ({"servers": 9, "copies": 9}, "copies must be at most 8, not 9"),
+    ],
+)
+def test_copies_that_cannot_be_kept_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Config(**options)
