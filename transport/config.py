@@ -33,8 +33,8 @@ class LinkConfig:
     measurements 512 to 768 KiB are best, and 1 MiB is 1.3 times slower."""
 
     gather_bytes: int = 16 * KIB
-    """Maximum payload that is copied into one write, in bytes; larger payloads are written from the caller's
-    arrays."""
+    """Maximum payload copied into one write, in bytes; the link writes larger payloads from the
+    caller's arrays."""
 
     scratch_bytes: int = 8 * KIB
     """Buffer for a header, in bytes; payload bytes that arrive in it are moved once."""

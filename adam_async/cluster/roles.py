@@ -109,7 +109,7 @@ def controller(
         place: Place of the controller.
         peers: Addresses of all controllers of its group by node id, with its own.
         alone: Whether the controller is a group of one; a larger group without `peers` gets them from
-            `Controller.group.meet` when all controllers listen.
+            `Controller.group.set_addresses` when all controllers listen.
         file: Log file of the controller's state, which it reads after a restart.
 
     Raises:
