@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 DEFAULT_COUNT = 4
 """Number of faults without `--count`, `--every` and `--for`."""
 
+LEAST_COPIES = 3
+"""Minimum number of copies of a drill: pushes need two in sync, also while one is lost."""
+
 MOST_FAULTS = 100_000
 
 WORDS = {True: "holds", False: "FAILED", None: "not checked"}
@@ -119,9 +122,10 @@ def check_options(options: DrillOptions) -> None:
         ):
             if value != default:
                 raise ConfigError(f"{name} belongs to --workload train")
-    if min(options.copies, options.servers) < 2:
+    if min(options.copies, options.servers) < LEAST_COPIES:
         raise ConfigError(
-            "a drill needs --servers and --copies of at least 2: the loss of the only copy ends a workload"
+            f"a drill needs --servers and --copies of at least {LEAST_COPIES}: with fewer, pushes wait for "
+            "the lost server"
         )
 
 

@@ -153,6 +153,8 @@ def _accuracy(seen: Observations, margin: float) -> Claim:
         f"mean {100 * test.mean:+.2f} points, 90 % interval {100 * test.low:+.2f} to {100 * test.high:+.2f}, "
         f"{test.pairs} pairs (two one-sided t tests at 5 %)"
     )
+    if not test.holds and test.low < margin and test.high > -margin:
+        text += "; more pairs narrow the interval"
     return Claim(name=name, holds=test.holds, text=text)
 
 
