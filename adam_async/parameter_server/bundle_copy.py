@@ -65,7 +65,10 @@ RANK_S = 0.2
 """Further silence for which each later member waits, in seconds."""
 
 INVITE_S = 5.0
-"""Time for which a bundle lacks a member before its primary invites another server, in seconds."""
+"""Time for which a bundle lacks a member before its primary invites a new server, in seconds."""
+
+RETURN_S = 0.3
+"""Time for which a bundle lacks a member before its primary invites one that has come back, in seconds."""
 
 HAND_OVER_S = 1.0
 """Maximum time for which a primary stops ordering for a handover, in seconds."""
@@ -215,6 +218,8 @@ class BundleCopy:
         self._stuck_ticks = 0
         """Number of ticks since entries wait and none was committed."""
         self._proposing: asyncio.Task[None] | None = None
+        self._names = {node for node, _ in record.members}
+        """Nodes that have been members."""
         self._lacks_since: float | None = None
         self._home_since: float | None = None
         """Time since which the home could take over, while another server is the primary."""
@@ -278,6 +283,7 @@ class BundleCopy:
     def record_changed(self, record: BundleRecord) -> None:
         """Follow the bundle's record in the cluster map."""
         self._core.record_changed(record)
+        self._names.update(node for node, _ in record.members)
         self._parts = {sender: parts for sender, parts in self._parts.items() if sender in record.members}
         self._run()
 
@@ -382,10 +388,11 @@ class BundleCopy:
             self._lacks_since = None
         elif self._lacks_since is None:
             self._lacks_since = now
-        elif now - self._lacks_since > INVITE_S:
-            self._lacks_since = now
+        elif now - self._lacks_since > RETURN_S:
             member = self._host.next_member()
-            if member is not None:
+            # A member that comes back is invited at once, and another server only after a while.
+            if member is not None and (member[0] in self._names or now - self._lacks_since > INVITE_S):
+                self._lacks_since = now
                 self._core.invite(member)
 
     def _bring_home(self) -> None:

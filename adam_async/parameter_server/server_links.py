@@ -50,6 +50,9 @@ OnMessage = Callable[[Member, ReplicationMessage, Sequence[Any]], None]
 MOST_ANSWERS = 1 << 16
 """Maximum number of answers that wait for a primary that does not read; beyond it the link ends."""
 
+_ONCE = RetrySchedule(attempts=1)
+"""One attempt: a refused dial is news of the other server."""
+
 _DIALS = RetrySchedule(first_s=0.05, longest_s=0.5)
 
 
@@ -155,7 +158,7 @@ class ServerLinks:
     async def _beat(self, peer: _Peer) -> None:
         while True:
             try:
-                link = await peer.beats.dial(DIAL_S)
+                link = await peer.beats.dial(DIAL_S, retry=_ONCE)
             except TransportError:
                 peer.failed_dials += 1
                 await peer.beats.pause()
@@ -177,7 +180,7 @@ class ServerLinks:
         while True:
             await peer.is_wanted.wait()
             try:
-                link = await peer.entries.dial(DIAL_S)
+                link = await peer.entries.dial(DIAL_S, retry=_ONCE)
             except (DialFailed, TransportError):
                 await peer.entries.pause()
                 continue

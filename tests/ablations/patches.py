@@ -432,8 +432,8 @@ def apply_pushes_again(order: Any, self: ServerState, event: Any) -> Any:
     session = push.session, push.incarnation
     for number, shard_id in zip(push.numbers, push.shards, strict=True):
         shard = self.shards.get(ShardId(shard_id))
-        if shard is not None and shard.last_number.get(session) == number:
-            shard.separate().last_number[session] = number - 1
+        if shard is not None and shard.ordered.get(session) == number:
+            shard.separate().ordered[session] = number - 1
     return order(self, event)
 
 

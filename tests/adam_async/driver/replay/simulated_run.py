@@ -83,8 +83,12 @@ class SimulatedServer:
         request = partial(lane.back.append), answered
         if isinstance(body, tuple):
             push, tensors = body
-            gradients = read_gradients(push, tensors, self.run.table.shards, self.run.network.dtype)
-            self.perform(self.state.handle(PushArrived(request, push, gradients)))
+            table = self.run.table.shards
+            gradients, finite = read_gradients(push, tensors, table, self.run.network.dtype), None
+            if not gradients.is_sure:
+                finite = self.applier.check_finite([table[number] for number in push.shards], gradients)
+                gradients = gradients.trusted()
+            self.perform(self.state.handle(PushArrived(request, push, gradients, finite)))
         else:
             self.perform(self.state.handle(PullArrived(request, body)))
 
@@ -92,7 +96,11 @@ class SimulatedServer:
         batch, effects = self.state.take_batch()
         self.perform(effects)
         if batch is not None:
-            gradients = [queued.gradients for queued in batch.pushes]
+            whole = len(batch.shards()) == len(batch.pushes[0].push.shards)
+            gradients = [
+                queued.gradients if whole else queued.gradients.only(queued.accepted)
+                for queued in batch.pushes
+            ]
             self.applier.apply_pushes(batch.shards(), gradients, batch.rates)
             self.perform(self.state.handle(Applied(batch)))
 
