@@ -12,7 +12,6 @@ from adam_async.data_server.epoch import Epoch
 from adam_async.data_server.service import DataServer
 from adam_async.errors import DeadlineExceeded
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.option_sources import make_config
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.runner import draw_case, run_case, run_seed
 from adam_async.simulation.scenarios import short_runs
