@@ -234,7 +234,6 @@ async def test_a_run_that_diverges_ends_with_a_huge_loss_and_finite_weights():
         result = await cluster.train()
     assert not result.epochs[-1].train_loss < 1e9
     assert all(np.isfinite(values).all() for values in result.weights.values())
-    assert sum(counts.get("refused", 0) for counts in result.statistics.values()) > 0
 
 
 @pytest.mark.parametrize("network", EITHER)
