@@ -40,7 +40,7 @@ from adam_async.run.ids import ShardId
 from adam_async.run.primary import primary_of
 from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.channel import Endpoint
-from transport import Message, RemoteProtocolError
+from transport import LocalNetwork, Message, RemoteProtocolError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +161,11 @@ class ParameterClient:
             for home in homes
         }
         self._all = tuple(self.connections.values())
+        store = cluster.store(session.store)
+        # By reference the caller's memory would stay in the logs of several servers, even of lost ones; and
+        # in bsp a server would read it after the push of a client has returned.
+        is_kept = store is not None and (store.copies > 1 or (store.summed_weight and not store.program))
+        self._copies = bool(is_kept) and isinstance(endpoint.network, LocalNetwork)
         self._admission_waits = 0
         self._admission_wait_s = 0.0
 
@@ -226,6 +231,8 @@ class ParameterClient:
             assign=step.assign,
         )
 
+        free = partial(self._callbacks.run, on_free)
+
         def on_answer(answer: Message) -> bool:
             acknowledged = unpack(answer, Pushed)
             if not session.settle_push(acknowledged, len(body.shards)):
@@ -234,13 +241,15 @@ class ParameterClient:
                 on_outcome(acknowledged)
             if on_values is not None:
                 on_values(acknowledged.versions, _values_of(answer), acknowledged.clock)
+            if self._copies:
+                free()
             return True
 
         self.connections[home].send(
             Exchange(
-                message=pack(body, step.tensors),
+                message=pack(body, [each.copy() for each in step.tensors] if self._copies else step.tensors),
                 on_answer=on_answer,
-                on_free=partial(self._callbacks.run, on_free),
+                on_free=None if self._copies else free,
                 into=None if into is None else (into,),
                 is_push=True,
             )

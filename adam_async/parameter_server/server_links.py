@@ -105,18 +105,26 @@ class ServerLinks:
         self._into: dict[Member, _Outgoing] = {}
         """Links for entries that the primary of a bundle dialled."""
         self._last_tick = now()
+        self._is_over = False
 
     async def run(self) -> None:
-        """Beat, and tick, until cancelled."""
-        while True:
-            await asyncio.sleep(BEAT_S)
-            now = self._now()
-            late = now - self._last_tick - BEAT_S
-            self._last_tick = now
-            if late > LATE_S:
-                for peer in self._peers.values():
-                    peer.heard = min(now, peer.heard + late)
-            self._on_tick()
+        """Tick until cancelled, which ends all links."""
+        try:
+            while True:
+                await asyncio.sleep(BEAT_S)
+                self._tick()
+        finally:
+            self._is_over = True
+            self.follow({}, frozenset())
+
+    def _tick(self) -> None:
+        now = self._now()
+        late = now - self._last_tick - BEAT_S
+        self._last_tick = now
+        if late > LATE_S:
+            for peer in self._peers.values():
+                peer.heard = min(now, peer.heard + late)
+        self._on_tick()
 
     # --- members -----------------------------------------------------------------------------
 
@@ -131,7 +139,7 @@ class ServerLinks:
             peer = self._peers.pop(member)
             for task in peer.tasks:
                 task.cancel()
-        for member, address in addresses.items():
+        for member, address in addresses.items() if not self._is_over else ():
             peer = self._peers.get(member) or self._new_peer(member, address)
             if member in entries:
                 peer.is_wanted.set()

@@ -33,7 +33,7 @@ from adam_async.store.pulling import PullCollector, pull_targets
 from adam_async.store.pushing import Collector, Outgoing, PushCollector, PushMessages
 from adam_async.store.values import PushOutcome, ReadVersions, Values
 from adam_async.store.wish import StoreWish
-from transport import Identity, LocalNetwork
+from transport import Identity
 
 _T = TypeVar("_T")
 
@@ -365,17 +365,12 @@ class StoreLink:
         clock = 0
         if self.slack is not None and not assign:
             clock = self.clock + 1 if self._is_summed else self.clock
-        # In bsp a server answers a push before it applies the sum. By reference it would read the caller's
-        # memory after the push has returned, and the push would wait for the sum. With several copies the
-        # push would wait until all servers have applied it, and for ever for one that has ended.
-        is_kept_long = (self._is_summed and not assign) or self.store.copies > 1
-        kept = is_kept_long and isinstance(self._network, LocalNetwork)
         for number, message in enumerate(messages):
             of = message.shards
             step = StepPush(
                 parts=of.parts,
                 shards=of.shards,
-                tensors=[tensor.copy() for tensor in message.tensors] if kept else message.tensors,
+                tensors=message.tensors,
                 versions=versions[number],
                 own_applied=(0,) * len(of.shards),
                 clock=clock,
@@ -387,23 +382,16 @@ class StoreLink:
             )
             if isinstance(collector, PullCollector):
                 # The values bring the versions, and without clocks no sum refuses a push.
-                arrived = partial(collector.answered, number)
-                if kept:
-                    arrived = partial(_answered_and_freed, arrived, collector.freed)
                 self._client.push(
                     of.server,
                     step,
-                    on_free=_keep if kept else collector.freed,
-                    on_values=arrived,
+                    on_free=collector.freed,
+                    on_values=partial(collector.answered, number),
                     into=collector.into(number),
                 )
             else:
-                self._client.push(
-                    of.server,
-                    step,
-                    on_free=_keep if kept else collector.freed,
-                    on_outcome=partial(collector.answered, message, done=kept),
-                )
+                answered = partial(collector.answered, message)
+                self._client.push(of.server, step, on_free=collector.freed, on_outcome=answered)
         if not messages:
             collector.freed()
 
@@ -565,16 +553,6 @@ def _run(send: Callable[[], None], fail: Callable[[Exception], None]) -> None:
     except Exception as error:
         # An error beside `StoreError` is a defect; its caller must not wait for ever.
         fail(error)
-
-
-def _keep() -> None:
-    """Leave tensors that the caller does not own to the server."""
-
-
-def _answered_and_freed(answered: Callable[..., None], freed: Callable[[], None], *values: Any) -> None:
-    """Pass values on, and end the message of the push: its tensors are not the caller's."""
-    answered(*values)
-    freed()
 
 
 def _pulled(pull: PullCollector, number: int, answer: ValuesMessage, flat: NDArray[Any]) -> None:

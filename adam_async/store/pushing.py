@@ -183,8 +183,8 @@ class PushCollector(Collector):
         self._versions: dict[str, int] = {}
         self._refused: list[RefusedShard] = []
 
-    def answered(self, message: Outgoing, answer: Pushed, *, done: bool) -> None:
-        """Take an answer; with `done` the message needs no other, because its tensors are copies."""
+    def answered(self, message: Outgoing, answer: Pushed) -> None:
+        """Take an answer."""
         of = message.shards
         self._note_versions(of.index, answer.versions)
         table, versions = self._layout.table.shards, self._versions
@@ -198,8 +198,6 @@ class PushCollector(Collector):
             if problem.status == REFUSED:
                 spec = table[of.shards[problem.index]]
                 self._refused.append(RefusedShard(name=spec.tensor, start=spec.start, stop=spec.stop))
-        if done:
-            self.freed()
 
     def outcome(self) -> PushOutcome:
         """Return the outcome; call it when `done` has ended."""

@@ -409,6 +409,24 @@ async def test_the_error_of_a_diverging_run_names_remedies(network):
     assert cluster.driver.progress.phase == "failed"
 
 
+@pytest.mark.parametrize("network", EITHER)
+async def test_training_with_copies_goes_on_without_a_server(network):
+    config = config_of(epochs=30, replicas=2, servers=3, copies=3, shard_bytes=64, waits=QUICK)
+    async with cluster_of(config, NETWORKS[network]()) as cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+
+        def whole():
+            bundles = cluster.controller.map.bundles.values()
+            trains = cluster.driver.progress.epoch > 1
+            return trains and bundles and all(len(bundle.in_sync) == 3 for bundle in bundles)
+
+        await until(whole)
+        await cluster.servers[1].__aexit__(None, None, None)
+        result = await training
+    assert [epoch.images for epoch in result.epochs] == [60] * 30
+    assert any("moved from ps-1" in event["event"] for event in result.events)
+
+
 @pytest.mark.parametrize("weights", ["aliased", "copy"])
 async def test_too_little_memory_is_an_error_with_the_needed_size(monkeypatch, weights):
     def full(*_, **__):
