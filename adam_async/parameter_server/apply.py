@@ -248,7 +248,7 @@ class Applier:
         for gradient in batch:
             if isinstance(gradient, Delta):
                 finite.append(gradient.finite or is_finite(gradient.values, gradient.rate))
-            elif gradient.bound * max(gradient.rate, 1.0) <= self._limit:
+            elif gradient.checked or gradient.bound * max(gradient.rate, 1.0) <= self._limit:
                 finite.append(True)
             else:
                 # The bound is coarse or unknown: scan the product before adding any of it.

@@ -218,8 +218,8 @@ class BundleCopy:
         self._stuck_ticks = 0
         """Number of ticks since entries wait and none was committed."""
         self._proposing: asyncio.Task[None] | None = None
-        self._names = {node for node, _ in record.members}
-        """Nodes that have been members."""
+        self._incarnations = dict(record.members)
+        """Last incarnation of each node that has been a member."""
         self._lacks_since: float | None = None
         self._home_since: float | None = None
         """Time since which the home could take over, while another server is the primary."""
@@ -283,7 +283,7 @@ class BundleCopy:
     def record_changed(self, record: BundleRecord) -> None:
         """Follow the bundle's record in the cluster map."""
         self._core.record_changed(record)
-        self._names.update(node for node, _ in record.members)
+        self._incarnations.update(record.members)
         self._parts = {sender: parts for sender, parts in self._parts.items() if sender in record.members}
         self._run()
 
@@ -390,8 +390,10 @@ class BundleCopy:
             self._lacks_since = now
         elif now - self._lacks_since > RETURN_S:
             member = self._host.next_member()
-            # A member that comes back is invited at once, and another server only after a while.
-            if member is not None and (member[0] in self._names or now - self._lacks_since > INVITE_S):
+            # A member that was started again is invited at once, and another server only after a while: the
+            # map may still name a lost one.
+            has_returned = member is not None and self._incarnations.get(member[0], member[1]) != member[1]
+            if member is not None and (has_returned or now - self._lacks_since > INVITE_S):
                 self._lacks_since = now
                 self._core.invite(member)
 

@@ -37,6 +37,8 @@ class Factors:
     rate: float
     bound: float = inf
     """Bound on each element of the product; inf if it is unknown, or an element is not finite."""
+    checked: bool = False
+    """Whether the product is known to be finite although the bound does not prove it."""
 
 
 Gradient = Delta | Factors
@@ -70,12 +72,14 @@ class FactorPart(msgspec.Struct, frozen=True, eq=False):
     rate: float
     bound: float
     """Bound on each element of the product."""
+    checked: bool = False
+    """Whether each product is known to be finite although the bound does not prove it."""
 
     def each(self) -> list[Gradient]:
         """One gradient per shard."""
         stops = list(accumulate(self.sizes))
         return [
-            Factors(self.x_IK, self.errors_RK[stop - size : stop], self.rate, self.bound)
+            Factors(self.x_IK, self.errors_RK[stop - size : stop], self.rate, self.bound, self.checked)
             for size, stop in zip(self.sizes, stops, strict=True)
         ]
 
@@ -123,9 +127,9 @@ class PushGradients(msgspec.Struct, frozen=True, eq=False):
         )
 
     def trusted(self) -> "PushGradients":
-        """The same gradients, known to be finite: the primary has checked each."""
+        """The same gradients, known to be finite: the primary has checked each. Their bounds stay."""
         parts = [
-            msgspec.structs.replace(part, bound=0.0)
+            msgspec.structs.replace(part, checked=True)
             if isinstance(part, FactorPart)
             else msgspec.structs.replace(part, finite=True)
             for part in self.parts
@@ -174,4 +178,6 @@ def part_of(gradient: Gradient) -> DeltaPart | FactorPart:
     if isinstance(gradient, Delta):
         return DeltaPart(gradient.values, (len(gradient.values),), gradient.rate, gradient.finite)
     rows = len(gradient.errors_RK)
-    return FactorPart(gradient.x_IK, gradient.errors_RK, (rows,), gradient.rate, gradient.bound)
+    return FactorPart(
+        gradient.x_IK, gradient.errors_RK, (rows,), gradient.rate, gradient.bound, gradient.checked
+    )
