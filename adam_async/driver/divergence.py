@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from math import inf, isfinite, log
 
 from adam_async.errors import Diverged
-from adam_async.model.layer import Loss
 from adam_async.run.config import Config
 from adam_async.run.result import EpochResult
 from adam_async.run.step_model import RunModel, StepModel
@@ -27,7 +26,10 @@ def largest_loss(model: RunModel) -> float:
     if isinstance(model, StepModel):
         return inf
     last = model.layers[-1]
-    return TIMES_GUESSING * last.guessing if isinstance(last, Loss) else inf
+    if model.spec.layers[-1].kind != "softmax_cross_entropy":
+        return inf
+    weights = getattr(last, "class_weights", ()) or (1.0,)
+    return TIMES_GUESSING * log(max(last.input_shapes[0][0], 2)) * max(weights)
 
 
 def divergence(loss: float, *, largest: float, epoch: int, rate: float) -> str:

@@ -3,8 +3,7 @@
 If a worker's weights are the shard's own memory, no push carries a gradient: the thread that computes it
 applies the rule, without a lock. Several threads may change the same weights and rule state at once, so an
 update may be lost, as in Hogwild. The weights stay finite: each gradient is checked before its tensor
-changes, and with rule `sgd` a group whose loss is far beyond guessing makes a shorter step
-(`adam_async.model.step.shorten`).
+changes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,14 +15,7 @@ from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import Array, Weights
 from adam_async.model.network import Network
 from adam_async.model.rules import Rule, RuleState, Sgd
-from adam_async.model.step import (
-    StepBuffers,
-    StepInput,
-    StepOutcome,
-    is_finite,
-    largest_whole,
-    shorten,
-)
+from adam_async.model.step import StepBuffers, StepInput, StepOutcome, is_finite
 
 
 class InPlaceStep:
@@ -72,10 +64,6 @@ class InPlaceStep:
         loss = network.forward(weights, context)
         for number in reversed(range(len(network.layers))):
             network.backward_layers(weights, context, range(number, number + 1))
-            # Steps of the other rules are bounded, because these divide gradients by their own size.
-            if number == len(network.layers) - 1 and isinstance(self._rule, Sgd):
-                largest = largest_whole(network.layers, context.images)
-                shorten(context.slots(number).input_errors, loss, largest)
             for parameter in network.layers[number].parameters:
                 if parameter.frozen:
                     continue

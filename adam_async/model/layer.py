@@ -424,11 +424,6 @@ class Loss(Layer):
         super().__init__(spec, input_shapes)
         self.output_shape = ()
 
-    @property
-    def guessing(self) -> float:
-        """Mean loss of guessing among equal classes; infinite for a loss without such a scale."""
-        return math.inf
-
     @abstractmethod
     def load_targets(self, slots: Slots, labels: Array) -> None:
         """Store the targets of the group.

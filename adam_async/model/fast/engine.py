@@ -23,14 +23,7 @@ from adam_async.model.fast.layers import FAST_LAYERS
 from adam_async.model.fast.tape import Op, Ref, Tape
 from adam_async.model.layer import Array, Layer, ParameterSpec, Slots, Weights
 from adam_async.model.rules import RuleState, Sgd
-from adam_async.model.step import (
-    StepBuffers,
-    StepInput,
-    StepOutcome,
-    is_finite,
-    largest_whole,
-    shorten,
-)
+from adam_async.model.step import StepBuffers, StepInput, StepOutcome, is_finite
 from adam_async.model.topology import Topology
 
 COMMON = (program.ADD, program.COPY, program.CLEAR, program.DESCEND, program.GROUPS)
@@ -224,10 +217,7 @@ class Descent:
         self._engine = engine
         self._layers = engine.topology.layers
         self._rule = rule
-        self._largest = largest_whole(self._layers, context.images)
-        self._hyper = np.array(
-            (0.0, rule.momentum, rule.weight_decay, rule.nesterov, self._largest), engine.dtype
-        )
+        self._hyper = np.array((0.0, rule.momentum, rule.weight_decay, rule.nesterov), engine.dtype)
         # In backward order, as outcomes name refused tensors.
         self._names = [p.name for layer in reversed(self._layers) for p in layer.parameters]
         self._refused = np.zeros(len(self._names), np.int64)
@@ -250,12 +240,10 @@ class Descent:
             elif step[0] == "forward":
                 self._layers[step[1]].run_forward(weights, context.slots(step[1]))
             else:
-                self._engine.own_backward(weights, context, step[1])
-                # A loss without kernels has no tape that computes and bounds its mean.
-                if step[1] == len(self._layers) - 1:
-                    loss = float(np.add.reduce(self._losses)) / self._losses.size
-                    shorten(context.slots(step[1]).input_errors, loss, self._largest)
-                self._apply(weights, state, context, step[1], rate)
+                self._backward(weights, state, context, step[1], rate)
+        # A loss without kernels has no tape to compute its mean.
+        if not isinstance(self._layers[-1], Compiled):
+            loss = float(np.add.reduce(self._losses)) / self._losses.size
         if not self._refused.any():
             return StepOutcome(loss=loss)
         # Kernels only set flags, so the next step needs them cleared.
@@ -308,9 +296,11 @@ class Descent:
     def _named(self, flags: Array) -> tuple[str, ...]:
         return tuple(name for name, flag in zip(self._names, flags, strict=True) if flag)
 
-    def _apply(
+    def _backward(
         self, weights: Weights, state: Mapping[str, RuleState], context: Context, number: int, rate: float
     ) -> None:
+        """Run a layer without kernels backward, and apply the rule to finite gradients."""
+        self._engine.own_backward(weights, context, number)
         for parameter in self._layers[number].parameters:
             if parameter.frozen:
                 continue
@@ -341,11 +331,11 @@ class Descent:
             else:
                 flush()
                 steps.append(("forward", number))
+        if isinstance(self._layers[-1], Compiled):
+            ops.append(Op.of(program.MEAN, self._losses.size, self._losses))
         for number, layer in reversed(tuple(enumerate(self._layers))):
             if isinstance(layer, Compiled):
                 ops += self._engine.backward_ops(context, number, layer)
-                if number == len(self._layers) - 1:
-                    ops.append(self._mean(context.slots(number)))
                 for parameter in layer.parameters:
                     if not parameter.frozen:
                         ops += self._update(context.slots(number), layer, parameter)
@@ -354,12 +344,6 @@ class Descent:
                 steps.append(("backward", number))
         flush()
         return tuple(steps)
-
-    def _mean(self, slots: Slots) -> Op:
-        # A loss has one input, whose error gradient the row shortens if the loss is too large.
-        errors = slots.input_errors[0]
-        bounded = (0, 0) if errors is None else (errors.size, errors)
-        return Op.of(program.MEAN, self._losses.size, self._losses, *bounded)
 
     def _update(self, slots: Slots, layer: Compiled, parameter: ParameterSpec) -> list[Op]:
         gradient = self.buffers.gradients[parameter.name]

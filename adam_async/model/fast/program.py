@@ -149,8 +149,7 @@ def run(tape, like, hyper):
     Args:
         tape: int64 (rows, `FIELDS`); a row begins with the address of its kernel, or with 0 for the mean.
         like: Any number of the arrays' type.
-        hyper: Rate, momentum, weight decay, 1 with Nesterov's momentum, and the largest loss of a whole step,
-            of that type.
+        hyper: Rate, momentum, weight decay and 1 with Nesterov's momentum, of that type.
     """
     mean = 0.0
     for row in range(tape.shape[0]):
@@ -164,11 +163,6 @@ def run(tape, like, hyper):
             for i in range(t[1]):
                 total += losses[i]
             mean = total / t[1]
-            # A NaN compares false: the rule then refuses the gradients, which are not finite either.
-            if mean > hyper[4]:
-                errors, share = floats(t[4], t[3], like), hyper.dtype.type((hyper[4] / mean) ** 2)
-                for i in range(t[3]):
-                    errors[i] *= share
     return mean
 
 

@@ -135,8 +135,8 @@ class Tape:
     Args:
         ops: Steps, in their order.
         dtype: Type of all arrays of numbers.
-        hyper: Rate, momentum, weight decay, 1 with Nesterov's momentum, and the largest loss of a whole step,
-            for rules and the mean; not copied, so that the caller may change them.
+        hyper: Rate, momentum, weight decay and 1 with Nesterov's momentum, for rules; not copied, so the
+            caller may change them.
     """
 
     def __init__(self, ops: Sequence[Op], dtype: np.dtype[Any], hyper: Array | None = None) -> None:
@@ -144,8 +144,8 @@ class Tape:
         self._ops = fuse(ops)
         self._like = dtype.type(0)
         self._rows = np.zeros((len(self._ops), program.FIELDS), np.int64)
-        self._hyper = np.zeros(5, dtype) if hyper is None else hyper
-        # One array may be in several rows; it is checked once per change.
+        self._hyper = np.zeros(4, dtype) if hyper is None else hyper
+        # One array may be in several rows; a change is checked once.
         cells: dict[Ref, list[tuple[int, int]]] = {}
         for row, op in enumerate(self._ops):
             self._rows[row, 0] = program.address(op.code, dtype)

@@ -1,9 +1,9 @@
 """Pure: kernels of gradient descent in place; they read and write each weight once.
 
-`hyper` begins with rate, momentum, weight decay, and 1 with Nesterov's momentum. A gradient is checked before
-its tensor changes: a small one value by value. The gradient of a dense layer is not formed as a whole: no
-value exceeds the number of images times the largest error times the largest input. Only if this bound is near
-the end of the number range, or not a number, the gradient is formed and checked.
+`hyper` is (rate, momentum, weight decay, 1 with Nesterov's momentum). A gradient is checked before its tensor
+changes; a small gradient is checked value by value. The gradient of a dense layer is not formed as a whole,
+because no value exceeds the number of images times the largest error times the largest input. Only if this
+bound is near the end of the number range, or not a number, is the gradient formed and checked.
 """
 
 from typing import Any

@@ -31,11 +31,6 @@ class SoftmaxCrossEntropy(Loss):
             raise self.refusal(f"needs one score per class, not an input of {list(input_shapes[0])}")
         self.class_weights = self._read_class_weights()
 
-    @property
-    def guessing(self) -> float:
-        """See `Loss.guessing`; of the class with the largest weight."""
-        return math.log(max(self.input_shapes[0][0], 2)) * max(self.class_weights, default=1.0)
-
     def _read_class_weights(self) -> tuple[float, ...]:
         value, classes = self._options["class_weights"], self.input_shapes[0][0]
         if not isinstance(value, tuple) or not (value == () or len(value) == classes):
