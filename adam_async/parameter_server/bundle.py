@@ -326,17 +326,22 @@ class Bundle:
         report = entry.report
         session: Session = (report.session, report.incarnation)
         ours = [self.shards[ShardId(number)] for number in report.shards]
+        last = report.number + len(report.steps) - 1
         all_steps = Counter([step.staleness for step in report.steps])
         refused = {place for step in report.steps for place in step.refused}
         for place, shard in enumerate(ours):
-            shard.separate().last_number[session] = report.number + len(report.steps) - 1
+            tables = shard.separate()
+            tables.last_number[session] = last
+            if tables.ordered.get(session, 0) < last:
+                tables.ordered[session] = last
             counted = all_steps
             if place in refused:
                 counted = Counter([step.staleness for step in report.steps if place not in step.refused])
-            shard.version = Version(shard.version + counted.total())
-            shard.refused += len(report.steps) - counted.total()
+            total = counted.total()
+            tables.version = Version(tables.version + total)
+            tables.refused += len(report.steps) - total
             for staleness, steps in counted.items():
-                shard.count_staleness(report.replica, staleness, steps)
+                tables.count_staleness(report.replica, staleness, steps)
         clock = report.steps[-1].clock
         self.replicas.advance(ours, Replica(report.replica), report.incarnation, clock)
 

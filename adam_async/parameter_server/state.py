@@ -417,8 +417,9 @@ class ServerState:
             return [AcknowledgeSteps(event.request)]
         if min(seen) != max(seen) or min(seen) != report.number - 1:
             return [Refuse(event.request, "gap", f"expected step {min(seen) + 1}, not {report.number}")]
-        for shard in ours:
-            shard.separate().ordered[session] = last_step
+        if not (self.alone and self.bundle.idle):  # else the entry is applied now, with its number
+            for shard in ours:
+                shard.separate().ordered[session] = last_step
         return self._enter(event)
 
     # --- clocks ------------------------------------------------------------------------------
