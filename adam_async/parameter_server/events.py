@@ -6,7 +6,7 @@ every push makes are msgspec structs, because compiled code makes those.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -300,6 +300,15 @@ def requests_of(entry: Entry) -> list[Request]:
             return [entry.request]
         case _:
             return []
+
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """An entry of this primary that is not applied yet, and the requests that wait behind it."""
+
+    entry: Entry
+    done: bool = False
+    behind: list[QueuedPull | QueuedRead | QueuedPush] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

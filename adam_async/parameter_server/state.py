@@ -37,7 +37,6 @@ absolute seconds on the caller's clock.
 
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import assert_never
 
 from adam_async.messages import (
@@ -66,6 +65,7 @@ from adam_async.parameter_server.events import (
     EpochBegan,
     Event,
     ForgetSessions,
+    InFlight,
     Propose,
     PullArrived,
     PushArrived,
@@ -115,15 +115,6 @@ MOST_IN_FLIGHT = 4
 """Maximum number of entries between proposal and application beyond which no new batch is formed."""
 
 
-@dataclass(slots=True, eq=False)
-class _InFlight:
-    """An entry of this primary that is not applied yet, and the requests that wait behind it."""
-
-    entry: Entry
-    done: bool = False
-    behind: list[QueuedPull | QueuedRead | QueuedPush] = field(default_factory=list)
-
-
 class ServerState:
     """The shards of one store on one server, and the pushes and pulls in progress on them.
 
@@ -171,7 +162,7 @@ class ServerState:
         self._pending = PendingBytes(sum([shard.values.nbytes for shard in self.shards.values()]))
         self._replicas = self.bundle.replicas
         self._queue = PushQueue()
-        self._in_flight: deque[_InFlight] = deque()
+        self._in_flight: deque[InFlight] = deque()
         self.waiting = WaitingRequests()
         self._clocks_moved = False
         """Whether a clock of values may have moved since the waiting requests were last looked at."""
@@ -226,7 +217,7 @@ class ServerState:
         """Put an entry into the log."""
         if self.alone:
             return self.committed(entry)
-        self._in_flight.append(_InFlight(entry))
+        self._in_flight.append(InFlight(entry))
         return [Propose(entry)]
 
     def committed(self, entry: Entry) -> list[Effect]:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from adam_async.controller import consensus_node, contents, permissions
+from adam_async.controller import state as controller_state
 from adam_async.controller.consensus import core, records
 from adam_async.controller.consensus.core import Core
 from adam_async.controller.consensus.leading import Leading
@@ -295,15 +296,16 @@ def join_after_later_incarnations(set_node: Any, self: ControllerState, name: st
     """Forget the earlier incarnations of a node before each change of its record."""
     old = self.map.nodes.get(name)
     if old is not None:
-        self._set(nodes={**self.map.nodes, name: msgspec.structs.replace(old, before=())})
+        nodes = {**self.map.nodes, name: msgspec.structs.replace(old, before=())}
+        self.map = msgspec.structs.replace(self.map, nodes=nodes)
     return set_node(self, name, new)
 
 
-@replaces(ControllerState, "_node_lost")
-def lose_later_incarnations(node_lost: Any, self: ControllerState, command: Any) -> None:
+@replaces(controller_state, "_without_node")
+def lose_later_incarnations(without_node: Any, cluster: Any, lost: Any) -> Any:
     """Apply the loss of one incarnation to the present one."""
-    node = self.map.nodes.get(command.node)
-    node_lost(self, command if node is None else replace(command, incarnation=node.incarnation))
+    node = cluster.nodes.get(lost.node)
+    return without_node(cluster, lost if node is None else replace(lost, incarnation=node.incarnation))
 
 
 @replaces(consensus_node.ConsensusNode, "propose")
