@@ -108,6 +108,7 @@ class _Bundle:
     """Ends the attempt in progress when the primary changes."""
 
     def map_changed(self, cluster: ClusterMap) -> None:
+        """Follow the primary of the bundle; a new one ends the attempt in progress."""
         store, primary = cluster.store(self.store), primary_of(cluster, self.store, self.home)
         self.stands = store is not None and store.phase != "failed"
         if primary != self.primary:

@@ -116,6 +116,7 @@ class _Question:
         self.connection.send(Exchange(message=self.message, on_answer=self.answered, into=self.into))
 
     def answered(self, answer: Message) -> bool:
+        """Pass the values on; an answer without values is asked again while they are wanted."""
         values = unpack(answer, Values)
         if self.message.meta["shards"] and not values.versions:
             if self.is_wanted is not None and not self.is_wanted():
@@ -234,6 +235,7 @@ class ParameterClient:
         free = partial(self._callbacks.run, on_free)
 
         def on_answer(answer: Message) -> bool:
+            """Settle the push once every shard has acknowledged it."""
             acknowledged = unpack(answer, Pushed)
             if not session.settle_push(acknowledged, len(body.shards)):
                 return False
